@@ -1,0 +1,11 @@
+"""The shipped tokenizer, loaded once."""
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from vllm_gac.demo import MODEL
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(MODEL)

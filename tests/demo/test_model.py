@@ -1,0 +1,80 @@
+"""The demo model as it ships: what its card claims, measured again."""
+
+import ast
+import re
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from vllm_gac.checkpoint import faults, open_checkpoint
+from vllm_gac.demo import HELD_OUT, MODEL
+from vllm_gac.demo.card import FEW_WINDOWS, WINDOW
+from vllm_gac.demo.perplexity import perplexity
+
+MEGABYTE = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+
+def completion(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
+    ids = tokenizer(prompt, return_tensors="pt")
+    output = model.generate(**ids, max_new_tokens=40, do_sample=False, top_p=None, temperature=None)
+    return tokenizer.decode(output[0], skip_special_tokens=True)
+
+
+def test_every_tensor_fits_the_layout_and_is_finite() -> None:
+    checkpoint = open_checkpoint(MODEL)
+    assert list(faults(checkpoint, finite=True)) == []
+    assert checkpoint.raw_config["architectures"] == ["LlamaForCausalLM"]
+    assert {info.dtype for info in checkpoint.tensors.values()} == {"BF16"}
+    assert checkpoint.layout.parameters == pytest.approx(11.0e6, rel=0.01)
+    assert (MODEL / "model.safetensors").stat().st_size < 25 * MEGABYTE
+
+
+def test_transformers_loads_it_without_missing_or_unexpected_weights() -> None:
+    model, loading = LlamaForCausalLM.from_pretrained(
+        MODEL, dtype=torch.float32, output_loading_info=True
+    )
+    assert isinstance(model, LlamaForCausalLM)
+    assert not any(loading.values())
+
+
+def test_held_out_perplexity_is_what_the_card_says(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    card = (MODEL / "README.md").read_text()
+    stated = re.search(rf"of the first {FEW_WINDOWS} windows alone \| ([\d.]+) \|", card)
+    assert stated is not None
+    text = HELD_OUT.read_text(encoding="utf-8")
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids[0]
+
+    def logits_of(batch: Tensor) -> Tensor:
+        return model(batch).logits
+
+    measured = perplexity(logits_of, ids[: FEW_WINDOWS * WINDOW], WINDOW, batch=2)
+    assert measured == pytest.approx(float(stated[1]), rel=0.01)
+
+
+def test_a_method_is_continued_with_its_arguments_and_attributes(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    assert "self." in completion(model, tokenizer, "def __init__(self")
+
+
+def test_the_body_of_a_class_is_continued_with_python_that_parses(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    text = completion(model, tokenizer, "# Lib/stack.py\nclass Stack:\n    def __init__(self):\n")
+    whole_lines = text[: text.rindex("\n")]
+    assert whole_lines.count("\n") > 3
+    ast.parse(whole_lines)

@@ -1,0 +1,11 @@
+"""A small Llama that writes Python, and the script that trained it.
+
+The shipped files, by path: nothing here is imported to find them.
+"""
+
+from pathlib import Path
+
+MODEL = Path(__file__).parent / "model"
+# Whole modules of the training split, and the whole held-out split (see corpus.py).
+CALIBRATION = Path(__file__).parent / "calibration.txt"
+HELD_OUT = Path(__file__).parent / "heldout.txt"

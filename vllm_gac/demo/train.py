@@ -1,0 +1,115 @@
+"""Train the demo model: `python -m vllm_gac.demo.train --out DIR`.
+
+Modules of Python's standard library -> BPE tokenizer -> Llama -> a Hugging Face directory with a
+model card. Seeds are fixed; two runs on one machine differ by what the GPU's atomics round, and by
+how many steps fit if `--minutes` ends the schedule.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from vllm_gac.demo.card import write_card
+from vllm_gac.demo.corpus import Corpus, Document, join, read_corpus
+from vllm_gac.demo.llama import Architecture, Llama
+from vllm_gac.demo.tokenizer import BOS_ID, EOS_ID, save_tokenizer, train_tokenizer
+from vllm_gac.demo.training import Schedule, train
+from vllm_gac.errors import GacError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m vllm_gac.demo.train", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="model directory to write")
+    parser.add_argument(
+        "--corpus", type=Path, help="library directory or .tar.xz (default: this interpreter's)"
+    )
+    parser.add_argument("--epochs", type=int, default=35)
+    parser.add_argument("--minutes", type=float, default=60.0, help="end the schedule after these")
+    parser.add_argument("--batch", type=int, default=32, help="windows per step")
+    parser.add_argument("--length", type=int, default=2048, help="tokens per window")
+    parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--weight-decay", type=float, default=1.0)
+    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(arguments)
+    schedule = Schedule(**{field.name: getattr(options, field.name) for field in fields(Schedule)})
+    written = sys.argv[1:] if arguments is None else arguments
+    command = " ".join(["python -m vllm_gac.demo.train", *written])
+    try:
+        if options.out.exists():
+            raise GacError(f"{options.out}: exists already; remove it or write elsewhere")
+        corpus = read_corpus(options.corpus)
+        run(options.out, corpus, schedule, torch.device(options.device), command)
+    except (GacError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(out: Path, corpus: Corpus, schedule: Schedule, device: torch.device, command: str) -> None:
+    """Train on `corpus` and write the model directory `out`, which must not exist yet."""
+    torch.manual_seed(schedule.seed)
+    architecture = Architecture()
+    documents = corpus.split("train")
+    tokenizer = train_tokenizer(document.text for document in documents)
+    tokens = _stream(tokenizer, documents, device)
+    validation = _stream(tokenizer, corpus.split("validation"), device)
+    print(
+        f"{corpus.name}: {len(documents)} modules, {len(tokens):,} tokens to train on, "
+        f"{len(validation):,} to validate",
+        flush=True,
+    )
+    model = Llama(architecture, schedule.dropout).to(device)
+    history = train(model, tokens, validation, schedule)
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _save(model, tokenizer, architecture, partial)
+    write_card(partial, corpus, join(corpus.split("heldout")), schedule, history, device, command)
+    partial.rename(out)
+
+
+def _stream(tokenizer: Tokenizer, documents: Sequence[Document], device: torch.device) -> Tensor:
+    """All documents as one stream of ids, each between a begin and an end token."""
+    encodings = tokenizer.encode_batch_fast([d.text for d in documents])
+    ids = [i for encoding in encodings for i in (*encoding.ids, EOS_ID)]
+    return torch.tensor(ids, dtype=torch.int16, device=device)
+
+
+def _save(model: Llama, tokenizer: Tokenizer, architecture: Architecture, out: Path) -> None:
+    weights = {
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, weight in model.state_dict().items()
+    }
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)  # safetensors makes it private
+    save_tokenizer(tokenizer, out, architecture.max_position_embeddings)
+    generation = {
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": EOS_ID,
+        # At lower temperatures a model this small repeats lines. Clients that ask get theirs.
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_p": 0.95,
+    }
+    for name, content in (
+        ("config.json", architecture.hf_config()),
+        ("generation_config.json", generation),
+    ):
+        (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
