@@ -18,10 +18,10 @@ UV     := build/uv/bin/uv
 
 .DELETE_ON_ERROR:
 .PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-gpu lint format hooks lock \
-        clean distclean
+        loadtest-smoke clean distclean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
 	@echo "  make install-{$$(echo $(EXTRAS) | tr ' ' ',')}   add one of the optional parts"
 
 install: .venv/.installed  ## make .venv: vLLM for CPU, the tools, and this package (editable)
@@ -34,8 +34,16 @@ serve: install $(if $(filter $(DEMO),$(MODEL)),$(DEMO)/config.json)  ## serve MO
 	  --load-format gac --port $(PORT) --enforce-eager
 
 # What is compressed depends on no file that changes: once there, it is kept (`make clean`).
-$(DEMO)/config.json: | .venv/.installed
-	$(BIN)/vllm-gac compress vllm_gac/demo/model --out $(DEMO) --param-ratio 0.85 --kv-ratio 0.75
+# The second one, of the same size but with dims as they fall, is what load tests compare with.
+# --resume: go on where an interrupted `make` stopped.
+$(DEMO)/config.json: ALIGN = minimal
+build/demo-misaligned/config.json: ALIGN = none
+build/demo-%/config.json: | .venv/.installed
+	$(BIN)/vllm-gac compress vllm_gac/demo/model --out $(@D) --param-ratio 0.85 --kv-ratio 0.75 \
+	  --align $(ALIGN) $(if $(wildcard $(@D).partial),--resume)
+
+loadtest-smoke: .venv/.extra-loadtest $(DEMO)/config.json build/demo-misaligned/config.json  ## compare dense, misaligned and GAC servers on a CPU (minutes; proves the path, not speed)
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m loadtest ab loadtest/comparisons/smoke.yaml build/loadtest-smoke
 
 test: lint  ## lint, then every test but the slow and the GPU ones
 	$(PYTEST) -m "not slow and not gpu"

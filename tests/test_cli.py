@@ -1,0 +1,321 @@
+"""The command: results on stdout, everything else on stderr, one line for every mistake."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import RUN, command, error, result, usage
+from tests.model_files import config, gac_config, write_model
+from vllm_gac import __version__
+from vllm_gac.cli import main
+
+VERBS = ("align", "calibrate", "compress", "evaluate", "inspect", "plan", "solve", "verify")
+
+
+# ---- the command as such ---------------------------------------------------------------------
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, expected in (("--version", f"vllm-gac {__version__}\n"), ("--help", "usage: ")):
+        with pytest.raises(SystemExit) as exited:
+            main([flag])
+        assert exited.value.code == 0
+        assert capsys.readouterr().out.startswith(expected)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself_and_has_json(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main([verb, "--help"])
+    assert exited.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "required: VERB"),
+        (["profile"], "invalid choice: 'profile'"),
+        (["align"], "required: DIM"),
+        (["align", "0"], "0: must be at least 1"),
+        (["align", "1.5"], "'1.5' is not a number"),
+        (["align", "8", "--strategy", "best"], "invalid choice: 'best'"),
+        (["inspect", ""], "'' is not a path"),
+        (["plan", "m", "--param-ratio", "0"], "0: must be above 0 and at most 1"),
+        (["plan", "m", "--kv-ratio", "nan"], "nan: must be above 0 and at most 1"),
+        (["plan", "m", "--method", "heads,magic"], "'magic': choose from heads, prune, lowrank"),
+        (["compress", "m", "--param-ratio", "0.8"], "required: --out"),
+        (["compress", "m", "--out", "o"], "give --param-ratio, --kv-ratio or both, or a --plan"),
+        (
+            ["compress", "m", "--out", "o", "--plan", "p", "--kv-ratio", "1"],
+            "--kv-ratio has no effect with --plan",
+        ),
+        (
+            ["compress", "m", "--out", "o", "--plan", "p", "--method", "prune"],
+            "--method has no effect with --plan",
+        ),
+        (
+            ["compress", "m", "--out", "o", "--stats", "s", "--calibration", "c"],
+            "argument --calibration: not allowed with argument --stats",
+        ),
+        (["evaluate", "d"], "required: --text"),
+        (["evaluate", "d", "--text", "t", "--device", "tpu"], "'tpu': choose cpu, cuda or cuda:N"),
+        (["evaluate", "d", "--text", "t", "--max-tokens", "-1"], "-1: must be at least 1"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_why(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in usage(capsys, *args)
+
+
+def test_only_verbs_that_compute_import_torch(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", gac_config())
+    (tmp_path / "problem.json").write_text(json.dumps(PROBLEM))
+    code = (
+        "import sys; from vllm_gac.cli import main\n"
+        "try: status = main(sys.argv[1:])\n"
+        "except SystemExit as e: status = e.code\n"
+        "sys.exit(status or ('torch' in sys.modules or 'vllm' in sys.modules) * 99)"
+    )
+    for args in (
+        ["--help"],
+        ["align", "107", "--strategy", "measured"],
+        ["solve", tmp_path / "problem.json"],
+        ["inspect", tmp_path / "model"],
+        ["verify", tmp_path / "model"],
+    ):
+        assert command(*args, code=code).returncode == 0, args
+
+
+def test_a_verb_that_needs_torch_says_how_to_get_it(tmp_path: Path) -> None:
+    code = f"import sys; sys.modules['torch'] = None\n{RUN}"
+    done = command("evaluate", tmp_path, "--text", tmp_path / "text", code=code)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "vllm-gac: error: 'evaluate' needs torch, which is not installed: "
+        "pip install 'vllm-gac[serve]' for CUDA, or 'vllm-gac[cpu]'\n"
+    )
+
+
+def test_a_gpu_that_is_not_there_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = error(capsys, "evaluate", tmp_path, "--text", "t", "--device", "cuda:99")
+    assert re.fullmatch(r"--device cuda:99: PyTorch \S+ sees \d+ CUDA devices", said)
+
+
+def test_an_interrupt_is_one_line_and_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(directory: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vllm_gac.inspection.inspect", interrupted)
+    assert main(["inspect", "model"]) == 130
+    assert capsys.readouterr() == ("", "vllm-gac: interrupted\n")
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    write_model(tmp_path, config())
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = command("inspect", tmp_path, stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    write_model(tmp_path, config())
+    with Path("/dev/full").open("w") as full:
+        done = command("inspect", tmp_path, stdout=full)
+    assert (done.returncode, done.stderr) == (1, "vllm-gac: error: No space left on device\n")
+
+
+def test_names_cannot_break_the_line_or_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = tmp_path / "a\nb\x1b[2Jc"
+    assert r"a\nb\x1b[2Jc: not a directory" in error(capsys, "inspect", evil)
+    write_model(evil, config(), lambda t: t.update({"x\r\u202e": ("BF16", (1,))}))
+    assert main(["verify", str(evil)]) == 1
+    (fault,) = capsys.readouterr().out.splitlines()
+    assert r"x\r\u202e: not part of the model" in fault
+
+
+# ---- align -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["107", "114", "1237"], {"107": 112, "114": 120, "1237": 1240}),
+        (["107", "114", "--strategy", "optimal"], {"107": 112, "114": 128}),
+        (["107", "129", "--strategy", "predefined"], {"107": 112, "129": 160}),
+        (["1237", "--strategy", "measured", "--role", "rank", "--gpu", "h200"], {"1237": 1248}),
+        (["12185", "--role", "width", "-tp", "8"], {"12185": 12224}),
+        (["107", "--strategy", "none"], {"107": 107}),
+    ],
+)
+def test_align(
+    args: list[str], expected: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert result(capsys, "align", *args) == expected
+    assert main(["align", *args]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"{dim} -> {to}" for dim, to in expected.items()]
+
+
+def test_align_for_an_unknown_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    said = error(capsys, "align", "107", "--strategy", "measured", "--gpu", "b200")
+    assert said.startswith("no profile of GPU 'b200': there are h200")
+
+
+# ---- solve -----------------------------------------------------------------------------------
+
+CANDIDATES = [
+    {"dim": 96, "cost": 96, "value": 4.5},
+    {"dim": 112, "cost": 112, "value": 5.0},
+    {"dim": 128, "cost": 128, "value": 5.25},
+]
+PROBLEM = {
+    "budget": 300,
+    "items": [{"name": name, "candidates": CANDIDATES} for name in ("a", "b")],
+}
+
+
+def problem_file(directory: Path, **changes: Any) -> Path:
+    path = directory / "problem.json"
+    path.write_text(json.dumps(PROBLEM | changes))
+    return path
+
+
+def test_solve_one_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = {"choice": {"a": 128, "b": 128}, "cost": 256, "value": 10.5}
+    assert result(capsys, "solve", problem_file(tmp_path)) == expected
+    assert main(["solve", str(problem_file(tmp_path, budget=239))]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["item  dim", "a     112", "b     112", "", "cost: 224 of 239", "value: 10"]
+
+
+def test_solve_two_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    candidates = [
+        {"dim": c["dim"], "value": c["value"], "costs": {"params": c["cost"] * 2, "kv": c["cost"]}}
+        for c in CANDIDATES
+    ]
+    raw = {
+        "budgets": {"params": 999, "kv": 208},
+        "items": [{"name": "a", "candidates": candidates}, {"name": "b", "candidates": candidates}],
+    }
+    path = tmp_path / "problem.json"
+    path.write_text(json.dumps(raw))
+    found = result(capsys, "solve", path)
+    assert found["cost"] == {"params": 416, "kv": 208}
+    assert found["choice"] == {"a": 96, "b": 112}
+
+
+def test_solve_an_infeasible_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = error(capsys, "solve", problem_file(tmp_path, budget=191), "--json")
+    assert said == ("infeasible: cost <= 191 cannot be met: the smallest feasible cost is 192")
+
+
+def test_solve_a_malformed_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = problem_file(tmp_path, budget="300")
+    assert error(capsys, "solve", path) == (
+        f"{path}: budget: Input should be a valid integer, got '300'"
+    )
+    missing = tmp_path / "none.json"
+    assert "none.json: cannot be read (No such file" in error(capsys, "solve", missing)
+
+
+def test_solve_warns_of_what_it_could_not_prove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # With room for two partial choices an item, nothing is proven.
+    monkeypatch.setattr("vllm_gac.knapsack.search._BEAMS", (2,))
+    items = [
+        {
+            "name": str(i),
+            "candidates": [
+                {"dim": d, "cost": d * (i + 1) * 7 % 23, "value": d * (i + 5) % 17}
+                for d in range(9)
+            ],
+        }
+        for i in range(9)
+    ]
+    assert main(["solve", str(problem_file(tmp_path, budget=50, items=items)), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["cost"] <= 50
+    assert err.startswith("vllm-gac: warning: not proven optimal")
+
+
+# ---- inspect and verify ----------------------------------------------------------------------
+
+
+def test_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path, gac_config())
+    found = result(capsys, "inspect", tmp_path)
+    assert list(found) == [
+        "format",
+        "layers",
+        "parameters",
+        "kv_bytes_per_token",
+        "dims",
+        "aligned_dims",
+        "aligned_fraction",
+    ]
+    assert main(["inspect", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "format      gac (compressed by vllm-gac)"
+    assert lines[-3:] == [
+        "layers  keys           values  MLP width  ranks",
+        "0       rotary 2 x 12  1 x 24  40         down_proj 8",
+        "1       latent 2 x 8   2 x 8   32         -",
+    ]
+
+
+def test_inspect_joins_equal_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(write_model(tmp_path, config(num_hidden_layers=12)))]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("0-11    rotary 2 x 16  2 x 16")
+
+
+def test_verify_a_sound_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path, config())
+    assert main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr() == ("ok: 21 tensors, 25,760 parameters\n", "")
+    assert result(capsys, "verify", tmp_path) == {
+        "ok": True,
+        "faults": [],
+        "tensors": 21,
+        "parameters": 25760,
+    }
+
+
+def test_verify_names_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(
+        tmp_path,
+        config(),
+        lambda tensors: tensors.pop("model.norm.weight"),
+        fill={"lm_head.weight": b"\xff\x7f"},
+    )
+    assert main(["verify", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        f"{tmp_path}: model.norm.weight: missing, expected shape [32]",
+        f"{tmp_path / 'model.safetensors'}: lm_head.weight: contains NaN or infinity",
+    ]
+    assert err == ""
+    assert main(["verify", str(tmp_path), "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["faults"]) == 2
+
+
+def test_verify_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "config.json: cannot be read" in capsys.readouterr().out

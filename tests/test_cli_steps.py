@@ -1,0 +1,78 @@
+"""The way from a dense model to a compressed one, verb by verb."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import dense_models
+from tests.command import error, result
+from vllm_gac.cli import main
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    return dense_models.write(tmp_path / "dense", dense_models.config())
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return dense_models.write_text(tmp_path / "text.txt")
+
+
+RUN_OPTIONS = ("--max-tokens", 512, "--sequence-length", 64)
+
+
+def test_each_step_reads_what_the_one_before_wrote(
+    dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stats, plan, out = tmp_path / "stats.safetensors", tmp_path / "plan.json", tmp_path / "out"
+    ratios = ("--param-ratio", 0.9, "--kv-ratio", 0.75)
+
+    calibrated = result(capsys, "calibrate", dense, "--text", text, "--out", stats, *RUN_OPTIONS)
+    assert calibrated["out"] == str(stats)
+    planned = result(capsys, "plan", dense, *ratios, "--out", plan)
+    assert planned == json.loads(plan.read_text())
+    made = result(capsys, "compress", dense, "--out", out, "--plan", plan, "--stats", stats)
+    inspected = result(capsys, "inspect", out)
+
+    assert made["parameters"] == inspected["parameters"] == planned["parameters"]["used"]
+    assert made["parameters"] <= 0.9 * made["dense_parameters"]
+    assert made["kv_bytes_per_token"] == inspected["kv_bytes_per_token"]
+    assert made["kv_bytes_per_token"] <= 0.75 * made["dense_kv_bytes_per_token"]
+    assert inspected["format"] == "gac"
+    assert result(capsys, "verify", out)["ok"]
+    measured = result(capsys, "evaluate", out, "--text", text, *RUN_OPTIONS)
+    assert measured["perplexity"] > 1
+    assert 0 < measured["tokens"] <= 512
+
+
+def test_compress_alone_plans_and_calibrates(
+    dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    args = ["compress", dense, "--out", out, "--kv-ratio", 0.5, "--method", "heads"]
+    assert main([*map(str, args), *map(str, RUN_OPTIONS), "--calibration", str(text)]) == 0
+    said = capsys.readouterr().out
+    assert "KV cache    50.0% of dense" in said
+    assert f"vllm serve {out} --load-format gac" in said
+    assert "exists" in error(capsys, *args, "--calibration", text, "--quiet")
+
+
+def test_a_plan_that_cannot_be_is_explained(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = error(capsys, "plan", dense, "--param-ratio", 0.01)
+    assert said.startswith("--param-ratio 0.01: ")
+    (tmp_path / "plan.json").touch()
+    said = error(capsys, "plan", dense, "--kv-ratio", 0.75, "--out", tmp_path / "plan.json")
+    assert "plan.json: exists" in said
+
+
+def test_texts_that_cannot_be_read_are_named(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "none.txt" in error(capsys, "evaluate", dense, "--text", tmp_path / "none.txt")
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert str(binary) in error(capsys, "evaluate", dense, "--text", binary)

@@ -1,0 +1,240 @@
+"""Alignment: the rules of thumb exactly, and the measured strategy as its profile says."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_gac.contract import PREDEFINED_HEADS, ROLES, STRATEGIES, align, candidates
+from vllm_gac.errors import PlanError, ProfileError
+from vllm_gac.gpu_profile import read_profile, shipped_profiles
+from vllm_gac.schema import Plan
+
+dims = st.integers(1, 20_000)
+strategies = st.sampled_from(STRATEGIES)
+roles = st.sampled_from(ROLES)
+parallel_sizes = st.sampled_from([1, 2, 3, 4, 8])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "role", "expected"),
+    [
+        ("none", "head", {1: 1, 107: 107, 1237: 1237}),
+        ("minimal", "head", {1: 8, 8: 8, 107: 112, 112: 112, 1237: 1240}),
+        ("minimal", "head", dict.fromkeys(range(114, 121), 120)),
+        ("minimal", "head", dict.fromkeys(range(121, 129), 128)),
+        ("optimal", "rank", {1: 16, 107: 112, 120: 128, 1237: 1248}),
+        ("predefined", "head", {1: 32, 33: 64, 65: 96, 97: 112, 107: 112, 114: 128, 125: 128}),
+        ("predefined", "head", {129: 160, 161: 192, 193: 224, 225: 256, 256: 256, 257: 272}),
+        ("predefined", "rank", {33: 48, 107: 112, 1237: 1248}),
+        ("predefined", "width", {12185: 12192}),
+    ],
+)
+def test_the_rules_of_thumb(strategy: Any, role: Any, expected: dict[int, int]) -> None:
+    assert {dim: align(dim, strategy, role) for dim in expected} == expected
+
+
+@given(dims, strategies, roles, parallel_sizes)
+def test_aligning_never_shrinks_and_an_aligned_dim_stays(
+    dim: int, strategy: Any, role: Any, tp: int
+) -> None:
+    aligned = align(dim, strategy, role, tensor_parallel_size=tp)
+    assert aligned >= dim
+    assert align(aligned, strategy, role, tensor_parallel_size=tp) == aligned
+
+
+@given(dims, dims, strategies, roles)
+def test_a_larger_dim_is_not_aligned_to_a_smaller_one(
+    a: int, b: int, strategy: Any, role: Any
+) -> None:
+    low, high = sorted((a, b))
+    assert align(low, strategy, role) <= align(high, strategy, role)
+
+
+@given(dims, strategies, parallel_sizes)
+def test_each_gpus_part_of_a_width_is_aligned(dim: int, strategy: Any, tp: int) -> None:
+    aligned = align(dim, strategy, "width", tensor_parallel_size=tp)
+    assert aligned % tp == 0
+    assert align(aligned // tp, strategy, "width") == aligned // tp
+
+
+def test_heads_and_ranks_are_whole_on_every_gpu() -> None:
+    assert align(107, "minimal", "head", tensor_parallel_size=8) == 112
+    assert align(107, "minimal", "rank", tensor_parallel_size=8) == 112
+    assert align(107, "minimal", "width", tensor_parallel_size=8) == 128
+
+
+@given(dims, st.integers(0, 300), strategies, roles, parallel_sizes)
+def test_candidates_are_the_dims_in_a_range_that_stay(
+    low: int, length: int, strategy: Any, role: Any, tp: int
+) -> None:
+    high = low + length
+    found = list(candidates(low, high, strategy, role, tensor_parallel_size=tp))
+    assert found == [
+        dim
+        for dim in range(low, high + 1)
+        if align(dim, strategy, role, tensor_parallel_size=tp) == dim
+    ]
+
+
+def test_the_predefined_heads_are_the_candidates_of_their_range() -> None:
+    assert tuple(candidates(1, 256, "predefined")) == PREDEFINED_HEADS
+
+
+@pytest.mark.parametrize("dim", [0, -8])
+def test_a_dim_below_one_is_refused(dim: int) -> None:
+    with pytest.raises(PlanError, match="at least 1"):
+        align(dim, "minimal")
+
+
+@pytest.mark.parametrize(("strategy", "role"), [("best", "head"), ("minimal", "batch")])
+def test_an_unknown_strategy_or_role_is_refused_with_the_known_ones(
+    strategy: Any, role: Any
+) -> None:
+    with pytest.raises(PlanError, match=r"expected (none, minimal|head, rank)"):
+        align(8, strategy, role)
+
+
+def test_a_plan_knows_every_strategy() -> None:
+    assert get_args(Plan.model_fields["align"].annotation) == STRATEGIES
+
+
+# ---- measured --------------------------------------------------------------------------------
+
+
+def profile(directory: Path, **changes: Any) -> str:
+    """The path of a profile in which every head size from 64 to 128 takes as long as it is."""
+    sizes = list(range(64, 129))
+    raw = {
+        "version": 1,
+        "gpu": "test",
+        "measured": "2026-11-21",
+        "software": {},
+        "method": "made up",
+        "noise": 0.02,
+        "attention": [
+            {
+                "kernel": "test",
+                "batch": 1,
+                "length": 1,
+                "heads": 1,
+                "causal": False,
+                "dims": sizes,
+                "microseconds": [float(size) for size in sizes],
+            }
+        ],
+        "gemm": [],
+    } | changes
+    path = directory / "profile.json"
+    path.write_text(json.dumps(raw))
+    return str(path)
+
+
+def gemm(axis: str, m: int, times: dict[int, float], role: str = "rank") -> dict[str, Any]:
+    return {
+        "role": role,
+        "axis": axis,
+        "m": m,
+        "fixed": 4096,
+        "dims": list(times),
+        "microseconds": list(times.values()),
+    }
+
+
+def test_the_smallest_of_the_equally_fast_wins(tmp_path: Path) -> None:
+    times = {64: 10.0, 72: 10.1, 80: 9.9, 96: 9.85, 112: 9.0, 128: 9.1}
+    attention = {"kernel": "", "batch": 1, "length": 1, "heads": 1, "causal": True}
+    sweep = attention | {"dims": list(times), "microseconds": list(times.values())}
+    gpu = profile(tmp_path, attention=[sweep])
+    # 128 is 1.1 % slower than 112, which is within the noise; 96 is 9.4 % slower.
+    assert {d: align(d, "measured", "head", gpu) for d in (65, 97, 113)} == {
+        65: 112,
+        97: 112,
+        113: 128,
+    }
+    assert align(64, "measured", "head", gpu) == 64
+
+
+def test_misaligned_dims_do_not_compete_however_fast(tmp_path: Path) -> None:
+    gpu = profile(tmp_path, gemm=[gemm("n", 1, {1001: 1.0, 1008: 9.0, 1024: 8.0})])
+    assert align(1001, "measured", "rank", gpu) == 1024
+
+
+def test_every_batch_size_and_both_sides_of_a_gemm_count(tmp_path: Path) -> None:
+    gpu = profile(
+        tmp_path,
+        gemm=[
+            gemm("n", 1, {1008: 10.0, 1024: 11.0}),
+            gemm("k", 1, {1008: 10.0, 1024: 11.0}),
+            gemm("n", 2048, {1008: 900.0, 1024: 700.0}),
+            gemm("k", 2048, {1008: 1000.0, 1024: 900.0}, role="any"),
+            gemm("k", 2048, {1008: 1.0, 1024: 9000.0}, role="width"),
+        ],
+    )
+    # 10 % slower at batch size 1, 16 % faster at 2048.
+    assert align(1001, "measured", "rank", gpu) == 1024
+    assert align(1001, "measured", "width", gpu) == 1008
+
+
+def test_where_nothing_was_measured_multiples_of_16_count_as_fast(tmp_path: Path) -> None:
+    gpu = profile(tmp_path, gemm=[gemm("n", 1, {1000: 1.0, 1088: 1.0})])
+    assert align(300, "measured", "head", gpu) == 304
+    assert align(500, "measured", "rank", gpu) == 512
+    # 1088 is measured; 1040 is smaller, and nothing says that it is slower.
+    assert align(1030, "measured", "rank", gpu) == 1040
+
+
+def test_on_an_h200() -> None:
+    # cuDNN's tiles: 120 is 5 % slower than 128, 104 is 7 % slower than 112.
+    assert {d: align(d, "measured") for d in (64, 97, 107, 114, 125)} == {
+        64: 64,
+        97: 112,
+        107: 112,
+        114: 128,
+        125: 128,
+    }
+    assert align(1237, "measured", "rank", "h200") == 1248
+    assert align(12185, "measured", "width", "H200") == 12192
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_a_shipped_profile_is_complete(name: str) -> None:
+    found = read_profile(name)
+    assert found.gpu
+    assert found.measured
+    assert found.software
+    assert found.attention
+    assert {sweep.axis for sweep in found.gemm} == {"n", "k"}
+    assert {sweep.role for sweep in found.gemm} == {"rank", "width", "any"}
+
+
+def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ProfileError, match=r"no profile of GPU 'b200': there are .*h200"):
+        align(64, "measured", gpu="b200")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "format version 1"),
+        ({"noise": "0.02"}, "noise"),
+        ({"gemm": [gemm("n", 1, {8: 0.0})]}, "greater than 0"),
+        ({"gemm": [gemm("n", 1, {16: 1.0, 8: 1.0})]}, "dims must rise"),
+        ({"gemm": [gemm("n", 1, {8: 1.0}) | {"microseconds": [1.0, 2.0]}]}, "2 times for 1 dims"),
+        ({"comment": "?"}, "comment"),
+    ],
+)
+def test_a_malformed_profile_is_refused_naming_it(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ProfileError, match=message) as refused:
+        align(64, "measured", gpu=profile(tmp_path, **changes))
+    assert str(tmp_path) in str(refused.value)
+
+
+def test_a_missing_profile_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"none\.json: cannot be read"):
+        align(64, "measured", gpu=str(tmp_path / "none.json"))

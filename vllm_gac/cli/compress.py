@@ -1,0 +1,100 @@
+"""`vllm-gac compress`: a dense model directory into a smaller one."""
+
+import argparse
+from typing import Any
+
+from vllm_gac.cli.layers import print_layers
+from vllm_gac.cli.options import (
+    Verbs,
+    add_json,
+    add_planning,
+    add_run,
+    path,
+    planning_arguments,
+    run_arguments,
+)
+from vllm_gac.cli.output import print_json
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "compress",
+        help="compress a dense model directory into one that vLLM serves",
+        description="Compress the dense Llama or Mistral in MODEL into the new directory DIR. "
+        "DIR appears when it is complete; until then the work is in DIR.partial.",
+    )
+    parser.add_argument("model", type=path, metavar="MODEL", help="a model directory")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the new one")
+    add_planning(parser).add_argument(
+        "--plan", type=path, metavar="PLAN.json", help="dims to use, instead of all of these"
+    )
+    parser.add_argument(
+        "--whitening",
+        choices=("svd-llm", "asvd", "svd"),
+        help="of low-rank linears; default: svd-llm",
+    )
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument(
+        "--calibration", nargs="+", type=path, metavar="FILE", help="text files to calibrate on"
+    )
+    data.add_argument(
+        "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured"
+    )
+    add_run(parser)
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    add_json(parser)
+    parser.set_defaults(
+        run=run,
+        usage_error=parser.error,
+        hint="; the same command with --resume goes on from here",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compress, and print what came out beside what there was."""
+    planning = planning_arguments(args)
+    if args.plan is not None and planning:
+        flag = next(iter(planning)).replace("methods", "method").replace("_", "-")
+        args.usage_error(f"--{flag} has no effect with --plan")
+    if args.plan is None and args.param_ratio is None and args.kv_ratio is None:
+        args.usage_error("give --param-ratio, --kv-ratio or both, or a --plan")
+
+    from vllm_gac.checkpoint import open_checkpoint
+    from vllm_gac.compress import compress
+    from vllm_gac.inspection import KV_CACHE_BYTES
+
+    layout = compress(
+        args.model,
+        args.out,
+        plan=args.plan,
+        resume=args.resume,
+        **planning,
+        **run_arguments(args),
+        **_given(args, "whitening", "calibration", "stats"),
+    )
+    dense = open_checkpoint(args.model).layout
+    if args.json:
+        print_json(
+            {
+                "out": str(args.out),
+                "parameters": layout.parameters,
+                "dense_parameters": dense.parameters,
+                "kv_bytes_per_token": layout.kv_elements * KV_CACHE_BYTES,
+                "dense_kv_bytes_per_token": dense.kv_elements * KV_CACHE_BYTES,
+            }
+        )
+        return 0
+    for name, now, before in (
+        ("parameters", layout.parameters, dense.parameters),
+        ("KV cache", layout.kv_elements, dense.kv_elements),
+    ):
+        print(f"{name:10}  {now / before:.1%} of dense")
+    print()
+    print_layers([layer.section() for layer in layout.layers])
+    print(f"\nServe it: vllm serve {args.out} --load-format gac")
+    return 0
+
+
+def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(args, name)) is not None}

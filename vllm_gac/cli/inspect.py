@@ -1,0 +1,38 @@
+"""`vllm-gac inspect`: what a model directory holds."""
+
+import argparse
+
+from vllm_gac.cli.layers import print_layers
+from vllm_gac.cli.options import Verbs, add_json, path
+from vllm_gac.cli.output import print_json
+
+_FORMATS = {
+    "gac": "compressed by vllm-gac",
+    "dense": "shapes as config.json says",
+    "hf-pruned": "shapes read from the tensors, config.json differs",
+}
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser("inspect", help="show the dims of a model directory")
+    parser.add_argument("directory", type=path, metavar="DIR", help="a model directory")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print format, sizes, alignment and the dims of every layer."""
+    from vllm_gac.inspection import inspect
+
+    found = inspect(args.directory)
+    if args.json:
+        print_json(found.as_json())
+        return 0
+    print(f"format      {found.format} ({_FORMATS[found.format]})")
+    print(f"parameters  {found.parameters:,}")
+    print(f"KV cache    {found.kv_bytes_per_token:,} bytes per token, 16-bit")
+    print(f"aligned     {found.aligned_dims} of {found.dims} dims are multiples of 8")
+    print()
+    print_layers(found.layers)
+    return 0

@@ -1,0 +1,150 @@
+"""Options that several verbs have, and types of option values."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+from vllm_gac.contract import STRATEGIES
+from vllm_gac.errors import GacError
+from vllm_gac.schema import Method
+
+# What `ArgumentParser.add_subparsers` returns.
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+_METHODS = get_args(Method)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """--json"""
+    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
+
+
+def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
+    """Budgets, methods and allowed dims; what is not given is None."""
+    group = parser.add_argument_group("what to keep, and how")
+    group.add_argument(
+        "--param-ratio", type=ratio, metavar="R", help="share of the parameters to keep, 0 to 1"
+    )
+    group.add_argument(
+        "--kv-ratio", type=ratio, metavar="R", help="share of the KV cache to keep, 0 to 1"
+    )
+    group.add_argument(
+        "--method",
+        type=methods,
+        metavar="M,...",
+        help="heads (fewer and smaller key and value heads), prune (narrower MLPs), lowrank "
+        "(factorized linears); default: heads,prune",
+    )
+    group.add_argument("--align", choices=STRATEGIES, help="allowed dims; default: minimal")
+    group.add_argument("--gpu", help="profile for --align measured: h200, or a profile.json")
+    group.add_argument(
+        "--key-form",
+        choices=("auto", "rotary", "latent"),
+        help="how keys are cached; default: auto",
+    )
+    group.add_argument(
+        "--key-group",
+        type=int,
+        choices=(1, 2),
+        help="key heads made one; default: whichever is best",
+    )
+    group.add_argument(
+        "--value-group", type=int, choices=(1, 2), help="value heads made one; likewise"
+    )
+    return group
+
+
+PLANNING = (
+    "param_ratio",
+    "kv_ratio",
+    "method",
+    "align",
+    "gpu",
+    "key_form",
+    "key_group",
+    "value_group",
+)
+
+
+def planning_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The planning options that were given, by the names that the planner has for them."""
+    given = {name: value for name in PLANNING if (value := getattr(args, name)) is not None}
+    if "method" in given:
+        given["methods"] = given.pop("method")
+    return given
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Options of verbs that run the model on text; what is not given is None."""
+    parser.add_argument("--max-tokens", type=positive, metavar="N", help="use at most N tokens")
+    parser.add_argument(
+        "--sequence-length", type=positive, metavar="N", help="tokens per sequence; default: 512"
+    )
+    parser.add_argument(
+        "--device", type=device, metavar="DEVICE", help="cpu (default), cuda or cuda:N"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def run_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_run` that were given. Raises GacError if there is no such device."""
+    names = ("max_tokens", "sequence_length", "device")
+    if args.device is not None and args.device != "cpu":
+        _check_cuda(args.device)
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return given | {"progress": not args.quiet}
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1."""
+    value = int(_number(int, text))
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return value
+
+
+def ratio(text: str) -> float:
+    """A number above 0, up to 1."""
+    value = float(_number(float, text))
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
+    return value
+
+
+def methods(text: str) -> list[str]:
+    """Names of methods with commas between, each at most once."""
+    names = text.split(",")
+    for name in names:
+        if name not in _METHODS:
+            raise argparse.ArgumentTypeError(f"{name!r}: choose from {', '.join(_METHODS)}")
+    return list(dict.fromkeys(names))
+
+
+def device(text: str) -> str:
+    """cpu, cuda or cuda:N"""
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: choose cpu, cuda or cuda:N")
+    return text
+
+
+def path(text: str) -> Path:
+    """A path that the system can have."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a path")
+    return Path(text)
+
+
+def _check_cuda(name: str) -> None:
+    import torch
+
+    count = torch.cuda.device_count()
+    if int(name.partition(":")[2] or 0) >= count:
+        raise GacError(f"--device {name}: PyTorch {torch.__version__} sees {count} CUDA devices")
+
+
+def _number(kind: type[int] | type[float], text: str) -> float:
+    try:
+        return kind(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from e

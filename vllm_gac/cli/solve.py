@@ -1,0 +1,53 @@
+"""`vllm-gac solve`: the knapsack solver by itself."""
+
+import argparse
+import sys
+
+from vllm_gac.cli.options import Verbs, add_json, path
+from vllm_gac.cli.output import one_line, print_json, print_table
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "solve",
+        help="solve a multi-choice knapsack problem exactly",
+        description="Choose one candidate of each item, with the most value within the budget.",
+        epilog='PROBLEM: {"budget": 300, "items": [{"name": "a", "candidates": [{"dim": 112, '
+        '"cost": 112, "value": 5.0}, ...]}, ...]}; or {"budgets": {"params": 9, "kv": 5}, ...} '
+        'and candidates with "costs": {"params": 3, "kv": 1}.',
+    )
+    parser.add_argument("problem", type=path, metavar="PROBLEM.json")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the best choice, its cost and its value."""
+    from vllm_gac.errors import PlanError
+    from vllm_gac.knapsack import solve
+    from vllm_gac.schema import KnapsackProblem, validate
+    from vllm_gac.strict_json import read_json
+
+    raw = read_json(args.problem, PlanError, max_bytes=256 * 1024 * 1024)
+    problem = validate(KnapsackProblem, raw, str(args.problem), PlanError)
+    solution = solve(problem)
+    if solution.gap:
+        print(
+            f"vllm-gac: warning: not proven optimal; another choice may be worth up to "
+            f"{solution.gap:.6g} more",
+            file=sys.stderr,
+        )
+    if args.json:
+        cost = solution.costs["cost"] if problem.budgets is None else dict(solution.costs)
+        choice = dict(solution.choice)
+        print_json({"choice": choice, "cost": cost, "value": solution.value})
+        return 0
+    rows = [(one_line(name), str(dim)) for name, dim in solution.choice.items()]
+    print_table(("item", "dim"), rows)
+    print()
+    for name, cost in solution.costs.items():
+        limit = problem.budget if problem.budgets is None else problem.budgets[name]
+        print(f"{one_line(name)}: {cost} of {limit}")
+    print(f"value: {solution.value:.6g}")
+    return 0

@@ -1,0 +1,34 @@
+"""`vllm-gac verify`: can a model directory be served?"""
+
+import argparse
+
+from vllm_gac.cli.options import Verbs, add_json, path
+from vllm_gac.cli.output import one_line, print_json
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "verify",
+        help="check every tensor of a model directory",
+        description="Check that every tensor is there once, with the shape and type that the "
+        "config says, and finite. One line for each fault; exit status 1 if there is any.",
+    )
+    parser.add_argument("directory", type=path, metavar="DIR", help="a model directory")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the faults, or that there are none."""
+    from vllm_gac.verification import verify
+
+    found = verify(args.directory)
+    if args.json:
+        print_json(found.as_json())
+    elif found.ok:
+        print(f"ok: {found.tensors} tensors, {found.parameters:,} parameters")
+    else:
+        for fault in found.faults:
+            print(one_line(fault))
+    return 0 if found.ok else 1

@@ -1,0 +1,86 @@
+"""The shape contract: which dims a GPU's kernels take at full speed.
+
+A dim has a role: `head` (size of a key or value head), `rank` (of a factorized linear) or `width`
+(MLP channels). Strategies, from the rules of thumb to the measurement:
+
+    none        every dim, as it is
+    minimal     multiples of 8: 16-byte rows in 16-bit types, without which kernels fall off a cliff
+    optimal     multiples of 16, a tensor core tile
+    predefined  head sizes that attention kernels are compiled for; otherwise as optimal
+    measured    the fastest dim nearby by the GPU's profile (see measured_dims.py)
+"""
+
+from collections.abc import Iterator
+from typing import get_args
+
+from vllm_gac.errors import PlanError
+from vllm_gac.measured_dims import fastest_dim
+from vllm_gac.schema import Role, Strategy
+
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+ROLES: tuple[Role, ...] = get_args(Role)
+
+# Head sizes with FlashAttention or CPU kernels of their own in vLLM.
+PREDEFINED_HEADS = (32, 64, 96, 112, 128, 160, 192, 224, 256)
+
+
+def align(
+    dim: int,
+    strategy: Strategy,
+    role: Role = "head",
+    gpu: str | None = None,
+    *,
+    tensor_parallel_size: int = 1,
+) -> int:
+    """The smallest allowed dim that is not below `dim`.
+
+    A `width` is split over `tensor_parallel_size` GPUs, and each part is aligned; head sizes and
+    ranks are whole on every GPU. `gpu` is the name of a shipped profile or the path of another
+    one, and only `measured` asks for it. Raises PlanError for a dim below 1 or an unknown
+    strategy or role, ProfileError for a profile that cannot be had.
+    """
+    if dim < 1 or tensor_parallel_size < 1:
+        raise PlanError(f"dim {dim} over {tensor_parallel_size} GPUs: both must be at least 1")
+    if role not in ROLES:
+        raise PlanError(f"role {role!r}: expected {', '.join(ROLES)}")
+    parts = tensor_parallel_size if role == "width" else 1
+    return parts * _align_part(-(-dim // parts), strategy, role, gpu)
+
+
+def candidates(
+    low: int,
+    high: int,
+    strategy: Strategy,
+    role: Role = "head",
+    gpu: str | None = None,
+    *,
+    tensor_parallel_size: int = 1,
+) -> Iterator[int]:
+    """Every allowed dim from `low` to `high`, both included, in ascending order."""
+    dim = low
+    while (
+        dim := align(dim, strategy, role, gpu, tensor_parallel_size=tensor_parallel_size)
+    ) <= high:
+        yield dim
+        dim += 1
+
+
+def _align_part(dim: int, strategy: Strategy, role: Role, gpu: str | None) -> int:
+    match strategy:
+        case "none":
+            return dim
+        case "minimal":
+            return _next_multiple(dim, 8)
+        case "optimal":
+            return _next_multiple(dim, 16)
+        case "predefined" if role == "head" and dim <= PREDEFINED_HEADS[-1]:
+            return next(size for size in PREDEFINED_HEADS if size >= dim)
+        case "predefined":
+            return _next_multiple(dim, 16)
+        case "measured":
+            return fastest_dim(dim, role, gpu)
+    raise PlanError(f"strategy {strategy!r}: expected {', '.join(STRATEGIES)}")
+
+
+def _next_multiple(dim: int, of: int) -> int:
+    return -(-dim // of) * of

@@ -1,0 +1,21 @@
+"""The errors a user can cause, each printed as one line: what, where, expected and got, what to do."""
+
+
+class GacError(ValueError):
+    """Base of every error whose message is meant for the user as it stands."""
+
+
+class CheckpointError(GacError):
+    """A model directory is missing something, holds something extra, or is broken."""
+
+
+class PlanError(GacError):
+    """A plan, a budget or a knapsack problem is malformed or cannot be met."""
+
+
+class ProfileError(GacError):
+    """A GPU profile is missing, malformed or does not cover what was asked."""
+
+
+class VersionError(GacError):
+    """A file was written by a format version this release does not read."""

@@ -1,0 +1,71 @@
+"""The layout of a pruned Hugging Face model, read from its tensors' shapes.
+
+Tools that prune heads and MLP channels leave tensors of other shapes than the config says, often
+other ones in every layer. The shapes speak for themselves, as long as head sizes stay as they
+were or only values shrink: smaller rotary keys would need RoPE frequencies that nobody stored.
+"""
+
+from dataclasses import replace
+
+from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout
+
+
+def infer_layout(checkpoint: Checkpoint) -> ModelLayout:
+    """The layout that the shapes of a Llama or Mistral directory without `"gac"` object have.
+
+    The number of layers, the head size and whether there are biases are the config's. Raises
+    CheckpointError naming the tensor that is missing or makes no sense of its layer; tensors
+    that it does not have to look at are for `faults` to check.
+    """
+    vocab_size, hidden_size = _shape(checkpoint, "model.embed_tokens.weight")
+    dense = replace(checkpoint.layout, vocab_size=vocab_size, hidden_size=hidden_size)
+    layers = tuple(_layer(checkpoint, dense, index) for index in range(len(dense.layers)))
+    return replace(dense, layers=layers)
+
+
+def _layer(checkpoint: Checkpoint, dense: ModelLayout, index: int) -> LayerLayout:
+    attention, size = f"model.layers.{index}.self_attn.", dense.head_dim
+    q, k, v, o = (f"{attention}{x}_proj.weight" for x in "qkvo")
+    query_heads = _divided(checkpoint, q, 0, size)
+    key_heads = _divided(checkpoint, k, 0, size)
+    value_size = _divided(checkpoint, o, 1, query_heads)
+    value_heads = _divided(checkpoint, v, 0, value_size)
+    if query_heads % key_heads:
+        raise _nonsense(checkpoint, k, f"{query_heads} query heads cannot share {key_heads} evenly")
+    if key_heads % value_heads:
+        raise _nonsense(checkpoint, v, f"{key_heads} key heads cannot share {value_heads} evenly")
+    width, _ = _shape(checkpoint, f"model.layers.{index}.mlp.gate_proj.weight")
+    return LayerLayout(
+        query_heads=query_heads,
+        key=KeyLayout("rotary", key_heads, size),
+        value=ValueLayout(value_heads, value_size),
+        intermediate_size=width,
+    )
+
+
+def _divided(checkpoint: Checkpoint, name: str, axis: int, by: int) -> int:
+    """How many times `by` the tensor measures along `axis`: heads of a size, or size of a head."""
+    dim = _shape(checkpoint, name)[axis]
+    if dim % by:
+        raise _nonsense(checkpoint, name, f"{dim} is not a multiple of {by}")
+    return dim // by
+
+
+def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+    """Rows and columns of matrix `name`."""
+    info = checkpoint.tensors.get(name)
+    if info is None:
+        raise CheckpointError(f"{checkpoint.directory}: {name}: missing")
+    if len(info.shape) != 2 or min(info.shape) < 1:
+        raise _nonsense(checkpoint, name, "expected a matrix")
+    return info.shape[0], info.shape[1]
+
+
+def _nonsense(checkpoint: Checkpoint, name: str, why: str) -> CheckpointError:
+    info = checkpoint.tensors[name]
+    return CheckpointError(
+        f"{checkpoint.directory / info.file}: {name}: shape {list(info.shape)} fits no layout of "
+        f"heads of {checkpoint.layout.head_dim}: {why}; see head_dim in config.json"
+    )

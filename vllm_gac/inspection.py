@@ -1,0 +1,65 @@
+"""What a model directory holds, from its config and tensor headers alone."""
+
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vllm_gac.checkpoint import faults
+from vllm_gac.contract import align
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout import ModelLayout
+from vllm_gac.model_format import Format, open_any_format
+
+# vLLM's cache is 16-bit unless --kv-cache-dtype says otherwise, also for F32 checkpoints.
+KV_CACHE_BYTES = 2
+_SECTION_KEYS = ("key", "value", "intermediate_size", "ranks")
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What `vllm-gac inspect --json` prints.
+
+    `dims` counts the dims that compression may choose (head sizes, widths, ranks), `aligned_dims`
+    those of them that are multiples of 8. `kv_bytes_per_token` is over all layers, at 2 bytes a
+    number.
+    """
+
+    format: Format
+    layers: list[dict[str, Any]]
+    parameters: int
+    kv_bytes_per_token: int
+    dims: int
+    aligned_dims: int
+    aligned_fraction: float
+
+    def as_json(self) -> dict[str, Any]:
+        """This, as JSON values."""
+        return asdict(self)
+
+
+def inspect(directory: Path) -> Inspection:
+    """Describe a directory in any of the formats that can be served.
+
+    Raises CheckpointError for one that cannot be read, or whose tensors are not those of its
+    layout.
+    """
+    model_format, checkpoint = open_any_format(directory)
+    for fault in islice(faults(checkpoint), 1):
+        raise CheckpointError(f"{fault}; see 'vllm-gac verify {directory}' for every fault")
+    return _inspection(model_format, checkpoint.layout)
+
+
+def _inspection(model_format: Format, layout: ModelLayout) -> Inspection:
+    dims = list(layout.dims())
+    aligned = sum(align(dim, "minimal") == dim for _, _, dim in dims)
+    sections = [layer.section() for layer in layout.layers]
+    return Inspection(
+        format=model_format,
+        layers=[{key: section[key] for key in _SECTION_KEYS} for section in sections],
+        parameters=layout.parameters,
+        kv_bytes_per_token=layout.kv_elements * KV_CACHE_BYTES,
+        dims=len(dims),
+        aligned_dims=aligned,
+        aligned_fraction=aligned / len(dims),
+    )

@@ -1,0 +1,95 @@
+"""Exact multi-choice knapsack: one candidate of each item, the most value, no budget exceeded.
+
+The Lagrangian dual gives every budget a price, and so every candidate the value that is lost at
+least if it is taken (dual.py). A dynamic program over the Pareto frontier of costs and value
+(frontier.py) visits only what loses less than the best known choice does (search.py). After the
+bounds and core of Pisinger, "A minimal algorithm for the Multiple-choice Knapsack Problem",
+European Journal of Operational Research 83, 1995.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vllm_gac.errors import PlanError
+from vllm_gac.knapsack.instance import Ints, instance_of
+from vllm_gac.knapsack.search import best_choice
+from vllm_gac.schema import KnapsackCandidate, KnapsackProblem
+
+# What the budget of a problem with only one is called.
+SINGLE = "cost"
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The chosen dim by item name, the cost by budget ("cost" if it has no name), the value.
+
+    No choice is worth more than value + gap. The gap is 0, unless the problem was so hard that
+    the search gave up on proving it.
+    """
+
+    choice: Mapping[str, int]
+    costs: Mapping[str, int]
+    value: float
+    gap: float
+
+
+def solve(problem: KnapsackProblem) -> Solution:
+    """The choice of most value within the budgets.
+
+    Of equal values the smaller cost wins (of several budgets, by the first that differs), then
+    the smaller dim of the first item that differs. Values are added as 62-bit fixed-point
+    numbers, so that their order does not matter; costs are integers. Raises PlanError if no
+    choice is within the budgets, with the least that they would have to be.
+    """
+    budgets = problem.budgets if problem.budgets is not None else {SINGLE: problem.budget or 0}
+    items = [sorted(item.candidates, key=lambda c: c.dim) for item in problem.items]
+    costs = [_costs(candidates, list(budgets)) for candidates in items]
+    values = [np.array([c.value for c in candidates]) for candidates in items]
+    found = best_choice(instance_of(costs, values, list(budgets.values())))
+    if found is None:
+        raise PlanError(_infeasible(costs, budgets))
+    chosen = [candidates[i] for candidates, i in zip(items, found.positions, strict=True)]
+    return Solution(
+        choice={item.name: c.dim for item, c in zip(problem.items, chosen, strict=True)},
+        costs=dict(zip(budgets, _spent(costs, found.positions), strict=True)),
+        value=math.fsum(c.value for c in chosen),
+        gap=found.gap,
+    )
+
+
+def _costs(candidates: Sequence[KnapsackCandidate], budgets: list[str]) -> Ints:
+    """[candidates, budgets]"""
+    rows = [[c.cost if c.costs is None else c.costs[name] for name in budgets] for c in candidates]
+    return np.array(rows, dtype=np.int64)
+
+
+def _spent(costs: list[Ints], positions: Sequence[int]) -> list[int]:
+    rows = [c[i].tolist() for c, i in zip(costs, positions, strict=True)]
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def _infeasible(costs: list[Ints], budgets: Mapping[str, int]) -> str:
+    """A sentence: the first budget that cannot be met, and its least, given those before it."""
+    names, limits = list(budgets), list(budgets.values())
+    least = [_least(costs, 0, [])]
+    while least[-1] <= limits[len(least) - 1]:
+        least.append(_least(costs, len(least), limits[: len(least)]))
+    k = len(least) - 1
+    given = "".join(f" with {names[i]} <= {limits[i]}" for i in range(k))
+    return (
+        f"infeasible: {names[k]} <= {limits[k]} cannot be met: "
+        f"the smallest feasible {names[k]}{given} is {least[k]}"
+    )
+
+
+def _least(costs: list[Ints], k: int, limits: list[int]) -> int:
+    """The smallest cost under budget `k` of a choice within the `limits` of those before it."""
+    if not limits:
+        return sum(int(c[:, k].min()) for c in costs)
+    savings = [-c[:, k].astype(np.float64) for c in costs]
+    found = best_choice(instance_of([c[:, :k] for c in costs], savings, limits))
+    assert found is not None  # the caller has seen that they can be met
+    return _spent(costs, found.positions)[k]

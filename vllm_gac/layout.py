@@ -1,0 +1,308 @@
+"""The one description of a compressed model's dims.
+
+Importers, planner, compressor, loader, model and `inspect` all speak `ModelLayout`; none derives
+a dim by itself. A dense Llama is the layout in which nothing was taken away.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.schema import HfConfig, KeySection, LayerSection, ValueSection, validate
+
+LINEARS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLayout:
+    """Keys of a layer. `size` numbers per head and token are cached.
+
+    rotary: after RoPE, whose frequencies come from the layer's own table if `rope_table`.
+    latent: before up-projection to `head_dim` and RoPE (PaLU).
+    """
+
+    form: Literal["rotary", "latent"]
+    heads: int
+    size: int
+    rope_table: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLayout:
+    """Values of a layer. `size` numbers per head and token are cached."""
+
+    heads: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """Dims of one decoder layer; `ranks` holds the linears that are stored as B @ A."""
+
+    query_heads: int
+    key: KeyLayout
+    value: ValueLayout
+    intermediate_size: int
+    ranks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def kv_elements(self) -> int:
+        """Numbers cached per token."""
+        return self.key.heads * self.key.size + self.value.heads * self.value.size
+
+    @property
+    def cache_head_size(self) -> int:
+        """Width of the key part of one cache row; a row belongs to one value head."""
+        return self.key.heads * self.key.size // self.value.heads
+
+    def section(self) -> dict[str, Any]:
+        """This layer as it stands in config.json and plan.json."""
+        section: dict[str, Any] = {
+            "key": {"form": self.key.form, "heads": self.key.heads, "size": self.key.size},
+            "value": {"heads": self.value.heads, "size": self.value.size},
+            "intermediate_size": self.intermediate_size,
+            "ranks": {name: self.ranks[name] for name in LINEARS if name in self.ranks},
+            "query_heads": self.query_heads,
+            "rope_table": self.key.rope_table,
+        }
+        return section
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """Dims of a whole model. `head_dim` and `num_key_value_heads` are those before compression."""
+
+    hidden_size: int
+    vocab_size: int
+    head_dim: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    softmax_scale: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    layers: tuple[LayerLayout, ...]
+
+    def query_size(self, layer: LayerLayout) -> int:
+        """Width of one query head: latent keys are met at full width, after their up-projection."""
+        return self.head_dim if layer.key.form == "latent" else layer.key.size
+
+    def linear_shape(self, layer: LayerLayout, name: str) -> tuple[int, int]:
+        """(out, in) of linear `name` of `layer`, before factorization."""
+        match name:
+            case "self_attn.q_proj":
+                return layer.query_heads * self.query_size(layer), self.hidden_size
+            case "self_attn.k_proj":
+                return layer.key.heads * layer.key.size, self.hidden_size
+            case "self_attn.v_proj":
+                return layer.value.heads * layer.value.size, self.hidden_size
+            case "self_attn.o_proj":
+                return self.hidden_size, layer.query_heads * layer.value.size
+            case "mlp.gate_proj" | "mlp.up_proj":
+                return layer.intermediate_size, self.hidden_size
+            case "mlp.down_proj":
+                return self.hidden_size, layer.intermediate_size
+        raise KeyError(name)
+
+    def has_bias(self, name: str) -> bool:
+        """Whether linear `name` carries a bias in this model."""
+        return self.attention_bias if name.startswith("self_attn.") else self.mlp_bias
+
+    def layer_tensors(self, index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every tensor of layer `index`, in the order of the data."""
+        layer, prefix = self.layers[index], f"model.layers.{index}."
+        yield prefix + "input_layernorm.weight", (self.hidden_size,)
+        for name in LINEARS:
+            out_size, in_size = self.linear_shape(layer, name)
+            if name in layer.ranks:
+                rank = layer.ranks[name]
+                yield f"{prefix}{name}.A.weight", (rank, in_size)
+                yield f"{prefix}{name}.B.weight", (out_size, rank)
+                bias = f"{prefix}{name}.B.bias"
+            else:
+                yield f"{prefix}{name}.weight", (out_size, in_size)
+                bias = f"{prefix}{name}.bias"
+            if self.has_bias(name):
+                yield bias, (out_size,)
+            if name == "self_attn.k_proj":
+                if layer.key.form == "latent":
+                    group = self.num_key_value_heads // layer.key.heads
+                    shape = (layer.key.heads, group * self.head_dim, layer.key.size)
+                    yield prefix + "self_attn.k_up_proj.weight", shape
+                elif layer.key.rope_table:
+                    yield prefix + "self_attn.rope_inv_freq", (layer.key.heads, layer.key.size // 2)
+        yield prefix + "post_attention_layernorm.weight", (self.hidden_size,)
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor of the model: what a checkpoint must hold, no more."""
+        embedding = (self.vocab_size, self.hidden_size)
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": embedding}
+        for index in range(len(self.layers)):
+            shapes.update(self.layer_tensors(index))
+        shapes["model.norm.weight"] = (self.hidden_size,)
+        if not self.tie_word_embeddings:
+            shapes["lm_head.weight"] = embedding
+        return shapes
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, tied embeddings counted once, RoPE tables not counted."""
+        return sum(
+            math.prod(shape)
+            for name, shape in self.tensors().items()
+            if not name.endswith(".rope_inv_freq")
+        )
+
+    @property
+    def kv_elements(self) -> int:
+        """Numbers cached per token, summed over layers."""
+        return sum(layer.kv_elements for layer in self.layers)
+
+    @property
+    def cache_head_dim(self) -> int:
+        """config.json's head_dim, by which vLLM sizes scratch: the largest of its cache specs."""
+        return max(max(layer.cache_head_size, layer.value.size) for layer in self.layers)
+
+    def dims(self) -> Iterator[tuple[str, str, int]]:
+        """(layer and name, role, dim) of every dim compression may choose."""
+        for index, layer in enumerate(self.layers):
+            yield f"layers.{index}.key.size", "head", layer.key.size
+            yield f"layers.{index}.value.size", "head", layer.value.size
+            yield f"layers.{index}.intermediate_size", "width", layer.intermediate_size
+            for name, rank in layer.ranks.items():
+                yield f"layers.{index}.ranks.{name}", "rank", rank
+
+    def section(self, source: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The `"gac"` object of config.json."""
+        return {
+            "version": 1,
+            "softmax_scale": self.softmax_scale,
+            "head_dim": self.head_dim,
+            "layers": [layer.section() for layer in self.layers],
+            "source": dict(source or {}),
+        }
+
+
+def layout_of(raw_config: Mapping[str, Any], where: str = "config.json") -> ModelLayout:
+    """The layout a parsed config.json describes: its `"gac"` object, or the dense model it is.
+
+    Raises CheckpointError naming `where` and the key, if a dim is impossible.
+    """
+    config = validate(HfConfig, dict(raw_config), where)
+    if config.gac is None:
+        return _dense_layout(config, where)
+    gac = config.gac
+    if len(gac.layers) != config.num_hidden_layers:
+        raise CheckpointError(
+            f"{where}: gac.layers has {len(gac.layers)} layers, "
+            f"num_hidden_layers says {config.num_hidden_layers}"
+        )
+    head_dim = gac.head_dim or round(gac.softmax_scale**-2)
+    if not 1 <= head_dim <= 1024:
+        raise CheckpointError(
+            f"{where}: gac.head_dim: missing, and softmax_scale {gac.softmax_scale} belongs to none"
+        )
+    layers = (
+        layer_of(s, config, head_dim, f"{where}: gac.layers.{i}") for i, s in enumerate(gac.layers)
+    )
+    return _model_layout(config, head_dim, gac.softmax_scale, tuple(layers), where)
+
+
+def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str) -> LayerLayout:
+    """The layout of one `section`, with defaults filled in from `config`, checked for sense."""
+    key, value = section.key, section.value
+    query_heads = section.query_heads or config.num_attention_heads
+    _check_heads(key, value, query_heads, where)
+    own = key.heads == config.num_key_value_heads and key.size == head_dim
+    rope_table = section.rope_table if section.rope_table is not None else not own
+    if key.form == "latent":
+        if config.num_key_value_heads % key.heads:
+            raise CheckpointError(
+                f"{where}.key.heads: {key.heads} latents cannot be shared evenly by "
+                f"{config.num_key_value_heads} KV heads; use a divisor"
+            )
+        if query_heads % config.num_key_value_heads:
+            raise CheckpointError(
+                f"{where}.query_heads: latent keys are rebuilt for {config.num_key_value_heads} "
+                f"KV heads, which must divide {query_heads} query heads"
+            )
+        rope_table = False
+    elif key.size % 2:
+        raise CheckpointError(f"{where}.key.size: rotary keys come in pairs, got odd {key.size}")
+    elif key.size != head_dim and not rope_table:
+        raise CheckpointError(
+            f"{where}.rope_table: keys of size {key.size} in a model of head size {head_dim} "
+            "need their own RoPE frequencies; set rope_table and store self_attn.rope_inv_freq"
+        )
+    return LayerLayout(
+        query_heads=query_heads,
+        key=KeyLayout(key.form, key.heads, key.size, rope_table),
+        value=ValueLayout(value.heads, value.size),
+        intermediate_size=section.intermediate_size,
+        ranks=MappingProxyType({str(name): rank for name, rank in section.ranks.items()}),
+    )
+
+
+def _check_heads(key: KeySection, value: ValueSection, query_heads: int, where: str) -> None:
+    if query_heads % key.heads:
+        raise CheckpointError(
+            f"{where}.key.heads: {key.heads} does not divide {query_heads} query heads"
+        )
+    if key.heads % value.heads:
+        raise CheckpointError(
+            f"{where}.value.heads: {value.heads} does not divide {key.heads} key heads"
+        )
+
+
+def _dense_layout(config: HfConfig, where: str) -> ModelLayout:
+    layer = LayerLayout(
+        query_heads=config.num_attention_heads,
+        key=KeyLayout("rotary", config.num_key_value_heads, config.head_dim),
+        value=ValueLayout(config.num_key_value_heads, config.head_dim),
+        intermediate_size=config.intermediate_size,
+    )
+    layers = (layer,) * config.num_hidden_layers
+    return _model_layout(config, config.head_dim, config.head_dim**-0.5, layers, where)
+
+
+def _model_layout(
+    config: HfConfig,
+    head_dim: int,
+    softmax_scale: float,
+    layers: tuple[LayerLayout, ...],
+    where: str,
+) -> ModelLayout:
+    if head_dim % 2:
+        raise CheckpointError(f"{where}: head_dim: RoPE turns pairs, got odd {head_dim}")
+    layout = ModelLayout(
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        head_dim=head_dim,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        softmax_scale=softmax_scale,
+        tie_word_embeddings=config.tie_word_embeddings,
+        attention_bias=config.attention_bias,
+        mlp_bias=config.mlp_bias and config.model_type == "llama",
+        layers=layers,
+    )
+    for index, layer in enumerate(layers):
+        for name, rank in layer.ranks.items():
+            full = min(layout.linear_shape(layer, name))
+            if rank > full:
+                raise CheckpointError(
+                    f"{where}: gac.layers.{index}.ranks.{name}: rank {rank} exceeds the "
+                    f"full rank {full}"
+                )
+    return layout

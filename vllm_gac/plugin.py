@@ -1,0 +1,95 @@
+"""Entry point `vllm.general_plugins`: tells vLLM about gac models, and never raises.
+
+vLLM calls `register` in every process (API server, engine core, workers). Nothing is imported
+for it: each step waits until vLLM itself imports the registry that the step writes to, and what
+is written there names our classes by their paths wherever vLLM accepts a path.
+"""
+
+import logging
+from collections.abc import Callable
+
+from vllm_gac.deferred import once_imported
+
+logger = logging.getLogger("vllm.gac")  # below vLLM's logger, so that its configuration applies
+
+ARCHITECTURE = "GacLlamaForCausalLM"
+LOAD_FORMAT = "gac"
+BACKENDS = {
+    "GAC_REFERENCE": "vllm_gac.serving.attention_reference.GacReferenceBackend",
+    "GAC_TRITON": "vllm_gac.serving.attention_triton.GacTritonBackend",
+}
+SUPPORTED = "0.32."
+
+# What could not be registered, by the registry's module. The config hook and the loader raise
+# it once a gac model is asked for; until then vLLM serves every other model undisturbed.
+failures: dict[str, str] = {}
+
+
+def register() -> None:
+    """Register architecture, attention backends, config hook and load format; idempotent."""
+    for module, step in (
+        ("vllm.model_executor.models.registry", _register_architecture),
+        ("vllm.v1.attention.backends.registry", _register_backends),
+        ("vllm.model_executor.models.config", _register_config_hook),
+        ("vllm.model_executor.model_loader", _register_loader),
+    ):
+        once_imported(module, _guarded(module, step))
+
+
+def refuse_if_unregistered() -> None:
+    """Raise VersionError if a step of `register` failed. Called when a gac model is asked for."""
+    if not failures:
+        return
+    import vllm
+
+    from vllm_gac.errors import VersionError
+
+    what = "; ".join(f"{module}: {error}" for module, error in failures.items())
+    raise VersionError(
+        f"vllm-gac could not register with vLLM {vllm.__version__} ({what}); "
+        f"install vllm=={SUPPORTED}*, the version this release is made for"
+    )
+
+
+def _guarded(module: str, step: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            step()
+            failures.pop(module, None)
+        except Exception as e:  # vLLM without this plugin is better than no vLLM
+            failures[module] = f"{type(e).__name__}: {e}"
+            logger.exception("vllm-gac could not register; gac models will be refused")
+
+    return run
+
+
+def _register_architecture() -> None:
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    if ARCHITECTURE not in ModelRegistry.get_supported_archs():
+        ModelRegistry.register_model(ARCHITECTURE, f"vllm_gac.serving.model:{ARCHITECTURE}")
+
+
+def _register_backends() -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    for name, path in BACKENDS.items():
+        if name not in AttentionBackendEnum.__members__:
+            register_backend(name, path)
+
+
+def _register_config_hook() -> None:
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+    from vllm_gac.serving.config_hook import GacConfigHook
+
+    MODELS_CONFIG_MAP[ARCHITECTURE] = GacConfigHook
+
+
+def _register_loader() -> None:
+    from vllm.model_executor import model_loader
+
+    from vllm_gac.serving.loader import GacModelLoader
+
+    if model_loader._LOAD_FORMAT_TO_MODEL_LOADER.get(LOAD_FORMAT) is not GacModelLoader:
+        model_loader.register_model_loader(LOAD_FORMAT)(GacModelLoader)

@@ -1,0 +1,363 @@
+"""Every file format that crosses the trust boundary, as pydantic models.
+
+`HfConfig` is the part of a Hugging Face `config.json` this project reads, `GacSection` its
+nested `"gac"` object, `Plan` is plan.json, `KnapsackProblem` the input of `vllm-gac solve` and
+`GpuProfile` what was measured of a GPU's kernels.
+Our own formats forbid unknown keys, so that a typo is an error and not a silent default.
+"""
+
+import reprlib
+from collections import Counter
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from vllm_gac.errors import CheckpointError, GacError
+
+
+def _known_version(version: int) -> int:
+    if version != 1:
+        raise ValueError("this release reads format version 1; install one that reads it")
+    return version
+
+
+Version = Annotated[int, AfterValidator(_known_version)]
+
+# Far above any model there is, far below what would exhaust memory before a tensor is read.
+Dim = Annotated[int, Field(ge=1, le=1 << 20)]
+HeadSize = Annotated[int, Field(ge=1, le=1024)]
+Heads = Annotated[int, Field(ge=1, le=1024)]
+Layers = Annotated[int, Field(ge=1, le=1024)]
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Ratio = Annotated[float, Field(gt=0, le=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+# What of the model may be made smaller, what a dim is, and which dims are allowed (contract.py).
+Method = Literal["heads", "prune", "lowrank"]
+Role = Literal["head", "rank", "width"]
+Strategy = Literal["none", "minimal", "optimal", "predefined", "measured"]
+
+# Every linear of a decoder layer; any of them may be factorized.
+LinearName = Literal[
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+]
+
+
+class _Strict(BaseModel):
+    """No unknown keys, and no "1" or 1.0 or true for 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class KeySection(_Strict):
+    """Keys of one layer: `heads` cached key heads of `size` numbers each per token."""
+
+    form: Literal["rotary", "latent"]
+    heads: Heads
+    size: HeadSize
+
+
+class ValueSection(_Strict):
+    """Values of one layer: `heads` cached value heads of `size` numbers each per token."""
+
+    heads: Heads
+    size: HeadSize
+
+
+class LayerSection(_Strict):
+    """One decoder layer of a compressed model."""
+
+    key: KeySection
+    value: ValueSection
+    intermediate_size: Dim
+    ranks: dict[LinearName, Dim] = Field(default_factory=dict)
+    # Fewer query heads than the model's config says; None keeps them all.
+    query_heads: Heads | None = None
+    # Whether `self_attn.rope_inv_freq` is stored. None: exactly when the key heads are not
+    # the model's own, i.e. their number or size differs.
+    rope_table: bool | None = None
+
+
+class GacSection(_Strict):
+    """The `"gac"` object of config.json, version 1."""
+
+    version: Version
+    softmax_scale: Annotated[float, Field(ge=1e-3, le=1e3, allow_inf_nan=False)]
+    # Head size before compression. None: the one that the softmax scale belongs to.
+    head_dim: HeadSize | None = None
+    layers: Annotated[list[LayerSection], Field(min_length=1, max_length=1024)]
+    source: dict[str, Any] = Field(default_factory=dict)
+
+
+GAC_ARCHITECTURE = "GacLlamaForCausalLM"
+Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "GacLlamaForCausalLM"]
+
+
+class RopeParameters(BaseModel):
+    """RoPE as transformers 5 writes it; the default, linear and llama3 types."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    rope_type: Literal["default", "linear", "llama3"] = "default"
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10000.0
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    low_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    high_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    original_max_position_embeddings: Dim = 8192
+    # Only whole heads are rotated in the models we read.
+    partial_rotary_factor: Annotated[float, Field(ge=1, le=1)] = 1.0
+
+    @model_validator(mode="after")
+    def _nothing_guessed(self) -> Self:
+        needed = {
+            "default": set(),
+            "linear": {"factor"},
+            "llama3": {
+                "factor",
+                "low_freq_factor",
+                "high_freq_factor",
+                "original_max_position_embeddings",
+            },
+        }[self.rope_type]
+        if missing := sorted(needed - self.model_fields_set):
+            raise ValueError(f"{self.rope_type} RoPE needs {', '.join(missing)}")
+        return self
+
+
+class HfConfig(BaseModel):
+    """What this project reads of a Llama or Mistral config.json; the rest is carried along."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    model_type: Literal["llama", "mistral"]
+    architectures: list[Architecture] = Field(default_factory=list)
+    hidden_size: Dim
+    intermediate_size: Dim
+    num_hidden_layers: Layers
+    num_attention_heads: Heads
+    num_key_value_heads: Heads
+    head_dim: HeadSize
+    vocab_size: Annotated[int, Field(ge=1, le=1 << 22)]
+    max_position_embeddings: Annotated[int, Field(ge=1, le=1 << 30)] = 2048
+    rms_norm_eps: Annotated[float, Field(gt=0, le=1)] = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    hidden_act: Literal["silu"] = "silu"
+    sliding_window: Annotated[int, Field(ge=1)] | None = None
+    rope: RopeParameters = RopeParameters()
+    gac: GacSection | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_defaults(cls, raw: Any) -> Any:
+        """Fill in what transformers derives: KV heads, head_dim, and RoPE from its spellings."""
+        if not isinstance(raw, dict):
+            return raw
+        filled = {k: v for k, v in raw.items() if v is not None}
+        heads, hidden = filled.get("num_attention_heads"), filled.get("hidden_size")
+        if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+            filled.setdefault("num_key_value_heads", heads)
+            filled.setdefault("head_dim", hidden // heads)
+        if filled.get("use_sliding_window") is False:
+            filled.pop("sliding_window", None)
+        if filled.get("model_type") == "llama":
+            filled.pop("sliding_window", None)  # transformers' Llama has none; ignored alike
+        filled["rope"] = _rope(filled)
+        return filled
+
+    @field_validator("num_key_value_heads")
+    @classmethod
+    def _kv_heads_divide(cls, value: int, info: Any) -> int:
+        heads = info.data.get("num_attention_heads")
+        if heads is not None and heads % value:
+            raise ValueError(f"{value} does not divide num_attention_heads = {heads}")
+        return value
+
+    @model_validator(mode="after")
+    def _gac_is_served_as_gac(self) -> Self:
+        """Under another architecture's name vLLM would build the dense model."""
+        is_gac = GAC_ARCHITECTURE in self.architectures
+        if self.architectures and is_gac != (self.gac is not None):
+            has = 'a "gac" object' if self.gac else 'no "gac" object'
+            raise ValueError(f"architectures are {self.architectures}, but there is {has}")
+        return self
+
+
+def _rope(config: dict[str, Any]) -> Any:
+    """RoPE parameters of a config, in whichever of its spellings they are."""
+    raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(raw, dict):
+        return raw
+    rope = {k: v for k, v in raw.items() if v is not None}
+    if any(isinstance(v, dict) for v in rope.values()):
+        raise ValueError("RoPE parameters by layer type are not supported")
+    if "type" in rope:  # the oldest spelling of rope_type
+        rope.setdefault("rope_type", rope["type"])
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if name in config:
+            rope.setdefault(name, config[name])
+    return rope
+
+
+class PlanBudget(_Strict):
+    """A budget in exact units: what the dense model has, what is allowed, what the plan uses."""
+
+    dense: Count
+    allowed: Count
+    used: Count
+
+
+class Plan(_Strict):
+    """plan.json: the chosen dims of every layer, and what they were chosen under."""
+
+    version: Version
+    tool_version: str
+    # SHA-256 of the dense model's config.json, so that a plan is not applied to another model.
+    model_config_sha256: str
+    methods: list[Method]
+    align: Strategy
+    param_ratio: Ratio
+    kv_ratio: Ratio
+    parameters: PlanBudget
+    # KV cache elements per token, summed over layers.
+    kv_elements: PlanBudget
+    layers: Annotated[list[LayerSection], Field(min_length=1, max_length=1024)]
+    notes: dict[str, Any] = Field(default_factory=dict)
+
+
+class KnapsackCandidate(_Strict):
+    """One dim an item may take: its value and its cost, under one budget or under several."""
+
+    dim: Annotated[int, Field(ge=0, le=1 << 53)]
+    value: Finite
+    cost: Count | None = None
+    costs: dict[str, Count] | None = None
+
+
+class KnapsackItem(_Strict):
+    """One tensor or layer: exactly one of its candidates is chosen."""
+
+    name: str
+    candidates: Annotated[list[KnapsackCandidate], Field(min_length=1, max_length=10_000)]
+
+
+class KnapsackProblem(_Strict):
+    """Input of `vllm-gac solve`: `budget` and `cost`, or `budgets` and `costs` by name."""
+
+    items: Annotated[list[KnapsackItem], Field(min_length=1, max_length=50_000)]
+    budget: Count | None = None
+    budgets: dict[str, Count] | None = None
+
+    @model_validator(mode="after")
+    def _costs_match_budgets(self) -> "KnapsackProblem":
+        if (self.budget is None) == (self.budgets is None):
+            raise ValueError("exactly one of 'budget' and 'budgets' must be given")
+        if self.budgets is not None and not self.budgets:
+            raise ValueError("'budgets' is empty")
+        name, times = Counter(item.name for item in self.items).most_common(1)[0]
+        if times > 1:
+            raise ValueError(f"item name {name!r} appears {times} times")
+        for item in self.items:
+            for candidate in item.candidates:
+                if fault := self._cost_fault(candidate):
+                    raise ValueError(f"item {item.name!r}, dim {candidate.dim}: {fault}")
+        return self
+
+    def _cost_fault(self, candidate: KnapsackCandidate) -> str | None:
+        if self.budgets is None:
+            ok = candidate.cost is not None and candidate.costs is None
+            return None if ok else "with 'budget' a candidate needs 'cost' and no 'costs'"
+        if candidate.costs is None or candidate.cost is not None:
+            return "with 'budgets' a candidate needs 'costs' and no 'cost'"
+        if candidate.costs.keys() != self.budgets.keys():
+            return f"costs for {sorted(candidate.costs)}, budgets are {sorted(self.budgets)}"
+        return None
+
+
+class Sweep(_Strict):
+    """Time of one kernel over a dim, everything else fixed."""
+
+    dims: Annotated[list[Dim], Field(min_length=1)]
+    microseconds: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+
+    @model_validator(mode="after")
+    def _one_time_each(self) -> Self:
+        if sorted(set(self.dims)) != self.dims:
+            raise ValueError("dims must rise")
+        if len(self.dims) != len(self.microseconds):
+            raise ValueError(f"{len(self.microseconds)} times for {len(self.dims)} dims")
+        return self
+
+
+class AttentionSweep(Sweep):
+    """Attention over head sizes: `batch` sequences of `length` tokens; KV heads as query heads."""
+
+    kernel: str
+    batch: Dim
+    length: Dim
+    heads: Heads
+    causal: bool
+
+
+class GemmSweep(Sweep):
+    """[m, k] @ [k, n] over the dim that is n or k; the other of them is `fixed`.
+
+    `role` says which dims it speaks of, "any" both ranks and widths. `per_dim` is 2 where n is
+    twice the dim, as in the fused gate and up projections of an MLP.
+    """
+
+    role: Literal["rank", "width", "any"]
+    axis: Literal["n", "k"]
+    m: Dim
+    fixed: Dim
+    per_dim: Annotated[int, Field(ge=1, le=2)] = 1
+
+
+class GpuProfile(_Strict):
+    """profile.json: times of a GPU's kernels over dims, and how they were measured."""
+
+    version: Version
+    gpu: str
+    measured: str  # ISO date
+    software: dict[str, str]  # name -> version
+    method: str
+    # Relative difference below which two times are equal.
+    noise: Annotated[float, Field(ge=0, lt=1)]
+    attention: list[AttentionSweep]
+    gemm: list[GemmSweep]
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
+
+
+def validate(
+    model: type[_Model], raw: Any, where: str, error: type[GacError] = CheckpointError
+) -> _Model:
+    """`raw` as a `model`; a fault becomes one `error` sentence naming `where` and the key."""
+    try:
+        return model.model_validate(raw)
+    except ValidationError as e:
+        first = e.errors(include_url=False)[0]
+        message = first["msg"].removeprefix("Value error, ")
+        if first["loc"]:
+            key = ".".join(str(part) for part in first["loc"])
+            message = f"{key}: {message}, got {_short.repr(first['input'])}"
+        more = f" (and {e.error_count() - 1} more faults)" if e.error_count() > 1 else ""
+        raise error(f"{where}: {message}{more}") from e

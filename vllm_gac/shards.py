@@ -1,0 +1,132 @@
+"""The safetensors files of a model directory: which they are, and what their headers say.
+
+The same files that vLLM's loader would read: those of the index, else every `*.safetensors`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.strict_json import MAX_BYTES, parse_json, read_bounded, read_json
+
+INDEX_FILE = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor is and what its header says; `dtype` by safetensors' names, e.g. "BF16".
+
+    `start` is the position of its first byte in the file.
+    """
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+
+def read_headers(directory: Path) -> dict[str, TensorInfo]:
+    """Every tensor of the model in `directory`, by name.
+
+    Raises CheckpointError if there is no safetensors file, if one is malformed or outside of
+    the directory, if two hold the same tensor, or if the index says otherwise.
+    """
+    index_path = directory / INDEX_FILE
+    weight_map = _weight_map(directory, index_path) if os.path.lexists(index_path) else None
+    if weight_map is not None:
+        files = sorted(set(weight_map.values()))
+    else:
+        files = sorted(path.name for path in directory.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(
+            f"{directory}: no *.safetensors files; pickles (.bin, .pt) are never opened"
+        )
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        for name, info in _shard_header(directory, file).items():
+            if name in tensors:
+                raise CheckpointError(f"{directory / file}: {name} is also in {tensors[name].file}")
+            tensors[name] = info
+    if weight_map is not None:
+        _check_index(directory, weight_map, tensors)
+    return tensors
+
+
+def refuse_escape(directory: Path, path: Path) -> None:
+    """Raise CheckpointError if `path` is a link out of `directory`.
+
+    The blobs of a Hugging Face cache, which is all links, count as inside.
+    """
+    target, root = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
+    if target.is_relative_to(root):
+        return
+    if root.parent.name == "snapshots" and target.parent == root.parent.parent / "blobs":
+        return
+    raise CheckpointError(f"{path}: links to {target}, outside the model directory")
+
+
+def _weight_map(directory: Path, index_path: Path) -> dict[str, str]:
+    refuse_escape(directory, index_path)
+    weight_map = read_json(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index_path}: weight_map is missing, empty or not an object")
+    for name, file in weight_map.items():
+        if (
+            not isinstance(file, str)
+            or not file.endswith(".safetensors")
+            or not file.isprintable()
+            or "/" in file
+            or "\\" in file
+        ):
+            raise CheckpointError(
+                f"{index_path}: {name}: {file!r} is not the name of a .safetensors file "
+                "in the model directory"
+            )
+    return weight_map
+
+
+def _shard_header(directory: Path, file: str) -> dict[str, TensorInfo]:
+    path = directory / file
+    refuse_escape(directory, path)
+    header, start = _parsed_header(path)
+    header.pop("__metadata__", None)
+    return {
+        name: TensorInfo(
+            file, entry["dtype"], tuple(entry["shape"]), start + entry["data_offsets"][0]
+        )
+        for name, entry in header.items()
+    }
+
+
+def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a file that safetensors accepts, and where its data begins."""
+    length = int.from_bytes(read_bounded(path, CheckpointError, 8), "little")
+    if length > MAX_BYTES:
+        raise CheckpointError(
+            f"{path}: not a readable safetensors file (its header would be {length} bytes, "
+            f"at most {MAX_BYTES} are read)"
+        )
+    try:
+        # Checks types, sizes and that the data is covered without overlap or gap.
+        with safe_open(path, framework="np"):
+            pass
+    except (OSError, SafetensorError) as e:
+        raise CheckpointError(f"{path}: not a readable safetensors file ({e})") from e
+    # What it lets pass: a name twice, of which the last would win.
+    return parse_json(read_bounded(path, CheckpointError, 8 + length)[8:], str(path)), 8 + length
+
+
+def _check_index(
+    directory: Path, weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]
+) -> None:
+    for name, file in weight_map.items():
+        if name not in tensors or tensors[name].file != file:
+            raise CheckpointError(f"{directory / INDEX_FILE}: {name} is not in {file}")
+    for name, info in tensors.items():
+        if name not in weight_map:
+            raise CheckpointError(f"{directory / info.file}: {name} is not listed in {INDEX_FILE}")
