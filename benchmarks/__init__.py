@@ -1,0 +1,1 @@
+"""Measurements, one command each; their results are committed under results/."""

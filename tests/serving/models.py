@@ -1,0 +1,96 @@
+"""Small random gac models with every shape the format allows, as directories on disk."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from vllm_gac.layout import ModelLayout, layout_of
+
+HEAD_DIM, QUERY_HEADS, KV_HEADS = 64, 8, 4
+TOKENIZER = Path(__file__).parents[2] / "vllm_gac" / "demo" / "model"
+
+
+def layer(
+    key: tuple[str, int, int],
+    value: tuple[int, int],
+    width: int,
+    ranks: dict[str, int] | None = None,
+    **extra: Any,
+) -> dict[str, Any]:
+    """One layer's section: key (form, heads, size), value (heads, size), MLP width, ranks."""
+    form, key_heads, key_size = key
+    return {
+        "key": {"form": form, "heads": key_heads, "size": key_size},
+        "value": {"heads": value[0], "size": value[1]},
+        "intermediate_size": width,
+        "ranks": ranks or {},
+        **extra,
+    }
+
+
+# Every layer another shape.
+HETEROGENEOUS = [
+    layer(("rotary", 4, 64), (4, 64), 512),  # as the model was: stock attention
+    layer(("rotary", 4, 48), (4, 32), 400),  # selected pairs, r_k > r_v
+    layer(("rotary", 4, 32), (4, 80), 512),  # r_v > r_k
+    layer(("rotary", 2, 64), (2, 96), 320, {"mlp.gate_proj": 64, "self_attn.o_proj": 80}),  # mixed
+    layer(("rotary", 4, 64), (2, 64), 448),  # value heads shared by two key heads
+    layer(("latent", 4, 32), (2, 48), 256, {"mlp.down_proj": 64, "self_attn.q_proj": 96}),
+    layer(("latent", 2, 64), (2, 64), 512),  # one latent for two KV heads
+    layer(("rotary", 2, 32), (2, 32), 128, query_heads=4),  # pruned heads
+]
+
+
+def write_model(directory: Path, layers: list[dict[str, Any]], **config: Any) -> ModelLayout:
+    """A random bf16 model of `layers` with the demo model's tokenizer; reproducible."""
+    directory.mkdir(parents=True)
+    raw: dict[str, Any] = {
+        "model_type": "llama",
+        "architectures": ["GacLlamaForCausalLM"],
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": QUERY_HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "vocab_size": 4096,
+        "max_position_embeddings": 1024,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "gac": {
+            "version": 1,
+            "softmax_scale": HEAD_DIM**-0.5,
+            "head_dim": HEAD_DIM,
+            "layers": layers,
+        },
+        **config,
+    }
+    layout = layout_of(raw)
+    raw["head_dim"] = layout.cache_head_dim
+    (directory / "config.json").write_text(json.dumps(raw, indent=2))
+    save_file(_weights(layout), directory / "model.safetensors", metadata={"format": "pt"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, directory)
+    return layout
+
+
+def _weights(layout: ModelLayout) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weights = {}
+    for name, shape in layout.tensors().items():
+        if name.endswith("rope_inv_freq"):
+            weights[name] = torch.rand(shape, generator=generator) ** 4
+        elif name.endswith("norm.weight"):
+            weights[name] = torch.ones(shape, dtype=torch.bfloat16)
+        else:
+            # A wide head spreads the logits, so that greedy choices are rarely ties.
+            gain = 2.0 if name.startswith("lm_head") else 1.0
+            weight = torch.randn(shape, generator=generator) * gain * shape[-1] ** -0.5
+            weights[name] = weight.to(torch.bfloat16)
+    return weights

@@ -1,0 +1,115 @@
+"""A real `vllm serve` for a test to talk to."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from openai import OpenAI
+
+START_SECONDS = 240
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: where it is, and the file its output goes to."""
+
+    url: str
+    model: str
+    log: Path
+
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+            return str(response.read().decode())
+
+    def completions(
+        self, prompts: list[list[int]], max_tokens: int
+    ) -> list[tuple[list[int], list[dict[int, float]]]]:
+        """Greedy tokens of each token-id prompt, with the top-5 logprobs of every step."""
+        answer = self.client().completions.create(
+            model=self.model,
+            prompt=prompts,
+            max_tokens=max_tokens,
+            temperature=0,
+            logprobs=5,
+            extra_body={"return_tokens_as_token_ids": True, "ignore_eos": True},
+        )
+        completions = []
+        for choice in answer.choices:
+            assert choice.logprobs is not None
+            assert choice.logprobs.tokens is not None
+            assert choice.logprobs.top_logprobs is not None
+            tokens = [_token_id(token) for token in choice.logprobs.tokens]
+            steps = choice.logprobs.top_logprobs
+            top = [{_token_id(t): p for t, p in step.items()} for step in steps]
+            completions.append((tokens, top))
+        return completions
+
+
+def _token_id(token: str) -> int:
+    return int(token.removeprefix("token_id:"))
+
+
+@contextlib.contextmanager
+def serve(
+    model: Path, log: Path, *flags: str, env: dict[str, str] | None = None
+) -> Iterator[Server]:
+    """Start `vllm serve model`, wait until it is healthy, and stop it with all its processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        str(Path(sys.executable).parent / "vllm"),
+        "serve",
+        str(model),
+        *("--port", str(port), "--host", "127.0.0.1", "--enforce-eager"),
+        *("--max-model-len", "512", "--max-num-seqs", "8", *flags),
+    ]
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "2"} | (env or {})
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=environment, start_new_session=True
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_healthy(process, url, log)
+        yield Server(url, str(model), log)
+    finally:
+        _stop(process)
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerDiedError(f"exit code {process.returncode}\n{log.read_text()[-6000:]}")
+        with contextlib.suppress(OSError, urllib.error.URLError):
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            return
+        time.sleep(0.3)
+    raise TimeoutError(f"not healthy after {START_SECONDS} s\n{log.read_text()[-6000:]}")
+
+
+class ServerDiedError(RuntimeError):
+    """The server exited before it was healthy; the message ends with its output."""
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # engine core and workers, should any be left
+    process.wait(30)

@@ -1,0 +1,58 @@
+"""Every shape the format allows, served and compared with the fp32 reference."""
+
+import re
+from pathlib import Path
+
+from tests.serving.agreement import CHUNKED, assert_agrees_with_reference
+from tests.serving.models import HETEROGENEOUS, layer, write_model
+from tests.serving.server import serve
+
+
+def test_every_layer_shape_agrees_with_the_reference_and_pads_no_kv_block(tmp_path: Path) -> None:
+    layout = write_model(tmp_path / "model", HETEROGENEOUS)
+    with serve(tmp_path / "model", tmp_path / "log", "--load-format", "gac", *CHUNKED) as server:
+        assert_agrees_with_reference(server, tmp_path / "model")
+        info = next(x for x in server.metrics().splitlines() if "cache_config_info{" in x)
+    blocks = int(re.search(r'num_gpu_blocks="(\d+)"', info)[1])  # type: ignore[index]
+    block_size = int(re.search(r'[^_]block_size="(\d+)"', info)[1])  # type: ignore[index]
+    bytes_per_token = 2 * sum(
+        x.key.heads * x.key.size + x.value.heads * x.value.size for x in layout.layers
+    )
+    assert blocks == 2**30 // (block_size * bytes_per_token)
+
+
+def test_mistral_sliding_window_agrees_with_the_reference(tmp_path: Path) -> None:
+    layers = [HETEROGENEOUS[i] for i in (0, 1, 3, 5)]
+    write_model(tmp_path / "model", layers, model_type="mistral", sliding_window=64)
+    # No --load-format: a gac directory is recognized by its config and loaded strictly.
+    with serve(tmp_path / "model", tmp_path / "log", *CHUNKED) as server:
+        assert_agrees_with_reference(server, tmp_path / "model")
+        assert "load_format=gac" in server.log.read_text()
+
+
+def test_tensor_parallel_agrees_with_the_reference(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", [HETEROGENEOUS[i] for i in (0, 1, 3, 4, 5, 7)])
+    flags = ("--load-format", "gac", "--tensor-parallel-size", "2", *CHUNKED)
+    env = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1"}
+    with serve(tmp_path / "model", tmp_path / "log", *flags, env=env) as server:
+        assert_agrees_with_reference(server, tmp_path / "model")
+
+
+def test_llama3_rope_scaling_and_biases_agree_with_the_reference(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    }
+    write_model(
+        tmp_path / "model",
+        [layer(("rotary", 4, 64), (4, 64), 512), layer(("latent", 4, 32), (4, 64), 384)],
+        rope_scaling=scaling,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    )
+    with serve(tmp_path / "model", tmp_path / "log", "--load-format", "gac", *CHUNKED) as server:
+        assert_agrees_with_reference(server, tmp_path / "model")

@@ -1,0 +1,141 @@
+"""The demo model, compressed by the command line, behind the OpenAI API of two API servers."""
+
+import ast
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.serving.server import Server, serve
+from vllm_gac.checkpoint import open_checkpoint
+
+PROMPT = 'def read_lines(path):\n    """Return the lines of a file."""\n'
+
+
+@pytest.fixture(scope="module")
+def server(compressed_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    flags = ("--load-format", "gac", "--api-server-count", "2")
+    with serve(compressed_demo, log, *flags) as running:
+        yield running
+
+
+def test_a_completion_is_python(server: Server) -> None:
+    answer = server.client().completions.create(
+        model=server.model, prompt=PROMPT, max_tokens=60, temperature=0
+    )
+    code = PROMPT + answer.choices[0].text
+    whole_lines = code.rsplit("\n", 1)[0].splitlines()
+    assert any(_parses("\n".join(whole_lines[:end])) for end in range(3, len(whole_lines) + 1)), code
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 60
+
+
+def _parses(code: str) -> bool:
+    try:
+        return bool(ast.parse(code).body)
+    except SyntaxError:
+        return False
+
+
+def test_streaming_gives_the_same_text_piece_by_piece(server: Server) -> None:
+    request = {"model": server.model, "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    client = server.client()
+    whole = client.completions.create(**request)
+    pieces = list(
+        client.completions.create(**request, stream=True, stream_options={"include_usage": True})
+    )
+    texts = [chunk.choices[0].text for chunk in pieces if chunk.choices]
+    assert len(texts) > 10
+    assert "".join(texts) == whole.choices[0].text
+    assert pieces[-1].usage == whole.usage
+
+
+def test_chat_completions_answer_with_and_without_streaming(server: Server) -> None:
+    request = {
+        "model": server.model,
+        "messages": [{"role": "user", "content": "A function that adds two numbers"}],
+        "max_tokens": 24,
+        "temperature": 0,
+    }
+    client = server.client()
+    whole = client.chat.completions.create(**request).choices[0].message.content
+    chunks = client.chat.completions.create(**request, stream=True)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert whole
+    assert streamed == whole
+
+
+def test_logprobs_are_normalized_and_greedy_takes_the_best(server: Server) -> None:
+    [(tokens, top)] = server.completions([[11, 45, 300, 7, 912]], 8)
+    for token, step in zip(tokens, top, strict=True):
+        assert step[token] == max(step.values())
+        assert all(logprob <= 0 for logprob in step.values())
+
+
+def test_structured_output_follows_its_json_schema(server: Server) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"enum": [1, 2, 3]}},
+        "required": ["name", "size"],
+        "additionalProperties": False,
+    }
+    answer = server.client().chat.completions.create(
+        model=server.model,
+        messages=[{"role": "user", "content": "describe a tensor"}],
+        max_tokens=80,
+        temperature=0,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "tensor", "schema": schema, "strict": True},
+        },
+    )
+    parsed = json.loads(answer.choices[0].message.content or "")
+    assert set(parsed) == {"name", "size"}
+    assert parsed["size"] in (1, 2, 3)
+
+
+def test_concurrent_requests_get_the_answers_they_get_alone(server: Server) -> None:
+    prompts = [f"def f{i}(x):\n    return x" for i in range(12)]
+
+    def complete(prompt: str) -> str:
+        return (
+            server.client()
+            .completions.create(model=server.model, prompt=prompt, max_tokens=1, temperature=0)
+            .choices[0]
+            .text
+        )
+
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(complete, prompts))
+    assert together == [complete(prompt) for prompt in prompts]
+
+
+def test_bad_requests_get_an_openai_error_and_the_server_lives_on(server: Server) -> None:
+    import openai
+
+    client = server.client()
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model=server.model, prompt=[7] * 600, max_tokens=10)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="no-such-model", prompt="x")
+    assert client.models.list().data[0].id == server.model
+
+
+def test_both_api_servers_publish_the_layout_as_metrics(
+    server: Server, compressed_demo: Path
+) -> None:
+    layout = open_checkpoint(compressed_demo).layout
+    values = {
+        line.split("{")[0]: float(line.split()[-1])
+        for line in server.metrics().splitlines()
+        if line.startswith("gac_")
+    }
+    assert values["gac_kv_bytes_per_token"] == 2 * layout.kv_elements
+    assert values["gac_dense_kv_bytes_per_token"] == 2 * 4 * 2 * 4 * 128
+    assert values["gac_parameters"] == layout.parameters
+    assert values["gac_aligned_fraction"] == 1.0
+    assert values["gac_model_info"] == 1
+    assert server.log.read_text().count("ApiServer_") > 1, "only one API server ran"

@@ -1,0 +1,1 @@
+"""Attention over the packed, per-layer-sized KV cache."""

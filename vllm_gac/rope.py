@@ -1,0 +1,55 @@
+"""Rotary position embedding: the frequencies of a config, and the rotation itself.
+
+Pair f of a head is its rows (f, f + size/2), as Hugging Face lays them out.
+"""
+
+import math
+
+import torch
+
+from vllm_gac.schema import RopeParameters
+
+
+def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
+    """Radians per position of each of the head_dim/2 pairs, fp32 [head_dim / 2].
+
+    The default, linear and llama3 types as transformers computes them; in all three the
+    attention scaling is 1.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    inv_freq = 1.0 / (rope.rope_theta**exponents)
+    if rope.rope_type == "linear":
+        return inv_freq / rope.factor
+    if rope.rope_type == "llama3":
+        return _llama3(inv_freq, rope)
+    return inv_freq
+
+
+def _llama3(inv_freq: torch.Tensor, rope: RopeParameters) -> torch.Tensor:
+    """Llama 3.1: low frequencies divided by `factor`, high ones kept, a ramp between."""
+    context = rope.original_max_position_embeddings
+    wavelength = 2 * math.pi / inv_freq
+    ramp = (context / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    kept = ramp.clamp(0, 1)
+    return (1 - kept) * inv_freq / rope.factor + kept * inv_freq
+
+
+def cos_sin(positions: torch.Tensor, inv_freq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of every angle, fp32.
+
+    positions [tokens], inv_freq [heads, pairs] -> two tensors [tokens, heads, pairs].
+    """
+    angles = positions.to(torch.float32)[:, None, None] * inv_freq
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate each pair of x [..., size] by its angle; cos and sin broadcast as [..., size / 2].
+
+    Computed in the precision of cos and sin, returned in that of x.
+    """
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(x.dtype)

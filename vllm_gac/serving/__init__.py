@@ -1,0 +1,1 @@
+"""The vLLM side of the project: the only package that imports vllm."""

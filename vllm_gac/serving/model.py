@@ -1,0 +1,160 @@
+"""Llama and Mistral whose layers have different widths, as vLLM models.
+
+Everything that does not depend on a layer's dims is vLLM's own Llama.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear
+from vllm.model_executor.layers.quantization import QuantizationConfig
+from vllm.model_executor.models.llama import LlamaForCausalLM, LlamaModel
+from vllm.model_executor.models.utils import (
+    AutoWeightsLoader,
+    PPMissingLayer,
+    WeightsMapper,
+    extract_layer_index,
+)
+
+from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.schema import HfConfig, validate
+from vllm_gac.serving.config_hook import layout_of_hf
+from vllm_gac.serving.linear import column_parallel, row_parallel
+from vllm_gac.serving.self_attention import GacSelfAttention
+
+
+class GacMLP(nn.Module):
+    """SwiGLU of the layer's own width; gate and up are one GEMM unless one is low rank."""
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        layer: LayerLayout,
+        quant_config: QuantizationConfig | None,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        hidden, width, bias = layout.hidden_size, layer.intermediate_size, layout.mlp_bias
+        gate_rank, up_rank, down_rank = (
+            layer.ranks.get(f"mlp.{name}") for name in ("gate_proj", "up_proj", "down_proj")
+        )
+        self.is_fused = gate_rank is None and up_rank is None
+        if self.is_fused:
+            self.gate_up_proj = MergedColumnParallelLinear(
+                hidden,
+                [width, width],
+                bias=bias,
+                quant_config=quant_config,
+                prefix=f"{prefix}.gate_up_proj",
+            )
+        else:
+            self.gate_proj = column_parallel(
+                hidden, width, gate_rank, bias, quant_config, f"{prefix}.gate_proj"
+            )
+            self.up_proj = column_parallel(
+                hidden, width, up_rank, bias, quant_config, f"{prefix}.up_proj"
+            )
+        self.down_proj = row_parallel(
+            width, hidden, down_rank, bias, quant_config, f"{prefix}.down_proj"
+        )
+        self.act_fn = SiluAndMul()
+
+    @property
+    def projection_shards(self) -> dict[str, str | int]:
+        """The shard of the fused weight that each checkpoint name fills; empty if separate."""
+        return {"gate_proj": 0, "up_proj": 1} if self.is_fused else {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, hidden] -> [tokens, hidden]."""
+        if self.is_fused:
+            gate_up, _ = self.gate_up_proj(x)
+        else:
+            gate_up = torch.cat((self.gate_proj(x)[0], self.up_proj(x)[0]), dim=-1)
+        x, _ = self.down_proj(self.act_fn(gate_up))
+        return x
+
+
+class GacDecoderLayer(nn.Module):
+    """One decoder layer; its dims are those of its index in the layout."""
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+        super().__init__()
+        hf_config = vllm_config.model_config.hf_config
+        layout = layout_of_hf(hf_config)
+        config = validate(HfConfig, hf_config.to_dict(), "config.json")
+        layer = layout.layers[extract_layer_index(prefix)]
+        quant_config = vllm_config.quant_config
+        self.self_attn = GacSelfAttention(
+            layout,
+            layer,
+            config.rope,
+            vllm_config.cache_config,
+            quant_config,
+            f"{prefix}.self_attn",
+        )
+        self.mlp = GacMLP(layout, layer, quant_config, f"{prefix}.mlp")
+        self.input_layernorm = RMSNorm(layout.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(layout.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pre-norm attention and MLP; the residual travels beside the hidden states."""
+        if residual is None:
+            residual = hidden_states
+            hidden_states = self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        hidden_states = self.self_attn(positions, hidden_states)
+        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
+        return self.mlp(hidden_states), residual
+
+
+@support_torch_compile
+class GacModel(LlamaModel):
+    """vLLM's Llama with layers of their own widths."""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load checkpoint tensors, fused layer by layer as the layer was built."""
+        mapper = WeightsMapper(orig_to_new_stacked=self._stacked_names())
+        return AutoWeightsLoader(self).load_weights(weights, mapper=mapper)
+
+    def _stacked_names(self) -> dict[str, tuple[str, str | int]]:
+        names: dict[str, tuple[str, str | int]] = {}
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, PPMissingLayer):
+                continue
+            for module, fused in (("self_attn", "qkv_proj"), ("mlp", "gate_up_proj")):
+                prefix = f"layers.{index}.{module}."
+                for name, shard in getattr(layer, module).projection_shards.items():
+                    names[f"{prefix}{name}."] = (f"{prefix}{fused}.", shard)
+        return names
+
+
+class GacLlamaForCausalLM(LlamaForCausalLM):
+    """Compressed Llama or Mistral, as `vllm-gac compress` names it in `architectures`."""
+
+    def __init__(
+        self,
+        *,
+        vllm_config: VllmConfig,
+        prefix: str = "",
+        layer_type: type[nn.Module] = GacDecoderLayer,
+    ) -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=layer_type)
+
+    def _init_model(
+        self,
+        vllm_config: VllmConfig,
+        prefix: str = "",
+        layer_type: type[nn.Module] = GacDecoderLayer,
+    ) -> GacModel:
+        return GacModel(vllm_config=vllm_config, prefix=prefix, layer_type=layer_type)

@@ -1,0 +1,179 @@
+"""Self-attention of a compressed layer: projections, RoPE at its own frequencies, attention."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import CacheConfig
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
+from vllm.model_executor.layers.quantization import QuantizationConfig
+from vllm.model_executor.utils import set_weight_attrs
+
+from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
+from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.rope import cos_sin, inverse_frequencies, rotate
+from vllm_gac.schema import RopeParameters
+from vllm_gac.serving.attention import GacAttention, gac_backend, stock_backend_serves
+from vllm_gac.serving.linear import column_parallel, row_parallel
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+class GacSelfAttention(nn.Module):
+    """Attention of layer `layer` of `layout`; shapes are per tensor-parallel rank."""
+
+    rope_inv_freq: torch.Tensor  # fp32 [key heads or 1, pairs]
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        layer: LayerLayout,
+        rope: RopeParameters,
+        cache_config: CacheConfig | None,
+        quant_config: QuantizationConfig | None,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        tp = get_tensor_model_parallel_world_size()
+        self.layout, self.layer, self.quant_config = layout, layer, quant_config
+        self.geometry = CacheGeometry(
+            query_heads=layer.query_heads // tp,
+            query_size=layout.query_size(layer),
+            key_heads=layer.key.heads // tp,
+            key_size=layer.key.size,
+            value_heads=layer.value.heads // tp,
+            value_size=layer.value.size,
+        )
+        self.is_latent = layer.key.form == "latent"
+        self.projection_shards = self._add_projections(prefix)
+        self._add_frequencies(rope)
+        if self.is_latent:
+            group = layout.num_key_value_heads // layer.key.heads
+            self.k_up_proj = KeyUpProjection(
+                self.geometry.key_heads, group * layout.head_dim, layer.key.size
+            )
+        out_size, in_size = layout.linear_shape(layer, "self_attn.o_proj")
+        self.o_proj = row_parallel(
+            in_size,
+            out_size,
+            layer.ranks.get("self_attn.o_proj"),
+            layout.attention_bias,
+            quant_config,
+            f"{prefix}.o_proj",
+        )
+        self.attn = self._attention(cache_config, f"{prefix}.attn")
+
+    def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """positions [tokens], hidden_states [tokens, hidden] -> [tokens, hidden]."""
+        q, k, v = self._project(hidden_states)
+        cos, sin = cos_sin(positions, self.rope_inv_freq)
+        q = self._rotate_queries(q, cos, sin)
+        if not self.is_latent:
+            g = self.geometry
+            k = rotate(k.reshape(-1, g.key_heads, g.key_size), cos, sin).flatten(1)
+        output, _ = self.o_proj(self.attn(q, k, v))
+        return output
+
+    def _project(
+        self, hidden_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if not self.projection_shards:
+            q, k, v = (getattr(self, name)(hidden_states)[0] for name in PROJECTIONS)
+            return q, k, v
+        g = self.geometry
+        sizes = [
+            g.query_heads * g.query_size,
+            g.key_heads * g.key_size,
+            g.value_heads * g.value_size,
+        ]
+        qkv, _ = self.qkv_proj(hidden_states)
+        q, k, v = qkv.split(sizes, dim=-1)
+        return q, k, v
+
+    def _rotate_queries(
+        self, q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """A query head turns at the frequencies of the key head it meets."""
+        g, tables = self.geometry, cos.shape[1]
+        q = q.reshape(-1, tables, g.query_heads // tables, g.query_size)
+        return rotate(q, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1)
+
+    def _add_projections(self, prefix: str) -> dict[str, str | int]:
+        """Build q/k/v, fused into one GEMM unless one of them is low rank.
+
+        Returns the shard of the fused weight that each checkpoint name fills; empty if separate.
+        """
+        layout, layer = self.layout, self.layer
+        shapes = [layout.linear_shape(layer, f"self_attn.{name}") for name in PROJECTIONS]
+        ranks = [layer.ranks.get(f"self_attn.{name}") for name in PROJECTIONS]
+        bias = layout.attention_bias
+        if any(ranks):
+            for name, (out_size, in_size), rank in zip(PROJECTIONS, shapes, ranks, strict=True):
+                linear = column_parallel(
+                    in_size, out_size, rank, bias, self.quant_config, f"{prefix}.{name}"
+                )
+                self.add_module(name, linear)
+            return {}
+        fused: dict[str, Any] = {
+            "bias": bias,
+            "quant_config": self.quant_config,
+            "prefix": f"{prefix}.qkv_proj",
+        }
+        g = self.geometry
+        if g.query_size == g.key_size == g.value_size and g.key_heads == g.value_heads:
+            self.qkv_proj = QKVParallelLinear(
+                layout.hidden_size, g.key_size, layer.query_heads, layer.key.heads, **fused
+            )
+            return {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
+        self.qkv_proj = MergedColumnParallelLinear(
+            layout.hidden_size, [out_size for out_size, _ in shapes], **fused
+        )
+        return {"q_proj": 0, "k_proj": 1, "v_proj": 2}
+
+    def _add_frequencies(self, rope: RopeParameters) -> None:
+        """The buffer `rope_inv_freq`, fp32 [key heads or 1, pairs].
+
+        Loaded where the checkpoint has a table; else the model's own, one for all heads.
+        """
+        if not self.layer.key.rope_table:
+            own = inverse_frequencies(rope, self.layout.head_dim)
+            own = own.to(torch.get_default_device())
+            self.register_buffer("rope_inv_freq", own[None, :], persistent=False)
+            return
+        shape = (self.geometry.key_heads, self.layer.key.size // 2)
+        self.register_buffer("rope_inv_freq", torch.empty(shape, dtype=torch.float32))
+        set_weight_attrs(self.rope_inv_freq, {"weight_loader": load_own_heads})
+
+    def _attention(self, cache_config: CacheConfig | None, prefix: str) -> nn.Module:
+        g = self.geometry
+        common: dict[str, Any] = {
+            "scale": self.layout.softmax_scale,
+            "cache_config": cache_config,
+            "quant_config": self.quant_config,
+            "prefix": prefix,
+        }
+        if stock_backend_serves(g, self.is_latent):
+            return Attention(g.query_heads, g.key_size, num_kv_heads=g.key_heads, **common)
+        common["attn_backend"] = gac_backend(g, self.is_latent)
+        if self.is_latent:
+            common["latent"] = LatentKeys(self.k_up_proj.weight, self.rope_inv_freq)
+        return GacAttention(g, **common)
+
+
+class KeyUpProjection(nn.Module):
+    """The up factors of latent keys, [key heads, group * head_dim, rank]; used by the attention."""
+
+    def __init__(self, heads: int, out_size: int, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, out_size, rank), requires_grad=False)
+        set_weight_attrs(self.weight, {"weight_loader": load_own_heads})
+
+
+def load_own_heads(param: torch.Tensor, loaded: torch.Tensor) -> None:
+    """Weight loader: this rank's heads of a tensor [heads, ...]; one head is shared by all."""
+    heads = param.shape[0]
+    if loaded.shape[0] > 1:
+        loaded = loaded.narrow(0, get_tensor_model_parallel_rank() * heads, heads)
+    param.data.copy_(loaded)
