@@ -1,0 +1,131 @@
+"""`python -m loadtest schedule | report | ab | mock`: argument parsing and printing only."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from loadtest.errors import LoadTestError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one step; 0 if it worked, 1 if not."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.step(options)
+    except LoadTestError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
+    steps = parser.add_subparsers(required=True)
+
+    schedule = steps.add_parser("schedule", help="write the schedule of a scenario")
+    schedule.add_argument("scenario", help="a .yaml file, or the name of a shipped scenario")
+    schedule.add_argument("out", type=Path, help="the schedule to write (.jsonl)")
+    schedule.add_argument("--rate", type=float, help="mean requests per second")
+    schedule.add_argument("--duration", type=float, help="seconds")
+    schedule.add_argument("--seed", type=int)
+    schedule.add_argument("--max-model-len", type=int, help="cut longer requests to this")
+    schedule.set_defaults(step=_schedule)
+
+    report = steps.add_parser("report", help="one report of one or many runs")
+    report.add_argument("out", type=Path, help="the report (.html; .json and .csv beside it)")
+    report.add_argument("runs", type=Path, nargs="+", help="directories of runs")
+    report.add_argument("--title", default="Load test")
+    report.add_argument("--baseline", help="label of the runs that others are compared with")
+    report.add_argument("--warmup", type=float, default=0.0, help="seconds to leave out")
+    report.add_argument("--slo-ttft", type=float, help="seconds (default: the scenario's)")
+    report.add_argument("--slo-tpot", type=float, help="seconds (default: the scenario's)")
+    report.add_argument(
+        "--ideal",
+        action="append",
+        default=[],
+        metavar="LABEL:PHASE=RATIO",
+        help="ideal speedup over the baseline; PHASE is prefill or decode",
+    )
+    report.set_defaults(step=_report)
+
+    ab = steps.add_parser("ab", help="runs of several servers in turn, and their report")
+    ab.add_argument("comparison", type=Path, help="a .yaml file, as in comparisons/")
+    ab.add_argument("out", type=Path, help="directory for the runs and report.html")
+    ab.set_defaults(step=_ab)
+
+    mock = steps.add_parser("mock", help="serve a mock that answers on the dot, on 127.0.0.1")
+    mock.add_argument("--port", type=int, default=8000)
+    mock.add_argument("--ttft", type=float, default=0.1, help="seconds")
+    mock.add_argument("--itl", type=float, default=0.02, help="seconds")
+    mock.set_defaults(step=_mock)
+    return parser
+
+
+def _schedule(options: argparse.Namespace) -> None:
+    from loadtest.scenario import find_scenario, load_scenario
+    from loadtest.schedule import write_schedule
+    from loadtest.traffic import generate
+
+    scenario = load_scenario(
+        find_scenario(options.scenario),
+        rate=options.rate,
+        duration=options.duration,
+        seed=options.seed,
+        max_model_len=options.max_model_len,
+    )
+    schedule = generate(scenario)
+    write_schedule(schedule, options.out)
+    about = schedule.traffic
+    print(
+        f"{options.out}: {about['requests']} requests in {scenario.duration:g} s, "
+        f"{about['input_length']['mean']:.0f} tokens in and "
+        f"{about['output_length']['mean']:.0f} out on average, "
+        f"{about['truncated_fraction']:.1%} cut to the context"
+    )
+
+
+def _report(options: argparse.Namespace) -> None:
+    from loadtest.report import ReportOptions, write_report
+
+    write_report(
+        options.runs,
+        options.out,
+        ReportOptions(
+            title=options.title,
+            baseline=options.baseline,
+            warmup=options.warmup,
+            slo_ttft=options.slo_ttft,
+            slo_tpot=options.slo_tpot,
+            ideal=tuple(options.ideal),
+        ),
+    )
+    print(f"{options.out}, {options.out.with_suffix('.json')}, {options.out.with_suffix('.csv')}")
+
+
+def _ab(options: argparse.Namespace) -> None:
+    from loadtest.ab import load_comparison, run_comparison
+
+    # As Ctrl-C does: through the clean-up that stops the server.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    print(run_comparison(load_comparison(options.comparison), options.out))
+
+
+def _mock(options: argparse.Namespace) -> None:
+    asyncio.run(_serve_mock(options))
+
+
+async def _serve_mock(options: argparse.Namespace) -> None:
+    from loadtest.mock_server import Timing, serve
+
+    server = await serve(Timing(options.ttft, options.itl), "127.0.0.1", options.port)
+    port = server.sockets[0].getsockname()[1]
+    print(f"http://127.0.0.1:{port}", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""When requests arrive: a renewal process of given burstiness, run on a clock that a curve bends.
+
+Gaps have mean 1 and coefficient of variation `cv` (1 is Poisson, 0 a metronome) and are laid on
+operational time; arrivals are where the cumulative rate reaches them. Bursts thus stay as bursty
+when the rate ramps, and the expected count is exactly rate x duration because the first gap is
+drawn from the equilibrium (residual life) distribution.
+"""
+
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Process = Literal["gamma", "weibull"]
+
+# Below it the gaps are taken as equal: the shapes of both distributions grow without bound.
+_STEADY = 0.01
+
+
+def arrival_times(
+    process: Process,
+    cv: float,
+    rate: float,
+    edges: NDArray[np.float64],
+    factors: NDArray[np.float64],
+    rng: np.random.Generator,
+) -> NDArray[np.float64]:
+    """Ascending arrival times in seconds.
+
+    `edges` (n + 1 seconds, ascending) cuts the run into cells; in cell i the rate is
+    `rate` x `factors[i]` requests per second.
+    """
+    cumulative = np.concatenate(([0.0], np.cumsum(np.diff(edges) * factors) * rate))
+    operational = _renewals(process, cv, cumulative[-1], rng)
+    # side="left" puts an arrival into the cell that reaches it, never into one of rate zero.
+    cell = np.searchsorted(cumulative, operational, side="left") - 1
+    cell = np.clip(cell, 0, len(factors) - 1)
+    inside = (operational - cumulative[cell]) / (rate * np.maximum(factors[cell], 1e-300))
+    times: NDArray[np.float64] = edges[cell] + inside
+    return times
+
+
+def weibull_shape(cv: float) -> float:
+    """The shape at which a Weibull distribution has coefficient of variation `cv` > 0."""
+    low, high = 0.05, 200.0
+    for _ in range(100):
+        shape = math.sqrt(low * high)
+        if _weibull_cv(shape) > cv:
+            low = shape
+        else:
+            high = shape
+    return math.sqrt(low * high)
+
+
+def _renewals(
+    process: Process, cv: float, until: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    times = np.array([_first_gap(process, cv, rng)])
+    while times[-1] < until:
+        # Enough in one go nearly always; the loop is for the rest.
+        more = int(1.1 * (until - times[-1]) + 10 * (1 + cv) * math.sqrt(until) + 10)
+        times = np.concatenate((times, times[-1] + np.cumsum(_gaps(process, cv, more, rng))))
+    return times[times < until]
+
+
+def _first_gap(process: Process, cv: float, rng: np.random.Generator) -> float:
+    """A uniform part of a gap drawn in proportion to its length: what an observer who comes in
+    at a random moment waits (Cox, Renewal Theory, 1962, chapter 5)."""
+    if cv < _STEADY:
+        return float(rng.random())
+    if process == "gamma":
+        shape = cv**-2
+        biased = rng.gamma(shape + 1) / shape
+    else:
+        power = 1 / weibull_shape(cv)
+        biased = rng.gamma(1 + power) ** power / math.gamma(1 + power)
+    return float(rng.random() * biased)
+
+
+def _gaps(process: Process, cv: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    if cv < _STEADY:
+        return np.ones(count)
+    if process == "gamma":
+        shape = cv**-2
+        return rng.gamma(shape, 1 / shape, count)
+    shape = weibull_shape(cv)
+    return rng.weibull(shape, count) / math.gamma(1 + 1 / shape)
+
+
+def _weibull_cv(shape: float) -> float:
+    log_ratio = math.lgamma(1 + 2 / shape) - 2 * math.lgamma(1 + 1 / shape)
+    return math.sqrt(max(math.expm1(log_ratio), 0.0))

@@ -1,0 +1,184 @@
+"""One streamed request to an OpenAI-compatible server, every event stamped as it arrives.
+
+Plain blocking standard library code: `HTTPResponse.read1` hands over what the socket has instead
+of waiting for a buffer to fill. Under locust, gevent makes it cooperative. Each request opens a
+connection of its own, as independent users do.
+"""
+
+import http.client
+import json
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from loadtest import prompts
+from loadtest.errors import LoadTestError
+from loadtest.records import Record
+from loadtest.schedule import PromptRules, ScheduledRequest
+from loadtest.sse import SseParser
+
+Endpoint = Literal["completions", "chat"]
+_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go. `base_url` has no path; `timeout` is the seconds of silence allowed.
+
+    `ignore_eos` pins the answer to the scheduled length; it is vLLM's extension (SGLang's too),
+    and servers that refuse unknown fields need it off.
+    """
+
+    base_url: str
+    model: str
+    endpoint: Endpoint = "completions"
+    timeout: float = 300.0
+    ignore_eos: bool = True
+
+    def __post_init__(self) -> None:
+        url = urlsplit(self.base_url)
+        if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/"):
+            raise LoadTestError(
+                f"{self.base_url!r} is not the root of a server; expected http://HOST:PORT"
+            )
+
+    @property
+    def path(self) -> str:
+        """The path of the endpoint."""
+        return _PATHS[self.endpoint]
+
+
+def request_body(
+    target: Target, request: ScheduledRequest, index: int, rules: PromptRules
+) -> bytes:
+    """The JSON body of a scheduled request: temperature 0, streamed, usage at the end."""
+    body: dict[str, Any] = {
+        "model": target.model,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if target.endpoint == "completions":
+        body["prompt"] = prompts.token_ids(request, index, rules)
+        body["max_tokens"] = request.output_length
+    else:
+        body["messages"] = [{"role": "user", "content": prompts.text(request, index, rules)}]
+        body["max_completion_tokens"] = request.output_length
+    if target.ignore_eos:
+        body["ignore_eos"] = True
+        body["min_tokens"] = request.output_length
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def send(
+    target: Target, body: bytes, record: Record, clock: Callable[[], float], deadline: float
+) -> None:
+    """Send `body` and fill in `record`; never raises, whatever the server does.
+
+    `clock` gives the seconds since the start of the run; at `deadline` the request is given up.
+    """
+    record.sent = clock()
+    try:
+        connection = _connection(target, min(target.timeout, max(deadline - record.sent, 0.001)))
+        try:
+            headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+            if key := os.environ.get("OPENAI_API_KEY"):
+                headers["Authorization"] = f"Bearer {key}"
+            connection.request("POST", target.path, body, headers)
+            response = connection.getresponse()
+            record.status = response.status
+            _read(response, connection, record, clock, deadline)
+        finally:
+            connection.close()
+    except TimeoutError:
+        record.error = _late(clock(), deadline, target.timeout)
+    except (OSError, http.client.HTTPException, LoadTestError) as error:
+        record.error = f"{type(error).__name__}: {error}"[:300]
+    record.ended = clock()
+
+
+def _connection(target: Target, timeout: float) -> http.client.HTTPConnection:
+    url = urlsplit(target.base_url)
+    host = url.hostname or ""
+    if url.scheme == "https":
+        return http.client.HTTPSConnection(host, url.port, timeout=timeout, context=_tls_context())
+    return http.client.HTTPConnection(host, url.port, timeout=timeout)
+
+
+_tls: list[ssl.SSLContext] = []
+
+
+def _tls_context() -> ssl.SSLContext:
+    # Built once: loading the root certificates takes tens of milliseconds, which would stop
+    # every other request of this process.
+    if not _tls:
+        _tls.append(ssl.create_default_context())
+    return _tls[0]
+
+
+def _read(
+    response: http.client.HTTPResponse,
+    connection: http.client.HTTPConnection,
+    record: Record,
+    clock: Callable[[], float],
+    deadline: float,
+) -> None:
+    if response.status != 200:
+        record.error = f"HTTP {response.status}: {response.read(300).decode(errors='replace')}"
+        return
+    parser = SseParser()
+    while chunk := response.read1(_CHUNK):
+        now = clock()
+        for event in parser.feed(chunk):
+            if event == b"[DONE]":
+                if not record.tokens and record.error is None:
+                    record.error = "the stream ended without a token"
+                return
+            _take(event, now, record)
+            if record.error is not None:
+                return
+        if now > deadline:
+            raise TimeoutError
+        if connection.sock is not None:
+            connection.sock.settimeout(max(min(connection.timeout or 1e9, deadline - now), 0.001))
+    record.error = "the stream broke off before [DONE]"
+
+
+def _take(event: bytes, now: float, record: Record) -> None:
+    try:
+        content = json.loads(event)
+        if "error" in content:
+            record.error = f"error in the stream: {json.dumps(content['error'])}"[:300]
+            return
+        if usage := content.get("usage"):
+            record.prompt_tokens = usage["prompt_tokens"]
+            record.completion_tokens = usage["completion_tokens"]
+        for choice in content.get("choices") or ():
+            record.finish_reason = choice.get("finish_reason") or record.finish_reason
+            if _carries_a_token(choice):
+                record.tokens.append(now)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        record.error = f"not a completion chunk: {event[:200].decode(errors='replace')}"
+
+
+def _carries_a_token(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    if delta is None:
+        # vLLM sends empty text while a character's bytes are incomplete: a token all the same.
+        return bool(choice["text"]) or choice.get("finish_reason") is None
+    if delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
+        return True
+    # The first chunk of a chat names the role and, without content, carries no token.
+    return bool(delta.get("tool_calls")) or (
+        "role" not in delta and choice.get("finish_reason") is None
+    )
+
+
+def _late(now: float, deadline: float, timeout: float) -> str:
+    if now >= deadline - 0.002:
+        return "unfinished when the run ended"
+    return f"no answer for {timeout:g} s"

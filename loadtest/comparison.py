@@ -1,0 +1,117 @@
+"""One server against another under the same schedule: speedups, and how much of the ideal is real.
+
+realized fraction = (measured speedup - 1) / (ideal speedup - 1): 1 is all that the smaller model
+promises, 0 is nothing, below 0 the smaller model is slower. Prefill is judged by TTFT, decode by
+TPOT, both at the median.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.bootstrap import Estimate, Floats, interval, percentile_draws
+from loadtest.errors import LoadTestError
+from loadtest.summary import MEASURES, PERCENTS, Group, Summary
+
+PHASES = {"prefill": "ttft", "decode": "tpot"}
+GOOD_ENOUGH = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`label` against `baseline` at `rate`; speedup > 1 means that `label` is faster."""
+
+    label: str
+    baseline: str
+    rate: float
+    speedup: dict[str, dict[float, Estimate]]
+    ideal: dict[str, float]
+    realized: dict[str, Estimate]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The highest tested rate of requests per second up to which all rates kept 99 % good."""
+
+    label: str
+    rate: float | None
+    tested: tuple[float, ...]
+
+
+def parse_ideals(texts: Sequence[str]) -> dict[tuple[str, str], float]:
+    """["gac:decode=1.33"] -> {("gac", "decode"): 1.33}; LoadTestError for anything else."""
+    ideals = {}
+    for text in texts:
+        left, _, number = text.partition("=")
+        label, _, phase = left.rpartition(":")
+        try:
+            ratio = float(number)
+        except ValueError:
+            ratio = 0.0
+        if not label or phase not in PHASES or not 1.0 < ratio < 1000:
+            raise LoadTestError(
+                f"--ideal {text!r}: expected LABEL:PHASE=RATIO with PHASE of "
+                f"{', '.join(PHASES)} and RATIO above 1, such as gac:decode=1.33"
+            )
+        ideals[label, phase] = ratio
+    return ideals
+
+
+def compare(
+    groups: Sequence[Group], baseline: str, ideals: Mapping[tuple[str, str], float]
+) -> list[Comparison]:
+    """Every group against the baseline's group of the same schedule."""
+    base = {group.schedule: group for group in groups if group.label == baseline}
+    if not base:
+        labels = sorted({group.label for group in groups})
+        raise LoadTestError(f"no runs of baseline {baseline!r}; there are {', '.join(labels)}")
+    unknown = {label for label, _ in ideals} - {group.label for group in groups}
+    if unknown:
+        raise LoadTestError(f"--ideal names {sorted(unknown)[0]!r}, of which there are no runs")
+    return [
+        _compare(base[group.schedule], group, ideals)
+        for group in groups
+        if group.label != baseline and group.schedule in base
+    ]
+
+
+def capacities(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[Capacity]:
+    """How much each server takes at 99 % goodput."""
+    tested: dict[str, list[tuple[float, bool]]] = {}
+    for group, summary in zip(groups, summaries, strict=True):
+        kept = summary.good_fraction.value >= GOOD_ENOUGH
+        tested.setdefault(group.label, []).append((group.rate, kept))
+    found = []
+    for label, results in tested.items():
+        best = None
+        for rate, kept in sorted(results):
+            if not kept:
+                break
+            best = rate
+        found.append(Capacity(label, best, tuple(rate for rate, _ in sorted(results))))
+    return found
+
+
+def _compare(base: Group, other: Group, ideals: Mapping[tuple[str, str], float]) -> Comparison:
+    speedup = {
+        measure: {p: interval(*_ratio(base, other, measure, p)) for p in PERCENTS}
+        for measure in MEASURES
+    }
+    ideal = {
+        phase: ideals[other.label, phase] for phase in PHASES if (other.label, phase) in ideals
+    }
+    realized = {}
+    for phase, best in ideal.items():
+        value, draws = _ratio(base, other, PHASES[phase], 50.0)
+        realized[phase] = interval((value - 1) / (best - 1), (draws - 1) / (best - 1))
+    return Comparison(other.label, base.label, other.rate, speedup, ideal, realized)
+
+
+def _ratio(base: Group, other: Group, measure: str, percent: float) -> tuple[float, Floats]:
+    """baseline / other. Where both have as many runs, a resample takes the same blocks of time
+    of both: the same requests, so their common luck cancels."""
+    a, a_draws = percentile_draws(base.samples[measure], percent, base.weights)
+    b, b_draws = percentile_draws(other.samples[measure], percent, other.weights)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.float64(a) / b), a_draws / b_draws

@@ -1,0 +1,65 @@
+"""Prompt and output lengths drawn from quantile tables of public production traces.
+
+No single lognormal, gamma or Weibull fits these traces (Kolmogorov-Smirnov distance .13 to .21);
+24 quantiles with log-linear interpolation between them do (<= .034). Input and output are drawn
+independently: their rank correlation in the traces is below .08. Sources and licences are in
+length_tables.json and are copied into every schedule.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.errors import LoadTestError
+
+_FILE = Path(__file__).with_name("length_tables.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LengthTable:
+    """Quantiles of the tokens per prompt and per answer, at `probabilities` (ascending, 0 to 1)."""
+
+    probabilities: tuple[float, ...]
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+    attribution: str
+
+
+def length_table(name: str) -> LengthTable:
+    """The table called `name`; LoadTestError if there is none."""
+    tables = length_tables()
+    if name not in tables:
+        raise LoadTestError(f"no length table {name!r}; there are {', '.join(sorted(tables))}")
+    return tables[name]
+
+
+@functools.cache
+def length_tables() -> Mapping[str, LengthTable]:
+    """All shipped tables by name."""
+    content = json.loads(_FILE.read_text(encoding="utf-8"))
+    return {
+        name: LengthTable(
+            probabilities=tuple(content["probabilities"]),
+            input=tuple(table["input"]),
+            output=tuple(table["output"]),
+            attribution=f"{table['source']}; {table['license']}; {table['citation']}",
+        )
+        for name, table in content["tables"].items()
+    }
+
+
+def sample_lengths(
+    probabilities: tuple[float, ...],
+    quantiles: tuple[int, ...],
+    count: int,
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """`count` lengths in tokens, by inversion of the log-linearly interpolated quantiles."""
+    logs = np.interp(rng.random(count), probabilities, np.log(quantiles))
+    lengths: NDArray[np.int64] = np.rint(np.exp(logs)).astype(np.int64)
+    return lengths

@@ -1,0 +1,195 @@
+"""Replays a schedule with locust, open loop, over as many processes as asked.
+
+    locust -f loadtest/locustfile.py --headless --processes 2 --host http://127.0.0.1:8000 \
+        --model MODEL --schedule schedule.jsonl --out runs/dense-1
+
+Locust brings processes, machines (--master, --worker), its console and its web page; the pacing,
+the reading and the numbers are this project's. Locust's own percentiles are rounded: read the
+report instead. Exit status 3 means that the run is INVALID.
+"""
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import gevent
+from locust import User, events, task
+from locust.argument_parser import LocustArgumentParser
+from locust.env import Environment
+from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
+
+from loadtest.client import Target
+from loadtest.errors import LoadTestError
+from loadtest.health import HealthMonitor, write_health
+from loadtest.open_loop import Share, replay
+from loadtest.records import Record, to_line
+from loadtest.run import begin_run, load_run
+from loadtest.schedule import Schedule, read_schedule
+
+# Every process must have heard of the start by then.
+_LEAD = 2.0
+_stopped = Event()
+
+
+class Idle(User):
+    """Locust wants users. The traffic does not depend on how many there are."""
+
+    fixed_count = 1
+
+    @task
+    def rest(self) -> None:
+        """Do nothing."""
+        gevent.sleep(1)
+
+
+@events.init_command_line_parser.add_listener
+def _add_arguments(parser: LocustArgumentParser) -> None:
+    group = parser.add_argument_group("LLM load test")
+    group.add_argument("--schedule", required=True, help="what to replay (.jsonl)")
+    group.add_argument("--model", required=True, help="model name to ask the server for")
+    group.add_argument("--out", required=True, help="directory for the records of this run")
+    group.add_argument("--label", default="", help="name in reports (default: the model)")
+    group.add_argument("--endpoint", choices=["completions", "chat"], default="completions")
+    group.add_argument("--silence", type=float, default=300.0, help="seconds without a byte")
+    group.add_argument("--drain", type=float, default=120.0, help="seconds after the last arrival")
+    group.add_argument(
+        "--respect-eos", action="store_true", help="for servers that refuse vLLM's ignore_eos"
+    )
+
+
+@events.init.add_listener
+def _prepare(environment: Environment, **_: Any) -> None:
+    """Check everything before the first request."""
+    runner = environment.runner
+    try:
+        schedule, target = _inputs(environment)
+    except LoadTestError as error:
+        # One process says it; with --processes every one comes here.
+        if not isinstance(runner, WorkerRunner):
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    if isinstance(runner, MasterRunner):
+        runner.register_message("replayed", _when_all_have(runner))
+
+    @events.test_start.add_listener
+    def _start(environment: Environment, **_: Any) -> None:
+        if not isinstance(runner, WorkerRunner):
+            _begin(environment, target)
+            # Should a process die, its message never comes.
+            seconds = _LEAD + schedule.duration + environment.parsed_options.drain + 30
+            gevent.spawn_later(seconds, runner.quit)
+        if not isinstance(runner, MasterRunner):
+            gevent.spawn(_replay_share, environment, schedule, target)
+
+
+def _when_all_have(runner: MasterRunner) -> Callable[..., None]:
+    finished: set[str] = set()
+
+    def one_has(environment: Environment, msg: Any, **_: Any) -> None:
+        finished.add(msg.node_id)
+        if len(finished) == environment.parsed_options.expect_workers:
+            # After the last numbers for locust's own tables have come.
+            gevent.spawn_later(WORKER_REPORT_INTERVAL + 1, runner.quit)
+
+    return one_has
+
+
+@events.test_stop.add_listener
+def _stop(**_: Any) -> None:
+    _stopped.set()
+
+
+@events.quitting.add_listener
+def _print_verdict(environment: Environment, **_: Any) -> None:
+    directory = Path(environment.parsed_options.out)
+    if isinstance(environment.runner, WorkerRunner) or not (directory / "run.json").exists():
+        return
+    try:
+        verdict = load_run(directory).verdict
+    except LoadTestError as error:
+        print(f"error: {error}", file=sys.stderr)
+        environment.process_exit_code = 1
+        return
+    if verdict.valid:
+        late = f"{verdict.lag_p99 * 1e3:.1f} ms late at the 99th percentile"
+        print(f"VALID: requests were sent {late}.")
+        print(f"Next: python -m loadtest report REPORT.html {directory}")
+        return
+    environment.process_exit_code = 3
+    for reason in verdict.reasons:
+        print(f"INVALID: {reason}")
+
+
+def _inputs(environment: Environment) -> tuple[Schedule, Target]:
+    options: Namespace = environment.parsed_options
+    target = Target(
+        base_url=(environment.host or "").rstrip("/"),
+        model=options.model,
+        endpoint=options.endpoint,
+        timeout=options.silence,
+        ignore_eos=not options.respect_eos,
+    )
+    if (Path(options.out) / "run.json").exists():
+        raise LoadTestError(f"{options.out}: holds a run already; name another --out")
+    return read_schedule(Path(options.schedule)), target
+
+
+def _begin(environment: Environment, target: Target) -> None:
+    options: Namespace = environment.parsed_options
+    distributed = isinstance(environment.runner, MasterRunner)
+    options.gac_start_at = time.time() + _LEAD  # reaches the workers with the other options
+    begin_run(
+        directory=Path(options.out),
+        schedule=Path(options.schedule),
+        target=target,
+        label=options.label,
+        processes=options.expect_workers if distributed else 1,
+        start_at=options.gac_start_at,
+    )
+
+
+def _replay_share(environment: Environment, schedule: Schedule, target: Target) -> None:
+    options, runner = environment.parsed_options, environment.runner
+    share = Share()
+    if isinstance(runner, WorkerRunner):
+        if runner.worker_index >= options.expect_workers:
+            return  # joined late; its requests have been given to others
+        share = Share(runner.worker_index, options.expect_workers)
+    directory = Path(options.out)
+    directory.mkdir(parents=True, exist_ok=True)
+    monitor = HealthMonitor(share.index)
+    # "x": never over the records of another run. Line by line: a kill loses none that ended.
+    path = directory / f"records.{share.index}.jsonl"
+    with path.open("x", encoding="utf-8", buffering=1) as file:
+
+        def on_record(record: Record) -> None:
+            file.write(to_line(record) + "\n")
+            _tell_locust(environment, record)
+
+        replay(schedule, target, share, options.gac_start_at, options.drain, on_record, _stopped)
+    write_health(monitor.stop(), directory / f"health.{share.index}.json")
+    if isinstance(runner, WorkerRunner):
+        runner.send_message("replayed")
+    else:
+        runner.quit()
+
+
+def _tell_locust(environment: Environment, record: Record) -> None:
+    error = None if record.ok else RuntimeError(record.error)
+    measures = {"e2e": record.ended - record.scheduled}
+    if record.ok:
+        measures |= {"ttft": record.ttft, "tpot": record.tpot}
+    for name, seconds in measures.items():
+        if seconds == seconds:  # not NaN
+            environment.events.request.fire(
+                request_type="LLM",
+                name=name,
+                response_time=seconds * 1e3,
+                response_length=record.output_tokens,
+                exception=error,
+                context={},
+            )

@@ -1,0 +1,115 @@
+"""An OpenAI-compatible server without a model that keeps time: the gauge the client is checked on.
+
+Token k of an answer leaves at arrival + ttft + k x itl. The moments are absolute, so a late one
+does not delay the next. Serves /v1/completions, /v1/chat/completions, /v1/models and /health.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+_MAX_BODY = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds until the first token, and between tokens."""
+
+    ttft: float = 0.1
+    itl: float = 0.02
+
+
+async def serve(timing: Timing, host: str, port: int) -> asyncio.Server:
+    """Start serving; port 0 takes a free one (`server.sockets[0].getsockname()`)."""
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await _serve_one(reader, writer, timing):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the client has gone
+        finally:
+            writer.close()
+
+    return await asyncio.start_server(connected, host, port, backlog=1024)
+
+
+async def _serve_one(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timing: Timing
+) -> bool:
+    """Answer one request; whether the connection can carry another."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    arrived = asyncio.get_running_loop().time()
+    method, path, _ = head[0].split(" ", 2)
+    headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:])}
+    length = int(headers.get("content-length", "0"))
+    body = await reader.readexactly(min(length, _MAX_BODY))
+    if method == "GET":
+        models = {"object": "list", "data": [{"id": "mock", "object": "model"}]}
+        known = {"/health": {}, "/v1/models": models}
+        return _reply(writer, 200 if path in known else 404, known.get(path, {}))
+    if path not in ("/v1/completions", "/v1/chat/completions"):
+        return _reply(writer, 404, {"error": {"message": f"no {path}"}})
+    try:
+        request = json.loads(body)
+        count = int(request.get("max_completion_tokens") or request["max_tokens"])
+        prompt_tokens = _prompt_tokens(request)
+    except (ValueError, KeyError, TypeError) as error:
+        return _reply(writer, 400, {"error": {"message": f"bad request: {error!r}"}})
+    await _stream(writer, timing, arrived, path.endswith("chat/completions"), count, prompt_tokens)
+    return True
+
+
+async def _stream(
+    writer: asyncio.StreamWriter,
+    timing: Timing,
+    arrived: float,
+    chat: bool,
+    count: int,
+    prompt_tokens: int,
+) -> None:
+    writer.write(
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    loop = asyncio.get_running_loop()
+    for k in range(count):
+        await asyncio.sleep(arrived + timing.ttft + k * timing.itl - loop.time())
+        if chat and k == 0:
+            role = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            _event(writer, {"choices": [role]})
+        finish = "length" if k == count - 1 else None
+        token = {"delta": {"content": " mock"}} if chat else {"text": " mock"}
+        _event(writer, {"choices": [{"index": 0, **token, "finish_reason": finish}]})
+        await writer.drain()
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count}
+    _event(writer, {"choices": [], "usage": usage})
+    _chunk(writer, b"data: [DONE]\n\n")
+    writer.write(b"0\r\n\r\n")
+    await writer.drain()
+
+
+def _prompt_tokens(request: dict[str, Any]) -> int:
+    if "messages" in request:
+        return sum(len(message["content"].split()) for message in request["messages"])
+    prompt = request["prompt"]
+    return len(prompt) if isinstance(prompt, list) else len(prompt.split())
+
+
+def _event(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
+    _chunk(writer, b"data: " + json.dumps(content).encode() + b"\n\n")
+
+
+def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def _reply(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -> bool:
+    body = json.dumps(content).encode()
+    reason = {200: "OK", 400: "Bad Request", 404: "Not Found"}[status]
+    writer.write(
+        f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    return True

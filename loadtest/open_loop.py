@@ -1,0 +1,86 @@
+"""Send each request when it is due, whether or not earlier ones were answered (open loop).
+
+A closed loop, where a user waits for an answer before asking again, slows down together with the
+server and so hides its queues. Threads here are greenlets under locust.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loadtest.client import Target, request_body, send
+from loadtest.records import Record
+from loadtest.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The requests of one of `count` processes: every count-th, from `index` on."""
+
+    index: int = 0
+    count: int = 1
+
+
+def replay(
+    schedule: Schedule,
+    target: Target,
+    share: Share,
+    start_at: float,
+    drain: float,
+    on_record: Callable[[Record], None],
+    stopped: threading.Event | None = None,
+) -> None:
+    """Replay one share of `schedule`, starting at `start_at` (seconds since the epoch).
+
+    Calls `on_record` as each request ends. Returns once all have; those unanswered `drain`
+    seconds after the last arrival are given up. Setting `stopped` ends the sending.
+    """
+    clock = _clock(start_at)
+    deadline = schedule.duration + drain
+    running: list[threading.Thread] = []
+    for index in range(share.index, len(schedule.requests), share.count):
+        request = schedule.requests[index]
+        record = Record(
+            index, request.timestamp / 1000, request.input_length, request.output_length
+        )
+        # Before its time comes: building a long prompt takes milliseconds.
+        body = request_body(target, request, index, schedule.prompts)
+        if not _wait_until(record.scheduled, clock, stopped):
+            break
+        thread = threading.Thread(
+            target=_send_and_report,
+            args=(target, body, record, clock, deadline, on_record),
+            daemon=True,
+        )
+        thread.start()
+        running.append(thread)
+    for thread in running:
+        thread.join(max(deadline + 5 - clock(), 0.1))
+
+
+def _clock(start_at: float) -> Callable[[], float]:
+    """Seconds since `start_at`, immune to steps of the wall clock from now on."""
+    offset = time.time() - time.perf_counter() - start_at
+    return lambda: time.perf_counter() + offset
+
+
+def _wait_until(due: float, clock: Callable[[], float], stopped: threading.Event | None) -> bool:
+    while (left := due - clock()) > 0:
+        # In short naps, so that a run can be stopped in the silences of its traffic.
+        time.sleep(min(left, 0.2))
+        if stopped is not None and stopped.is_set():
+            return False
+    return stopped is None or not stopped.is_set()
+
+
+def _send_and_report(
+    target: Target,
+    body: bytes,
+    record: Record,
+    clock: Callable[[], float],
+    deadline: float,
+    on_record: Callable[[Record], None],
+) -> None:
+    send(target, body, record, clock, deadline)
+    on_record(record)

@@ -1,0 +1,180 @@
+"""The report's pictures as inline SVG: latency CDFs, the run over time, latency over rate."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.ticker
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from loadtest.bootstrap import Floats
+from loadtest.summary import Group, Summary
+
+# Okabe and Ito's colours: told apart by colour-blind readers, and in print.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Any: matplotlib's own type lists every setting there is.
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "loadtest",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+}
+_NAMES = {"ttft": "Time to first token", "itl": "Inter-token latency", "e2e": "Whole answer"}
+
+
+def latency_cdfs(groups: Sequence[Group], labels: Sequence[str]) -> str:
+    """Fraction of tokens or requests served within a time, for the groups of one rate."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10.5, 3.1), layout="constrained")
+        for axes, (measure, name) in zip(_row(figure, 3), _NAMES.items(), strict=True):
+            for group in groups:
+                values = np.sort(group.samples[measure].values) * 1e3
+                if len(values):
+                    shares = np.arange(1, len(values) + 1) / len(values)
+                    values, shares = _thin(values, shares)
+                    colour = _colour(group, labels)
+                    axes.step(values, shares, where="post", color=colour, label=group.label)
+            axes.set(title=name, xlabel="milliseconds (log)", xscale="log", ylim=(0, 1.02))
+            _show_the_middle(axes, [group.samples[measure].values * 1e3 for group in groups])
+            slo = groups[0].slo.ttft * 1e3
+            if measure == "ttft" and slo < axes.get_xlim()[1]:
+                axes.axvline(slo, color="#888", linestyle=":", label="SLO")
+            _plain_ticks(axes)
+        figure.axes[0].set_ylabel("fraction within")
+        figure.axes[0].legend(frameon=False, loc="lower right")
+        return _svg(figure)
+
+
+def timeline(groups: Sequence[Group], labels: Sequence[str]) -> str:
+    """Arrivals, requests under way and TTFT over the first run of each group of one rate."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10.5, 4.6), layout="constrained")
+        arrivals, running, first = figure.subplots(3, 1, sharex=True)
+        due = [request.timestamp / 1000 for request in groups[0].runs[0].schedule.requests]
+        width = max(due[-1] / 120, 0.5)
+        counts, edges = np.histogram(due, bins=np.arange(0, due[-1] + 2 * width, width))
+        arrivals.stairs(counts / width, edges, fill=True, color="#bbb")
+        arrivals.set(title="Scheduled arrivals", ylabel="per second")
+        for group in groups:
+            colour = _colour(group, labels)
+            records = [r for r in group.runs[0].records if not np.isnan(r.ended)]
+            moments = np.array([r.sent for r in records] + [r.ended for r in records])
+            steps = np.repeat([1, -1], len(records))
+            order = np.argsort(moments, kind="stable")
+            running.step(
+                moments[order],
+                np.cumsum(steps[order]),
+                where="post",
+                color=colour,
+                label=group.label,
+            )
+            good = [r for r in records if r.ok]
+            first.scatter(
+                [r.scheduled for r in good],
+                [r.ttft * 1e3 for r in good],
+                s=5,
+                alpha=0.5,
+                linewidths=0,
+                color=colour,
+            )
+        running.set(title="Requests under way", ylim=(0, None))
+        first.set(title="Time to first token", xlabel="seconds into the run", yscale="log")
+        first.set_ylabel("milliseconds (log)")
+        _plain_ticks(first, "y")
+        if len(groups) > 1:
+            running.legend(
+                frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(groups)
+            )
+        return _svg(figure)
+
+
+def latency_over_rate(
+    groups: Sequence[Group], summaries: Sequence[Summary], labels: Sequence[str]
+) -> str:
+    """Median and 99th percentile of TTFT and TPOT, and goodput, against the scheduled rate."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10.5, 3.1), layout="constrained")
+        for axes, measure in zip(_row(figure, 3), ("ttft", "tpot", "goodput"), strict=True):
+            for label in labels:
+                mine = [(g, s) for g, s in zip(groups, summaries, strict=True) if g.label == label]
+                colour = _colour(mine[0][0], labels)
+                rates = [group.rate for group, _ in mine]
+                if measure == "goodput":
+                    good = [summary.good_fraction.value * 100 for _, summary in mine]
+                    axes.plot(rates, good, "o-", color=colour, label=label)
+                    continue
+                for percent, style in ((50.0, "o-"), (99.0, "o--")):
+                    line = [summary.latency[measure][percent] for _, summary in mine]
+                    values = [estimate.value * 1e3 for estimate in line]
+                    axes.plot(rates, values, style, color=colour, markersize=4)
+                    axes.fill_between(
+                        rates,
+                        [estimate.low * 1e3 for estimate in line],
+                        [estimate.high * 1e3 for estimate in line],
+                        color=colour,
+                        alpha=0.15,
+                        linewidth=0,
+                    )
+            axes.set(xlabel="requests per second")
+        ttft, tpot, goodput = figure.axes
+        ttft.set(title="TTFT: p50 solid, p99 dashed", ylabel="milliseconds (log)", yscale="log")
+        tpot.set(title="TPOT: p50 solid, p99 dashed", ylabel="milliseconds")
+        goodput.set(title="Requests within the SLO", ylabel="percent", ylim=(0, 103))
+        goodput.axhline(99, color="#888", linestyle=":")
+        goodput.legend(frameon=False, loc="lower left")
+        _plain_ticks(ttft, "y")
+        return _svg(figure)
+
+
+def _row(figure: Figure, count: int) -> list[Axes]:
+    return [figure.add_subplot(1, count, i + 1) for i in range(count)]
+
+
+def _colour(group: Group, labels: Sequence[str]) -> str:
+    return _COLOURS[list(labels).index(group.label) % len(_COLOURS)]
+
+
+def _thin(values: Floats, shares: Floats, points: int = 1500) -> tuple[Floats, Floats]:
+    """Half a million steps would make a picture of 30 MB that looks the same."""
+    if len(values) <= points:
+        return values, shares
+    keep = np.unique(np.linspace(0, len(values) - 1, points).astype(int))
+    return values[keep], shares[keep]
+
+
+def _show_the_middle(axes: Axes, samples: Sequence[Floats]) -> None:
+    """A handful of outliers must not squeeze the rest into a corner."""
+    ranges = [np.percentile(values, [1, 99.8]) for values in samples if len(values)]
+    if ranges:
+        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        axes.set_xlim(max(low, high / 1e4) / 1.1, high * 1.1)
+
+
+def _plain_ticks(axes: Axes, which: str = "x") -> None:
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    low, high = axis.get_view_interval()
+    # Where the axis spans less than two decades, powers of ten alone leave it without numbers.
+    formatter = mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}")
+    subs = (2.0, 5.0) if high > 6 * max(low, 1e-9) else (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    axis.set_minor_locator(mpl.ticker.LogLocator(subs=subs))
+    axis.set_minor_formatter(
+        formatter if high < 300 * max(low, 1e-9) else mpl.ticker.NullFormatter()
+    )
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

@@ -1,0 +1,42 @@
+"""Scheduled request -> prompt: token ids of exactly the scheduled length, or words for chat.
+
+A block's tokens follow from its hash id and the schedule's seed alone, so requests with equal ids
+share a prefix, all others share none, and every run of a schedule sends the same bytes.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.schedule import PromptRules, ScheduledRequest
+
+# One token each (with the space before) in the tokenizers of the Llama, Mistral, Qwen and GPT
+# families, so the length in tokens is close; the server's usage says what it was.
+_TEXT = """
+time year people way day man thing woman life child world school state family student group
+country problem hand part place case week company system program question work government
+number night point home water room mother area money story fact month lot right study book
+eye job word business issue side kind head house service friend father power hour game line
+end member law
+"""
+_WORDS = tuple(_TEXT.split())
+
+
+def token_ids(request: ScheduledRequest, index: int, rules: PromptRules) -> list[int]:
+    """`request.input_length` token ids. `index`, its place in the schedule, makes prompts of
+    traces without hash ids unique."""
+    blocks = [_block(rules, 0, hash_id) for hash_id in request.hash_ids]
+    if not blocks:
+        count = -(-request.input_length // rules.block_tokens)
+        blocks = [_block(rules, 1, index, position) for position in range(count)]
+    ids: list[int] = np.concatenate(blocks)[: request.input_length].tolist()
+    return ids
+
+
+def text(request: ScheduledRequest, index: int, rules: PromptRules) -> str:
+    """`request.input_length` common words with the same sharing as `token_ids`."""
+    return " ".join(_WORDS[i % len(_WORDS)] for i in token_ids(request, index, rules))
+
+
+def _block(rules: PromptRules, *key: int) -> NDArray[np.int64]:
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([rules.seed, *key])))
+    return rng.integers(rules.low, rules.high, rules.block_tokens)

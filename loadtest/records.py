@@ -1,0 +1,128 @@
+"""One record per request: when it was due, sent, answered token by token, and how it ended.
+
+Times are seconds since the start of the run, so records of several processes line up. Latencies
+count from `scheduled`, not `sent`: a client or server that falls behind must not look faster for
+it (coordinated omission). Every percentile in a report comes from these, none from a histogram.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from loadtest.errors import LoadTestError
+
+
+@dataclass(slots=True)
+class Record:
+    """What happened to one request. `index` is its place in the schedule.
+
+    `tokens` holds the arrival time of each streamed event that carried text. An engine may put
+    several tokens into one event; `completion_tokens` is the server's own count.
+    """
+
+    index: int
+    scheduled: float
+    input_length: int
+    output_length: int
+    sent: float = math.nan
+    tokens: list[float] = field(default_factory=list)
+    ended: float = math.nan
+    status: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether a complete answer came."""
+        return self.error is None
+
+    @property
+    def lag(self) -> float:
+        """Seconds by which the client sent it late."""
+        return self.sent - self.scheduled
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from when it was due to its first token; NaN without one."""
+        return self.tokens[0] - self.scheduled if self.tokens else math.nan
+
+    @property
+    def e2e(self) -> float:
+        """Seconds from when it was due to its last token; NaN without one."""
+        return self.tokens[-1] - self.scheduled if self.tokens else math.nan
+
+    @property
+    def tpot(self) -> float:
+        """Seconds per output token after the first; NaN for answers of fewer than two."""
+        count = self.output_tokens
+        if count < 2 or len(self.tokens) < 2:
+            return math.nan
+        return (self.tokens[-1] - self.tokens[0]) / (count - 1)
+
+    @property
+    def itls(self) -> list[float]:
+        """Seconds between successive streamed events."""
+        return [after - before for before, after in pairwise(self.tokens)]
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens answered: as the server counts them, or else the events with text."""
+        return len(self.tokens) if self.completion_tokens is None else self.completion_tokens
+
+
+def to_line(record: Record) -> str:
+    """The record as one line of JSON, times to the microsecond."""
+    content = asdict(record)
+    for key in ("scheduled", "sent", "ended"):
+        content[key] = None if math.isnan(content[key]) else round(content[key], 6)
+    content["tokens"] = [round(token, 6) for token in record.tokens]
+    return json.dumps(content, separators=(",", ":"))
+
+
+def read_records(paths: Iterable[Path]) -> list[Record]:
+    """The records of all files, in the order of the schedule.
+
+    Raises LoadTestError for a malformed line, and for a request recorded twice.
+    """
+    records: dict[int, Record] = {}
+    for path in paths:
+        for where, content in _lines(path):
+            record = _from_json(content, where)
+            if record.index in records:
+                raise LoadTestError(
+                    f"{where}: request {record.index} is recorded twice; the directory holds "
+                    "more than one run"
+                )
+            records[record.index] = record
+    return [records[index] for index in sorted(records)]
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            where = f"{path}:{number}"
+            try:
+                yield where, json.loads(line)
+            except ValueError as error:
+                raise LoadTestError(
+                    f"{where}: not JSON ({error}); the run was killed while writing? Delete the "
+                    "line to go on without it"
+                ) from error
+
+
+def _from_json(content: Any, where: str) -> Record:
+    try:
+        for key in ("sent", "ended"):
+            content[key] = math.nan if content[key] is None else float(content[key])
+        record = Record(**content)
+        if type(record.index) is not int or not all(type(t) is float for t in record.tokens):
+            raise TypeError("index or tokens of the wrong type")
+        return record
+    except (KeyError, TypeError, ValueError) as error:
+        raise LoadTestError(f"{where}: not a record of this load test: {error}") from error

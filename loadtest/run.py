@@ -1,0 +1,91 @@
+"""A run's directory: run.json, the schedule it replayed, records.N.jsonl, health.N.json.
+
+Each client process writes its own two files; whoever reads the directory puts them together, so
+the parts of a run that was spread over machines only need to be copied into one place.
+"""
+
+import json
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest.client import Target
+from loadtest.errors import LoadTestError
+from loadtest.health import ProcessHealth, read_health
+from loadtest.machine import hardware, server_version, versions
+from loadtest.records import Record, read_records
+from loadtest.schedule import Schedule, fingerprint, read_schedule
+from loadtest.server_metrics import read_facts
+from loadtest.verdict import Verdict, judge
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything known about one run. `info` is run.json, `server` what the server said."""
+
+    directory: Path
+    info: dict[str, Any]
+    schedule: Schedule
+    records: list[Record]
+    processes: list[ProcessHealth]
+    verdict: Verdict
+    server: dict[str, float]
+
+
+def begin_run(
+    directory: Path, schedule: Path, target: Target, label: str, processes: int, start_at: float
+) -> None:
+    """Create the directory and write what is known before the first request.
+
+    Raises LoadTestError if a run is there already: records are never mixed or overwritten.
+    """
+    if (directory / "run.json").exists():
+        raise LoadTestError(f"{directory}: holds a run already; name another --out")
+    directory.mkdir(parents=True, exist_ok=True)
+    copy = directory / "schedule.jsonl"
+    shutil.copyfile(schedule, copy)
+    if (about := schedule.with_suffix(".traffic.json")).exists():
+        shutil.copyfile(about, copy.with_suffix(".traffic.json"))
+    info = {
+        "label": label or target.model,
+        "command": shlex.join(sys.argv),
+        "start_at": start_at,
+        "processes": processes,
+        "base_url": target.base_url,
+        "model": target.model,
+        "endpoint": target.endpoint,
+        "schedule_sha256": fingerprint(copy),
+        "server_version": server_version(target.base_url),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+    (directory / "run.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+
+
+def load_run(directory: Path) -> Run:
+    """Read a run's directory and judge the run; LoadTestError for what does not belong."""
+    try:
+        info = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+        processes_expected = int(info["processes"])
+        missing = {"label", "start_at", "schedule_sha256"} - set(info)
+        if missing:
+            raise ValueError(f"lacks {', '.join(sorted(missing))}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoadTestError(f"{directory}: not the directory of a run: {error}") from error
+    schedule = read_schedule(directory / "schedule.jsonl")
+    records = read_records(sorted(directory.glob("records.*.jsonl")))
+    if not all(_belongs(record, schedule) for record in records):
+        raise LoadTestError(f"{directory}: records of another schedule")
+    processes = [read_health(path) for path in sorted(directory.glob("health.*.json"))]
+    verdict = judge(records, processes, len(schedule.requests), processes_expected)
+    return Run(directory, info, schedule, records, processes, verdict, read_facts(directory))
+
+
+def _belongs(record: Record, schedule: Schedule) -> bool:
+    if not 0 <= record.index < len(schedule.requests):
+        return False
+    request = schedule.requests[record.index]
+    return record.scheduled == request.timestamp / 1000

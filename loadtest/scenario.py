@@ -1,0 +1,141 @@
+"""A scenario: the traffic to generate and the promises (SLOs) to hold it against, as YAML."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from loadtest.errors import LoadTestError
+from loadtest.lengths import length_table
+from loadtest.rate_curves import Constant, Fraction, RateCurve, Seconds
+from loadtest.yaml_file import load_yaml
+
+_SHIPPED = Path(__file__).with_name("scenarios")
+
+Tokens = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
+
+# Burstiness of known services: (process, coefficient of variation of the gaps). The Azure ones
+# are fitted to the 2023 traces, ServeGen's are medians of its client groups (Xiang et al., 2025),
+# AlpaServe's is the burstiest of its evaluation (Li et al., OSDI 2023).
+PRESETS: dict[str, tuple[Literal["gamma", "weibull"], float]] = {
+    "steady": ("gamma", 0.0),
+    "poisson": ("gamma", 1.0),
+    "azure-conversation": ("gamma", 1.1),
+    "azure-code": ("weibull", 3.2),
+    "servegen-large": ("gamma", 1.2),
+    "servegen-mid": ("gamma", 2.0),
+    "alpaserve": ("gamma", 8.0),
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Arrivals(_Strict):
+    """The distribution of the gaps between arrivals; `cv` is their coefficient of variation."""
+
+    process: Literal["gamma", "weibull"] = "gamma"
+    cv: Annotated[float, Field(ge=0, le=20, allow_inf_nan=False)] = 1.0
+
+
+class FixedLengths(_Strict):
+    """Every request alike: for calibration, and for comparison with other tools."""
+
+    input: Tokens
+    output: Tokens
+
+
+class Scale(_Strict):
+    """Factors on the lengths, to shrink a production trace to a small model."""
+
+    input: Annotated[float, Field(gt=0, le=100)] = 1.0
+    output: Annotated[float, Field(gt=0, le=100)] = 1.0
+
+
+class SharedPrefixes(_Strict):
+    """`share` of the requests start with one of `groups` system prompts of `blocks` blocks.
+
+    Group k is used in proportion to 1 / k (Zipf). Prompts keep their length.
+    """
+
+    share: Fraction
+    groups: Annotated[int, Field(strict=True, ge=1, le=100_000)]
+    blocks: Annotated[int, Field(strict=True, ge=1, le=10_000)]
+
+
+class Slo(_Strict):
+    """What a request must meet to count as good: seconds, from the moment it was due."""
+
+    ttft: Annotated[float, Field(gt=0)] = 1.0
+    tpot: Annotated[float, Field(gt=0)] = 0.05
+
+
+class Scenario(_Strict):
+    """One scenario file. Rates are requests per second, times seconds, lengths tokens."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+    description: str = ""
+    lengths: str | FixedLengths
+    rate: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
+    duration: Seconds
+    arrivals: str | Arrivals = "poisson"
+    curve: RateCurve = Constant()
+    prefixes: SharedPrefixes | None = None
+    scale: Scale = Scale()
+    max_model_len: Tokens | None = None
+    # Mooncake's block. A schedule for a small model wants smaller ones.
+    block_tokens: Annotated[int, Field(strict=True, ge=1, le=65536)] = 512
+    # Token ids of prompts are drawn from [low, high): away from special tokens, which most
+    # tokenizers keep at either end, and inside small vocabularies.
+    vocabulary: tuple[Tokens, Tokens] = (256, 4096)
+    seed: Annotated[int, Field(strict=True, ge=0, le=(1 << 63) - 1)] = 0
+    slo: Slo = Slo()
+
+    @field_validator("lengths")
+    @classmethod
+    def _table_exists(cls, lengths: str | FixedLengths) -> str | FixedLengths:
+        if isinstance(lengths, str):
+            length_table(lengths)
+        return lengths
+
+    @field_validator("arrivals")
+    @classmethod
+    def _preset_exists(cls, arrivals: str | Arrivals) -> str | Arrivals:
+        if isinstance(arrivals, str) and arrivals not in PRESETS:
+            raise ValueError(f"no arrivals preset {arrivals!r}; there are {', '.join(PRESETS)}")
+        return arrivals
+
+    @field_validator("vocabulary")
+    @classmethod
+    def _vocabulary_is_wide(cls, vocabulary: tuple[int, int]) -> tuple[int, int]:
+        if vocabulary[1] - vocabulary[0] < 16:
+            raise ValueError("vocabulary must span at least 16 token ids")
+        return vocabulary
+
+    @property
+    def process(self) -> Arrivals:
+        """The arrivals with a preset's name resolved."""
+        if isinstance(self.arrivals, Arrivals):
+            return self.arrivals
+        process, cv = PRESETS[self.arrivals]
+        return Arrivals(process=process, cv=cv)
+
+
+def load_scenario(path: Path, **overrides: object) -> Scenario:
+    """Read a YAML scenario; `overrides` (rate, duration, seed, ...) replace what it says.
+
+    Raises LoadTestError naming the file and every field that is wrong.
+    """
+    return load_yaml(path, Scenario, **overrides)
+
+
+def find_scenario(name: str) -> Path:
+    """The file of a shipped scenario, or `name` itself if it is a .yaml file."""
+    if name.endswith(".yaml"):
+        return Path(name)
+    path = _SHIPPED / f"{name}.yaml"
+    if not path.exists():
+        names = ", ".join(sorted(shipped.stem for shipped in _SHIPPED.glob("*.yaml")))
+        raise LoadTestError(f"no scenario {name!r}; there are {names}")
+    return path

@@ -1,0 +1,82 @@
+"""Starts a server for a measurement and makes sure that it is gone afterwards."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from loadtest.errors import LoadTestError
+
+_GRACE = 30.0
+
+
+@contextlib.contextmanager
+def running_server(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    base_url: str,
+    log: Path,
+    patience: float,
+) -> Iterator[None]:
+    """Run `command` until the block ends, which begins once BASE_URL/health answers 200.
+
+    Raises LoadTestError, with the end of the log, if that takes longer than `patience` seconds
+    or the server exits, and if something else answers on its port already: it would be measured
+    instead.
+    """
+    url = urlsplit(base_url)
+    with contextlib.suppress(OSError), socket.create_connection((url.hostname, url.port), 2):
+        raise LoadTestError(f"{base_url}: something listens there already; stop it")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        try:
+            # A session of its own: the server's children can be ended with it, and Ctrl-C comes
+            # to the measurement first.
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LoadTestError(f"cannot start {command[0]}: {error}") from error
+        try:
+            _wait_until_healthy(process, base_url, log, patience)
+            yield
+        finally:
+            _stop(process)
+
+
+def _wait_until_healthy(
+    process: subprocess.Popen[bytes], base_url: str, log: Path, patience: float
+) -> None:
+    give_up = time.monotonic() + patience
+    while time.monotonic() < give_up:
+        if process.poll() is not None:
+            raise LoadTestError(f"the server exited with {process.returncode}; {_end_of(log)}")
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{base_url}/health", timeout=5):
+            return
+        time.sleep(0.25)
+    raise LoadTestError(f"the server did not get healthy in {patience:g} s; {_end_of(log)}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    for signal_number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
+        # The group outlives its leader when a worker hangs.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+
+
+def _end_of(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+    return f"the end of {log}:\n" + "\n".join(lines)

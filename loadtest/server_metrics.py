@@ -1,0 +1,105 @@
+"""What the server itself says about a run: differences of its /metrics, and GPU memory.
+
+Names are vLLM's (vllm:...) and this project's (gac_...); a server without them gives no facts.
+"""
+
+import json
+import re
+import subprocess
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from loadtest.errors import LoadTestError
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+Metrics = Mapping[str, float]
+
+
+def scrape(base_url: str) -> dict[str, float]:
+    """Every metric of the server, summed over its labels; nothing if it has none."""
+    try:
+        with urllib.request.urlopen(f"{base_url}/metrics", timeout=10) as response:
+            return parse(response.read(16 << 20).decode(errors="replace"))
+    except OSError:
+        return {}
+
+
+def parse(text: str) -> dict[str, float]:
+    """The Prometheus text format as {name: sum over labels}.
+
+    `vllm:cache_config_info` carries its numbers in labels; they become `kv_cache_tokens`.
+    """
+    metrics: dict[str, float] = {}
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if line.startswith("#") or not match:
+            continue
+        name, labels, number = match.groups()
+        try:
+            metrics[name] = metrics.get(name, 0.0) + float(number)
+        except ValueError:
+            continue
+        if name == "vllm:cache_config_info":
+            config = dict(_LABEL.findall(labels or ""))
+            blocks, size = config.get("num_gpu_blocks", ""), config.get("block_size", "")
+            if blocks.isdigit() and size.isdigit():
+                tokens = metrics.get("kv_cache_tokens", 0.0)
+                metrics["kv_cache_tokens"] = tokens + int(blocks) * int(size)
+    return metrics
+
+
+def facts(before: Metrics, after: Metrics) -> dict[str, float]:
+    """The numbers a report shows, from two scrapes around a run; only those that exist."""
+    found: dict[str, float] = {}
+    for fact, name in (
+        ("kv_cache_tokens", "kv_cache_tokens"),
+        ("kv_bytes_per_token", "gac_kv_bytes_per_token"),
+        ("parameters", "gac_parameters"),
+    ):
+        if name in after:
+            found[fact] = after[name]
+    if "vllm:num_preemptions_total" in after:
+        found["preemptions"] = _grown(before, after, "vllm:num_preemptions_total")
+    for fact, top, bottom in (
+        ("server_ttft", "vllm:time_to_first_token_seconds_sum", None),
+        ("server_itl", "vllm:inter_token_latency_seconds_sum", None),
+        ("prefix_hits", "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+    ):
+        count = _grown(before, after, bottom or top.replace("_sum", "_count"))
+        if count > 0:
+            found[fact] = _grown(before, after, top) / count
+    return found
+
+
+def gpu_memory_mib() -> float | None:
+    """Memory in use on all GPUs of this machine, or None without any."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        return float(sum(int(line) for line in answer.stdout.split()))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def write_facts(found: Mapping[str, float], directory: Path) -> None:
+    """Keep the facts beside the records of the run."""
+    content = json.dumps(dict(found), indent=2) + "\n"
+    (directory / "server.json").write_text(content, encoding="utf-8")
+
+
+def read_facts(directory: Path) -> dict[str, float]:
+    """Read them back; nothing if there are none."""
+    path = directory / "server.json"
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): float(number) for name, number in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise LoadTestError(f"{path}: not what a server said: {error}") from error
+
+
+def _grown(before: Metrics, after: Metrics, name: str) -> float:
+    return after.get(name, 0.0) - before.get(name, 0.0)

@@ -1,0 +1,105 @@
+"""Whether a run may be believed: INVALID when the client, not the server, was the bottleneck."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.health import ProcessHealth
+from loadtest.records import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may cost. Times in seconds; a relative limit applies where it is larger."""
+
+    lag: float = 0.010  # p99 of sending late
+    lag_of_ttft: float = 0.05  # the same as a fraction of the median TTFT
+    wake: float = 0.010  # p99 of waking late: the error of a token's time stamp
+    wake_of_itl: float = 0.25  # the same as a fraction of the median ITL
+    cpu: float = 0.80  # of one core, per process: a greenlet loop cannot use more than one
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`reasons` why the run is INVALID, each with the number, the limit and what to do."""
+
+    reasons: tuple[str, ...]
+    lag_p50: float
+    lag_p99: float
+    lag_max: float
+
+    @property
+    def valid(self) -> bool:
+        """Whether the client kept up."""
+        return not self.reasons
+
+
+def judge(
+    records: Sequence[Record],
+    processes: Sequence[ProcessHealth],
+    scheduled: int,
+    expected_processes: int,
+    limits: Limits | None = None,
+) -> Verdict:
+    """Judge the client of a run of `scheduled` requests over `expected_processes` processes."""
+    limits = limits or Limits()
+    lags = np.array([r.lag for r in records if not math.isnan(r.sent)])
+    p50, p99 = (
+        np.percentile(lags, [50, 99], method="inverted_cdf") if len(lags) else (math.nan,) * 2
+    )
+    worst = float(lags.max()) if len(lags) else math.nan
+    reasons = [
+        *_missing(len(records), scheduled, len(processes), expected_processes),
+        *_late_sending(float(p99), records, limits),
+        *_late_reading(processes, records, limits),
+        *_busy(processes, limits),
+    ]
+    return Verdict(tuple(reasons), float(p50), float(p99), worst)
+
+
+def _missing(records: int, scheduled: int, processes: int, expected: int) -> list[str]:
+    reasons = []
+    if records != scheduled:
+        reasons.append(f"{scheduled - records} of {scheduled} scheduled requests left no record")
+    if processes != expected:
+        reasons.append(f"{processes} of {expected} client processes finished")
+    return reasons
+
+
+def _late_sending(p99: float, records: Sequence[Record], limits: Limits) -> list[str]:
+    limit = max(limits.lag, limits.lag_of_ttft * _median([r.ttft for r in records if r.ok]))
+    if not p99 > limit:
+        return []
+    return [
+        f"requests were sent {p99 * 1e3:.1f} ms late at the 99th percentile, limit "
+        f"{limit * 1e3:.1f} ms; use more client processes or a machine of its own"
+    ]
+
+
+def _late_reading(
+    processes: Sequence[ProcessHealth], records: Sequence[Record], limits: Limits
+) -> list[str]:
+    itl = _median([gap for record in records if record.ok for gap in record.itls])
+    limit = max(limits.wake, limits.wake_of_itl * itl)
+    return [
+        f"process {p.process} woke {p.wake_p99 * 1e3:.1f} ms late at the 99th percentile, limit "
+        f"{limit * 1e3:.1f} ms: its time stamps are off by that; use more client processes"
+        for p in processes
+        if p.wake_p99 > limit
+    ]
+
+
+def _busy(processes: Sequence[ProcessHealth], limits: Limits) -> list[str]:
+    return [
+        f"process {p.process} used {p.cpu:.0%} of a core, limit {limits.cpu:.0%}; use more "
+        "client processes"
+        for p in processes
+        if p.cpu > limits.cpu
+    ]
+
+
+def _median(values: Sequence[float]) -> float:
+    finite = [value for value in values if not math.isnan(value)]
+    return float(np.median(finite)) if finite else 0.0

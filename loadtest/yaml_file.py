@@ -1,0 +1,33 @@
+"""YAML files of a user -> pydantic models, every fault in one line."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from loadtest.errors import LoadTestError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_yaml(path: Path, model: type[Model], **overrides: object) -> Model:
+    """Read `path` as a `model`; `overrides` that are not None replace what it says.
+
+    Raises LoadTestError naming the file and every field that is wrong.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise LoadTestError(f"{path}: not a readable YAML file: {reason}") from error
+    if not isinstance(content, dict):
+        raise LoadTestError(f"{path}: expected a mapping of fields, got {type(content).__name__}")
+    given = {key: value for key, value in overrides.items() if value is not None}
+    try:
+        return model.model_validate(content | given)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+        )
+        raise LoadTestError(f"{path}: {faults}") from error

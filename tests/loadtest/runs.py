@@ -1,0 +1,62 @@
+"""Runs of an imaginary server with known latencies, written as the client writes them."""
+
+import json
+from pathlib import Path
+
+from loadtest.health import ProcessHealth, write_health
+from loadtest.records import Record, to_line
+from loadtest.scenario import Scenario
+from loadtest.schedule import fingerprint, write_schedule
+from loadtest.traffic import generate
+
+
+def write_run(
+    directory: Path,
+    label: str = "dense",
+    rate: float = 2.0,
+    ttft: float = 0.2,
+    itl: float = 0.02,
+    lag: float = 0.001,
+    fail_every: int = 0,
+    wake: float = 0.001,
+) -> Path:
+    """A run of 120 s over one process; request k takes (1 + k % 10 / 10) times the latencies."""
+    scenario = Scenario.model_validate(
+        {
+            "name": "imaginary",
+            "lengths": {"input": 20, "output": 8},
+            "rate": rate,
+            "duration": 120,
+            "slo": {"ttft": 0.5, "tpot": 0.05},
+        }
+    )
+    schedule = generate(scenario)
+    directory.mkdir(parents=True)
+    write_schedule(schedule, directory / "schedule.jsonl")
+    lines = []
+    for index, request in enumerate(schedule.requests):
+        due, stretch = request.timestamp / 1000, 1 + index % 10 / 10
+        record = Record(index, due, 20, 8, sent=due + lag, status=200)
+        record.tokens = [due + stretch * (ttft + k * itl) for k in range(8)]
+        record.ended = record.tokens[-1]
+        record.prompt_tokens, record.completion_tokens = 20, 8
+        if fail_every and index % fail_every == 0:
+            record.tokens, record.error = [], "HTTP 503: <b>busy</b>"
+        lines.append(to_line(record) + "\n")
+    (directory / "records.0.jsonl").write_text("".join(lines))
+    write_health(ProcessHealth(0, 0.3, 0.0001, wake, 2 * wake), directory / "health.0.json")
+    info = {
+        "label": label,
+        "command": f"locust --label {label}",
+        "start_at": 1.0,
+        "processes": 1,
+        "base_url": "http://127.0.0.1:8000",
+        "model": "imaginary",
+        "endpoint": "completions",
+        "schedule_sha256": fingerprint(directory / "schedule.jsonl"),
+        "server_version": "0.32.0",
+        "versions": {"python": "3.11"},
+        "hardware": {"cpu": "one", "memory": "1 GiB", "gpu": "none"},
+    }
+    (directory / "run.json").write_text(json.dumps(info))
+    return directory

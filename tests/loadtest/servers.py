@@ -1,0 +1,66 @@
+"""Servers for the tests: the mock in a thread, and one that plays a script byte by byte."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+from loadtest import mock_server
+from loadtest.mock_server import Timing
+
+
+@contextlib.contextmanager
+def mock(timing: Timing) -> Iterator[str]:
+    """The mock server's base URL."""
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(mock_server.serve(timing, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        server.close()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+@contextlib.contextmanager
+def scripted(play: Callable[[socket.socket], None], connections: int = 1) -> Iterator[str]:
+    """Base URL of a server that reads each request's head and then lets `play` have the socket."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(20)
+
+    def answer(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(20)
+            received = b""
+            while b"\r\n\r\n" not in received:
+                received += connection.recv(65536)
+            play(connection)
+
+    def accept() -> None:
+        players = []
+        for _ in range(connections):
+            player = threading.Thread(target=answer, args=(listener.accept()[0],))
+            player.start()
+            players.append(player)
+        for player in players:
+            player.join()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        thread.join()
+        listener.close()
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+TOKEN = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
+DONE = b"data: [DONE]\n\n"

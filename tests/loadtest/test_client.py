@@ -1,0 +1,158 @@
+"""The client stamps each event as it comes and names every way a request can fail."""
+
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from loadtest.client import Endpoint, Target, request_body, send
+from loadtest.errors import LoadTestError
+from loadtest.mock_server import Timing
+from loadtest.records import Record
+from loadtest.schedule import PromptRules, ScheduledRequest
+from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
+
+REQUEST = ScheduledRequest(timestamp=0, input_length=20, output_length=5)
+
+
+def ask(
+    url: str, endpoint: Endpoint = "completions", timeout: float = 20.0, deadline: float = math.inf
+) -> Record:
+    target = Target(url, "m", endpoint, timeout)
+    record = Record(0, time.perf_counter(), 20, 5)
+    body = request_body(target, REQUEST, 0, PromptRules())
+    send(target, body, record, time.perf_counter, deadline)
+    return record
+
+
+def answered_with(*parts: bytes, **options: float) -> Record:
+    def play(connection: socket.socket) -> None:
+        for part in parts:
+            connection.sendall(part)
+
+    with scripted(play) as url:
+        return ask(url, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_a_whole_answer_is_recorded(endpoint: Endpoint) -> None:
+    with mock(Timing(0.001, 0.001)) as url:
+        record = ask(url, endpoint)
+    assert record.error is None
+    assert (record.status, record.finish_reason) == (200, "length")
+    assert (record.prompt_tokens, record.completion_tokens) == (20, 5)
+    # The chat's first chunk, which names the role, is no token.
+    assert len(record.tokens) == 5
+    moments = [record.scheduled, record.sent, *record.tokens, record.ended]
+    assert moments == sorted(moments)
+
+
+def test_an_event_is_stamped_before_the_next_one_is_sent() -> None:
+    # The proof that nothing waits for a buffer to fill: the server sends an event of 60 bytes
+    # only after the client has read its clock for the one before.
+    stamped = threading.Semaphore(0)
+
+    def clock() -> float:
+        stamped.release()
+        return time.perf_counter()
+
+    def play(connection: socket.socket) -> None:
+        connection.sendall(STREAM)
+        assert stamped.acquire(timeout=10)  # the moment of sending
+        for _ in range(50):
+            connection.sendall(TOKEN)
+            if not stamped.acquire(timeout=10):
+                return  # breaks the stream off, which fails the test
+        connection.sendall(DONE)
+
+    with scripted(play) as url:
+        record = Record(0, 0.0, 1, 1)
+        send(Target(url, "m"), b"{}", record, clock, math.inf)
+    assert record.error is None
+    assert len(record.tokens) == 50
+    assert min(record.itls) > 0
+
+
+def test_events_cut_anywhere_are_whole() -> None:
+    stream = STREAM + TOKEN * 3 + DONE
+    record = answered_with(*(stream[i : i + 7] for i in range(0, len(stream), 7)))
+    assert record.error is None
+    assert len(record.tokens) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nfull", "HTTP 503: full"),
+        (STREAM + TOKEN + b'data: {"error": {"message": "gone"}}\n\n', "error in the stream"),
+        (STREAM + TOKEN, "the stream broke off before [DONE]"),
+        (STREAM + DONE, "the stream ended without a token"),
+        (STREAM + b"data: {oops\n\n", "not a completion chunk: {oops"),
+        (STREAM + b"data: 3\n\n", "not a completion chunk: 3"),
+        (STREAM + b'data: {"choices": [{}]}\n\n', "not a completion chunk"),
+        (
+            STREAM + b'data: {"choices": [], "usage": {"prompt_tokens": 1}}\n\n',
+            "not a completion chunk",
+        ),
+        (b"nonsense\r\n\r\n", "BadStatusLine"),
+        (b"", "RemoteDisconnected"),
+    ],
+)
+def test_every_failure_is_named(answer: bytes, error: str) -> None:
+    record = answered_with(answer)
+    assert record.error is not None
+    assert error in record.error
+    assert not math.isnan(record.sent)
+    assert not math.isnan(record.ended)
+
+
+def test_no_server_is_a_failure() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    record = ask(f"http://127.0.0.1:{port}")
+    assert record.error is not None
+    assert "ConnectionRefusedError" in record.error
+
+
+def until_the_client_hangs_up(connection: socket.socket) -> None:
+    connection.sendall(STREAM + TOKEN)
+    connection.recv(1 << 20)  # what is left of the request, or nothing once it has gone
+    connection.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "deadline", "error"),
+    [
+        (0.2, 1e9, "no answer for 0.2 s"),
+        (20.0, 0.3, "unfinished when the run ended"),
+    ],
+)
+def test_silence_and_the_end_of_the_run_end_a_request(
+    timeout: float, deadline: float, error: str
+) -> None:
+    play: Callable[[socket.socket], None] = until_the_client_hangs_up
+    with scripted(play) as url:
+        record = ask(url, timeout=timeout, deadline=time.perf_counter() + deadline)
+    assert record.error == error
+    assert len(record.tokens) == 1
+
+
+def test_empty_text_is_a_token_unless_it_ends_the_answer() -> None:
+    # vLLM sends empty text while the bytes of a character are incomplete.
+    record = answered_with(
+        STREAM,
+        b'data: {"choices":[{"text":"","finish_reason":null}]}\n\n',
+        b'data: {"choices":[{"text":"","finish_reason":"stop"}]}\n\n',
+        DONE,
+    )
+    assert len(record.tokens) == 1
+    assert record.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h/v1", ""])
+def test_a_base_url_is_the_root_of_a_server(url: str) -> None:
+    with pytest.raises(LoadTestError, match="expected http://HOST:PORT"):
+        Target(url, "m")

@@ -1,0 +1,172 @@
+"""The whole client under locust, against a server whose answers are known."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadtest.run import load_run
+from loadtest.scenario import Scenario
+from loadtest.schedule import write_schedule
+from loadtest.traffic import generate
+
+# find_spec by pytest: importing locust here would patch the sockets of every other test.
+if not any(Path(path, "locust", "__init__.py").exists() for path in sys.path):
+    pytest.skip("needs the extra `loadtest` (locust)", allow_module_level=True)
+
+ROOT = Path(__file__).parents[2]
+LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
+STARVED = Path(__file__).with_name("starved_locustfile.py")
+# Where it may be had, so that what else runs on the machine does not decide over the instrument.
+PRIORITY = ["nice", "-n", "-15"] if os.geteuid() == 0 else []
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The mock in a process of its own: it must not share the client's or the test's time."""
+    mock = [*PRIORITY, sys.executable, "-m", "loadtest", "mock", "--port", "0"]
+    with subprocess.Popen(mock, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
+
+
+def written_schedule(directory: Path, rate: float, duration: float, output: int) -> Path:
+    scenario = Scenario.model_validate(
+        {
+            "name": "test",
+            "lengths": {"input": 32, "output": output},
+            "rate": rate,
+            "duration": duration,
+        }
+    )
+    path = directory / "schedule.jsonl"
+    write_schedule(generate(scenario), path)
+    return path
+
+
+def command(schedule: Path, server: str, out: Path, *more: str) -> list[str]:
+    return [
+        *PRIORITY,
+        *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"),
+        *("--host", server, "--model", "mock", "--schedule", str(schedule), "--out", str(out)),
+        *more,
+    ]
+
+
+def locust(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_processes_share_the_schedule_and_leave_one_record_per_request(
+    server: str, tmp_path: Path, endpoint: str
+) -> None:
+    schedule = written_schedule(tmp_path, rate=15, duration=2, output=4)
+    more = ("--processes", "2", "--endpoint", endpoint, "--label", "it")
+    done = locust(schedule, server, tmp_path / "run", *more)
+    assert done.returncode in (0, 3), done.stderr  # 3 on a machine that is busy otherwise
+    run = load_run(tmp_path / "run")
+    count = len(run.schedule.requests)
+    assert [record.index for record in run.records] == list(range(count))
+    assert [record.error for record in run.records] == [None] * count
+    assert all(record.prompt_tokens == 32 for record in run.records)
+    assert all(record.completion_tokens == len(record.tokens) == 4 for record in run.records)
+    assert [process.process for process in run.processes] == [0, 1]
+    assert (tmp_path / "run" / "records.1.jsonl").read_text().count("\n") == count // 2
+    assert run.info["label"] == "it"
+    assert "--processes 2" in run.info["command"]
+    # What locust itself shows is of the same requests.
+    assert re.search(rf"LLM +ttft +{count} ", done.stderr)
+
+
+def test_a_starved_client_is_declared_invalid(server: str, tmp_path: Path) -> None:
+    schedule = written_schedule(tmp_path, rate=20, duration=3, output=4)
+    done = locust(schedule, server, tmp_path / "run", "-f", str(STARVED))
+    assert done.returncode == 3
+    assert "INVALID: requests were sent" in done.stdout
+    run = load_run(tmp_path / "run")
+    assert not run.verdict.valid
+    assert any("woke" in reason for reason in run.verdict.reasons)
+    assert len(run.records) == len(run.schedule.requests)
+
+
+def test_ctrl_c_keeps_the_records_and_says_invalid(server: str, tmp_path: Path) -> None:
+    schedule = written_schedule(tmp_path, rate=10, duration=600, output=2)
+    out = tmp_path / "run"
+    with subprocess.Popen(
+        command(schedule, server, out, "--processes", "2"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        records = [out / "records.0.jsonl", out / "records.1.jsonl"]
+        give_up = time.monotonic() + 60
+        while not all(p.exists() and p.stat().st_size for p in records):
+            assert time.monotonic() < give_up
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "scheduled requests left no record" in output
+    assert load_run(out).records
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{}", "schedule.jsonl:1: timestamp: Field required"), ("", "no requests")],
+)
+def test_a_wrong_schedule_is_one_line_before_any_request(
+    server: str, tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "schedule.jsonl"
+    path.write_text(text)
+    done = locust(path, server, tmp_path / "run", "--processes", "2")
+    assert done.returncode == 2
+    assert done.stderr.count("error: ") == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_never_overwritten(server: str, tmp_path: Path) -> None:
+    schedule = written_schedule(tmp_path, rate=5, duration=1, output=2)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"precious": 1}))
+    done = locust(schedule, server, tmp_path / "run")
+    assert done.returncode == 2
+    assert "holds a run already" in done.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
+
+
+@pytest.mark.slow  # the one test of time: the instrument itself, on a machine left alone
+def test_the_client_measures_a_known_server_right(server: str, tmp_path: Path) -> None:
+    # TTFT 100 ms, ITL 20 ms and, at 93 answers of 1.08 s per second, 100 users at a time.
+    schedule = written_schedule(tmp_path, rate=93, duration=8, output=50)
+    for attempt in range(4):
+        out = tmp_path / f"run{attempt}"
+        done = locust(schedule, server, out, "--processes", "2")
+        if done.returncode == 0:
+            break
+    else:
+        pytest.fail(f"the machine is too busy to measure anything: {done.stdout}")
+    run = load_run(out)
+    assert all(record.ok for record in run.records)
+    assert np.median([r.ttft for r in run.records]) == pytest.approx(0.100, rel=0.05)
+    itls = np.concatenate([r.itls for r in run.records])
+    assert np.median(itls) == pytest.approx(0.020, rel=0.02)
+    # Clients that read into a buffer of 1 KB show 86 % here.
+    assert np.mean(itls < 0.001) < 0.002
+    assert run.verdict.lag_p99 < 0.010

@@ -1,0 +1,39 @@
+"""The command line: files out, one line of error, no traceback."""
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.__main__ import main
+from loadtest.schedule import read_schedule
+
+
+def test_a_shipped_scenario_becomes_a_schedule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "s.jsonl"
+    options = ["--rate", "3", "--duration", "20", "--seed", "4", "--max-model-len", "500"]
+    assert main(["schedule", "azure-code", str(out), *options]) == 0
+    schedule = read_schedule(out)
+    scenario = schedule.traffic["scenario"]
+    assert (scenario["rate"], scenario["duration"], scenario["seed"]) == (3, 20, 4)
+    assert all(r.input_length + r.output_length <= 500 for r in schedule.requests)
+    assert f"{len(schedule.requests)} requests in 20 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["schedule", "azure", "s.jsonl"], "no scenario 'azure'; there are azure-code, azure-"),
+        (["schedule", "missing.yaml", "s.jsonl"], "missing.yaml: not a readable YAML file"),
+        (["schedule", "smoke", "s.jsonl", "--rate", "-1"], "rate: Input should be greater than 0"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,75 @@
+"""Records survive their file, and their measures are those of the definitions."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from loadtest.errors import LoadTestError
+from loadtest.records import Record, read_records, to_line
+
+
+def record(index: int = 0, **changes: object) -> Record:
+    made = Record(index, scheduled=1.0, input_length=10, output_length=4)
+    made.sent, made.tokens, made.ended = 1.25, [1.5, 1.75, 2.5], 2.625
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_latencies_count_from_when_the_request_was_due() -> None:
+    made = record(completion_tokens=5)
+    assert made.lag == 0.25
+    assert made.ttft == 0.5
+    assert made.e2e == 1.5
+    assert made.itls == [0.25, 0.75]
+    assert made.tpot == 0.25  # one second for the four tokens after the first
+    assert made.output_tokens == 5
+
+
+def test_without_tokens_there_is_no_latency() -> None:
+    made = record(tokens=[])
+    assert math.isnan(made.ttft)
+    assert math.isnan(made.e2e)
+    assert math.isnan(made.tpot)
+    assert made.itls == []
+    assert math.isnan(record(tokens=[1.5]).tpot)
+
+
+def test_records_survive_their_file_in_the_order_of_the_schedule(tmp_path: Path) -> None:
+    failed = record(3, tokens=[], error="HTTP 503: busy", status=503, ended=1.5)
+    never_sent = record(5, tokens=[], error="x", sent=math.nan, ended=math.nan)
+    files = [tmp_path / "records.0.jsonl", tmp_path / "records.1.jsonl"]
+    files[0].write_text("".join(to_line(r) + "\n" for r in (failed, record(1))))
+    files[1].write_text("".join(to_line(r) + "\n" for r in (never_sent, record(0))))
+    read = read_records(files)
+    assert [r.index for r in read] == [0, 1, 3, 5]
+    assert read[0] == record(0)
+    assert read[2] == failed
+    assert math.isnan(read[3].sent)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"index": 0', "not JSON"),
+        ("{}", "not a record"),
+        ("[]", "not a record"),
+        (to_line(record()).replace('"index":0', '"index":"0"'), "not a record"),
+        (to_line(record()).replace("1.75", "null"), "not a record"),
+        (to_line(record()).replace('"index"', '"place"'), "not a record"),
+    ],
+)
+def test_a_malformed_record_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "records.0.jsonl"
+    path.write_text(f"{to_line(record(9))}\n{line}\n")
+    with pytest.raises(LoadTestError, match=message) as caught:
+        read_records([path])
+    assert f"{path}:2" in str(caught.value)
+
+
+def test_records_of_two_runs_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "records.0.jsonl"
+    path.write_text(f"{to_line(record())}\n{to_line(record())}\n")
+    with pytest.raises(LoadTestError, match="recorded twice"):
+        read_records([path])

@@ -1,0 +1,115 @@
+"""The report's numbers are right on runs whose numbers are known, and its page stands alone."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from loadtest.errors import LoadTestError
+from loadtest.records import Record, to_line
+from tests.loadtest.runs import write_run
+
+pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
+
+from loadtest.report import ReportOptions, write_report
+
+
+def test_the_page_stands_alone_and_the_numbers_are_in_all_three_files(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "report.html"
+    options = ReportOptions(title="Dense & GAC", baseline="dense", ideal=("gac:decode=1.25",))
+    write_report(runs, out, options)
+    page = out.read_text()
+    assert "<h1>Dense &amp; GAC</h1>" in page
+    assert page.index(">VALID<") < page.index("Speedup over dense")
+    assert page.count("<svg") == 5  # latency over rate, and CDFs and timeline of both rates
+    assert "<script" not in page
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", page)
+    assert not re.search(r"@import|url\(\s*['\"]?(?!#)", page)
+    content = json.loads(out.with_suffix(".json").read_text())
+    assert content["valid"] is True
+    assert content["comparisons"][0]["realized"]["decode"]["value"] == pytest.approx(1, abs=0.01)
+    with out.with_suffix(".csv").open() as file:
+        rows = {
+            (r["label"], r["rate"], r["measure"], r["statistic"]): r for r in csv.DictReader(file)
+        }
+    exact = content["groups"][0]["latency"]["ttft"]["p99"]["value"]
+    assert float(rows["dense", "1", "ttft", "p99"]["value"]) == pytest.approx(exact, rel=1e-5)
+
+
+def test_a_foreign_trace_of_one_request_has_a_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    (run / "schedule.traffic.json").unlink()
+    (run / "schedule.jsonl").write_text('{"timestamp":0,"input_length":20,"output_length":8}')
+    record = Record(0, 0.0, 20, 8, sent=0.001, tokens=[0.1, 0.2], ended=0.2)
+    (run / "records.0.jsonl").write_text(to_line(record))
+    write_report([run], tmp_path / "report.html", ReportOptions())
+    assert "Replayed trace" in (tmp_path / "report.html").read_text()
+
+
+def test_an_invalid_run_is_said_first_and_hostile_text_is_text(tmp_path: Path) -> None:
+    label = "<script>alert(1)</script>"
+    good = write_run(tmp_path / "good", label, fail_every=5)
+    bad = write_run(tmp_path / "bad", label, lag=0.1)
+    out = tmp_path / "report.html"
+    assert not write_report([good, bad], out, ReportOptions()).valid
+    page = out.read_text()
+    assert "INVALID</strong>: the client was a bottleneck" in page
+    assert "bad (&lt;script&gt;alert(1)&lt;/script&gt;): requests were sent 100.0 ms late" in page
+    assert "&lt;b&gt;busy" in page
+    assert "<script" not in page
+    assert json.loads(out.with_suffix(".json").read_text())["valid"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (ReportOptions(baseline="other"), "no runs of baseline 'other'; there are dense"),
+        (ReportOptions(ideal=("dense:decode=1.2",)), "--ideal needs --baseline"),
+        (ReportOptions(baseline="dense", ideal=("x:decode=1.2",)), "--ideal names 'x'"),
+        (ReportOptions(baseline="dense", ideal=("decode=1.2",)), "expected LABEL:PHASE=RATIO"),
+        (ReportOptions(baseline="dense", ideal=("dense:decode=1",)), "RATIO above 1"),
+        (ReportOptions(warmup=500), "no request was answered after the warm-up of 500 s"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_error(
+    tmp_path: Path, options: ReportOptions, message: str
+) -> None:
+    run = write_run(tmp_path / "a")
+    with pytest.raises(LoadTestError, match=re.escape(message)):
+        write_report([run], tmp_path / "r.html", options)
+    assert not (tmp_path / "r.html").exists()
+
+
+@pytest.mark.slow
+def test_a_browser_opens_the_page_without_a_complaint(runs: list[Path], tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs chromium")
+    out = tmp_path / "report.html"
+    write_report(runs, out, ReportOptions(baseline="dense"))
+    picture = tmp_path / "report.png"
+    done = subprocess.run(
+        [
+            chromium,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=1180,4000",
+            f"--screenshot={picture}",
+            out.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "CONSOLE" not in done.stderr
+    assert picture.stat().st_size > 100_000

@@ -1,0 +1,66 @@
+"""Schedules: Mooncake traces are read, malformed ones are refused with file and line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loadtest.errors import LoadTestError
+from loadtest.schedule import PromptRules, fingerprint, read_schedule
+
+GOOD = '{"timestamp": 27482, "input_length": 600, "output_length": 52, "hash_ids": [46, 47]}'
+
+
+def test_a_mooncake_trace_is_a_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"{GOOD}\n\n{GOOD}\n")
+    schedule = read_schedule(path)
+    assert len(schedule.requests) == 2
+    assert schedule.requests[0].hash_ids == (46, 47)
+    assert schedule.duration == 27.482
+    assert schedule.prompts == PromptRules(block_tokens=512)
+    assert len(fingerprint(path)) == 64
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "no requests"),
+        (f"{GOOD}\nnot json", ":2: line: Invalid JSON"),
+        ("[]", ":1: line: Input should be an object"),
+        (GOOD.replace("600", "0"), ":1: input_length: Input should be greater than or equal to 1"),
+        (GOOD.replace("52", "5.5"), ":1: output_length"),
+        (GOOD.replace("52", "true"), ":1: output_length"),
+        (GOOD.replace('"output_length": 52, ', ""), ":1: output_length: Field required"),
+        (f"{GOOD}\n{GOOD.replace('27482', '5')}", ":2: timestamp 5 comes after 27482"),
+        (GOOD.replace("[46, 47]", "[46]"), "600 tokens are 2 blocks of 512, but there are 1"),
+        (GOOD.replace("[46, 47]", "[46, -1]"), ":1: hash_ids.1"),
+    ],
+)
+def test_a_malformed_schedule_is_refused(tmp_path: Path, lines: str, message: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(lines)
+    with pytest.raises(LoadTestError) as caught:
+        read_schedule(path)
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {},
+        [],
+        {"prompts": {"block_tokens": 0}, "traffic": {}},
+        {"prompts": {"low": 9, "high": 9}, "traffic": {}},
+        {"prompts": {"seed": "1"}, "traffic": {}},
+        {"prompts": {"size": 1}, "traffic": {}},
+        {"prompts": {}, "traffic": 3},
+    ],
+)
+def test_a_wrong_companion_is_refused(tmp_path: Path, about: object) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(GOOD)
+    path.with_suffix(".traffic.json").write_text(json.dumps(about))
+    with pytest.raises(LoadTestError, match="not the companion of a schedule"):
+        read_schedule(path)

@@ -1,0 +1,91 @@
+"""A server is measured only once it is healthy, and never outlives its measurement."""
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from loadtest.errors import LoadTestError
+from loadtest.server import running_server
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_it_listens_inside_the_block_and_not_after_an_error(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "loadtest", "mock", "--port", str(port)]
+    environment = {"PYTHONPATH": str(ROOT)}
+    url = f"http://127.0.0.1:{port}"
+
+    def measure() -> None:
+        with running_server(command, environment, url, tmp_path / "log", 60):
+            assert is_listening(port)
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        measure()
+    assert not is_listening(port)
+
+
+def test_its_children_end_with_it(tmp_path: Path) -> None:
+    port = free_port()
+    mock = f"{sys.executable} -m loadtest mock --port {port}"
+    command = ["sh", "-c", f"sleep 600 & echo $! >{tmp_path}/child; {mock}; true"]
+    url = f"http://127.0.0.1:{port}"
+    with running_server(command, {"PYTHONPATH": str(ROOT)}, url, tmp_path / "log", 60):
+        child = int((tmp_path / "child").read_text())
+        os.kill(child, 0)
+    for _ in range(100):
+        if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail("the child is still there")
+
+
+@pytest.mark.parametrize(
+    ("command", "patience", "message"),
+    [
+        (["sh", "-c", "echo no such model; exit 7"], 30.0, "exited with 7; the end of"),
+        (["sleep", "60"], 0.5, "did not get healthy in 0.5 s"),
+        (["/no/such/program"], 1.0, "cannot start /no/such/program"),
+    ],
+)
+def test_a_server_that_does_not_come_up_is_an_error(
+    tmp_path: Path, command: list[str], patience: float, message: str
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    log = tmp_path / "log"
+    with (
+        pytest.raises(LoadTestError, match=message) as caught,
+        running_server(command, {}, url, log, patience),
+    ):
+        pass
+    if "7" in message:
+        assert "no such model" in str(caught.value)
+
+
+def test_a_foreign_server_on_the_port_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        url = f"http://127.0.0.1:{foreign.getsockname()[1]}"
+        with (
+            pytest.raises(LoadTestError, match="something listens there already"),
+            running_server(["sleep", "60"], {}, url, tmp_path / "log", 5),
+        ):
+            pass

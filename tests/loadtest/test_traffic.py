@@ -1,0 +1,144 @@
+"""A scenario gives one schedule, which survives the way through a file."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import loadtest
+from loadtest.errors import LoadTestError
+from loadtest.lengths import length_tables
+from loadtest.scenario import PRESETS, Scenario, load_scenario
+from loadtest.schedule import read_schedule, write_schedule
+from loadtest.traffic import generate
+
+SHIPPED = sorted((Path(loadtest.__file__).parent / "scenarios").glob("*.yaml"))
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    low = draw(st.integers(1, 1000))
+    prefixes = {
+        "share": draw(st.floats(0, 1)),
+        "groups": draw(st.integers(1, 20)),
+        "blocks": draw(st.integers(1, 5)),
+    }
+    return Scenario.model_validate(
+        {
+            "name": "drawn",
+            "lengths": draw(st.sampled_from(sorted(length_tables()))),
+            "rate": draw(st.floats(1, 20)),
+            "duration": 20.0,
+            "arrivals": draw(st.sampled_from(sorted(PRESETS))),
+            "prefixes": draw(st.sampled_from([None, prefixes])),
+            "max_model_len": draw(st.none() | st.integers(2, 9000)),
+            "block_tokens": draw(st.sampled_from([1, 16, 512])),
+            "vocabulary": (low, low + 5000),
+            "seed": draw(st.integers(0, 2**63 - 1)),
+        }
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(scenario=scenarios())
+def test_a_schedule_is_deterministic_and_survives_its_file(
+    scenario: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    try:
+        schedule = generate(scenario)
+    except LoadTestError:
+        return  # a bursty process may be silent for so long
+    assert generate(scenario) == schedule
+    path = tmp_path_factory.mktemp("schedule") / "s.jsonl"
+    write_schedule(schedule, path)
+    assert read_schedule(path) == schedule
+
+
+@settings(max_examples=20, deadline=None)
+@given(scenario=scenarios())
+def test_requests_fit_the_context_and_their_blocks(scenario: Scenario) -> None:
+    try:
+        schedule = generate(scenario)
+    except LoadTestError:
+        return
+    for request in schedule.requests:
+        assert request.input_length >= 1
+        assert request.output_length >= 1
+        if scenario.max_model_len:
+            assert request.input_length + request.output_length <= scenario.max_model_len
+        assert len(request.hash_ids) == -(-request.input_length // scenario.block_tokens)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_scenarios_say_what_they_are(path: Path) -> None:
+    scenario = load_scenario(path)
+    schedule = generate(scenario)
+    assert scenario.name == path.stem
+    assert scenario.description
+    assert schedule.traffic["truncated_fraction"] < 0.05
+
+
+def test_lengths_do_not_depend_on_the_rate() -> None:
+    path = next(path for path in SHIPPED if path.stem == "azure-conversation")
+    slow, fast = (generate(load_scenario(path, rate=rate)).requests for rate in (1.0, 4.0))
+    lengths = [(r.input_length, r.output_length) for r in slow]
+    assert lengths[:200] == [(r.input_length, r.output_length) for r in fast][:200]
+
+
+def test_prefixes_are_shared_as_often_as_asked() -> None:
+    scenario = Scenario.model_validate(
+        {
+            "name": "shared",
+            "lengths": {"input": 1000, "output": 1},
+            "rate": 100,
+            "duration": 100,
+            "block_tokens": 100,
+            "prefixes": {"share": 0.5, "groups": 4, "blocks": 3},
+        }
+    )
+    schedule = generate(scenario)
+    first = np.array([request.hash_ids[0] for request in schedule.requests])
+    shared = first < 12
+    assert shared.mean() == pytest.approx(0.5, abs=0.03)
+    # Zipf: 12 / 25 of them use the first of four prompts, which are blocks 0, 3, 6 and 9.
+    assert (first[shared] == 0).mean() == pytest.approx(0.48, abs=0.04)
+    assert set(first[shared]) == {0, 3, 6, 9}
+    own = [i for r in schedule.requests for i in r.hash_ids if i >= 12]
+    assert len(own) == len(set(own))
+    assert schedule.traffic["shared_prefix_fraction"] == pytest.approx(0.15, abs=0.01)
+
+
+def test_a_run_without_a_request_is_refused() -> None:
+    scenario = Scenario.model_validate(
+        {"name": "never", "lengths": "azure-code", "rate": 0.001, "duration": 0.001}
+    )
+    with pytest.raises(LoadTestError, match=r"never: no request in 0.001 s"):
+        generate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1", "expected a mapping"),
+        ("name: [", "not a readable YAML file"),
+        ("{name: x, lengths: azure-code, rate: 1, duration: 1, tempo: 3}", "tempo: Extra inputs"),
+        ("{name: x, lengths: azure, rate: 1, duration: 1}", "no length table 'azure'"),
+        ("{name: x, lengths: azure-code, rate: 0, duration: 1}", "rate: Input should be greater"),
+        ("{name: x, lengths: azure-code, rate: .nan, duration: 1}", "rate: Input should be"),
+        (
+            "{name: x, lengths: azure-code, rate: 1, duration: 1, arrivals: bursty}",
+            "no arrivals preset 'bursty'; there are steady",
+        ),
+        ("{name: x, lengths: azure-code, rate: 1, duration: 1, curve: {kind: up}}", "curve: "),
+    ],
+)
+def test_a_wrong_scenario_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    with pytest.raises(LoadTestError) as caught:
+        load_scenario(path)
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

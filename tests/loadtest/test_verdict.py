@@ -1,0 +1,71 @@
+"""A run is INVALID exactly when its client was late, busy or incomplete."""
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.errors import LoadTestError
+from loadtest.health import ProcessHealth
+from loadtest.run import load_run
+from loadtest.verdict import judge
+from tests.loadtest.runs import write_run
+
+HEALTHY = ProcessHealth(0, 0.5, 0.0001, 0.001, 0.002)
+
+
+def test_a_client_that_kept_up_is_valid(tmp_path: Path) -> None:
+    verdict = load_run(write_run(tmp_path / "a")).verdict
+    assert verdict.valid
+    assert verdict.lag_p99 == pytest.approx(0.001, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"lag": 0.02, "ttft": 0.2}, "requests were sent 20.0 ms late"),
+        ({"wake": 0.02, "itl": 0.02}, "process 0 woke 20.0 ms late"),
+    ],
+)
+def test_a_late_client_is_invalid(tmp_path: Path, changes: dict[str, float], reason: str) -> None:
+    verdict = load_run(write_run(tmp_path / "a", **changes)).verdict  # type: ignore[arg-type]
+    assert len(verdict.reasons) == 1
+    assert reason in verdict.reasons[0]
+
+
+def test_lateness_is_judged_against_what_is_measured(tmp_path: Path) -> None:
+    # 20 ms of 2 s are one percent.
+    assert load_run(write_run(tmp_path / "slow", ttft=2.0, lag=0.02)).verdict.valid
+
+
+def test_a_busy_process_is_invalid(tmp_path: Path) -> None:
+    records = load_run(write_run(tmp_path / "a")).records
+    busy = ProcessHealth(1, 0.97, 0.0001, 0.001, 0.002)
+    (reason,) = judge(records, [HEALTHY, busy], len(records), 2).reasons
+    assert reason.startswith("process 1 used 97% of a core, limit 80%")
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    records = load_run(write_run(tmp_path / "a")).records
+    reasons = judge(records[:-3], [HEALTHY], len(records), 2).reasons
+    assert reasons == (
+        f"3 of {len(records)} scheduled requests left no record",
+        "1 of 2 client processes finished",
+    )
+    assert not judge([], [], 5, 1).valid
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadTestError, match="not the directory of a run"):
+        load_run(tmp_path)
+    (tmp_path / "run.json").write_text('{"processes": 1}')
+    with pytest.raises(LoadTestError, match="lacks label, schedule_sha256, start_at"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [slice(5), slice(1, None)])
+def test_records_of_another_schedule_are_refused(tmp_path: Path, keep: slice) -> None:
+    run = write_run(tmp_path / "a")
+    lines = (run / "schedule.jsonl").read_text().splitlines(keepends=True)
+    (run / "schedule.jsonl").write_text("".join(lines[keep]))
+    with pytest.raises(LoadTestError, match="records of another schedule"):
+        load_run(run)
