@@ -1,6 +1,6 @@
 """The demo model with per-layer head sizes: what a GPU serves against what a CPU serves.
 
-    python -m benchmarks.agreement plans  DIR      # two plans for the demo model
+    python -m benchmarks.agreement plans  DIR      # plans for the demo model
     python -m benchmarks.agreement record OUT.json MODEL...     # on each machine
     python -m benchmarks.agreement compare CPU.json GPU.json    # prints the table
 
@@ -14,37 +14,48 @@ import platform
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.layout import KeyLayout, ValueLayout
 from vllm_gac.plan import uniform_plan
 
 DEMO = Path(__file__).parents[1] / "vllm_gac" / "demo"
-# (r_k, r_v) by layer: the sizes that stock kernels take, and pairs that they refuse.
-HEAD_SIZES = {
-    "equal": [(64, 64), (96, 96), (128, 128), (96, 96)],
-    "unequal": [(96, 64), (64, 96), (112, 80), (128, 64)],
+# Keys (form, heads, size) and values (heads, size) by layer: sizes that stock kernels take, pairs
+# of sizes that they refuse, and forms that they do not know.
+ATTENTION = {
+    "equal": [(("rotary", 4, size), (4, size)) for size in (64, 96, 128, 96)],
+    "unequal": [
+        (("rotary", 4, key), (4, value))
+        for key, value in ((96, 64), (64, 96), (112, 80), (128, 64))
+    ],
+    "forms": [
+        (("latent", 4, 64), (2, 128)),
+        (("rotary", 4, 96), (2, 128)),
+        (("latent", 2, 128), (2, 128)),
+        (("rotary", 2, 128), (2, 96)),
+    ],
 }
 TEXT_TOKENS, WINDOW = 3600, 900
 PROMPTS = ("def __init__(self", "import os\n", "class Node:\n", "    for i in range(", "try:\n")
 
 
 def plans(directory: Path) -> None:
-    """Write equal.json and unequal.json, plans of the demo model with HEAD_SIZES."""
+    """Write plans of the demo model with each of ATTENTION."""
     model = open_checkpoint(DEMO / "model")
     base = uniform_plan(model, param_ratio=0.9, kv_ratio=1.0, methods=["prune"])
-    for name, sizes in HEAD_SIZES.items():
-        layers = []
-        for dense, section, (key, value) in zip(
-            model.layout.layers, base.layers, sizes, strict=True
-        ):
-            shrunk = replace(
+    for name, shapes in ATTENTION.items():
+        layers = [
+            replace(
                 dense,
-                key=replace(dense.key, size=key, rope_table=key != model.layout.head_dim),
-                value=replace(dense.value, size=value),
+                key=_key(dense.key, *key),
+                value=ValueLayout(*value),
                 intermediate_size=section.intermediate_size,
             )
-            layers.append(shrunk)
+            for dense, section, (key, value) in zip(
+                model.layout.layers, base.layers, shapes, strict=True
+            )
+        ]
         layout = replace(model.layout, layers=tuple(layers))
         plan = base.model_dump(mode="json") | {
             "methods": ["heads", "prune"],
@@ -54,6 +65,11 @@ def plans(directory: Path) -> None:
         plan["kv_elements"]["used"] = layout.kv_elements
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f"{name}.json").write_text(json.dumps(plan, indent=2))
+
+
+def _key(dense: KeyLayout, form: Literal["rotary", "latent"], heads: int, size: int) -> KeyLayout:
+    own = (heads, size) == (dense.heads, dense.size)
+    return KeyLayout(form, heads, size, rope_table=form == "rotary" and not own)
 
 
 def record(out: Path, models: list[Path]) -> None:
@@ -125,8 +141,7 @@ def compare(first: Path, second: Path) -> None:
 
 
 def _compare_model(name: str, a: dict[str, Any], b: dict[str, Any]) -> None:
-    sizes = [(layer["key"]["size"], layer["value"]["size"]) for layer in a["layers"]]
-    print(f"\n{name}: (r_k, r_v) by layer {sizes}")
+    print(f"\n{name}:", *(_shape(layer) for layer in a["layers"]), sep="  ")
     for side in (a, b):
         print(f"  attention {side['attention']}, {side['compilation']}, {side['cudagraphs']}")
     differences = [abs(p - q) for p, q in zip(a["text_logprobs"], b["text_logprobs"], strict=True)]
@@ -149,6 +164,11 @@ def _compare_model(name: str, a: dict[str, Any], b: dict[str, Any]) -> None:
         f"  greedy: {same} of {total} tokens before the first difference of each prompt; "
         f"logprob gaps there {[round(gap, 3) for gap in gaps]}"
     )
+
+
+def _shape(layer: dict[str, Any]) -> str:
+    key, value = layer["key"], layer["value"]
+    return f"{key['form']} {key['heads']}x{key['size']}/{value['heads']}x{value['size']}"
 
 
 if __name__ == "__main__":

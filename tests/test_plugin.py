@@ -40,9 +40,10 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum as backends
 plugin.register()
 print(loaders["gac"].__name__, hooks[plugin.ARCHITECTURE].__name__,
       plugin.ARCHITECTURE in ModelRegistry.get_supported_archs(),
-      [backends[name].get_class().get_name() for name in plugin.BACKENDS][0], plugin.failures)
+      backends["GAC_REFERENCE"].get_class().get_name(), "GAC" in backends.__members__,
+      plugin.failures)
 """
-    expected = "GacModelLoader GacConfigHook True GAC_REFERENCE {}"
+    expected = "GacModelLoader GacConfigHook True GAC_REFERENCE True {}"
     assert _run(code).splitlines()[-1] == expected
 
 

@@ -1,4 +1,4 @@
-"""The errors a user can cause, each printed as one line: what, where, expected and got, what to do."""
+"""The errors a user can cause, each one line: what, where, expected and got, what to do."""
 
 
 class GacError(ValueError):

@@ -15,8 +15,8 @@ logger = logging.getLogger("vllm.gac")  # below vLLM's logger, so that its confi
 ARCHITECTURE = "GacLlamaForCausalLM"
 LOAD_FORMAT = "gac"
 BACKENDS = {
+    "GAC": "vllm_gac.serving.attention_gpu.GacBackend",
     "GAC_REFERENCE": "vllm_gac.serving.attention_reference.GacReferenceBackend",
-    "GAC_TRITON": "vllm_gac.serving.attention_triton.GacTritonBackend",
 }
 SUPPORTED = "0.32."
 

@@ -3,11 +3,15 @@
 Pair f of a head is its rows (f, f + size/2), as Hugging Face lays them out.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
-from vllm_gac.schema import RopeParameters
+if TYPE_CHECKING:
+    from vllm_gac.schema import RopeParameters
 
 
 def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:

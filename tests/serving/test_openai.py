@@ -27,8 +27,8 @@ def test_a_completion_is_python(server: Server) -> None:
         model=server.model, prompt=PROMPT, max_tokens=60, temperature=0
     )
     code = PROMPT + answer.choices[0].text
-    whole_lines = code.rsplit("\n", 1)[0].splitlines()
-    assert any(_parses("\n".join(whole_lines[:end])) for end in range(3, len(whole_lines) + 1)), code
+    lines = code.rsplit("\n", 1)[0].splitlines()
+    assert any(_parses("\n".join(lines[:end])) for end in range(3, len(lines) + 1)), code
     assert answer.usage is not None
     assert answer.usage.completion_tokens <= 60
 

@@ -30,15 +30,15 @@ def stock_backend_serves(geometry: CacheGeometry, latent: bool) -> bool:
     return geometry.key_size % 8 == 0 and geometry.key_size <= 256
 
 
-def gac_backend(geometry: CacheGeometry, latent: bool) -> type[AttentionBackend]:
-    """Our backend for the layer: Triton where it applies, else the torch reference."""
-    if current_platform.is_cpu() or latent or geometry.key_heads != geometry.value_heads:
-        from vllm_gac.serving.attention_reference import GacReferenceBackend
+def gac_backend() -> type[AttentionBackend]:
+    """Our backend for the other layers: kernels on a CUDA GPU, the torch reference elsewhere."""
+    if current_platform.is_cuda():
+        from vllm_gac.serving.attention_gpu import GacBackend
 
-        return GacReferenceBackend
-    from vllm_gac.serving.attention_triton import GacTritonBackend
+        return GacBackend
+    from vllm_gac.serving.attention_reference import GacReferenceBackend
 
-    return GacTritonBackend
+    return GacReferenceBackend
 
 
 class GacAttention(Attention):

@@ -156,7 +156,7 @@ class GacSelfAttention(nn.Module):
         }
         if stock_backend_serves(g, self.is_latent):
             return Attention(g.query_heads, g.key_size, num_kv_heads=g.key_heads, **common)
-        common["attn_backend"] = gac_backend(g, self.is_latent)
+        common["attn_backend"] = gac_backend()
         if self.is_latent:
             common["latent"] = LatentKeys(self.k_up_proj.weight, self.rope_inv_freq)
         return GacAttention(g, **common)

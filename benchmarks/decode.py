@@ -1,0 +1,131 @@
+"""Decode attention: our kernel against vLLM's, and against the copy bandwidth of the GPU.
+
+python -m benchmarks.decode [--stock] [--out benchmarks/results/decode_h200]
+
+Without --stock it needs no vLLM. Writes OUT.json and OUT.md; everything from one run.
+"""
+
+import argparse
+import json
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.decode_batch import DecodeBatch, copy_bandwidth, microseconds
+from vllm_gac.kernels.reference import CacheGeometry
+
+SIZES = (64, 80, 96, 112, 128)
+SHORT = ((128, 128), (96, 96), (96, 64), (64, 64))
+BATCHES = (
+    (1, 512), (1, 4096), (1, 32768), (16, 512), (16, 2048), (16, 4096), (16, 32768),
+    (64, 512), (64, 2048), (256, 512), (256, 1024), (256, 4096),
+)  # fmt: skip
+LATENT = ((64, 8, 4), (64, 8, 8), (32, 8, 4))  # r_k, latents, value heads
+
+
+def main() -> None:
+    """Measure, print each row as it comes, write both files."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stock", action="store_true", help="measure vLLM's kernels too")
+    parser.add_argument("--out", type=Path, help="path without suffix")
+    options = parser.parse_args()
+    bandwidth = copy_bandwidth()
+    rows = []
+    for r_k in SIZES:
+        for r_v in SIZES:
+            rows.append(_measure(r_k, r_v, 64, 4096, bandwidth, options.stock))
+    for r_k, r_v in SHORT:
+        for sequences, context in BATCHES:
+            rows.append(_measure(r_k, r_v, sequences, context, bandwidth, options.stock))
+        rows.append(_measure(r_k, r_v, 64, 4096, bandwidth, False, dtype=torch.float8_e4m3fn))
+    for r_k, latents, value_heads in LATENT:
+        rows.append(_measure(r_k, 128, 64, 4096, bandwidth, False, latents, value_heads))
+    result = {
+        "gpu": torch.cuda.get_device_name(),
+        "date": date.today().isoformat(),
+        "torch": torch.__version__,
+        "command": "python -m benchmarks.decode" + (" --stock" if options.stock else ""),
+        "copy_tb_per_s": round(bandwidth, 3),
+        "query_heads": 32,
+        "rows": rows,
+    }
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(_markdown(result))
+
+
+def _measure(
+    r_k: int,
+    r_v: int,
+    sequences: int,
+    context: int,
+    bandwidth: float,
+    stock: bool,
+    latents: int | None = None,
+    value_heads: int = 8,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, Any]:
+    """One row of the table: times in microseconds, None where a kernel refuses the dims."""
+    geometry = CacheGeometry(32, 128 if latents else r_k, latents or 8, r_k, value_heads, r_v)
+    head_dim = 128 if latents else None
+    batch = DecodeBatch(geometry, sequences, context, dtype=dtype, head_dim=head_dim)
+    row: dict[str, Any] = {
+        "r_k": r_k,
+        "r_v": r_v,
+        "batch": sequences,
+        "context": context,
+        "keys": f"{latents} latents, {value_heads} value heads" if latents else "rotary",
+        "dtype": str(dtype).removeprefix("torch."),
+        "bytes_us": round(batch.bytes / bandwidth / 1e6, 1),
+        "error": float(f"{batch.own_error():.1e}"),
+        "own": round(microseconds(batch.own, batch.copies), 1),
+    }
+    if stock:
+        from benchmarks.stock_attention import stock_kernels
+
+        row |= {n: _or_none(call, batch.copies) for n, call in stock_kernels(batch).items()}
+        if (sequences, context) == (64, 4096):
+            large = DecodeBatch(geometry, sequences, context, block_size=128)
+            row["FA4 page 128"] = _or_none(stock_kernels(large)["FA4"], large.copies)
+        best = min((v for k, v in row.items() if k.startswith(("FA", "Tri")) and v), default=None)
+        row["best_stock_over_own"] = round(best / row["own"], 2) if best else None
+    print(row, flush=True)
+    return row
+
+
+def _or_none(call: Any, copies: int) -> float | None:
+    try:
+        return round(microseconds(call, copies), 1)
+    except Exception as error:
+        # Each kernel refuses dims in its own way; what it says goes to stderr.
+        print(str(error).strip().splitlines()[-1:], file=sys.stderr)
+        torch.cuda.synchronize()
+        return None
+
+
+def _markdown(result: dict[str, Any]) -> str:
+    columns = list(dict.fromkeys(key for row in result["rows"] for key in row))
+    lines = [
+        "# Decode attention",
+        "",
+        f"{result['gpu']}, {result['date']}, PyTorch {result['torch']}, `{result['command']}`.",
+        "32 query heads, 8 KV heads unless said. Times in microseconds; `bytes_us` is what reading",
+        "the cache once takes at the copy bandwidth of the same run, "
+        f"{result['copy_tb_per_s']} TB/s. Pages of 16",
+        "tokens unless said; - is a kernel that refuses the dims, or was not measured.",
+        "",
+        "| " + " | ".join(columns) + " |",
+        "|" + " --- |" * len(columns),
+    ]
+    for row in result["rows"]:
+        cells = (row.get(column) for column in columns)
+        lines.append("| " + " | ".join("-" if c is None else str(c) for c in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Random decode batches, and the decode kernel against the fp32 reference on them.
+
+Run as a program, it checks seeds FIRST..LAST on the CPU through Triton's interpreter.
+"""
+
+import math
+import random
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from vllm_gac.kernels.decode import decode_attention, decode_scratch
+from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a random batch may get."""
+
+    device: str
+    cache_dtypes: tuple[torch.dtype, ...]
+    head_size: int
+    context: int
+
+
+GPU = Limits(
+    "cuda", (torch.bfloat16, torch.bfloat16, torch.float16, torch.float8_e4m3fn), 256, 3000
+)
+# The interpreter multiplies bf16 matrices wrongly (seen in Triton 3.9), fp16 ones rightly.
+INTERPRETER = Limits("cpu", (torch.float16,), 64, 200)
+
+
+@dataclass
+class Batch:
+    """A batch to decode. Cache rows that belong to no token are NaN, pages are out of order."""
+
+    geometry: CacheGeometry
+    query: torch.Tensor
+    cache: torch.Tensor
+    block_table: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    max_query_len: int
+    window: int | None
+    latent: LatentKeys | None
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+
+
+def random_batch(seed: int, limits: Limits) -> Batch:
+    """The batch of this seed: dims, lengths, dtypes and numbers all follow from it."""
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    geometry, latent_group = _random_geometry(rng, limits)
+    dtype = rng.choice(limits.cache_dtypes)
+    query_dtype = torch.bfloat16 if dtype.itemsize == 1 else dtype
+    block_size = 16 * rng.randint(1, 8)
+    rows_per_token = geometry.query_heads // geometry.value_heads
+    max_query_len = rng.choice([1, 1, 1, 2, 4, 8]) if rows_per_token <= 8 else 1
+    lengths = [
+        rng.choice([1, rng.randint(1, limits.context), rng.randint(1, 40)])
+        for _ in range(rng.randint(1, 5))
+    ]
+    queries = [min(length, rng.randint(1, max_query_len)) for length in lengths]
+    if rng.random() < 0.3:  # what pads a captured batch
+        lengths.append(0)
+        queries.append(0)
+    cache, table = _random_cache(geometry, lengths, block_size, generator)
+    starts = torch.tensor([0, *queries]).cumsum(0)
+    query = torch.randn(
+        int(starts[-1]) + 1, geometry.query_heads, geometry.query_size, generator=generator
+    )
+    latent = None
+    if latent_group:
+        up_shape = (geometry.key_heads, latent_group * geometry.query_size, geometry.key_size)
+        up = torch.randn(up_shape, generator=generator) / math.sqrt(geometry.key_size)
+        size = geometry.query_size
+        inv_freq = 1e4 ** (-torch.arange(0, size, 2, dtype=torch.float32)[None] / size)
+        latent = LatentKeys(up.to(limits.device, query_dtype), inv_freq.to(limits.device))
+    scaled = dtype.itemsize == 1
+    return Batch(
+        geometry=geometry,
+        query=query.to(limits.device, query_dtype),
+        cache=cache.to(limits.device).to(dtype),
+        block_table=table.to(limits.device),
+        query_start_loc=starts.int().to(limits.device),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=limits.device),
+        max_query_len=max_query_len,
+        window=rng.choice([None, None, 17, 64, 500]),
+        latent=latent,
+        k_scale=torch.tensor([0.5], device=limits.device) if scaled else None,
+        v_scale=torch.tensor([1.5], device=limits.device) if scaled else None,
+    )
+
+
+def _random_geometry(rng: random.Random, limits: Limits) -> tuple[CacheGeometry, int]:
+    """Head counts and sizes, and KV heads to a latent (0 for keys that are cached rotated)."""
+    value_heads, parts = rng.choice([1, 2, 8]), rng.choice([1, 1, 2])
+    key_heads = value_heads * parts
+    query_heads = key_heads * rng.choice([1, 2, 4, 8])
+    latent_group = rng.choice([1, 1, 2]) if rng.random() < 0.3 else 0
+    most = limits.head_size // 8 if parts == 1 and not latent_group else limits.head_size // 16
+    key_size, value_size = 8 * rng.randint(1, most), 8 * rng.randint(1, limits.head_size // 8)
+    if latent_group:
+        query_heads *= latent_group
+    query_size = min(128, limits.head_size) if latent_group else key_size
+    geometry = CacheGeometry(query_heads, query_size, key_heads, key_size, value_heads, value_size)
+    return geometry, latent_group
+
+
+def _random_cache(
+    geometry: CacheGeometry, lengths: list[int], block_size: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    needed = [-(-length // block_size) for length in lengths]
+    row = geometry.key_width + geometry.value_size
+    cache = torch.full((sum(needed) + 2, geometry.value_heads, block_size, row), float("nan"))
+    table = torch.zeros(len(lengths), max(needed) + 1, dtype=torch.int32)
+    free = (torch.randperm(sum(needed), generator=generator) + 1).tolist()
+    for sequence, length in enumerate(lengths):
+        for block in range(needed[sequence]):
+            page = free.pop()
+            table[sequence, block] = page
+            tokens = min(block_size, length - block * block_size)
+            shape = (geometry.value_heads, tokens, row)
+            cache[page, :, :tokens] = torch.randn(shape, generator=generator)
+    return cache, table
+
+
+def decode(batch: Batch) -> torch.Tensor:
+    """The kernel's output on `batch`, poisoned before; one row more than there are tokens."""
+    geometry = batch.geometry
+    shape = (batch.query.shape[0], geometry.query_heads, geometry.value_size)
+    output = torch.full(shape, float("nan"), device=batch.query.device, dtype=batch.query.dtype)
+    scratch = decode_scratch(geometry, batch.max_query_len, batch.query.device, batch.latent)
+    scratch.values.fill_(float("nan"))
+    scratch.log_sums.fill_(float("nan"))
+    decode_attention(
+        batch.query,
+        batch.cache,
+        batch.block_table,
+        batch.query_start_loc,
+        batch.seq_lens,
+        geometry,
+        geometry.query_size**-0.5,
+        output,
+        scratch,
+        max_query_len=batch.max_query_len,
+        window=batch.window,
+        latent=batch.latent,
+        k_scale=batch.k_scale,
+        v_scale=batch.v_scale,
+    )
+    return output
+
+
+def relative_error(batch: Batch) -> float:
+    """Of the kernel on `batch`; NaN if it left anything unwritten, or wrote where it should not."""
+    geometry = batch.geometry
+    tokens = int(batch.query_start_loc[-1])
+    output = decode(batch)
+    expected = torch.zeros(output.shape, device=output.device)
+    paged_attention(
+        batch.query,
+        _dequantized(batch),
+        batch.block_table,
+        batch.query_start_loc.tolist(),
+        batch.seq_lens.tolist(),
+        geometry,
+        geometry.query_size**-0.5,
+        expected,
+        batch.window,
+        batch.latent,
+    )
+    if not output[tokens:].isnan().all():
+        return float("nan")
+    difference = output[:tokens].float() - expected[:tokens]
+    return float(difference.norm() / expected[:tokens].norm())
+
+
+def _dequantized(batch: Batch) -> torch.Tensor:
+    if batch.k_scale is None or batch.v_scale is None:
+        return batch.cache
+    cache = batch.cache.float()
+    cache[..., : batch.geometry.key_width] *= batch.k_scale
+    cache[..., batch.geometry.key_width :] *= batch.v_scale
+    return cache
+
+
+if __name__ == "__main__":
+    for seed in range(int(sys.argv[1]), int(sys.argv[2])):
+        batch = random_batch(seed, INTERPRETER)
+        error = relative_error(batch)
+        print(f"seed {seed}: relative error {error:.1e}, {batch.geometry}", flush=True)
+        if not error < 5e-3:
+            sys.exit(f"seed {seed}: {batch.seq_lens.tolist()}, window {batch.window}")

@@ -1,0 +1,77 @@
+"""Merges the partial results of a unit that several programs shared."""
+
+# ruff: noqa: N803, N806 -- Triton's convention: compile-time constants in capitals.
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+
+from vllm_gac.kernels.schedule import tile_counts, tiles_per_program
+
+
+@triton.jit(do_not_specialize=["programs", "multiprocessors", "sequences"])
+def merge(
+    query_start_loc,
+    seq_lens,
+    output,
+    partial_values,
+    partial_log_sums,
+    programs,
+    multiprocessors,
+    sequences,
+    output_token_stride,
+    output_head_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    MAX_QUERIES: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    LEAST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One program: the partial results of one query head of one sequence, in program order."""
+    PARTIALS: tl.constexpr = 16
+    sequence = tl.program_id(0)
+    head, row_head = tl.program_id(1) // GROUP, tl.program_id(1) % GROUP
+    counts = tile_counts(query_start_loc, seq_lens, sequences, SEQUENCES, TILE, WINDOW)
+    share, _ = tiles_per_program(counts, programs, multiprocessors, HEADS, LEAST)
+    index = tl.arange(0, SEQUENCES)
+    count = tl.sum(tl.where(index == sequence, counts, 0))
+    start = tl.sum(tl.where(index < sequence, counts, 0)) * HEADS + head * count
+    first_program, last_program = start // share, (start + count - 1) // share
+    if OVERLAP:
+        # Started before the kernel that writes the parts has ended. All wait, also those with
+        # nothing to merge: what follows this kernel must not start before that one is done.
+        gdc_wait()
+    if first_program == last_program:
+        return  # that program wrote the output itself
+    query_start = tl.load(query_start_loc + sequence)
+    queries = tl.load(query_start_loc + sequence + 1) - query_start
+    column = tl.arange(0, WIDTH)
+    for token in range(0, tl.minimum(queries, MAX_QUERIES)):
+        highest = tl.full([], -1e30, tl.float32)
+        denominator = tl.zeros([], tl.float32)
+        acc = tl.zeros([WIDTH], tl.float32)
+        for chunk in range(first_program, last_program + 1, PARTIALS):
+            program = chunk + tl.arange(0, PARTIALS)
+            slot = 2 * program + (program == first_program).to(tl.int32)
+            slot_row = slot * (GROUP * MAX_QUERIES) + token * GROUP + row_head
+            mask = program <= last_program
+            log_sum = tl.load(partial_log_sums + slot_row, mask=mask, other=float("-inf"))
+            values = tl.load(
+                partial_values + slot_row.to(tl.int64)[:, None] * VALUE_SIZE + column[None, :],
+                mask=mask[:, None] & (column < VALUE_SIZE)[None, :],
+                other=0.0,
+            )
+            higher = tl.maximum(highest, tl.max(log_sum, 0))
+            shrink = tl.exp2(highest - higher)
+            weight = tl.exp2(log_sum - higher)
+            acc = acc * shrink + tl.sum(values * weight[:, None], 0)
+            denominator = denominator * shrink + tl.sum(weight, 0)
+            highest = higher
+        result = acc * tl.where(denominator > 0, 1 / denominator, 0)
+        out = output + (query_start + token).to(tl.int64) * output_token_stride
+        out += tl.program_id(1) * output_head_stride
+        tl.store(out + column, result.to(output.dtype.element_ty), mask=column < VALUE_SIZE)

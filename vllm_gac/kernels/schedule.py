@@ -1,0 +1,58 @@
+"""How the tiles of a ragged batch are shared out among a fixed number of programs.
+
+A unit is one (sequence, value head); a tile is TILE tokens of it. All tiles of a batch stand in one
+line, unit after unit, and every program takes the same number of consecutive ones (stream-K,
+Osama et al. 2023), so lengths may differ as they like and the launch depends on none of them. A
+program thus meets at most two units that it shares with others: the one it starts inside, whose
+partial result goes to its slot 0, and the one it ends inside, to its slot 1.
+"""
+
+# ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_range(length, queries, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """First tile, and one past the last, that `queries` tokens ending a context of `length` see.
+
+    Never empty: the program that owns an empty sequence still has to write its output.
+    """
+    first = length * 0
+    if WINDOW > 0:
+        first = tl.maximum(length - queries - WINDOW + 1, 0) // TILE
+    return first, tl.maximum((length + TILE - 1) // TILE, first + 1)
+
+
+@triton.jit
+def tile_counts(
+    query_start_loc,
+    seq_lens,
+    sequences,
+    SEQUENCES: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Tiles per value head of every sequence, [SEQUENCES], 0 past `sequences`."""
+    index = tl.arange(0, SEQUENCES)
+    present = index < sequences
+    length = tl.load(seq_lens + index, mask=present, other=0)
+    queries = length * 0
+    if WINDOW > 0:
+        queries = tl.load(query_start_loc + index + 1, mask=present, other=0)
+        queries -= tl.load(query_start_loc + index, mask=present, other=0)
+    first, last = tile_range(length, queries, TILE, WINDOW)
+    return tl.where(present, last - first, 0)
+
+
+@triton.jit
+def tiles_per_program(counts, programs, multiprocessors, HEADS: tl.constexpr, LEAST: tl.constexpr):
+    """Tiles each program takes, and tiles in all.
+
+    Little work goes to two programs a multiprocessor first, then to all, but never less than LEAST
+    tiles to each: a part more to merge costs as much as a few tiles.
+    """
+    total = tl.sum(counts) * HEADS
+    share = (total + programs - 1) // programs
+    few = 2 * multiprocessors
+    return tl.maximum(share, tl.minimum((total + few - 1) // few, LEAST)), total

@@ -1,0 +1,249 @@
+"""Attention backend GAC: any layout on a CUDA GPU, decode in full CUDA graphs.
+
+Decoding requests come first in a batch and run on our kernel; the others on `prefill.py`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.config.cache import CacheDType
+from vllm.model_executor.layers.attention import Attention
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import is_quantized_kv_cache
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.attention.backends.utils import split_decodes_and_prefills
+from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (
+    triton_reshape_and_cache_flash_diffkv,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
+
+from vllm_gac.kernels.decode import DecodeScratch, decode_attention, decode_scratch
+from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
+from vllm_gac.serving.prefill import PrefillBatch, prefill_attention, prefill_batch
+
+# Query tokens of a request that the decode kernel takes: one, or those of a speculation.
+MAX_DECODE_QUERY = 8
+
+
+@dataclass
+class GacMetadata:
+    """One step of one group of layers; tensors of the decoding requests, then the prefill."""
+
+    decode_tokens: int
+    decode_query_starts: torch.Tensor
+    decode_lengths: torch.Tensor
+    decode_block_table: torch.Tensor
+    max_decode_query: int
+    tokens: int
+    scratch: DecodeScratch
+    prefill: PrefillBatch | None
+
+
+class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
+    """Builds the metadata of one step, and owns the scratch of the group's layers."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    reorder_batch_threshold: int | None
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        self.max_decode_query = min(self.reorder_batch_threshold or 1, MAX_DECODE_QUERY)
+        self.reorder_batch_threshold = self.max_decode_query
+        layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
+        impls = [layer.impl for layer in layers.values()]
+        kinds = {(impl.geometry, impl.latent is None): impl for impl in impls}
+        # Layers run one after the other, so the largest scratch serves them all.
+        self.scratch = max(
+            (
+                decode_scratch(impl.geometry, self.max_decode_query, device, impl.latent)
+                for impl in kinds.values()
+            ),
+            key=lambda scratch: scratch.values.numel(),
+        )
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> GacMetadata:
+        common = common_attn_metadata
+        decodes, prefills, decode_tokens, _ = split_decodes_and_prefills(
+            common, decode_threshold=self.max_decode_query
+        )
+        return GacMetadata(
+            decode_tokens=decode_tokens,
+            decode_query_starts=common.query_start_loc[: decodes + 1],
+            decode_lengths=common.seq_lens[:decodes],
+            decode_block_table=common.block_table_tensor[:decodes],
+            max_decode_query=self.max_decode_query,
+            tokens=common.num_actual_tokens,
+            scratch=self.scratch,
+            prefill=_prefill(common, decodes, prefills, decode_tokens) if prefills else None,
+        )
+
+
+def _prefill(
+    common: CommonAttentionMetadata, decodes: int, prefills: int, decode_tokens: int
+) -> PrefillBatch:
+    requests = slice(decodes, decodes + prefills)
+    lengths = common.seq_lens_cpu_upper_bound  # exact for requests that prefill
+    if lengths is None:
+        lengths = common.seq_lens.cpu()
+    starts = common.query_start_loc_cpu[decodes : decodes + prefills + 1] - decode_tokens
+    return prefill_batch(
+        starts, lengths[requests].to(torch.int32), common.block_table_tensor[requests]
+    )
+
+
+class GacImpl(AttentionImpl[GacMetadata]):
+    """Attention of one layer over its packed cache."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        *,
+        geometry: CacheGeometry,
+        latent: LatentKeys | None = None,
+    ) -> None:
+        self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
+        self.scale = scale
+        self.window = sliding_window
+        self.kv_cache_dtype = kv_cache_dtype
+        self.geometry = geometry
+        self.latent = latent
+        self.quantized_to = (
+            current_platform.fp8_dtype() if is_quantized_kv_cache(kv_cache_dtype) else None
+        )
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        triton_reshape_and_cache_flash_diffkv(
+            key,
+            value,
+            kv_cache.transpose(1, 2),  # it writes [block, token, head, row]
+            slot_mapping,
+            self.kv_cache_dtype,
+            layer._k_scale,
+            layer._v_scale,
+        )
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: GacMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if attn_metadata is None:  # profiling run: no cache yet
+            return output.fill_(0)
+        step, first = attn_metadata, attn_metadata.decode_tokens
+        k_scale: torch.Tensor | None = None
+        v_scale: torch.Tensor | None = None
+        if self.quantized_to is not None:
+            kv_cache = kv_cache.view(self.quantized_to)
+            k_scale, v_scale = layer.get_buffer("_k_scale"), layer.get_buffer("_v_scale")
+        if first:
+            decode_attention(
+                query[:first],
+                kv_cache,
+                step.decode_block_table,
+                step.decode_query_starts,
+                step.decode_lengths,
+                self.geometry,
+                self.scale,
+                output[:first],
+                step.scratch,
+                max_query_len=step.max_decode_query,
+                window=self.window,
+                latent=self.latent,
+                k_scale=k_scale,
+                v_scale=v_scale,
+            )
+        if step.prefill is not None:
+            prefill_attention(
+                query[first : step.tokens],
+                kv_cache,
+                step.prefill,
+                self.geometry,
+                self.scale,
+                output[first : step.tokens],
+                self.window,
+                self.latent,
+                k_scale,
+                v_scale,
+            )
+        return output
+
+
+class GacBackend(AttentionBackend):
+    """The backend as vLLM sees it."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = [
+        "auto",
+        "float16",
+        "bfloat16",
+        "fp8",
+        "fp8_e4m3",
+    ]
+    forward_includes_kv_cache_update: bool = False
+
+    @staticmethod
+    def get_name() -> str:
+        return "GAC"
+
+    @staticmethod
+    def get_impl_cls() -> type[GacImpl]:
+        return GacImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[GacBuilder]:
+        return GacBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(
+        kv_cache_spec: KVCacheSpec | None = None,
+    ) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
