@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -31,7 +32,10 @@ def mock(timing: Timing) -> Iterator[str]:
 
 @contextlib.contextmanager
 def scripted(play: Callable[[socket.socket], None], connections: int = 1) -> Iterator[str]:
-    """Base URL of a server that reads each request's head and then lets `play` have the socket."""
+    """Base URL of a server that reads each request and then lets `play` have the socket.
+
+    All of it is read: closing a socket with bytes unread would reset the connection.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(20)
 
@@ -41,6 +45,10 @@ def scripted(play: Callable[[socket.socket], None], connections: int = 1) -> Ite
             received = b""
             while b"\r\n\r\n" not in received:
                 received += connection.recv(65536)
+            head, _, body = received.partition(b"\r\n\r\n")
+            length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+            while length and len(body) < int(length[1]):
+                body += connection.recv(65536)
             play(connection)
 
     def accept() -> None:

@@ -1,0 +1,105 @@
+"""Small random dense models as directories on disk, to compress and to compare with."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from vllm_gac.layout import layout_of
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """config.json of a Llama of two layers, four query and two KV heads of 16."""
+    raw: dict[str, Any] = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 128,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    }
+    return raw | changes
+
+
+def weights(raw: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """Random weights by name, the same on every call; norms are spread around one."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, shape in layout_of(raw).tensors().items():
+        tensor = torch.randn(shape, generator=generator)
+        tensor = 1 + tensor / 4 if name.endswith("norm.weight") else 2 * tensor * shape[-1] ** -0.5
+        tensors[name] = tensor.to(dtype)
+    return tensors
+
+
+def write(
+    directory: Path,
+    raw: Mapping[str, Any],
+    dtype: torch.dtype = torch.float32,
+    *,
+    shards: int = 1,
+    tokenizer: bool = True,
+) -> Path:
+    """Write the model of `config(...)` to `directory`, in one file or in `shards` of them."""
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(raw))
+    (directory / "generation_config.json").write_text('{"max_new_tokens": 7}')
+    tensors = weights(raw, dtype)
+    if shards == 1:
+        save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    else:
+        weight_map = {}
+        for number in range(shards):
+            file = f"model-{number + 1:05}-of-{shards:05}.safetensors"
+            names = list(tensors)[number::shards]
+            save_file({name: tensors[name] for name in names}, directory / file, {"format": "pt"})
+            weight_map |= dict.fromkeys(names, file)
+        index = {"metadata": {}, "weight_map": weight_map}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    if tokenizer:
+        write_tokenizer(directory / "tokenizer.json", raw["vocab_size"])
+    return directory
+
+
+def write_tokenizer(path: Path, vocab_size: int) -> None:
+    """A tokenizer with one token for each of the first `vocab_size` bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: i % vocab_size for i, symbol in enumerate(alphabet[:vocab_size])}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token=alphabet[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path))
+
+
+def write_text(path: Path, characters: int = 20_000) -> Path:
+    """Varied, reproducible ASCII text."""
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(97, 123, (characters,), generator=generator)
+    codes[torch.rand(characters, generator=generator) < 0.2] = 32
+    codes[79::80] = 10
+    path.write_text(bytes(codes.tolist()).decode())
+    return path

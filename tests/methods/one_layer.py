@@ -1,0 +1,89 @@
+"""One random decoder layer in fp64 with its statistics, for the methods to compress."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from tests.dense_models import LLAMA3_ROPE, config, weights
+from vllm_gac.calibrate import observe_layer
+from vllm_gac.forward import Reference, layer_forward
+from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of
+from vllm_gac.methods.layer import compress_layer
+from vllm_gac.rope import inverse_frequencies
+from vllm_gac.schema import HfConfig, validate
+from vllm_gac.stats import LayerStats
+
+HEADS, KV_HEADS, HEAD_DIM, WIDTH = 8, 4, 16, 96
+
+
+@dataclass(frozen=True)
+class OneLayer:
+    """A dense layer, inputs to try it on, and what calibration on them measures."""
+
+    model: Reference
+    weights: Mapping[str, torch.Tensor]
+    hidden: torch.Tensor
+    stats: LayerStats
+
+    @property
+    def dense(self) -> LayerLayout:
+        return self.model.layout.layers[0]
+
+    @property
+    def layout(self) -> ModelLayout:
+        return self.model.layout
+
+    def target(
+        self,
+        key: tuple[str, int, int] | None = None,
+        value: tuple[int, int] | None = None,
+        width: int | None = None,
+        ranks: Mapping[str, int] | None = None,
+    ) -> LayerLayout:
+        """The dense layer but for what is given: key (form, heads, size), value (heads, size)."""
+        layer = self.dense
+        if key:
+            layer = replace(layer, key=KeyLayout(*key, rope_table=key[0] == "rotary"))
+        if value:
+            layer = replace(layer, value=ValueLayout(*value))
+        return replace(layer, intermediate_size=width or WIDTH, ranks=ranks or {})
+
+    def compressed(self, target: LayerLayout) -> dict[str, torch.Tensor]:
+        return compress_layer(self.layout, target, self.weights, self.stats, self.model.inv_freq)
+
+    def output(self, target: LayerLayout | None = None) -> torch.Tensor:
+        """What the layer adds to its input, as it is or compressed to `target`."""
+        small = self.compressed(target) if target else self.weights
+        return layer_forward(self.model, target or self.dense, small, self.hidden) - self.hidden
+
+    def error(self, target: LayerLayout) -> float:
+        """Mean squared change of the output by compression, relative to the output's."""
+        dense = self.output()
+        return float((self.output(target) - dense).square().mean() / dense.square().mean())
+
+
+def one_layer(kv_heads: int = KV_HEADS) -> OneLayer:
+    """A layer with llama3 RoPE; its inputs vary more in some directions than in others."""
+    raw = config(
+        hidden_size=72,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=kv_heads,
+        rope_parameters=LLAMA3_ROPE,
+    )
+    layout = layout_of(raw)
+    rope = validate(HfConfig, raw, "config").rope
+    model = Reference(
+        layout, inverse_frequencies(rope, HEAD_DIM), 1e-5, None, torch.float64, torch.device("cpu")
+    )
+    tensors = {
+        name.removeprefix("model.layers.0."): tensor.double()
+        for name, tensor in weights(raw).items()
+        if name.startswith("model.layers.0.")
+    }
+    generator = torch.Generator().manual_seed(2)
+    spread = torch.logspace(0, -2, 72, dtype=torch.float64)
+    hidden = torch.randn(6, 60, 72, generator=generator, dtype=torch.float64) * spread
+    stats, _ = observe_layer(model, tensors, hidden, value_group=2)
+    return OneLayer(model, tensors, hidden, stats)

@@ -1,0 +1,86 @@
+"""Key and value methods on layers built so that the right compression loses nothing."""
+
+from dataclasses import replace
+
+import torch
+
+from tests.methods.one_layer import HEAD_DIM, KV_HEADS, OneLayer, one_layer
+from vllm_gac.calibrate import observe_layer
+from vllm_gac.methods.latent_keys import latent_keys
+from vllm_gac.methods.pairs import from_pairs, to_pairs
+
+PAIRS = HEAD_DIM // 2
+
+
+def changed(name: str, weight: torch.Tensor) -> OneLayer:
+    """The layer with another weight, calibrated anew."""
+    layer = one_layer()
+    weights = {**layer.weights, name: weight}
+    stats, _ = observe_layer(layer.model, weights, layer.hidden, value_group=2)
+    return replace(layer, weights=weights, stats=stats)
+
+
+def test_silent_pairs_are_dropped_wherever_they_are() -> None:
+    rows = to_pairs(one_layer().weights["self_attn.k_proj.weight"], KV_HEADS, PAIRS)
+    for head in range(KV_HEADS):
+        rows[head, [head, head + 3, (head + 5) % PAIRS]] *= 1e-9
+    layer = changed("self_attn.k_proj.weight", from_pairs(rows))
+    assert layer.error(layer.target(key=("rotary", KV_HEADS, HEAD_DIM - 6))) < 1e-15
+
+
+def test_kept_frequencies_are_those_of_the_kept_pairs() -> None:
+    layer = one_layer()
+    small = layer.compressed(layer.target(key=("rotary", KV_HEADS, 10)))
+    dense = to_pairs(layer.weights["self_attn.k_proj.weight"], KV_HEADS, PAIRS)
+    kept = to_pairs(small["self_attn.k_proj.weight"], KV_HEADS, 5)
+    for head in range(KV_HEADS):
+        for pair in range(5):
+            match = (dense[head] == kept[head, pair]).all(-1).nonzero().item()
+            assert small["self_attn.rope_inv_freq"][head, pair] == layer.model.inv_freq[match]
+
+
+def test_heads_that_are_turned_copies_become_one_by_mixing() -> None:
+    rows = to_pairs(one_layer().weights["self_attn.k_proj.weight"], KV_HEADS, PAIRS)
+    turn = torch.polar(torch.linspace(0.5, 2, PAIRS).double(), torch.linspace(0, 6, PAIRS).double())
+    rows[1::2] = turn[:, None] * rows[::2]
+    layer = changed("self_attn.k_proj.weight", from_pairs(rows))
+    half = layer.target(("rotary", KV_HEADS // 2, HEAD_DIM), (KV_HEADS // 2, 2 * HEAD_DIM))
+    assert layer.error(half) < 1e-12
+    assert layer.error(layer.target(key=("rotary", KV_HEADS, HEAD_DIM // 2))) > 1e-3
+
+
+def test_values_in_a_common_subspace_share_one_head() -> None:
+    value = one_layer().weights["self_attn.v_proj.weight"].view(KV_HEADS, HEAD_DIM, -1).clone()
+    mix = torch.randn(HEAD_DIM, HEAD_DIM, dtype=torch.float64, generator=torch.manual_seed(0))
+    value[1::2] = mix @ value[::2]
+    layer = changed("self_attn.v_proj.weight", value.flatten(0, 1))
+    # Each query head averages differently, so what it reads from both heads stays in the subspace.
+    assert layer.error(layer.target(value=(KV_HEADS // 2, HEAD_DIM))) < 1e-8
+    assert layer.error(layer.target(value=(KV_HEADS, HEAD_DIM // 2))) > 1e-3
+
+
+def test_keys_of_low_rank_become_latents_of_that_size() -> None:
+    factors = torch.randn(
+        KV_HEADS, HEAD_DIM, 5, dtype=torch.float64, generator=torch.manual_seed(0)
+    )
+    key = factors @ torch.randn(KV_HEADS, 5, 72, dtype=torch.float64)
+    layer = changed("self_attn.k_proj.weight", key.flatten(0, 1))
+    assert layer.error(layer.target(key=("latent", KV_HEADS, 5))) < 1e-15
+
+
+def test_latents_have_unit_variance_and_no_correlation() -> None:
+    layer = one_layer()
+    covariance = layer.stats["self_attn.q_proj"]
+    query, key = (layer.weights[f"self_attn.{x}_proj.weight"] for x in "qk")
+    down, _ = latent_keys(query, key, covariance, KV_HEADS, 1, 6)
+    for head in down.chunk(KV_HEADS):
+        torch.testing.assert_close(
+            head @ covariance @ head.T, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-4
+        )
+
+
+def test_latents_spend_themselves_on_what_queries_ask_for() -> None:
+    query = to_pairs(one_layer().weights["self_attn.q_proj.weight"], -1, PAIRS)
+    query[:, PAIRS // 2 :] *= 1e-6
+    layer = changed("self_attn.q_proj.weight", from_pairs(query))
+    assert layer.error(layer.target(key=("latent", KV_HEADS, HEAD_DIM // 2))) < 1e-10

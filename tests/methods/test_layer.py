@@ -1,0 +1,95 @@
+"""Every method through `compress_layer`: exact at full size, gradual below."""
+
+import pytest
+import torch
+
+from tests.methods.one_layer import HEAD_DIM, OneLayer, one_layer
+from vllm_gac.errors import PlanError
+from vllm_gac.layout import LINEARS, LayerLayout
+
+LAYERS = {"gqa": one_layer(), "mha": one_layer(kv_heads=8)}
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request: pytest.FixtureRequest) -> OneLayer:
+    return LAYERS[request.param]
+
+
+def at(layer: OneLayer, what: str, share: float) -> LayerLayout:
+    """The layer with `share` of what `what` names."""
+    heads, single, double = layer.layout.num_key_value_heads, HEAD_DIM, 2 * HEAD_DIM
+    size, merged, width = int(share * single), int(share * double), layer.dense.intermediate_size
+    match what:
+        case "selected pairs":
+            return layer.target(key=("rotary", heads, size))
+        case "mixed pairs":
+            return layer.target(("rotary", heads // 2, merged), (heads // 2, double))
+        case "latent":
+            return layer.target(key=("latent", heads, size))
+        case "latent of two heads":
+            return layer.target(("latent", heads // 2, merged), (heads // 2, double))
+        case "values":
+            return layer.target(value=(heads, size))
+        case "values of two heads":
+            return layer.target(value=(heads // 2, merged))
+        case "width":
+            return layer.target(width=int(share * width))
+    ranks = {n: int(share * min(layer.layout.linear_shape(layer.dense, n))) for n in LINEARS}
+    return layer.target(ranks=ranks)
+
+
+WHAT = (
+    "selected pairs",
+    "mixed pairs",
+    "latent",
+    "latent of two heads",
+    "values",
+    "values of two heads",
+    "width",
+    "ranks",
+)
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_nothing_is_lost_at_full_size(layer: OneLayer, what: str) -> None:
+    torch.testing.assert_close(
+        layer.output(at(layer, what, 1.0)), layer.output(), rtol=0, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_error_grows_gradually_as_the_size_falls(layer: OneLayer, what: str) -> None:
+    errors = [layer.error(at(layer, what, share)) for share in (0.875, 0.75, 0.5, 0.25)]
+    assert 0 < errors[0] < 0.35
+    assert errors == sorted(errors)
+    assert errors[-1] < 1.5
+
+
+def test_what_does_not_shrink_is_the_very_same_tensor(layer: OneLayer) -> None:
+    small = layer.compressed(at(layer, "width", 0.5))
+    for name, tensor in layer.weights.items():
+        assert (small[name] is tensor) == (not name.startswith("mlp.")), name
+
+
+def test_everything_at_once_has_the_planned_shapes(layer: OneLayer) -> None:
+    heads = layer.layout.num_key_value_heads
+    target = layer.target(
+        ("latent", heads, 8),
+        (heads // 2, 24),
+        64,
+        {"self_attn.q_proj": 24, "self_attn.o_proj": 32, "mlp.down_proj": 16},
+    )
+    small = layer.compressed(target)
+    for name in LINEARS:
+        out_size, in_size = layer.layout.linear_shape(target, name)
+        if name in target.ranks:
+            assert small[f"{name}.A.weight"].shape == (target.ranks[name], in_size)
+            assert small[f"{name}.B.weight"].shape == (out_size, target.ranks[name])
+        else:
+            assert small[f"{name}.weight"].shape == (out_size, in_size)
+    assert layer.error(target) < 1
+
+
+def test_an_impossible_number_of_heads_is_refused(layer: OneLayer) -> None:
+    with pytest.raises(PlanError, match="1 value heads cannot be made of"):
+        layer.compressed(layer.target(value=(1, 8)))

@@ -1,0 +1,76 @@
+"""Truncated factors against the optimum and against their own prediction."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_gac.methods.lowrank import factorize, low_rank
+
+
+def problem(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight and the covariance of inputs that vary over two decades."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    mix = torch.randn(columns, columns, generator=generator, dtype=torch.float64)
+    mix = mix * torch.logspace(0, -2, columns, dtype=torch.float64)
+    return weight, mix @ mix.T
+
+
+def loss(weight: torch.Tensor, low: torch.Tensor, covariance: torch.Tensor) -> float:
+    """E|(W - low) x|^2."""
+    difference = weight - low
+    return float(torch.trace(difference @ covariance @ difference.T))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(2, 30), st.integers(2, 30), st.data(), st.integers(0, 99))
+def test_the_loss_is_what_the_dropped_singular_values_say(
+    rows: int, columns: int, data: st.DataObject, seed: int
+) -> None:
+    weight, covariance = problem(rows, columns, seed)
+    rank = data.draw(st.integers(1, min(rows, columns)))
+    factors = factorize(weight, covariance)
+    up, down = factors.truncate(rank)
+    predicted = float(factors.singular_values[rank:].square().sum())
+    whole = loss(weight, torch.zeros_like(weight), covariance)
+    assert loss(weight, up @ down, covariance) == pytest.approx(predicted, abs=1e-6 * whole)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(24, 40), (40, 24)])
+def test_whitening_beats_asvd_and_both_beat_plain_svd_on_such_inputs(
+    rows: int, columns: int
+) -> None:
+    weight, covariance = problem(rows, columns, 0)
+    losses = []
+    for whitening in ("svd-llm", "asvd", "svd"):
+        a, b = low_rank(weight, covariance, 8, whitening)
+        losses.append(loss(weight, b @ a, covariance))
+    assert losses == sorted(losses)
+    assert losses[0] < 0.9 * losses[2]
+
+
+def test_plain_svd_is_torch_svd() -> None:
+    weight, covariance = problem(12, 20, 1)
+    a, b = low_rank(weight, covariance, 5, "svd")
+    u, s, vt = torch.linalg.svd(weight)
+    torch.testing.assert_close(b @ a, u[:, :5] * s[:5] @ vt[:5])
+
+
+def test_the_output_metric_decides_which_rows_matter() -> None:
+    weight, covariance = problem(10, 20, 2)
+    gram = torch.diag(torch.tensor([1e6] * 3 + [1.0] * 7, dtype=torch.float64))
+    up, down = factorize(weight, covariance, gram).truncate(3)
+    error = (weight - up @ down)[:3].norm() / weight[:3].norm()
+    assert error < 1e-2
+
+
+@pytest.mark.parametrize("inputs", [3, 0])
+def test_degenerate_inputs_leave_finite_factors(inputs: int) -> None:
+    weight = torch.randn(6, 8, generator=torch.manual_seed(0), dtype=torch.float64)
+    samples = torch.randn(8, inputs, dtype=torch.float64)
+    covariance = samples @ samples.T
+    for rank in (2, 6):
+        a, b = low_rank(weight, covariance, rank)
+        assert bool(a.isfinite().all() and b.isfinite().all())
+    torch.testing.assert_close((b @ a) @ samples, weight @ samples)

@@ -1,0 +1,167 @@
+"""Calibration: what is measured, in what shape it is kept, and that a stopped run goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests.dense_models import config, write, write_text
+from vllm_gac.calibrate import calibrate, observe_layer
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.forward import embed, layer_forward, layer_weights, reference
+from vllm_gac.stats import StatsFile, check_stats, read_layer_stats
+from vllm_gac.tokens import calibration_sequences
+
+RUN: dict[str, Any] = {"max_tokens": 1024, "sequence_length": 128, "progress": False}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write(tmp_path / "model", config(), torch.bfloat16)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_text(tmp_path / "text.txt")
+
+
+def test_covariances_are_those_of_the_linears_inputs(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    calibrate(model, [text], tmp_path / "stats", value_group=1, **RUN)
+    checkpoint = open_checkpoint(model)
+    metadata = check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256)
+    assert metadata["tokens"] == "1024"
+    fp64 = reference(checkpoint, torch.float64)
+    tokens = calibration_sequences(model, [text], length=128, max_tokens=1024)
+    assert tokens.shape == (8, 128)
+    with checkpoint.reader() as read:
+        hidden = embed(fp64, read, tokens)
+        for index in range(2):
+            inputs: dict[str, torch.Tensor] = {}
+            layer = checkpoint.layout.layers[index]
+            weights = layer_weights(fp64, read, index)
+            hidden = layer_forward(fp64, layer, weights, hidden, inputs.__setitem__)
+            for name, covariance in read_layer_stats(tmp_path / "stats", index, "cpu").items():
+                rows = inputs[name].flatten(0, 1)
+                expected = rows.T @ rows / len(rows)
+                torch.testing.assert_close(covariance, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_query_heads_read_from_neighbouring_values(model: Path, text: Path) -> None:
+    checkpoint = open_checkpoint(model)
+    fp64 = reference(checkpoint, torch.float64)
+    tokens = calibration_sequences(model, [text], length=128, max_tokens=512)
+    with checkpoint.reader() as read, torch.inference_mode():
+        weights = layer_weights(fp64, read, 0)
+        hidden = embed(fp64, read, tokens)
+        single, after = observe_layer(fp64, weights, hidden, value_group=1)
+        double, after_too = observe_layer(fp64, weights, hidden, value_group=2)
+    torch.testing.assert_close(after, after_too)
+    # Query heads 0 and 1 use value head 0, the first of what they now read; 2 and 3 the second.
+    own = [128 // 4 * head + 16 * (head // 2) + i for head in range(4) for i in range(16)]
+    name = "self_attn.o_proj"
+    assert double[name].shape == (128, 128)
+    torch.testing.assert_close(double[name][own][:, own], single[name])
+
+
+def test_a_stopped_run_goes_on_and_ends_in_the_same_bytes(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrate(model, [text], tmp_path / "undisturbed", **RUN)
+    append, appended = StatsFile.append, []
+
+    def torn_in_layer_1(self: StatsFile, index: int, stats: Any) -> None:
+        appended.append(index)
+        if appended == [0, 1]:
+            append(self, index, dict(list(stats.items())[:2]))
+            raise KeyboardInterrupt
+        append(self, index, stats)
+
+    monkeypatch.setattr(StatsFile, "append", torn_in_layer_1)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(model, [text], tmp_path / "stats", **RUN)
+    assert not (tmp_path / "stats").exists()
+    calibrate(model, [text], tmp_path / "stats", **RUN)
+    assert appended == [0, 1, 1]
+    assert (tmp_path / "stats").read_bytes() == (tmp_path / "undisturbed").read_bytes()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_two_calibrations_at_once_are_refused(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = StatsFile.append
+
+    def another_run(self: StatsFile, index: int, stats: Any) -> None:
+        with pytest.raises(CheckpointError, match="another process is writing here"):
+            calibrate(model, [text], tmp_path / "stats", **RUN)
+        append(self, index, stats)
+
+    monkeypatch.setattr(StatsFile, "append", another_run)
+    calibrate(model, [text], tmp_path / "stats", **RUN)
+
+
+def test_work_of_another_calibration_is_not_continued(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = StatsFile.append
+
+    def stop(self: StatsFile, index: int, stats: Any) -> None:
+        append(self, index, stats)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StatsFile, "append", stop)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(model, [text], tmp_path / "stats", **RUN | {"max_tokens": 256})
+    monkeypatch.undo()
+    calibrate(model, [text], tmp_path / "stats", **RUN)
+    calibrate(model, [text], tmp_path / "fresh", **RUN)
+    assert (tmp_path / "stats").read_bytes() == (tmp_path / "fresh").read_bytes()
+
+
+def test_the_file_is_plain_safetensors(model: Path, text: Path, tmp_path: Path) -> None:
+    calibrate(model, [text], tmp_path / "stats", **RUN)
+    tensors = load_file(tmp_path / "stats")
+    assert {name.split(".", 2)[1] for name in tensors} == {"0", "1"}
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+    with safe_open(tmp_path / "stats", framework="pt") as file:
+        assert file.metadata()["value_group"] == "2"
+
+
+def test_texts_share_the_tokens_evenly(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a" * 5000)
+    (tmp_path / "b").write_text("b" * 5000)
+    tokens = calibration_sequences(
+        model, [tmp_path / "a", tmp_path / "b"], length=100, max_tokens=2000
+    )
+    assert tokens.shape == (20, 100)
+    assert len({row[0].item() for row in tokens[:10]}) == 1
+    assert (tokens[:10] != tokens[10:]).all()
+
+
+def test_statistics_without_neighbours_do_not_merge_values(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    calibrate(model, [text], tmp_path / "stats", value_group=1, **RUN)
+    checkpoint = open_checkpoint(model)
+    with pytest.raises(CheckpointError, match="for 1 value heads at a time, 2 are to be made one"):
+        check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256, value_group=2)
+
+
+def test_an_existing_file_and_a_model_that_cannot_be_calibrated_are_refused(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "stats").touch()
+    with pytest.raises(CheckpointError, match="exists; remove it"):
+        calibrate(model, [text], tmp_path / "stats", **RUN)
+    biased = write(tmp_path / "biased", config(mlp_bias=True))
+    with pytest.raises(CheckpointError, match="biased linears"):
+        calibrate(biased, [text], tmp_path / "other", **RUN)
+    with pytest.raises(CheckpointError, match="not a directory"):
+        calibrate(tmp_path / "nowhere", [text], tmp_path / "other", **RUN)
+    assert not list(tmp_path.glob("*.partial"))

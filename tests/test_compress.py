@@ -1,0 +1,321 @@
+"""Compressing whole directories: what comes out, what is refused, what an interruption leaves."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
+from vllm_gac import durable
+from vllm_gac.calibrate import calibrate
+from vllm_gac.checkpoint import faults, open_checkpoint
+from vllm_gac.compress import compress
+from vllm_gac.errors import CheckpointError, GacError, PlanError
+from vllm_gac.evaluate import perplexity
+from vllm_gac.forward import logits, reference
+from vllm_gac.layout import LINEARS, KeyLayout, ModelLayout, ValueLayout
+from vllm_gac.plan import uniform_plan
+
+# Letters, as in the text that is calibrated on.
+TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26
+RATIOS: dict[str, Any] = {"param_ratio": 0.8, "kv_ratio": 0.75}
+SMALL: dict[str, Any] = {"max_tokens": 1024, "sequence_length": 128, "progress": False}
+
+MODELS = {
+    "gqa": (config(), {}),
+    "mha, tied": (config(num_key_value_heads=4, tie_word_embeddings=True), {}),
+    "llama3 rope, shards": (config(rope_parameters=LLAMA3_ROPE), {"shards": 3}),
+    "linear rope": (config(rope_parameters=LINEAR_ROPE), {}),
+    "mistral, bf16": (
+        config(model_type="mistral", sliding_window=24, dtype="bfloat16"),
+        {"dtype": torch.bfloat16},
+    ),
+    "three KV heads": (config(num_attention_heads=6, num_key_value_heads=3), {}),
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("dense") / "model", config())
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()
+    }
+
+
+def logits_of(directory: Path) -> torch.Tensor:
+    checkpoint = open_checkpoint(directory)
+    with checkpoint.reader() as read:
+        return logits(reference(checkpoint), read, TOKENS)
+
+
+def write_plan(path: Path, model: Path, layout: ModelLayout) -> Path:
+    """plan.json for `layout`, as a planner with ample budgets would write it."""
+    plan = uniform_plan(open_checkpoint(model), param_ratio=1.0, kv_ratio=1.0)
+    used = {"parameters": layout.parameters, "kv_elements": layout.kv_elements}
+    changes: dict[str, Any] = {
+        name: {"dense": 1, "allowed": count, "used": count} for name, count in used.items()
+    }
+    changes["layers"] = [layer.section() for layer in layout.layers]
+    path.write_text(json.dumps(plan.model_dump(mode="json") | changes))
+    return path
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("methods", [("heads", "prune"), ("heads", "lowrank")], ids="-".join)
+def test_budgets_hold_and_the_result_can_be_served(
+    name: str, methods: tuple[str, ...], text: Path, tmp_path: Path
+) -> None:
+    raw, options = MODELS[name]
+    model, out = write(tmp_path / "model", raw, **options), tmp_path / "out"
+    layout = compress(model, out, methods=methods, calibration=[text], **RATIOS, **SMALL)
+    dense, small = open_checkpoint(model), open_checkpoint(out)
+    assert small.layout == layout
+    assert layout.parameters <= 0.8 * dense.layout.parameters
+    assert layout.kv_elements <= 0.75 * dense.layout.kv_elements
+    assert list(faults(small, finite=True)) == []
+    assert {i.dtype for n, i in small.tensors.items() if not n.endswith("rope_inv_freq")} == {
+        i.dtype for i in dense.tensors.values()
+    }
+    assert small.raw_config["architectures"] == ["GacLlamaForCausalLM"]
+    assert small.raw_config["head_dim"] == layout.cache_head_dim
+    assert small.raw_config["model_type"] == raw["model_type"]
+    assert (out / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    assert (out / "generation_config.json").exists()
+    assert bool(logits_of(out).isfinite().all())
+
+
+def test_the_options_choose_the_attention(model: Path, text: Path, tmp_path: Path) -> None:
+    for form, key_group, value_group in (("rotary", 1, 1), ("rotary", 2, 2), ("latent", 1, 2)):
+        layout = compress(
+            model,
+            tmp_path / f"{form}-{key_group}-{value_group}",
+            kv_ratio=0.5,
+            key_form=form,
+            key_group=key_group,
+            value_group=value_group,
+            calibration=[text],
+            **SMALL,
+        )
+        layer = layout.layers[0]
+        assert (layer.key.form, layer.key.heads, layer.value.heads) == (
+            form, 2 // key_group, 2 // value_group
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_at_ratio_one_the_logits_are_the_dense_models(name: str, tmp_path: Path) -> None:
+    raw, options = MODELS[name]
+    model = write(tmp_path / "model", raw, **options)
+    compress(model, tmp_path / "out", progress=False)  # and no calibration is asked for
+    assert torch.equal(logits_of(tmp_path / "out"), logits_of(model))
+
+
+def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_path: Path) -> None:
+    compress(model, tmp_path / "one", calibration=[text], **RATIOS, **SMALL)
+    plan = tmp_path / "one" / "plan.json"
+    compress(model, tmp_path / "two", plan=plan, calibration=[text], **SMALL)
+    calibrate(model, [text], tmp_path / "s", max_tokens=1024, sequence_length=128, progress=False)
+    compress(model, tmp_path / "three", plan=plan, stats=tmp_path / "s", progress=False)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
+
+
+def test_other_forms_of_full_size_are_the_same_function(text: Path, tmp_path: Path) -> None:
+    model = write(tmp_path / "model", config(rope_parameters=LLAMA3_ROPE))
+    layout = open_checkpoint(model).layout
+    layer = layout.layers[0]
+    ranks = {name: min(layout.linear_shape(layer, name)) for name in LINEARS[4:]}
+    layers = (
+        replace(layer, key=KeyLayout("latent", 2, 16), value=ValueLayout(1, 32)),
+        replace(layer, key=KeyLayout("rotary", 1, 32, True), value=ValueLayout(1, 32), ranks=ranks),
+    )
+    plan = write_plan(tmp_path / "plan.json", model, replace(layout, layers=layers))
+    compress(model, tmp_path / "out", plan=plan, calibration=[text], **SMALL)
+    torch.testing.assert_close(logits_of(tmp_path / "out"), logits_of(model), rtol=0, atol=2e-3)
+
+
+def test_a_plan_may_differ_from_layer_to_layer(model: Path, text: Path, tmp_path: Path) -> None:
+    dense = open_checkpoint(model).layout
+    small = replace(
+        dense.layers[1],
+        key=KeyLayout("rotary", 2, 8, True),
+        value=ValueLayout(1, 24),
+        intermediate_size=56,
+    )
+    mixed = replace(dense, layers=(dense.layers[0], small))
+    plan = write_plan(tmp_path / "plan.json", model, mixed)
+    got = compress(model, tmp_path / "out", plan=plan, calibration=[text], **SMALL)
+    assert got == open_checkpoint(tmp_path / "out").layout == mixed
+
+
+def test_sliding_window_is_seen_in_calibration_and_evaluation(text: Path, tmp_path: Path) -> None:
+    results = []
+    for name, window in (("full", None), ("window", 16)):
+        raw = config(model_type="mistral", sliding_window=window)
+        results.append(perplexity(write(tmp_path / name, raw), [text], max_tokens=2000))
+    assert results[0] != results[1]
+
+
+class TestRefused:
+    """Nothing is left behind where nothing was begun."""
+
+    @pytest.fixture(autouse=True)
+    def _setup(self, model: Path, text: Path, tmp_path: Path) -> None:
+        self.model, self.text, self.out = model, text, tmp_path / "out"
+
+    def refused(self, match: str, error: type[GacError] = CheckpointError, **options: Any) -> None:
+        options = {"calibration": [self.text], **RATIOS, **SMALL} | options
+        model = options.pop("model", self.model)
+        before = self.out.exists()
+        with pytest.raises(error, match=match):
+            compress(model, self.out, **options)
+        assert self.out.exists() == before
+        assert not self.out.with_name("out.partial").exists()
+
+    def test_an_existing_directory(self) -> None:
+        self.out.mkdir()
+        self.refused("exists; remove it or choose another")
+
+    def test_a_budget_that_cannot_be_met(self) -> None:
+        self.refused(
+            r"--param-ratio 0.1: not feasible .* at least 0\.\d+", PlanError, param_ratio=0.1
+        )
+        self.refused(r"--kv-ratio 0.01: not feasible .* at least 0\.\d+", PlanError, kv_ratio=0.01)
+
+    def test_no_text_to_calibrate_on(self) -> None:
+        self.refused("give files with --calibration", calibration=[])
+
+    def test_text_that_is_not_there_too_short_or_not_text(self, tmp_path: Path) -> None:
+        self.refused("no such text file", calibration=[tmp_path / "nowhere"])
+        (tmp_path / "short").write_text("short")
+        self.refused("fewer than 128 tokens", calibration=[tmp_path / "short"])
+        (tmp_path / "binary").write_bytes(b"\xff\xfe\x00" * 1000)
+        self.refused("UTF-8", calibration=[tmp_path / "binary"])
+
+    def test_a_model_without_a_tokenizer(self, tmp_path: Path) -> None:
+        model = write(tmp_path / "bare", config(), tokenizer=False)
+        self.refused("tokenizer.json: missing", model=model)
+
+    def test_biases(self, tmp_path: Path) -> None:
+        model = write(tmp_path / "biased", config(attention_bias=True))
+        self.refused("biased linears", model=model)
+
+    def test_a_model_that_is_compressed_already(self, tmp_path: Path) -> None:
+        compress(self.model, tmp_path / "once", calibration=[self.text], **RATIOS, **SMALL)
+        self.refused("compressed already", model=tmp_path / "once")
+
+    def test_a_broken_model(self, tmp_path: Path) -> None:
+        model = shutil.copytree(self.model, tmp_path / "broken")
+        raw = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(raw | {"intermediate_size": 100}))
+        self.refused(r"gate_proj.weight: shape \[96, 48\], expected \[100, 48\]", model=model)
+
+    def test_another_models_plan_or_statistics(self, tmp_path: Path) -> None:
+        other = write(tmp_path / "other", config(rms_norm_eps=1e-6))
+        compress(other, tmp_path / "o", calibration=[self.text], **RATIOS, **SMALL)
+        self.refused("made for another model", PlanError, plan=tmp_path / "o" / "plan.json")
+        calibrate(
+            other, [self.text], tmp_path / "s", max_tokens=512, sequence_length=128, progress=False
+        )
+        self.refused("measured on another model", stats=tmp_path / "s")
+
+    def test_a_truncated_statistics_file(self, tmp_path: Path) -> None:
+        calibrate(
+            self.model,
+            [self.text],
+            tmp_path / "s",
+            max_tokens=512,
+            sequence_length=128,
+            progress=False,
+        )
+        data = (tmp_path / "s").read_bytes()
+        (tmp_path / "s").write_bytes(data[:-4])
+        self.refused("not a readable statistics file", stats=tmp_path / "s")
+
+
+class TestInterrupted:
+    """A run that stops leaves OUT absent and its work resumable."""
+
+    @pytest.fixture(autouse=True)
+    def _setup(self, model: Path, text: Path, tmp_path: Path) -> None:
+        self.out, self.partial = tmp_path / "out", tmp_path / "out.partial"
+        self.arguments: dict[str, Any] = {"calibration": [text], **RATIOS, **SMALL}
+        self.model = model
+
+    def run(self, **options: Any) -> None:
+        compress(self.model, self.out, **self.arguments | options)
+
+    def interrupt(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+        """Stop the run when it is about to write its second shard."""
+        write_tensors = durable.write_tensors
+
+        def stop(path: Path, *arguments: Any) -> None:
+            if path.name.startswith("model-00002"):
+                raise error
+            write_tensors(path, *arguments)
+
+        monkeypatch.setattr("vllm_gac.compressed_model.write_tensors", stop)
+        with pytest.raises(type(error)):
+            self.run()
+        monkeypatch.undo()
+        assert not self.out.exists()
+        assert self.partial.is_dir()
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt(), CheckpointError("disk full")])
+    def test_resumed_bytes_are_those_of_an_undisturbed_run(
+        self, monkeypatch: pytest.MonkeyPatch, error: BaseException, tmp_path: Path
+    ) -> None:
+        compress(self.model, tmp_path / "undisturbed", **self.arguments)
+        self.interrupt(monkeypatch, error)
+        self.run(resume=True)
+        assert contents(self.out) == contents(tmp_path / "undisturbed")
+        assert not self.partial.exists()
+
+    def test_neither_forgotten_nor_mixed_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.interrupt(monkeypatch, KeyboardInterrupt())
+        with pytest.raises(CheckpointError, match="continue it with --resume, or remove it"):
+            self.run()
+        with pytest.raises(CheckpointError, match="was started with"):
+            self.run(resume=True, param_ratio=0.7)
+        assert self.partial.is_dir()
+        self.run(resume=True)
+
+    def test_two_runs_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_tensors = durable.write_tensors
+
+        def another_run(path: Path, *arguments: Any) -> None:
+            with pytest.raises(CheckpointError, match="another process is writing here"):
+                compress(self.model, self.out, resume=True, **self.arguments)
+            write_tensors(path, *arguments)
+
+        monkeypatch.setattr("vllm_gac.compressed_model.write_tensors", another_run)
+        self.run()
+        assert self.out.is_dir()
+
+    def test_resume_with_nothing_begun_is_a_plain_run(self) -> None:
+        self.run(resume=True)
+        assert self.out.is_dir()
+
+    def test_a_number_of_threads_is_kept_by_a_resumed_run(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            self.interrupt(monkeypatch, KeyboardInterrupt())
+            torch.set_num_threads(1)
+            self.run(resume=True)
+            assert torch.get_num_threads() == 1
+        finally:
+            torch.set_num_threads(before)

@@ -1,0 +1,106 @@
+"""Perplexity: against its definition, and of the demo model as it is compressed more and more."""
+
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from tests.dense_models import config, write, write_text
+from vllm_gac import demo
+from vllm_gac.calibrate import calibrate
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.compress import compress
+from vllm_gac.errors import CheckpointError
+from vllm_gac.evaluate import perplexity
+from vllm_gac.forward import logits, reference
+from vllm_gac.tokens import windows
+
+
+def test_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", config())
+    text = write_text(tmp_path / "text", 1234)
+    got, tokens = perplexity(model, [text], sequence_length=100)
+    checkpoint = open_checkpoint(model)
+    losses = []
+    for part in windows(model, [text], length=100, max_tokens=None):
+        with checkpoint.reader() as read:
+            logprobs = logits(reference(checkpoint), read, part).log_softmax(-1)
+        losses += [-logprobs[i, t, part[i, t + 1]] for i, t in _positions(part)]
+    assert tokens == len(losses) == 1234 - 13
+    assert got == pytest.approx(math.exp(torch.stack(losses).mean().item()), rel=1e-5)
+
+
+def _positions(part: torch.Tensor) -> list[tuple[int, int]]:
+    return [(i, t) for i in range(part.shape[0]) for t in range(part.shape[1] - 1)]
+
+
+def test_max_tokens_takes_the_first_ones_of_all_files(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", config())
+    texts = [write_text(tmp_path / "a", 300), write_text(tmp_path / "b", 300)]
+    counts = [
+        perplexity(model, texts, sequence_length=100, max_tokens=n)[1] for n in (50, 350, None)
+    ]
+    assert counts == [49, 3 * 99 + 49, 6 * 99]
+
+
+def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", config())
+    (model / "config.json").write_text((model / "config.json").read_text().replace("96", "97"))
+    with pytest.raises(CheckpointError, match="gate_proj"):
+        perplexity(model, [write_text(tmp_path / "text")])
+
+
+class TestDemo:
+    """On the trained model that is shipped."""
+
+    WINDOWS: ClassVar[dict[str, Any]] = {"sequence_length": 512, "max_tokens": 12 * 512}
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def stats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        out = tmp_path_factory.mktemp("demo") / "stats.safetensors"
+        calibrate(demo.MODEL, [demo.CALIBRATION], out, max_tokens=1 << 13, progress=False)
+        return out
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def dense() -> float:
+        return perplexity(demo.MODEL, [demo.HELD_OUT], **TestDemo.WINDOWS)[0]
+
+    def test_perplexity_grows_as_the_ratios_fall(
+        self, stats: Path, dense: float, tmp_path: Path
+    ) -> None:
+        perplexities = [dense]
+        for params, kv in ((0.9, 0.75), (0.8, 0.5), (0.65, 0.375)):
+            out = tmp_path / f"{params}-{kv}"
+            compress(demo.MODEL, out, param_ratio=params, kv_ratio=kv, stats=stats, progress=False)
+            perplexities.append(perplexity(out, [demo.HELD_OUT], **self.WINDOWS)[0])
+        assert perplexities == sorted(perplexities)
+        assert perplexities[-1] < 2 * dense
+
+    def test_what_make_serve_serves_is_close_to_the_dense_model(
+        self, compressed_demo: Path, dense: float
+    ) -> None:
+        got, _ = perplexity(compressed_demo, [demo.HELD_OUT], **self.WINDOWS)
+        assert dense < 11
+        assert dense < got < 1.1 * dense  # 1.25 is what must hold; 1.03 was measured
+
+    def test_latent_keys_lose_less_than_rotary_ones_where_much_is_taken(
+        self, stats: Path, dense: float, tmp_path: Path
+    ) -> None:
+        loss = {}
+        for form in ("latent", "rotary"):
+            out = tmp_path / form
+            compress(
+                demo.MODEL,
+                out,
+                kv_ratio=0.375,
+                methods=["heads"],
+                key_form=form,
+                stats=stats,
+                progress=False,
+            )
+            loss[form] = math.log(perplexity(out, [demo.HELD_OUT], **self.WINDOWS)[0] / dense)
+        assert 0 < 2 * loss["latent"] < loss["rotary"]

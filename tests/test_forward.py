@@ -1,0 +1,62 @@
+"""The reference model against transformers, and its own equivalences."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, weights, write
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.forward import logits, reference
+
+TOKENS = torch.arange(2 * 90).view(2, 90) * 37 % 128
+
+MODELS = {
+    "gqa": {},
+    "mha": {"num_key_value_heads": 4},
+    "tied": {"tie_word_embeddings": True},
+    "llama3": {"rope_parameters": LLAMA3_ROPE, "max_position_embeddings": 512},
+    "linear": {"rope_parameters": LINEAR_ROPE},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"model_type": "mistral", "sliding_window": 24},
+    "mistral without a window": {"model_type": "mistral", "sliding_window": None},
+}
+
+
+@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+def test_equals_transformers(changes: dict[str, Any], tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    raw = config(**changes)
+    checkpoint = open_checkpoint(write(tmp_path / "model", raw, tokenizer=False))
+    name = "Mistral" if raw["model_type"] == "mistral" else "Llama"
+    theirs = getattr(transformers, f"{name}ForCausalLM")(
+        getattr(transformers, f"{name}Config")(**raw)
+    )
+    theirs.load_state_dict(weights(raw), strict=not raw["tie_word_embeddings"])
+    with torch.inference_mode(), checkpoint.reader() as read:
+        expected = theirs.eval()(TOKENS).logits
+        got = logits(reference(checkpoint), read, TOKENS)
+    assert got.std() > 0.1
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_reads_the_config_spelling_of_transformers_4(tmp_path: Any) -> None:
+    new = config(rope_parameters=LLAMA3_ROPE)
+    old = {k: v for k, v in new.items() if k != "rope_parameters"}
+    old |= {"rope_theta": 10000.0, "rope_scaling": LLAMA3_ROPE}
+    outputs = []
+    for name, raw in (("new", new), ("old", old)):
+        checkpoint = open_checkpoint(write(tmp_path / name, raw, tokenizer=False))
+        with checkpoint.reader() as read:
+            outputs.append(logits(reference(checkpoint), read, TOKENS))
+    assert torch.equal(*outputs)
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Any) -> None:
+    checkpoint = open_checkpoint(write(tmp_path / "model", config(), tokenizer=False))
+    with (
+        checkpoint.reader() as read,
+        pytest.raises(CheckpointError, match="token 128 in a vocabulary of 128"),
+    ):
+        logits(reference(checkpoint), read, torch.tensor([[1, 128]]))

@@ -1,0 +1,171 @@
+"""Run calibration text through the dense model, layer by layer, and keep what the methods need.
+
+One layer's weights and covariances are in memory at a time, beside the hidden states of the
+calibration sequences. After each layer both are on disk, so a run that was stopped goes on there.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from tqdm import tqdm
+
+from vllm_gac.checkpoint import Checkpoint, faults, open_checkpoint
+from vllm_gac.durable import sync_directory, write_tensors
+from vllm_gac.errors import CheckpointError
+from vllm_gac.forward import Reference, batches, embed, layer_forward, layer_weights, reference
+from vllm_gac.layout import LayerLayout, ValueLayout
+from vllm_gac.methods.values import spread_output
+from vllm_gac.stats import (
+    LayerStats,
+    StatsFile,
+    largest_value_group,
+    layer_shapes,
+    stats_file,
+)
+from vllm_gac.tokens import calibration_sequences
+from vllm_gac.workspace import locked, partial_of
+
+DEFAULT_MAX_TOKENS = 1 << 16
+DEFAULT_SEQUENCE_LENGTH = 512
+
+
+def calibrate(
+    model: Path,
+    texts: Sequence[Path],
+    out: Path,
+    *,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    value_group: int | None = None,
+    device: str = "cpu",
+    progress: bool = True,
+) -> None:
+    """Write the statistics of `model` on `texts` to the safetensors file `out`.
+
+    At most `max_tokens` tokens in sequences of `sequence_length` (or of the model's context, if
+    that is less) are used. Up to `value_group`
+    value heads can be made one by them, None for all that is possible. Work in progress is kept
+    in `out`.partial; the same call goes on with it. Raises CheckpointError if the model is
+    not a dense Llama or Mistral, the texts are too short, or `out` exists.
+    """
+    if out.exists():
+        raise CheckpointError(f"{out}: exists; remove it or choose another file")
+    checkpoint = open_dense(model)
+    sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
+    tokens = calibration_sequences(model, texts, length=sequence_length, max_tokens=max_tokens)
+    metadata = {
+        "model_config_sha256": checkpoint.config_sha256,
+        "tokens": str(tokens.numel()),
+        "sequence_length": str(sequence_length),
+        "tokens_sha256": hashlib.sha256(tokens.numpy().tobytes()).hexdigest(),
+        "value_group": str(value_group or largest_value_group(checkpoint.layout)),
+    }
+    workspace = partial_of(out)
+    workspace.mkdir(parents=True, exist_ok=True)
+    with locked(workspace):
+        file = stats_file(workspace / "stats.safetensors", checkpoint.layout, metadata)
+        _stream(checkpoint, tokens, file, int(metadata["value_group"]), device, progress)
+        file.path.replace(out)
+        sync_directory(out.parent)
+        shutil.rmtree(workspace)
+
+
+def open_dense(model: Path) -> Checkpoint:
+    """Open a directory that is to be compressed. Raises CheckpointError for what cannot be."""
+    checkpoint = open_checkpoint(model)
+    if checkpoint.config.gac is not None:
+        raise CheckpointError(f"{model}: is compressed already; start from the dense model")
+    if checkpoint.layout.attention_bias or checkpoint.layout.mlp_bias:
+        raise CheckpointError(f"{model}: models with biased linears cannot be compressed yet")
+    for fault in faults(checkpoint):
+        raise CheckpointError(fault)
+    return checkpoint
+
+
+def _stream(
+    checkpoint: Checkpoint,
+    tokens: torch.Tensor,
+    file: StatsFile,
+    value_group: int,
+    device: str,
+    progress: bool,
+) -> None:
+    """Every layer not on disk yet: observe it, append its statistics, pass its output on."""
+    model = reference(checkpoint, device=device)
+    layers = len(model.layout.layers)
+    done = file.whole_layers()
+    done = done if _hidden_path(file, done).exists() else 0
+    with checkpoint.reader() as read, torch.inference_mode():
+        if done:
+            hidden = load_file(_hidden_path(file, done))["hidden"]
+        else:
+            file.start()
+            hidden = embed(model, read, tokens)
+        total = len(tokens) * (layers - done)
+        with tqdm(total=total, desc="calibrate", unit="seq", disable=not progress) as bar:
+            for index in range(done, layers):
+                weights = layer_weights(model, read, index)
+                stats, hidden = observe_layer(model, weights, hidden, value_group, bar.update)
+                write_tensors(_hidden_path(file, index + 1), {"hidden": hidden})
+                file.append(index, stats)
+                _hidden_path(file, index).unlink(missing_ok=True)
+
+
+def _hidden_path(file: StatsFile, layer: int) -> Path:
+    """Where the hidden states that enter `layer` are kept until its statistics are written."""
+    return file.path.with_name(f"hidden-{layer:04}.safetensors")
+
+
+def observe_layer(
+    model: Reference,
+    weights: Mapping[str, torch.Tensor],
+    hidden: torch.Tensor,
+    value_group: int = 1,
+    advance: Callable[[int], object] = lambda sequences: None,
+) -> tuple[LayerStats, torch.Tensor]:
+    """Mean covariances of a dense layer's inputs, and the hidden states it makes of `hidden`.
+
+    hidden [count, length, d]; products are taken in the model's dtype, their sums in fp64.
+    o_proj's input is taken over `value_group` value heads. `advance` is told how many sequences
+    are done.
+    """
+    layer, weights = _grouped_values(model, weights, value_group)
+    sums = {
+        name: torch.zeros(shape, dtype=torch.float64, device=model.device)
+        for name, shape in layer_shapes(model.layout, value_group).items()
+    }
+
+    def observe(name: str, x: torch.Tensor) -> None:
+        rows = x.flatten(0, 1)
+        sums[name] += rows.T @ rows
+
+    outputs = []
+    for batch in batches(hidden):
+        output = layer_forward(model, layer, weights, batch.to(model.device), observe)
+        outputs.append(output.cpu())
+        advance(len(batch))
+    count = hidden.shape[0] * hidden.shape[1]
+    return {name: total / count for name, total in sums.items()}, torch.cat(outputs)
+
+
+def _grouped_values(
+    model: Reference, weights: Mapping[str, torch.Tensor], group: int
+) -> tuple[LayerLayout, Mapping[str, torch.Tensor]]:
+    """A dense layer written with value heads of `group` times the size: the same function.
+
+    o_proj ignores what a query head now reads from its neighbours' values, but its observer
+    sees it, and merged value heads are chosen by it.
+    """
+    layout, layer = model.layout, model.layout.layers[0]
+    if group == 1:
+        return layer, weights
+    wide = ValueLayout(layer.value.heads // group, layer.value.size * group)
+    output = spread_output(
+        weights["self_attn.o_proj.weight"], layer.value.heads, layout.head_dim, group
+    )
+    return replace(layer, value=wide), {**weights, "self_attn.o_proj.weight": output}

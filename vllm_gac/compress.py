@@ -1,0 +1,179 @@
+"""Compress a model directory into another one, as a plan says.
+
+OUT appears whole or not at all. Until then the work is in OUT.partial (see workspace.py): the
+statistics and every shard are written once and synced, so that a killed run goes on where it was
+and ends in the same bytes.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm_gac import __version__, demo
+from vllm_gac.calibrate import (
+    DEFAULT_MAX_TOKENS,
+    DEFAULT_SEQUENCE_LENGTH,
+    calibrate,
+    open_dense,
+)
+from vllm_gac.checkpoint import Checkpoint, open_checkpoint
+from vllm_gac.compressed_model import write_compressed
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout import ModelLayout
+from vllm_gac.methods.lowrank import Whitening
+from vllm_gac.plan import planned_layout, read_plan, uniform_plan
+from vllm_gac.schema import Strategy
+from vllm_gac.stats import check_stats
+from vllm_gac.strict_json import read_json
+from vllm_gac.workspace import partial_of, renamed_before_the_end, workspace
+
+
+def compress(
+    model: Path,
+    out: Path,
+    *,
+    param_ratio: float = 1.0,
+    kv_ratio: float = 1.0,
+    plan: Path | None = None,
+    methods: Sequence[str] = ("heads", "prune"),
+    align: Strategy = "minimal",
+    gpu: str | None = None,
+    key_form: str = "auto",
+    key_group: int | None = None,
+    value_group: int | None = None,
+    whitening: Whitening = "svd-llm",
+    calibration: Sequence[Path] = (),
+    stats: Path | None = None,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    device: str = "cpu",
+    resume: bool = False,
+    progress: bool = True,
+) -> ModelLayout:
+    """Compress the dense directory `model` into the new directory `out`; the layout of `out`.
+
+    With `plan` (a file) its dims are used, and the ratios and planning options are not; these are
+    `uniform_plan`'s. Statistics are read from `stats` (a file of calibrate.py) or measured on the
+    text files `calibration`; the demo model brings its own, and where nothing shrinks none are
+    needed. Raises a GacError for whatever is wrong with the input before `out`.partial holds work
+    worth resuming, and for a full disk.
+    """
+    if resume and renamed_before_the_end(out):
+        return open_checkpoint(out).layout
+    checkpoint = open_dense(model)
+    chosen = (
+        read_plan(plan, checkpoint)
+        if plan
+        else uniform_plan(
+            checkpoint,
+            param_ratio=param_ratio,
+            kv_ratio=kv_ratio,
+            methods=methods,
+            align=align,
+            gpu=gpu,
+            key_form=key_form,
+            key_group=key_group,
+            value_group=value_group,
+        )
+    )
+    layout = planned_layout(checkpoint, chosen)
+    needed = layout != checkpoint.layout
+    value_group = max(layout.num_key_value_heads // layer.value.heads for layer in layout.layers)
+    texts = _calibration_texts(checkpoint, calibration) if needed and stats is None else ()
+    threads = _threads(out)
+    run = {
+        "tool_version": __version__,
+        "torch_version": torch.__version__,
+        "threads": threads,
+        "device": device,
+        "model": _fingerprint(checkpoint),
+        "plan": chosen.model_dump(mode="json"),
+        "whitening": whitening,
+        "stats": _stats_fingerprint(stats, checkpoint, value_group) if stats else None,
+        "calibration": [_sha256(text) for text in texts],
+        "max_tokens": max_tokens,
+        "sequence_length": sequence_length,
+    }
+    with workspace(out, run, resume) as directory, _use_threads(threads):
+        if texts:
+            stats = directory / "stats.safetensors"
+            if not stats.exists():
+                calibrate(
+                    model,
+                    texts,
+                    stats,
+                    max_tokens=max_tokens,
+                    sequence_length=sequence_length,
+                    value_group=value_group,
+                    device=device,
+                    progress=progress,
+                )
+        return write_compressed(
+            checkpoint,
+            chosen,
+            directory / "model",
+            stats=stats if needed else None,
+            whitening=whitening,
+            device=device,
+            progress=progress,
+        )
+
+
+def _calibration_texts(checkpoint: Checkpoint, given: Sequence[Path]) -> Sequence[Path]:
+    """The files to calibrate on: those given, or for the demo model its own."""
+    for path in given:
+        if not path.is_file():
+            raise CheckpointError(f"{path}: no such text file to calibrate on")
+    if given:
+        return given
+    if demo.CALIBRATION.is_file() and checkpoint.directory.resolve() == demo.MODEL.resolve():
+        return (demo.CALIBRATION,)
+    raise CheckpointError(
+        f"{checkpoint.directory}: compressing needs text like the model's to calibrate on; give "
+        "files with --calibration, or statistics with --stats"
+    )
+
+
+def _fingerprint(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What tells one model directory from another without reading all of its weights."""
+    files = {info.file for info in checkpoint.tensors.values()}
+    return {
+        "config_sha256": checkpoint.config_sha256,
+        "files": {file: _size_and_time(checkpoint.directory / file) for file in sorted(files)},
+    }
+
+
+def _stats_fingerprint(path: Path, checkpoint: Checkpoint, value_group: int) -> dict[str, Any]:
+    metadata = check_stats(path, checkpoint.layout, checkpoint.config_sha256, value_group)
+    return metadata | {"file": _size_and_time(path)}
+
+
+def _size_and_time(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _threads(out: Path) -> int:
+    """How many threads to compute with: sums depend on it, so a resumed run keeps its number."""
+    record = partial_of(out) / "run.json"
+    threads = read_json(record).get("threads") if record.exists() else None
+    return threads if isinstance(threads, int) and threads > 0 else torch.get_num_threads()
+
+
+@contextmanager
+def _use_threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,197 @@
+"""The reference model: a compressed or dense Llama in plain torch, straight from its layout.
+
+Calibration, evaluation and the tests of everything that is served run on it. It knows neither
+vLLM nor transformers, computes in the dtype it is asked for, and lets a caller observe what
+goes into each linear.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+
+from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.rope import cos_sin, inverse_frequencies, rotate
+
+Tensor: TypeAlias = torch.Tensor
+# Called with a linear's name, e.g. "self_attn.o_proj", and its input [batch, tokens, in].
+Observe: TypeAlias = Callable[[str, Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A model's layout and the few numbers beside it, without its weights.
+
+    `inv_freq` [head_dim / 2] belongs to layers without a table of their own.
+    """
+
+    layout: ModelLayout
+    inv_freq: Tensor
+    eps: float
+    window: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+
+def reference(
+    checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Reference:
+    """The reference model of `checkpoint`, which computes in `dtype` on `device`."""
+    config = checkpoint.config
+    return Reference(
+        layout=checkpoint.layout,
+        inv_freq=inverse_frequencies(config.rope, checkpoint.layout.head_dim).to(device),
+        eps=config.rms_norm_eps,
+        window=config.sliding_window,
+        dtype=dtype,
+        device=torch.device(device),
+    )
+
+
+def logits(model: Reference, read: Callable[[str], Tensor], tokens: Tensor) -> Tensor:
+    """Logits [batch, tokens, vocab] of `tokens` [batch, tokens], one layer's weights at a time.
+
+    `read` gives a tensor by its full name: a `TensorReader`, or a dict's `__getitem__`.
+    """
+    hidden = embed(model, read, tokens)
+    for index, layer in enumerate(model.layout.layers):
+        hidden = layer_forward(model, layer, layer_weights(model, read, index), hidden)
+    return head(model, read, hidden)
+
+
+def embed(model: Reference, read: Callable[[str], Tensor], tokens: Tensor) -> Tensor:
+    """Hidden states [batch, tokens, hidden] that enter layer 0.
+
+    Raises CheckpointError for a token that the model does not know.
+    """
+    if tokens.numel() and int(tokens.max()) >= model.layout.vocab_size:
+        raise CheckpointError(
+            f"token {int(tokens.max())} in a vocabulary of {model.layout.vocab_size}: "
+            "the tokenizer is another model's"
+        )
+    rows = read("model.embed_tokens.weight")[tokens.to("cpu")]
+    return rows.to(model.device, model.dtype)
+
+
+def layer_weights(model: Reference, read: Callable[[str], Tensor], index: int) -> dict[str, Tensor]:
+    """The tensors of layer `index` by their name within the layer, in the model's dtype."""
+    prefix = f"model.layers.{index}."
+    return {
+        name.removeprefix(prefix): read(name).to(model.device, model.dtype)
+        for name, _ in model.layout.layer_tensors(index)
+    }
+
+
+def head(model: Reference, read: Callable[[str], Tensor], hidden: Tensor) -> Tensor:
+    """Logits of the hidden states that leave the last layer."""
+    tied = model.layout.tie_word_embeddings
+    unembed = read("model.embed_tokens.weight" if tied else "lm_head.weight")
+    norm = read("model.norm.weight").to(model.device, model.dtype)
+    return linear(_rms_norm(hidden, norm, model.eps), unembed.to(model.device, model.dtype))
+
+
+def layer_forward(
+    model: Reference,
+    layer: LayerLayout,
+    weights: Mapping[str, Tensor],
+    hidden: Tensor,
+    observe: Observe | None = None,
+) -> Tensor:
+    """One decoder layer: hidden states [batch, tokens, hidden] in and out, positions from 0.
+
+    `weights` as `layer_weights` returns them. `observe` sees the input of q_proj (which k_proj
+    and v_proj share), o_proj, gate_proj (shared by up_proj) and down_proj.
+    """
+    observe = observe or _ignore
+    normed = _rms_norm(hidden, weights["input_layernorm.weight"], model.eps)
+    observe("self_attn.q_proj", normed)
+    attended = attention(model, layer, weights, normed)
+    observe("self_attn.o_proj", attended)
+    hidden = hidden + _project(weights, "self_attn.o_proj", attended)
+    normed = _rms_norm(hidden, weights["post_attention_layernorm.weight"], model.eps)
+    observe("mlp.gate_proj", normed)
+    gate, up = (_project(weights, name, normed) for name in ("mlp.gate_proj", "mlp.up_proj"))
+    activated = silu(gate) * up
+    observe("mlp.down_proj", activated)
+    return hidden + _project(weights, "mlp.down_proj", activated)
+
+
+def attention(
+    model: Reference, layer: LayerLayout, weights: Mapping[str, Tensor], normed: Tensor
+) -> Tensor:
+    """Causal attention before o_proj: [batch, tokens, query_heads * value size]."""
+    batch, length, _ = normed.shape
+    queries = _project(weights, "self_attn.q_proj", normed)
+    queries = queries.view(batch, length, layer.query_heads, -1)
+    keys = _keys(model, layer, weights, normed)
+    values = _project(weights, "self_attn.v_proj", normed)
+    values = values.view(batch, length, layer.value.heads, layer.value.size)
+
+    table = model.inv_freq[None]
+    if layer.key.rope_table:
+        table = weights["self_attn.rope_inv_freq"].to(model.inv_freq.dtype)
+    cos, sin = (
+        t.to(model.dtype) for t in cos_sin(torch.arange(length, device=normed.device), table)
+    )
+    keys = rotate(keys, cos, sin)
+    queries = rotate(queries, _each_query(cos, layer), _each_query(sin, layer))
+
+    attended = scaled_dot_product_attention(
+        queries.transpose(1, 2),
+        _each_query(keys, layer).transpose(1, 2),
+        _each_query(values, layer).transpose(1, 2),
+        attn_mask=_mask(length, model.window, normed.device),
+        scale=model.layout.softmax_scale,
+    )
+    return attended.transpose(1, 2).reshape(batch, length, -1)
+
+
+def _keys(
+    model: Reference, layer: LayerLayout, weights: Mapping[str, Tensor], normed: Tensor
+) -> Tensor:
+    """Keys before RoPE [batch, tokens, heads, size]; latents are brought up to full heads."""
+    batch, length, _ = normed.shape
+    cached = _project(weights, "self_attn.k_proj", normed)
+    cached = cached.view(batch, length, layer.key.heads, layer.key.size)
+    if layer.key.form == "rotary":
+        return cached
+    full = torch.einsum("bthr,hdr->bthd", cached, weights["self_attn.k_up_proj.weight"])
+    return full.reshape(batch, length, -1, model.layout.head_dim)
+
+
+def _project(weights: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    """Linear `name`, stored whole or as its factors B @ A."""
+    if f"{name}.A.weight" in weights:
+        x, name = linear(x, weights[f"{name}.A.weight"]), f"{name}.B"
+    return linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
+def _each_query(x: Tensor, layer: LayerLayout) -> Tensor:
+    """Repeat heads [..., heads, size] for the query heads that share them."""
+    heads = x.shape[-2]
+    return x if heads == 1 and x.ndim == 3 else x.repeat_interleave(layer.query_heads // heads, -2)
+
+
+def _mask(length: int, window: int | None, device: torch.device) -> Tensor:
+    """True where query (row) may see key (column)."""
+    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return mask if window is None else mask.triu(1 - window)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps))
+
+
+def _ignore(name: str, x: Tensor) -> None:
+    pass
+
+
+def batches(sequences: Tensor, tokens: int = 4096) -> Iterator[Tensor]:
+    """Split [count, length, ...] along its first dimension into pieces of about `tokens` tokens."""
+    count = max(1, tokens // max(1, sequences.shape[1]))
+    for start in range(0, len(sequences), count):
+        yield sequences[start : start + count]

@@ -1,0 +1,1 @@
+"""Compression methods, one a file: weights + statistics + dim -> smaller weights, all in fp64."""

@@ -1,0 +1,51 @@
+"""Smaller rotary keys by mixing the heads of a group, frequency by frequency."""
+
+import torch
+
+from vllm_gac.methods.pairs import from_pairs, pair_energy, to_pairs
+from vllm_gac.methods.rotary_keys import RotaryKeys
+
+
+def mix_pairs(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    covariance: torch.Tensor,
+    inv_freq: torch.Tensor,
+    key_heads: int,
+    group: int,
+    size: int,
+) -> RotaryKeys:
+    """One key head of `size` for each `group` of the model's `key_heads`.
+
+    query [query_heads * D, hidden], key [key_heads * D, hidden], covariance [hidden, hidden],
+    inv_freq [D / 2]. RoPE turns pair f of every head by the same phase, so a complex matrix
+    across heads commutes with it. For each group and pair these are the principal axes of the
+    heads' keys, each head weighted by what its queries ask of that pair; of all the group's
+    (pair, axis) components the size/2 strongest are kept. With all of them the logits are exact.
+    """
+    pairs, groups = inv_freq.numel(), key_heads // group
+    keys = to_pairs(key, key_heads, pairs).view(groups, group, pairs, -1)
+    queries = to_pairs(query, -1, pairs)
+    queries = queries.view(groups, group, -1, pairs, queries.shape[-1])  # 2: heads that share a key
+
+    demand = pair_energy(queries.flatten(0, 2), covariance).view(queries.shape[:4]).sum(2)
+    demand = demand.clamp_min(demand.max() * 1e-12).transpose(1, 2)  # [groups, pairs, group]
+    # The geometric mean over the heads orders the pairs; taken out, neither q nor k is rescaled.
+    common = demand.log().mean(-1, keepdim=True).exp()
+    weight = (demand / common).sqrt()
+
+    moment = torch.einsum("gjfd,de,gkfe->gfjk", keys, covariance.to(keys.dtype), keys.conj())
+    strength, axes = torch.linalg.eigh(weight[..., :, None] * moment * weight[..., None, :])
+    to_key = axes.conj() * weight[..., None]  # [groups, pairs, group, axes]
+    to_query = axes.conj() / weight[..., None]
+    mixed_keys = torch.einsum("gfjc,gjfd->gfcd", to_key, keys).flatten(1, 2)
+    mixed_queries = torch.einsum("gfjc,gjsfd->gjsfcd", to_query, queries).flatten(3, 4)
+
+    kept = (strength * common).flatten(1).topk(size // 2, dim=1).indices.sort(dim=1).values
+    return RotaryKeys(
+        query=from_pairs(
+            torch.cat([m[:, :, k].flatten(0, 1) for m, k in zip(mixed_queries, kept, strict=True)])
+        ),
+        key=from_pairs(torch.stack([m[k] for m, k in zip(mixed_keys, kept, strict=True)])),
+        inv_freq=inv_freq[kept // group],
+    )

@@ -1,0 +1,24 @@
+"""RoPE's view of a projection: each pair of rows (f, f + P) of a head is one complex row.
+
+RoPE multiplies pair f at position t by exp(i t inv_freq[f]); the logit of a query and a key is
+Re(sum_f conj(q_f) k_f).
+"""
+
+import torch
+
+
+def to_pairs(weight: torch.Tensor, heads: int, pairs: int) -> torch.Tensor:
+    """Real [heads * 2 pairs, hidden] -> complex128 [heads, pairs, hidden]."""
+    halves = weight.double().view(heads, 2, pairs, weight.shape[-1])
+    return torch.complex(halves[:, 0], halves[:, 1])
+
+
+def from_pairs(rows: torch.Tensor) -> torch.Tensor:
+    """Inverse of `to_pairs`: complex [heads, pairs, hidden] -> fp64 [heads * 2 pairs, hidden]."""
+    return torch.stack((rows.real, rows.imag), 1).flatten(0, 2)
+
+
+def pair_energy(rows: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
+    """E|z x|^2 [heads, pairs] of complex rows z [heads, pairs, hidden] for x of `covariance`."""
+    c = covariance.double()
+    return (rows.real @ c * rows.real + rows.imag @ c * rows.imag).sum(-1)

@@ -1,0 +1,26 @@
+"""Square roots of covariances, the weights under which a truncation is measured."""
+
+import torch
+
+# Directions with less than this share of the largest eigenvalue are noise of the calibration
+# sample; they are counted as this small, so that inverses stay bounded.
+_FLOOR = 1e-7
+
+
+def root(covariance: torch.Tensor) -> torch.Tensor:
+    """Symmetric square root [n, n] of a covariance [n, n]."""
+    values, vectors = _eigen(covariance)
+    return (vectors * values.sqrt()) @ vectors.T
+
+
+def inverse_root(covariance: torch.Tensor) -> torch.Tensor:
+    """Inverse of `root(covariance)`."""
+    values, vectors = _eigen(covariance)
+    return (vectors * values.rsqrt()) @ vectors.T
+
+
+def _eigen(covariance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    symmetric = (covariance + covariance.T).double() / 2
+    values, vectors = torch.linalg.eigh(symmetric)
+    floor = torch.finfo(torch.float64).tiny if values[-1] <= 0 else _FLOOR * values[-1]
+    return values.clamp_min(floor), vectors

@@ -1,0 +1,57 @@
+"""README.md of a compressed model: what was done to which model, and every layer's dims."""
+
+from collections.abc import Mapping
+
+from vllm_gac import __version__
+from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.schema import Plan, PlanBudget
+
+
+def model_card(
+    checkpoint: Checkpoint, plan: Plan, layout: ModelLayout, measured: Mapping[str, str]
+) -> str:
+    """The model card as Markdown. `measured` is the metadata of the statistics, empty if none."""
+    name = str(checkpoint.raw_config.get("_name_or_path") or checkpoint.directory.resolve().name)
+    calibration = (
+        f"{measured['tokens']} tokens in sequences of {measured['sequence_length']}"
+        if measured
+        else "none needed"
+    )
+    methods = ", ".join(plan.methods) or "none"
+    rows = "\n".join(_row(index, layer) for index, layer in enumerate(layout.layers))
+    return f"""---
+library_name: vllm
+tags:
+- vllm-gac
+- compressed
+---
+# {name}, compressed by vllm-gac {__version__}
+
+Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin).
+
+| | dense | compressed | share | budget |
+|---|---:|---:|---:|---:|
+{_budget("parameters", plan.parameters, plan.param_ratio)}
+{_budget("KV cache, numbers per token", plan.kv_elements, plan.kv_ratio)}
+
+Methods: {methods}. Alignment: {plan.align}. Calibration: {calibration}.
+
+| layer | keys (heads x size) | values | MLP width | ranks |
+|---:|---|---|---:|---|
+{rows}
+
+`plan.json` holds these dims and their budgets; `gac` in `config.json` is what serving goes by.
+"""
+
+
+def _budget(what: str, budget: PlanBudget, ratio: float) -> str:
+    share = budget.used / budget.dense
+    return f"| {what} | {budget.dense:,} | {budget.used:,} | {share:.4f} | {ratio} |"
+
+
+def _row(index: int, layer: LayerLayout) -> str:
+    ranks = ", ".join(f"{name.split('.')[1]} {rank}" for name, rank in layer.ranks.items())
+    key = f"{layer.key.form} {layer.key.heads} x {layer.key.size}"
+    value = f"{layer.value.heads} x {layer.value.size}"
+    return f"| {index} | {key} | {value} | {layer.intermediate_size} | {ranks or '-'} |"

@@ -1,0 +1,87 @@
+"""Text files as sequences of tokens, by the tokenizer that lies beside a model."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from vllm_gac.errors import CheckpointError
+
+# Text is tokenized in blocks of lines: some tokenizers take quadratic time on one long string.
+_BLOCK = 1 << 16
+# As much of each file as calibration chooses its sequences from.
+_CALIBRATION_CHARACTERS = 1 << 24
+
+
+def calibration_sequences(
+    model: Path, texts: Sequence[Path], *, length: int, max_tokens: int
+) -> torch.Tensor:
+    """[count, length] token ids with count * length <= max_tokens, spread evenly over `texts`.
+
+    Raises CheckpointError if the texts do not fill one sequence.
+    """
+    parts = [
+        ids[start : start + length]
+        for ids in (_encode(model, path, _CALIBRATION_CHARACTERS) for path in texts)
+        for start in range(0, len(ids) - length + 1, length)
+    ]
+    if not parts:
+        raise CheckpointError(
+            f"{_names(texts)}: fewer than {length} tokens; give longer texts or shorter sequences"
+        )
+    count = min(len(parts), max(1, max_tokens // length))
+    return torch.stack([parts[i * len(parts) // count] for i in range(count)])
+
+
+def windows(
+    model: Path, texts: Sequence[Path], *, length: int, max_tokens: int | None
+) -> list[torch.Tensor]:
+    """All of `texts`, or their first `max_tokens` tokens, in windows that do not overlap.
+
+    For each file its whole windows [count, length] and, if it can be predicted, the rest [1, n].
+    """
+    parts: list[torch.Tensor] = []
+    left = max_tokens
+    for path in texts:
+        ids = _encode(model, path, None)[:left]
+        left = None if left is None else left - len(ids)
+        whole = len(ids) // length * length
+        parts += [p for p in (ids[:whole].view(-1, length), ids[None, whole:]) if min(p.shape) > 0]
+    parts = [part for part in parts if part.shape[1] > 1]
+    if not parts:
+        raise CheckpointError(f"{_names(texts)}: fewer than 2 tokens")
+    return parts
+
+
+def _encode(model: Path, path: Path, characters: int | None) -> torch.Tensor:
+    """Token ids of a UTF-8 text (its first `characters`), with the tokenizer's leading tokens."""
+    from tokenizers import Tokenizer
+
+    tokenizer_path = model / "tokenizer.json"
+    if not tokenizer_path.is_file():
+        raise CheckpointError(f"{tokenizer_path}: missing; it is needed to read text files")
+    try:
+        tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    except Exception as e:  # the binding raises bare Exceptions
+        raise CheckpointError(f"{tokenizer_path}: not a readable tokenizer ({e})") from e
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ids: list[int] = []
+    for number, block in enumerate(_blocks(path, characters)):
+        ids += tokenizer.encode(block, add_special_tokens=number == 0).ids
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def _blocks(path: Path, characters: int | None) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            left = characters if characters is not None else -1
+            while left and (block := file.read(_BLOCK if left < 0 else min(_BLOCK, left))):
+                left -= len(block) if left > 0 else 0
+                yield block + (file.readline(_BLOCK) if left else "")
+    except (OSError, UnicodeDecodeError) as e:
+        raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({e})") from e
+
+
+def _names(texts: Sequence[Path]) -> str:
+    return ", ".join(map(str, texts)) or "no text files given"
