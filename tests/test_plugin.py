@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_gac import plugin
+from vllm_gac import plugin, registration
 from vllm_gac.deferred import once_imported
 from vllm_gac.errors import VersionError
 
@@ -31,17 +31,17 @@ print([m for m in sys.modules if m.split(".")[0] in ("vllm", "torch", "transform
 
 def test_everything_is_registered_once_vllm_imports_its_registries() -> None:
     code = """
-from vllm_gac import plugin
+from vllm_gac import plugin, registration
 plugin.register(); plugin.register()
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP as hooks
 from vllm.v1.attention.backends.registry import AttentionBackendEnum as backends
 plugin.register()
-print(loaders["gac"].__name__, hooks[plugin.ARCHITECTURE].__name__,
-      plugin.ARCHITECTURE in ModelRegistry.get_supported_archs(),
+print(loaders["gac"].__name__, hooks[registration.ARCHITECTURE].__name__,
+      registration.ARCHITECTURE in ModelRegistry.get_supported_archs(),
       backends["GAC_REFERENCE"].get_class().get_name(), "GAC" in backends.__members__,
-      plugin.failures)
+      registration.failures)
 """
     expected = "GacModelLoader GacConfigHook True GAC_REFERENCE True {}"
     assert _run(code).splitlines()[-1] == expected
@@ -51,7 +51,9 @@ def test_a_failed_step_is_logged_and_raised_only_when_a_gac_model_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("vllm")
-    monkeypatch.setattr(plugin, "failures", {})
+    failures: dict[str, str] = {}
+    monkeypatch.setattr(plugin, "failures", failures)
+    monkeypatch.setattr(registration, "failures", failures)
 
     def broken() -> None:
         raise ImportError("no such registry")
@@ -61,7 +63,7 @@ def test_a_failed_step_is_logged_and_raised_only_when_a_gac_model_is_asked_for(
         plugin._guarded("vllm.some.registry", broken)()
     assert "gac models will be refused" in caplog.text
     with pytest.raises(VersionError, match=r"vllm\.some\.registry: ImportError: no such registry"):
-        plugin.refuse_if_unregistered()
+        registration.refuse_if_unregistered()
 
 
 def test_a_deferred_step_runs_after_the_import_and_not_on_a_mere_look_up(

@@ -9,20 +9,9 @@ import logging
 from collections.abc import Callable
 
 from vllm_gac.deferred import once_imported
+from vllm_gac.registration import ARCHITECTURE, BACKENDS, LOAD_FORMAT, failures
 
 logger = logging.getLogger("vllm.gac")  # below vLLM's logger, so that its configuration applies
-
-ARCHITECTURE = "GacLlamaForCausalLM"
-LOAD_FORMAT = "gac"
-BACKENDS = {
-    "GAC": "vllm_gac.serving.attention_gpu.GacBackend",
-    "GAC_REFERENCE": "vllm_gac.serving.attention_reference.GacReferenceBackend",
-}
-SUPPORTED = "0.32."
-
-# What could not be registered, by the registry's module. The config hook and the loader raise
-# it once a gac model is asked for; until then vLLM serves every other model undisturbed.
-failures: dict[str, str] = {}
 
 
 def register() -> None:
@@ -34,21 +23,6 @@ def register() -> None:
         ("vllm.model_executor.model_loader", _register_loader),
     ):
         once_imported(module, _guarded(module, step))
-
-
-def refuse_if_unregistered() -> None:
-    """Raise VersionError if a step of `register` failed. Called when a gac model is asked for."""
-    if not failures:
-        return
-    import vllm
-
-    from vllm_gac.errors import VersionError
-
-    what = "; ".join(f"{module}: {error}" for module, error in failures.items())
-    raise VersionError(
-        f"vllm-gac could not register with vLLM {vllm.__version__} ({what}); "
-        f"install vllm=={SUPPORTED}*, the version this release is made for"
-    )
 
 
 def _guarded(module: str, step: Callable[[], None]) -> Callable[[], None]:

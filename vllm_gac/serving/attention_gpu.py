@@ -15,9 +15,7 @@ from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
-    AttentionImpl,
     AttentionMetadataBuilder,
-    AttentionType,
     CommonAttentionMetadata,
     MultipleOf,
 )
@@ -28,7 +26,7 @@ from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
 from vllm_gac.kernels.decode import DecodeScratch, decode_attention, decode_scratch
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
+from vllm_gac.serving.packed_impl import PackedImpl
 from vllm_gac.serving.prefill import PrefillBatch, prefill_attention, prefill_batch
 
 # Query tokens of a request that the decode kernel takes: one, or those of a speculation.
@@ -113,34 +111,13 @@ def _prefill(
     )
 
 
-class GacImpl(AttentionImpl[GacMetadata]):
+class GacImpl(PackedImpl[GacMetadata]):
     """Attention of one layer over its packed cache."""
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int,
-        alibi_slopes: list[float] | None,
-        sliding_window: int | None,
-        kv_cache_dtype: str,
-        logits_soft_cap: float | None = None,
-        attn_type: str = AttentionType.DECODER,
-        kv_sharing_target_layer_name: str | None = None,
-        *,
-        geometry: CacheGeometry,
-        latent: LatentKeys | None = None,
-    ) -> None:
-        self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
-        self.scale = scale
-        self.window = sliding_window
-        self.kv_cache_dtype = kv_cache_dtype
-        self.geometry = geometry
-        self.latent = latent
-        self.quantized_to = (
-            current_platform.fp8_dtype() if is_quantized_kv_cache(kv_cache_dtype) else None
-        )
+    @property
+    def quantized(self) -> bool:
+        """Whether the cache is fp8."""
+        return is_quantized_kv_cache(self.kv_cache_dtype)
 
     def do_kv_cache_update(
         self,
@@ -177,8 +154,8 @@ class GacImpl(AttentionImpl[GacMetadata]):
         step, first = attn_metadata, attn_metadata.decode_tokens
         k_scale: torch.Tensor | None = None
         v_scale: torch.Tensor | None = None
-        if self.quantized_to is not None:
-            kv_cache = kv_cache.view(self.quantized_to)
+        if self.quantized:
+            kv_cache = kv_cache.view(current_platform.fp8_dtype())
             k_scale, v_scale = layer.get_buffer("_k_scale"), layer.get_buffer("_v_scale")
         if first:
             decode_attention(

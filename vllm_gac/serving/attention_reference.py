@@ -7,15 +7,14 @@ import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
-    AttentionImpl,
     AttentionMetadataBuilder,
-    AttentionType,
     CommonAttentionMetadata,
     MultipleOf,
 )
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention, write_cache
+from vllm_gac.kernels.reference import paged_attention, write_cache
+from vllm_gac.serving.packed_impl import PackedImpl
 
 
 @dataclass
@@ -55,31 +54,8 @@ class GacReferenceBuilder(AttentionMetadataBuilder[GacReferenceMetadata]):
         )
 
 
-class GacReferenceImpl(AttentionImpl[GacReferenceMetadata]):
+class GacReferenceImpl(PackedImpl[GacReferenceMetadata]):
     """Attention of one layer over its packed cache."""
-
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int,
-        alibi_slopes: list[float] | None,
-        sliding_window: int | None,
-        kv_cache_dtype: str,
-        logits_soft_cap: float | None = None,
-        attn_type: str = AttentionType.DECODER,
-        kv_sharing_target_layer_name: str | None = None,
-        *,
-        geometry: CacheGeometry,
-        latent: LatentKeys | None = None,
-    ) -> None:
-        self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
-        self.scale = scale
-        self.window = sliding_window
-        self.kv_cache_dtype = kv_cache_dtype
-        self.geometry = geometry
-        self.latent = latent
 
     def do_kv_cache_update(
         self,

@@ -6,7 +6,7 @@ from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import LayerLayout, ModelLayout, layout_of
-from vllm_gac.plugin import LOAD_FORMAT, refuse_if_unregistered
+from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

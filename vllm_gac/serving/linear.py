@@ -8,58 +8,23 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
+    LinearBase,
     ReplicatedLinear,
     RowParallelLinear,
 )
 from vllm.model_executor.layers.quantization import QuantizationConfig
 
 
-class LowRankColumnParallelLinear(nn.Module):
-    """y = B (A x) with y sharded by rows: x [tokens, in] -> y [tokens, out / tp]."""
+class LowRankLinear(nn.Module):
+    """y = B (A x): x [tokens, in] -> y [tokens, out], sharded as its factors are."""
 
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        rank: int,
-        bias: bool,
-        quant_config: QuantizationConfig | None,
-        prefix: str,
-    ) -> None:
+    def __init__(self, down: LinearBase, up: LinearBase) -> None:
         super().__init__()
-        self.A = ReplicatedLinear(
-            input_size, rank, bias=False, quant_config=quant_config, prefix=f"{prefix}.A"
-        )
-        self.B = ColumnParallelLinear(
-            rank, output_size, bias=bias, quant_config=quant_config, prefix=f"{prefix}.B"
-        )
+        self.A = down
+        self.B = up
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, nn.Parameter | None]:
-        x, _ = self.A(x)
-        return self.B(x)
-
-
-class LowRankRowParallelLinear(nn.Module):
-    """y = B (A x) with x sharded by columns: x [tokens, in / tp] -> y [tokens, out], whole."""
-
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        rank: int,
-        bias: bool,
-        quant_config: QuantizationConfig | None,
-        prefix: str,
-    ) -> None:
-        super().__init__()
-        self.A = RowParallelLinear(
-            input_size, rank, bias=False, quant_config=quant_config, prefix=f"{prefix}.A"
-        )
-        self.B = ReplicatedLinear(
-            rank, output_size, bias=bias, quant_config=quant_config, prefix=f"{prefix}.B"
-        )
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, nn.Parameter | None]:
+        """The output and, as with vLLM's linears, a bias that is None: it has been added."""
         x, _ = self.A(x)
         return self.B(x)
 
@@ -77,7 +42,14 @@ def column_parallel(
         return ColumnParallelLinear(
             input_size, output_size, bias=bias, quant_config=quant_config, prefix=prefix
         )
-    return LowRankColumnParallelLinear(input_size, output_size, rank, bias, quant_config, prefix)
+    return LowRankLinear(
+        ReplicatedLinear(
+            input_size, rank, bias=False, quant_config=quant_config, prefix=f"{prefix}.A"
+        ),
+        ColumnParallelLinear(
+            rank, output_size, bias=bias, quant_config=quant_config, prefix=f"{prefix}.B"
+        ),
+    )
 
 
 def row_parallel(
@@ -93,4 +65,11 @@ def row_parallel(
         return RowParallelLinear(
             input_size, output_size, bias=bias, quant_config=quant_config, prefix=prefix
         )
-    return LowRankRowParallelLinear(input_size, output_size, rank, bias, quant_config, prefix)
+    return LowRankLinear(
+        RowParallelLinear(
+            input_size, rank, bias=False, quant_config=quant_config, prefix=f"{prefix}.A"
+        ),
+        ReplicatedLinear(
+            rank, output_size, bias=bias, quant_config=quant_config, prefix=f"{prefix}.B"
+        ),
+    )

@@ -21,7 +21,7 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 from vllm_gac.checkpoint import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
-from vllm_gac.plugin import refuse_if_unregistered
+from vllm_gac.registration import refuse_if_unregistered
 from vllm_gac.schema import validate
 from vllm_gac.serving.config_hook import layout_of_hf
 

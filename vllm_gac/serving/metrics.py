@@ -15,7 +15,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm_gac import __version__
 from vllm_gac.contract import align
 from vllm_gac.layout import ModelLayout
-from vllm_gac.plugin import ARCHITECTURE
+from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.serving.config_hook import layout_of_hf
 
 

@@ -1,0 +1,36 @@
+"""What our attention implementations have in common: a layer whose cache rows are packed."""
+
+from typing import TypeVar
+
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
+
+from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
+
+Metadata = TypeVar("Metadata")
+
+
+class PackedImpl(AttentionImpl[Metadata]):
+    """Takes vLLM's arguments, and how this layer's rows are packed (`geometry`, `latent`)."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        *,
+        geometry: CacheGeometry,
+        latent: LatentKeys | None = None,
+    ) -> None:
+        self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
+        self.scale = scale
+        self.window = sliding_window
+        self.kv_cache_dtype = kv_cache_dtype
+        self.geometry = geometry
+        self.latent = latent
