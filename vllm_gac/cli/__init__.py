@@ -40,10 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GacError as e:
         return _failed(str(e))
     except BrokenPipeError:
-        # Whoever read our output, e.g. `head`, has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()  # whoever read our output, e.g. `head`, has seen enough
         return 1
     except OSError as e:
+        if e.filename is None:
+            _abandon_stdout()  # it may be what failed
         return _failed(f"{e.filename}: {e.strerror}" if e.filename else e.strerror or str(e))
     except ModuleNotFoundError as e:
         if e.name not in ("torch", "tokenizers"):
@@ -70,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     for verb in _VERBS:
         verb.add_parser(verbs)
     return parser
+
+
+def _abandon_stdout() -> None:
+    """Let the interpreter's flush at exit, which would fail as ours did, go nowhere."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(message: str) -> int:
