@@ -14,8 +14,10 @@ from vllm.config.load import LoadConfig
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.server import ServerDiedError, serve
-from vllm_gac.errors import CheckpointError
+from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.layout import layout_of
+from vllm_gac.serving.attention_reference import GacReferenceImpl
 from vllm_gac.serving.config_hook import check_tensor_parallel
 from vllm_gac.serving.loader import GacModelLoader
 
@@ -103,6 +105,14 @@ def test_pickles_beside_the_shards_are_never_opened(model: Path) -> None:
     (model / "model.safetensors").unlink()
     with pytest.raises((CheckpointError, RuntimeError), match=r"safetensors|model weights"):
         _stream(model)
+
+
+def test_a_quantized_cache_is_refused_by_the_reference_instead_of_filled_with_nonsense() -> None:
+    geometry = CacheGeometry(8, 32, 4, 32, 4, 48)
+    arguments = (8, 32, 0.1, 4, None, None)
+    assert GacReferenceImpl(*arguments, "auto", geometry=geometry).window is None
+    with pytest.raises(GacError, match="--kv-cache-dtype fp8"):
+        GacReferenceImpl(*arguments, "fp8", geometry=geometry)
 
 
 def test_tensor_parallel_size_that_splits_no_head_is_refused_naming_the_layer() -> None:

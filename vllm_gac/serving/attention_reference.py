@@ -1,9 +1,10 @@
 """Attention backend GAC_REFERENCE: every layout, in plain torch. Right, not fast."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -13,6 +14,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from vllm_gac.errors import GacError
 from vllm_gac.kernels.reference import paged_attention, write_cache
 from vllm_gac.serving.packed_impl import PackedImpl
 
@@ -55,7 +57,15 @@ class GacReferenceBuilder(AttentionMetadataBuilder[GacReferenceMetadata]):
 
 
 class GacReferenceImpl(PackedImpl[GacReferenceMetadata]):
-    """Attention of one layer over its packed cache."""
+    """Attention of one layer over its packed cache. Raises GacError if that is to be quantized."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if is_quantized_kv_cache(self.kv_cache_dtype):
+            raise GacError(
+                f"--kv-cache-dtype {self.kv_cache_dtype}: the layers of this model that vLLM's CPU "
+                "attention does not serve need a cache of the model's dtype; leave the flag out"
+            )
 
     def do_kv_cache_update(
         self,
