@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from vllm_gac import demo
 from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.layout import KeyLayout, ValueLayout
 from vllm_gac.plan import uniform_plan
 
-DEMO = Path(__file__).parents[1] / "vllm_gac" / "demo"
 # Keys (form, heads, size) and values (heads, size) by layer: sizes that stock kernels take, pairs
 # of sizes that they refuse, and forms that they do not know.
 ATTENTION = {
@@ -42,7 +42,7 @@ PROMPTS = ("def __init__(self", "import os\n", "class Node:\n", "    for i in ra
 
 def plans(directory: Path) -> None:
     """Write plans of the demo model with each of ATTENTION."""
-    model = open_checkpoint(DEMO / "model")
+    model = open_checkpoint(demo.MODEL)
     base = uniform_plan(model, param_ratio=0.9, kv_ratio=1.0, methods=["prune"])
     for name, shapes in ATTENTION.items():
         layers = [
@@ -78,8 +78,8 @@ def record(out: Path, models: list[Path]) -> None:
     import vllm
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(DEMO / "model" / "tokenizer.json"))
-    text = tokenizer.encode((DEMO / "heldout.txt").read_text()).ids[:TEXT_TOKENS]
+    tokenizer = Tokenizer.from_file(str(demo.MODEL / "tokenizer.json"))
+    text = tokenizer.encode(demo.HELD_OUT.read_text()).ids[:TEXT_TOKENS]
     windows = [text[i : i + WINDOW] for i in range(0, len(text), WINDOW)]
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-DEMO = Path(__file__).parents[1] / "vllm_gac" / "demo" / "model"
+from vllm_gac import demo
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -25,6 +25,6 @@ def _cuda_is_available() -> bool:
 def compressed_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model as `make serve` compresses it, made once a session by the command itself."""
     out = tmp_path_factory.mktemp("compressed") / "demo-gac"
-    command = [Path(sys.executable).parent / "vllm-gac", "compress", DEMO, "--out", out]
+    command = [Path(sys.executable).parent / "vllm-gac", "compress", demo.MODEL, "--out", out]
     subprocess.run([*command, "--param-ratio", "0.85", "--kv-ratio", "0.75"], check=True)
     return out

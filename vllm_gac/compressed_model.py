@@ -17,6 +17,7 @@ from vllm_gac.methods.layer import compress_layer
 from vllm_gac.methods.lowrank import Whitening
 from vllm_gac.model_card import model_card
 from vllm_gac.plan import planned_layout
+from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.rope import inverse_frequencies
 from vllm_gac.schema import Plan
 from vllm_gac.stats import LayerStats, check_stats, read_layer_stats
@@ -155,7 +156,7 @@ def _config(
     }
     kept = {key: value for key, value in checkpoint.raw_config.items() if key != "auto_map"}
     return kept | {
-        "architectures": ["GacLlamaForCausalLM"],
+        "architectures": [ARCHITECTURE],
         "head_dim": layout.cache_head_dim,
         "gac": layout.section(source),
     }

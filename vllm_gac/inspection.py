@@ -51,15 +51,20 @@ def inspect(directory: Path) -> Inspection:
 
 
 def _inspection(model_format: Format, layout: ModelLayout) -> Inspection:
-    dims = list(layout.dims())
-    aligned = sum(align(dim, "minimal") == dim for _, _, dim in dims)
+    aligned, dims = aligned_dims(layout)
     sections = [layer.section() for layer in layout.layers]
     return Inspection(
         format=model_format,
         layers=[{key: section[key] for key in _SECTION_KEYS} for section in sections],
         parameters=layout.parameters,
         kv_bytes_per_token=layout.kv_elements * KV_CACHE_BYTES,
-        dims=len(dims),
+        dims=dims,
         aligned_dims=aligned,
-        aligned_fraction=aligned / len(dims),
+        aligned_fraction=aligned / dims,
     )
+
+
+def aligned_dims(layout: ModelLayout) -> tuple[int, int]:
+    """How many of the dims that compression may choose are multiples of 8, and their number."""
+    dims = [dim for _, _, dim in layout.dims()]
+    return sum(align(dim, "minimal") == dim for dim in dims), len(dims)

@@ -8,20 +8,19 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.schema import HfConfig, KeySection, LayerSection, ValueSection, validate
-
-LINEARS = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
+from vllm_gac.schema import (
+    HfConfig,
+    KeySection,
+    LayerSection,
+    LinearName,
+    ValueSection,
+    validate,
 )
+
+LINEARS: tuple[str, ...] = get_args(LinearName)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.registration import ARCHITECTURE
 
 
 def _known_version(version: int) -> int:
@@ -103,7 +104,6 @@ class GacSection(_Strict):
     source: dict[str, Any] = Field(default_factory=dict)
 
 
-GAC_ARCHITECTURE = "GacLlamaForCausalLM"
 Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "GacLlamaForCausalLM"]
 
 
@@ -191,7 +191,7 @@ class HfConfig(BaseModel):
     @model_validator(mode="after")
     def _gac_is_served_as_gac(self) -> Self:
         """Under another architecture's name vLLM would build the dense model."""
-        is_gac = GAC_ARCHITECTURE in self.architectures
+        is_gac = ARCHITECTURE in self.architectures
         if self.architectures and is_gac != (self.gac is not None):
             has = 'a "gac" object' if self.gac else 'no "gac" object'
             raise ValueError(f"architectures are {self.architectures}, but there is {has}")

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from vllm_gac import demo
 from vllm_gac.layout import ModelLayout, layout_of
 
 HEAD_DIM, QUERY_HEADS, KV_HEADS = 64, 8, 4
-TOKENIZER = Path(__file__).parents[2] / "vllm_gac" / "demo" / "model"
 
 
 def layer(
@@ -76,7 +76,7 @@ def write_model(directory: Path, layers: list[dict[str, Any]], **config: Any) ->
     (directory / "config.json").write_text(json.dumps(raw, indent=2))
     save_file(_weights(layout), directory / "model.safetensors", metadata={"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, directory)
+        shutil.copy(demo.MODEL / name, directory)
     return layout
 
 

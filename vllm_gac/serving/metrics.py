@@ -13,7 +13,7 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from vllm_gac import __version__
-from vllm_gac.contract import align
+from vllm_gac.inspection import aligned_dims
 from vllm_gac.layout import ModelLayout
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.serving.config_hook import layout_of_hf
@@ -46,15 +46,14 @@ def _bytes(dtype: torch.dtype) -> int:
 
 def _publish(layout: ModelLayout, model: str, kv_bytes: int) -> None:
     dense_kv = 2 * layout.num_key_value_heads * layout.head_dim * len(layout.layers)
-    dims = [dim for _, _, dim in layout.dims()]
-    aligned = sum(align(dim, "minimal") == dim for dim in dims)
+    aligned, dims = aligned_dims(layout)
     info = _gauge("gac_model_info", "The served gac model.", "version", "layers")
     info.labels(model, __version__, str(len(layout.layers))).set(1)
     for metric, text, value in (
         ("gac_kv_bytes_per_token", "KV cache bytes per token.", layout.kv_elements * kv_bytes),
         ("gac_dense_kv_bytes_per_token", "The same before compression.", dense_kv * kv_bytes),
         ("gac_parameters", "Weights of the served model.", layout.parameters),
-        ("gac_aligned_fraction", "Share of dims that are multiples of 8.", aligned / len(dims)),
+        ("gac_aligned_fraction", "Share of dims that are multiples of 8.", aligned / dims),
     ):
         _gauge(metric, text).labels(model).set(value)
 

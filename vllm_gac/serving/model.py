@@ -3,6 +3,7 @@
 Everything that does not depend on a layer's dims is vLLM's own Llama.
 """
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -82,11 +83,10 @@ class GacMLP(nn.Module):
 class GacDecoderLayer(nn.Module):
     """One decoder layer; its dims are those of its index in the layout."""
 
-    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+    def __init__(
+        self, layout: ModelLayout, config: HfConfig, vllm_config: VllmConfig, prefix: str
+    ) -> None:
         super().__init__()
-        hf_config = vllm_config.model_config.hf_config
-        layout = layout_of_hf(hf_config)
-        config = validate(HfConfig, hf_config.to_dict(), "config.json")
         layer = layout.layers[extract_layer_index(prefix)]
         quant_config = vllm_config.quant_config
         self.self_attn = GacSelfAttention(
@@ -142,19 +142,17 @@ class GacModel(LlamaModel):
 class GacLlamaForCausalLM(LlamaForCausalLM):
     """Compressed Llama or Mistral, as `vllm-gac compress` names it in `architectures`."""
 
-    def __init__(
-        self,
-        *,
-        vllm_config: VllmConfig,
-        prefix: str = "",
-        layer_type: type[nn.Module] = GacDecoderLayer,
-    ) -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=layer_type)
-
     def _init_model(
         self,
         vllm_config: VllmConfig,
         prefix: str = "",
         layer_type: type[nn.Module] = GacDecoderLayer,
     ) -> GacModel:
-        return GacModel(vllm_config=vllm_config, prefix=prefix, layer_type=layer_type)
+        """The model of our layers, whatever `layer_type` LlamaForCausalLM asks for."""
+        hf_config = vllm_config.model_config.hf_config
+        layer = functools.partial(
+            GacDecoderLayer,
+            layout_of_hf(hf_config),
+            validate(HfConfig, hf_config.to_dict(), "config.json"),
+        )
+        return GacModel(vllm_config=vllm_config, prefix=prefix, layer_type=layer)
