@@ -1,137 +1,14 @@
-"""A decode batch on the GPU, and the time of a kernel on it."""
+"""A decode batch on the GPU, and the time of a kernel on it, as `vllm-gac profile` takes them."""
 
-import itertools
-import statistics
 from collections.abc import Callable
 
-import torch
+from vllm_gac.profiling import timing
+from vllm_gac.profiling.decode_batch import DEVICE, DecodeBatch
+from vllm_gac.profiling.timing import copy_bandwidth
 
-from vllm_gac.kernels.decode import decode_attention, decode_scratch
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention
-
-DEVICE = torch.device("cuda")
-MORE_THAN_L2 = 300_000_000  # bytes
-
-
-class DecodeBatch:
-    """Sequences of one context length, random numbers, pages in random order.
-
-    Small caches come in several copies, met in turn, so that none is read from L2.
-    """
-
-    def __init__(
-        self,
-        geometry: CacheGeometry,
-        sequences: int,
-        context: int,
-        *,
-        block_size: int = 16,
-        dtype: torch.dtype = torch.bfloat16,
-        head_dim: int | None = None,
-    ) -> None:
-        self.geometry, self.context = geometry, context
-        self.scale = (head_dim or geometry.key_size) ** -0.5
-        row = geometry.key_width + geometry.value_size
-        self.bytes = sequences * context * geometry.value_heads * row * dtype.itemsize
-        self.copies = max(1, min(60, -(-MORE_THAN_L2 // self.bytes)))
-        blocks = -(-context // block_size)
-        shape = (self.copies * sequences * blocks, geometry.value_heads, block_size, row)
-        self.cache = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_().to(dtype)
-        pages = torch.randperm(shape[0], device=DEVICE).int()
-        self._tables = itertools.cycle(pages.view(self.copies, sequences, blocks).unbind(0))
-        self.seq_lens = torch.full((sequences,), context, dtype=torch.int32, device=DEVICE)
-        self.query_start_loc = torch.arange(sequences + 1, dtype=torch.int32, device=DEVICE)
-        heads = geometry.query_heads
-        self.query = torch.randn(sequences, heads, geometry.query_size, device=DEVICE).bfloat16()
-        self.output = torch.empty(
-            sequences, heads, geometry.value_size, device=DEVICE, dtype=torch.bfloat16
-        )
-        self.latent = _latent(geometry, head_dim) if head_dim else None
-        self.scratch = decode_scratch(geometry, 1, DEVICE, self.latent)
-
-    def next_table(self) -> torch.Tensor:
-        """The block table of the copy of the cache whose turn it is."""
-        return next(self._tables)
-
-    def own(self) -> None:
-        """Decode with our kernel."""
-        self._own(self.next_table())
-
-    def _own(self, table: torch.Tensor) -> None:
-        decode_attention(
-            self.query,
-            self.cache,
-            table,
-            self.query_start_loc,
-            self.seq_lens,
-            self.geometry,
-            self.scale,
-            self.output,
-            self.scratch,
-            latent=self.latent,
-        )
-
-    def own_error(self) -> float:
-        """Relative error of our kernel on the first two sequences, against fp32."""
-        table = self.next_table()
-        self.output.fill_(float("nan"))
-        self._own(table)
-        few = min(2, self.seq_lens.shape[0])
-        expected = torch.zeros(self.output[:few].shape, device=DEVICE)
-        paged_attention(
-            self.query[:few],
-            self.cache,
-            table[:few],
-            range(few + 1),
-            [self.context] * few,
-            self.geometry,
-            self.scale,
-            expected,
-            latent=self.latent,
-        )
-        return float((self.output[:few].float() - expected).norm() / expected.norm())
-
-
-def _latent(geometry: CacheGeometry, head_dim: int) -> LatentKeys:
-    shape = (geometry.key_heads, head_dim, geometry.key_size)
-    up = torch.randn(shape, device=DEVICE) / geometry.key_size**0.5
-    exponents = torch.arange(0, head_dim, 2, device=DEVICE) / head_dim
-    return LatentKeys(up.bfloat16(), (5e5**-exponents)[None].contiguous())
+__all__ = ["DEVICE", "DecodeBatch", "copy_bandwidth", "microseconds"]
 
 
 def microseconds(call: Callable[[], None], copies: int) -> float:
     """Median time of one call, from replays of a CUDA graph of at least five."""
-    calls = max(5, copies)
-    call()  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    for _ in range(5):  # clocks rise with load
-        graph.replay()
-    times = []
-    for _ in range(9):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * begin.elapsed_time(end) / calls)
-    return statistics.median(times)
-
-
-def copy_bandwidth() -> float:
-    """TB/s read plus written by a device-to-device copy of 4 GB."""
-    source = torch.empty(1 << 31, dtype=torch.bfloat16, device=DEVICE).normal_()
-    target = torch.empty_like(source)
-    # Outside a graph: captured, a copy of this size becomes a slower memcpy node.
-    times = []
-    for _ in range(12):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return 2 * source.nbytes / (statistics.median(times[2:]) * 1e-3) / 1e12
+    return timing.microseconds(call, max(5, copies))

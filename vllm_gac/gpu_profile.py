@@ -1,10 +1,13 @@
 """The GPU profiles that come with the package, and others by path."""
 
 import functools
+import json
 from pathlib import Path
 
+from vllm_gac.durable import write_text
 from vllm_gac.errors import ProfileError
-from vllm_gac.schema import GpuProfile, validate
+from vllm_gac.profile_schema import GpuProfile
+from vllm_gac.schema import validate
 from vllm_gac.strict_json import read_json
 
 DEFAULT_GPU = "h200"
@@ -32,3 +35,15 @@ def read_profile(gpu: str = DEFAULT_GPU) -> GpuProfile:
             "or give the path of a profile.json"
         )
     return validate(GpuProfile, read_json(path, ProfileError), str(path), ProfileError)
+
+
+def write_profile(path: Path, profile: GpuProfile) -> None:
+    """Write `path` atomically, one sweep a line. Raises CheckpointError if it cannot be written."""
+    members = []
+    for key, value in profile.model_dump(exclude_defaults=True).items():
+        if isinstance(value, list):
+            entries = ",\n".join(f"    {json.dumps(entry)}" for entry in value)
+            members.append(f'  "{key}": [\n{entries}\n  ]')
+        else:
+            members.append(f'  "{key}": {json.dumps(value)}')
+    write_text(path, "{\n" + ",\n".join(members) + "\n}\n")

@@ -5,7 +5,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from vllm_gac.gpu_profile import DEFAULT_GPU, read_profile
-from vllm_gac.schema import GpuProfile, Role
+from vllm_gac.profile_schema import GpuProfile
+from vllm_gac.schema import Role
 
 # Where nothing was measured, a tensor core tile; kernels refuse or crawl off multiples of 8.
 _UNMEASURED_MULTIPLE = 16
@@ -32,6 +33,22 @@ def fastest_dim(dim: int, role: Role, gpu: str | None = None) -> int:
     fastest = min(slowdown.values())
     winner = min(d for d, s in slowdown.items() if s <= fastest * (1 + profile.noise))
     return winner if safe in slowdown else min(winner, safe)
+
+
+def time_ratio(dim: int, other: int, role: Role, gpu: str | None = None) -> float | None:
+    """The time of `role`'s kernels with `other` over theirs with `dim`, by the profile of `gpu`.
+
+    Geometric mean over batch sizes, of the sweeps that measured both dims; None if none did.
+    Raises ProfileError if there is no profile of `gpu`.
+    """
+    total: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for batch, times in _times(read_profile(gpu or DEFAULT_GPU), role):
+        if dim in times and other in times:
+            total[batch][0] += times[dim]
+            total[batch][1] += times[other]
+    if not total:
+        return None
+    return math.exp(sum(math.log(after / before) for before, after in total.values()) / len(total))
 
 
 def _times(profile: GpuProfile, role: Role) -> list[tuple[int, Mapping[int, float]]]:

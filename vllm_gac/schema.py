@@ -1,14 +1,14 @@
 """Every file format that crosses the trust boundary, as pydantic models.
 
 `HfConfig` is the part of a Hugging Face `config.json` this project reads, `GacSection` its
-nested `"gac"` object, `Plan` is plan.json, `KnapsackProblem` the input of `vllm-gac solve` and
-`GpuProfile` what was measured of a GPU's kernels.
+nested `"gac"` object, `Plan` is plan.json and `KnapsackProblem` the input of `vllm-gac solve`.
+What is measured of a GPU's kernels is in profile_schema.py.
 Our own formats forbid unknown keys, so that a typo is an error and not a silent default.
 """
 
 import reprlib
 from collections import Counter
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -40,9 +40,11 @@ Layers = Annotated[int, Field(ge=1, le=1024)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 # What of the model may be made smaller, what a dim is, and which dims are allowed (contract.py).
 Method = Literal["heads", "prune", "lowrank"]
+METHODS: tuple[Method, ...] = get_args(Method)
 Role = Literal["head", "rank", "width"]
 Strategy = Literal["none", "minimal", "optimal", "predefined", "measured"]
 
@@ -58,13 +60,13 @@ LinearName = Literal[
 ]
 
 
-class _Strict(BaseModel):
+class StrictModel(BaseModel):
     """No unknown keys, and no "1" or 1.0 or true for 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class KeySection(_Strict):
+class KeySection(StrictModel):
     """Keys of one layer: `heads` cached key heads of `size` numbers each per token."""
 
     form: Literal["rotary", "latent"]
@@ -72,14 +74,14 @@ class KeySection(_Strict):
     size: HeadSize
 
 
-class ValueSection(_Strict):
+class ValueSection(StrictModel):
     """Values of one layer: `heads` cached value heads of `size` numbers each per token."""
 
     heads: Heads
     size: HeadSize
 
 
-class LayerSection(_Strict):
+class LayerSection(StrictModel):
     """One decoder layer of a compressed model."""
 
     key: KeySection
@@ -93,7 +95,7 @@ class LayerSection(_Strict):
     rope_table: bool | None = None
 
 
-class GacSection(_Strict):
+class GacSection(StrictModel):
     """The `"gac"` object of config.json, version 1."""
 
     version: Version
@@ -214,7 +216,7 @@ def _rope(config: dict[str, Any]) -> Any:
     return rope
 
 
-class PlanBudget(_Strict):
+class PlanBudget(StrictModel):
     """A budget in exact units: what the dense model has, what is allowed, what the plan uses."""
 
     dense: Count
@@ -222,7 +224,7 @@ class PlanBudget(_Strict):
     used: Count
 
 
-class Plan(_Strict):
+class Plan(StrictModel):
     """plan.json: the chosen dims of every layer, and what they were chosen under."""
 
     version: Version
@@ -236,11 +238,15 @@ class Plan(_Strict):
     parameters: PlanBudget
     # KV cache elements per token, summed over layers.
     kv_elements: PlanBudget
+    # Predicted time of all decoder layers in a mean step, where a profile was planned for.
+    nanoseconds: PlanBudget | None = None
+    # Nats per token.
+    expected_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     layers: Annotated[list[LayerSection], Field(min_length=1, max_length=1024)]
     notes: dict[str, Any] = Field(default_factory=dict)
 
 
-class KnapsackCandidate(_Strict):
+class KnapsackCandidate(StrictModel):
     """One dim an item may take: its value and its cost, under one budget or under several."""
 
     dim: Annotated[int, Field(ge=0, le=1 << 53)]
@@ -249,14 +255,14 @@ class KnapsackCandidate(_Strict):
     costs: dict[str, Count] | None = None
 
 
-class KnapsackItem(_Strict):
+class KnapsackItem(StrictModel):
     """One tensor or layer: exactly one of its candidates is chosen."""
 
     name: str
     candidates: Annotated[list[KnapsackCandidate], Field(min_length=1, max_length=10_000)]
 
 
-class KnapsackProblem(_Strict):
+class KnapsackProblem(StrictModel):
     """Input of `vllm-gac solve`: `budget` and `cost`, or `budgets` and `costs` by name."""
 
     items: Annotated[list[KnapsackItem], Field(min_length=1, max_length=50_000)]
@@ -287,59 +293,6 @@ class KnapsackProblem(_Strict):
         if candidate.costs.keys() != self.budgets.keys():
             return f"costs for {sorted(candidate.costs)}, budgets are {sorted(self.budgets)}"
         return None
-
-
-class Sweep(_Strict):
-    """Time of one kernel over a dim, everything else fixed."""
-
-    dims: Annotated[list[Dim], Field(min_length=1)]
-    microseconds: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
-
-    @model_validator(mode="after")
-    def _one_time_each(self) -> Self:
-        if sorted(set(self.dims)) != self.dims:
-            raise ValueError("dims must rise")
-        if len(self.dims) != len(self.microseconds):
-            raise ValueError(f"{len(self.microseconds)} times for {len(self.dims)} dims")
-        return self
-
-
-class AttentionSweep(Sweep):
-    """Attention over head sizes: `batch` sequences of `length` tokens; KV heads as query heads."""
-
-    kernel: str
-    batch: Dim
-    length: Dim
-    heads: Heads
-    causal: bool
-
-
-class GemmSweep(Sweep):
-    """[m, k] @ [k, n] over the dim that is n or k; the other of them is `fixed`.
-
-    `role` says which dims it speaks of, "any" both ranks and widths. `per_dim` is 2 where n is
-    twice the dim, as in the fused gate and up projections of an MLP.
-    """
-
-    role: Literal["rank", "width", "any"]
-    axis: Literal["n", "k"]
-    m: Dim
-    fixed: Dim
-    per_dim: Annotated[int, Field(ge=1, le=2)] = 1
-
-
-class GpuProfile(_Strict):
-    """profile.json: times of a GPU's kernels over dims, and how they were measured."""
-
-    version: Version
-    gpu: str
-    measured: str  # ISO date
-    software: dict[str, str]  # name -> version
-    method: str
-    # Relative difference below which two times are equal.
-    noise: Annotated[float, Field(ge=0, lt=1)]
-    attention: list[AttentionSweep]
-    gemm: list[GemmSweep]
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

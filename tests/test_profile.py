@@ -1,0 +1,205 @@
+"""`vllm-gac profile`: what it refuses, what it plans to measure, what it writes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.command import error, result
+from vllm_gac.cli import main
+from vllm_gac.errors import ProfileError
+from vllm_gac.gpu_profile import read_profile, write_profile
+from vllm_gac.profile_schema import DecodeTime, GpuProfile
+from vllm_gac.profiling import attention, decode, gemms, profile
+from vllm_gac.profiling.decode import decode_plans, kernels_of
+from vllm_gac.profiling.gemms import contract_plans, linear_plans
+from vllm_gac.schema import validate
+
+H200 = read_profile("h200")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU on which every kernel takes 10 microseconds."""
+
+    def random(shape: Any, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def microseconds(call: Callable[[], object], *repeats: int, **more: int) -> float:
+        call()
+        return 10.0
+
+    class Batch:
+        calls = 5
+
+        def own(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Made Up 100")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
+    for module in (attention, gemms, decode):
+        monkeypatch.setattr(module, "microseconds", microseconds)
+    for module in (attention, gemms):
+        monkeypatch.setattr(module, "_random", random)
+    monkeypatch.setattr(decode.DecodePlan, "decode_batch", lambda plan: Batch())
+    monkeypatch.setattr(profile, "compile_kernels", lambda kernels, tick: None)
+    monkeypatch.setattr(profile, "warm_up", lambda: None)
+    monkeypatch.setattr(profile, "copy_bandwidth", lambda: 4.2)
+
+
+# ---- the command -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_file_it_writes_is_a_profile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "profile.json"
+    said = result(capsys, "profile", "--quick", "--quiet", "--out", out)
+    assert said.pop("teraflops") >= 2 * 8192**3 / 10 / 1e6
+    assert said == {"out": str(out), "gpu": "Made Up 100", "terabytes_per_second": 4.2}
+    found = read_profile(str(out))
+    assert found.gpu == "Made Up 100"
+    assert all((found.attention, found.gemm, found.linear, found.decode, found.prefill))
+    assert result(capsys, "align", 1001, "--strategy", "measured", "--gpu", out) == {"1001": 1008}
+
+
+def test_without_a_gpu_it_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    message = error(capsys, "profile", "--out", tmp_path / "profile.json")
+    assert "sees no CUDA GPU" in message
+    assert "--gpu h200" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_it_cannot_write_to_is_refused_before_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "ending in .json" in error(capsys, "profile", "--out", tmp_path / "profile")
+    assert "does not exist" in error(capsys, "profile", "--out", tmp_path / "no" / "profile.json")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("there", [True, False])
+def test_interrupted_it_leaves_what_was_there(
+    there: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "profile.json"
+    if there:
+        out.write_text("old")
+    monkeypatch.setattr(profile, "measure_decode", interrupt)
+    assert main(["profile", "--quick", "--quiet", "--out", str(out)]) == 130
+    assert capsys.readouterr().err == "vllm-gac: interrupted; nothing was written\n"
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"] * there
+
+
+@pytest.mark.usefixtures("gpu")
+def test_too_little_memory_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(size: int) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(gemms, "_random", refuse)
+    message = error(capsys, "profile", "--quick", "--quiet", "--out", tmp_path / "profile.json")
+    assert message.startswith("Made Up 100: 1.0 of 8.0 GiB of memory are free, too little")
+
+
+# ---- what is measured ------------------------------------------------------------------------
+
+
+def test_the_shipped_profile_is_what_this_release_measures() -> None:
+    assert [(s.axis, s.m, s.fixed, tuple(s.dims)) for s in H200.linear] == [
+        (plan.axis, plan.m, plan.fixed, plan.dims) for plan in linear_plans(quick=False)
+    ]
+    assert [(s.role, s.axis, s.m, s.per_dim, tuple(s.dims)) for s in H200.gemm] == [
+        (plan.role, plan.axis, plan.m, plan.per_dim, plan.dims)
+        for plan in contract_plans(quick=False)
+    ]
+    assert [
+        (p.form, p.key_heads, p.key_size, p.value_heads, p.value_size, p.batch, p.context)
+        for p in H200.decode
+    ] == [
+        (p.form, p.key_heads, p.key_size, p.value_heads, p.value_size, p.batch, p.context)
+        for p in decode_plans(quick=False)
+    ]
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_both_sides_of_a_linear_and_every_alignment_are_measured(quick: bool) -> None:
+    plans = linear_plans(quick)
+    for m in {plan.m for plan in plans}:
+        for axis in ("n", "k"):
+            longest = max(
+                (p for p in plans if (p.m, p.axis) == (m, axis)), key=lambda p: len(p.dims)
+            )
+            assert {dim & -dim for dim in longest.dims} >= {1, 2, 4, 8, 16, 32, 64}
+            assert list(longest.dims) == sorted(set(longest.dims))
+
+
+def test_every_kernel_is_compiled_once_and_those_of_latent_keys_first() -> None:
+    plans = decode_plans(quick=False)
+    kernels = kernels_of(plans)
+    sizes = [
+        (k.form, k.key_heads, k.key_size, k.value_heads, k.value_size, k.batch) for k in kernels
+    ]
+    assert len(sizes) == len(set(sizes)) < len(plans)
+    forms = [kernel.form for kernel in kernels]
+    assert forms == sorted(forms)
+    assert all(kernel.context for kernel in kernels)
+
+
+# ---- the file --------------------------------------------------------------------------------
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_profile(tmp_path / "copy.json", H200)
+    assert read_profile(str(tmp_path / "copy.json")) == H200
+    sections = json.loads((tmp_path / "copy.json").read_text())
+    lines = (tmp_path / "copy.json").read_text().count("\n")
+    assert lines < 3 * len(sections) + sum(len(s) for s in sections.values() if type(s) is list)
+
+
+def test_what_is_made_of_a_profile_can_be_cached() -> None:
+    again = GpuProfile.model_validate(H200.model_dump())
+    assert again == H200
+    assert hash(again) == hash(H200)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_heads": 5}, "each must divide the former"),
+        ({"value_heads": 16}, "each must divide the former"),
+        ({"microseconds": 0.0}, "greater than 0"),
+        ({"form": "linear"}, "rotary"),
+    ],
+)
+def test_an_impossible_decode_time_is_refused(changes: dict[str, Any], message: str) -> None:
+    raw = H200.decode[0].model_dump() | changes
+    with pytest.raises(ProfileError, match=message):
+        validate(DecodeTime, raw, "profile.json", ProfileError)
+
+
+# ---- on a GPU --------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="measures a GPU")
+def test_a_gpu_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "profile.json"
+    said = result(capsys, "profile", "--quick", "--quiet", "--out", out)
+    assert said["gpu"] == torch.cuda.get_device_name()
+    assert len(read_profile(str(out)).decode) == len(decode_plans(quick=True))

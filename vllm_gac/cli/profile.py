@@ -1,0 +1,57 @@
+"""`vllm-gac profile`: measure the kernels of the GPU at hand."""
+
+import argparse
+from pathlib import Path
+
+from vllm_gac.cli.options import Verbs, add_json, path
+from vllm_gac.cli.output import print_json
+from vllm_gac.errors import ProfileError
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "profile",
+        help="measure this machine's GPU, for --gpu of the other verbs",
+        description="Measure how long this machine's GPU takes for GEMMs and attention of every "
+        "size, and write it down. Takes minutes, during which nothing else should run on the GPU.",
+    )
+    parser.add_argument(
+        "--out",
+        type=path,
+        default=Path("profile.json"),
+        metavar="PROFILE.json",
+        help="where to write it (profile.json)",
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, in about a minute")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_json(parser)
+    parser.set_defaults(run=run, hint="; nothing was written")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the profile and print where it is, and the GPU's two ceilings."""
+    if args.out.suffix != ".json":
+        raise ProfileError(f"--out {args.out}: a profile is found by its name ending in .json")
+    if not args.out.absolute().parent.is_dir():
+        raise ProfileError(f"--out {args.out}: its directory does not exist; make it first")
+
+    from vllm_gac.gpu_profile import write_profile
+    from vllm_gac.profiling.gpu import require_gpu
+
+    require_gpu()
+    from vllm_gac.profiling.profile import measure_profile
+
+    profile = measure_profile(quick=args.quick, progress=not args.quiet)
+    write_profile(args.out, profile)
+    assert profile.ceilings
+    bandwidth, peak = profile.ceilings.terabytes_per_second, profile.ceilings.teraflops
+    if args.json:
+        found = {"gpu": profile.gpu, "terabytes_per_second": bandwidth, "teraflops": peak}
+        print_json({"out": str(args.out)} | found)
+    else:
+        print(
+            f"wrote {args.out}: {profile.gpu}, {bandwidth:.2f} TB/s, {peak:.0f} TFLOP/s; use it "
+            f"with: vllm-gac plan MODEL --align measured --gpu {args.out} ..."
+        )
+    return 0

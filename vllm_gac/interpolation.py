@@ -1,0 +1,29 @@
+"""Straight lines between measured points."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+
+def between(xs: Sequence[float], x: float) -> tuple[int, int, float]:
+    """The indices of the neighbours of `x` in rising `xs`, and the second one's weight.
+
+    Beyond an end both are the end.
+    """
+    upper = bisect_left(xs, x)
+    if upper in (0, len(xs)):
+        end = min(upper, len(xs) - 1)
+        return end, end, 0.0
+    return upper - 1, upper, (x - xs[upper - 1]) / (xs[upper] - xs[upper - 1])
+
+
+def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Linear between the points, constant beyond the ends."""
+    low, high, weight = between(xs, x)
+    return (1 - weight) * ys[low] + weight * ys[high]
+
+
+def extrapolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Linear between the points, and above the last ones; constant below the first."""
+    if x <= xs[-1] or len(xs) == 1:
+        return interpolate(xs, ys, x)
+    return ys[-1] + (ys[-1] - ys[-2]) * (x - xs[-1]) / (xs[-1] - xs[-2])

@@ -1,0 +1,132 @@
+"""Predicted time of a decoder layer on a GPU, from the GPU's profile.
+
+Time is that of a mean step of the batch mix: a decode step gives each of `decode_batch` sequences
+one token; a prefill step takes one chunk of a prompt. A layer is its attention (norm, projections,
+kernel) and its MLP (norm, gate and up, SiLU, down); the parts add up.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vllm_gac.decode_latency import decode_microseconds
+from vllm_gac.errors import PlanError
+from vllm_gac.gemm_latency import gemm_microseconds, roofline
+from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.prefill_latency import prefill_microseconds
+from vllm_gac.profile_schema import GpuProfile
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMix:
+    """What a deployment's steps are like, and how many of each kind there are.
+
+    The default is requests of 2048 prompt and 256 answer tokens, 64 at a time: 64 of them take
+    256 decode steps and 64 prefill steps, 4 for 1.
+    """
+
+    decode_batch: int = 64
+    decode_context: int = 2048
+    prefill_tokens: int = 2048
+    decode_weight: float = 4.0
+    prefill_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.decode_batch, self.decode_context, self.prefill_tokens) < 1:
+            raise PlanError(f"{self}: batch, context and tokens must be at least 1")
+        weights = (self.decode_weight, self.prefill_weight)
+        if not (min(weights) >= 0 and 0 < sum(weights) < float("inf")):
+            raise PlanError(f"{self}: weights must not be negative, and one must be above 0")
+
+    def mean(self, decode: Callable[[], float], prefill: Callable[[], float]) -> float:
+        """The weighted mean of a step's time; a phase of weight 0 is not asked for."""
+        time = 0.0
+        if self.decode_weight:
+            time += self.decode_weight * decode()
+        if self.prefill_weight:
+            time += self.prefill_weight * prefill()
+        return time / (self.decode_weight + self.prefill_weight)
+
+
+def layer_microseconds(
+    dense: ModelLayout, layer: LayerLayout, mix: BatchMix, profile: GpuProfile
+) -> float:
+    """Time of one decoder layer in a mean step of `mix`.
+
+    `dense` gives the model's hidden size and its heads before compression; its own layers do not
+    count. Raises ProfileError if the profile has no GEMMs.
+    """
+    return attention_microseconds(dense, layer, mix, profile) + mlp_microseconds(
+        dense, layer, mix, profile
+    )
+
+
+def attention_microseconds(
+    dense: ModelLayout, layer: LayerLayout, mix: BatchMix, profile: GpuProfile
+) -> float:
+    """Time of a layer's norm, q, k, v and o projections, RoPE and attention kernel."""
+
+    def step(tokens: int, kernel: float) -> float:
+        projected = sum(dense.linear_shape(layer, name)[0] for name in _QKV)
+        rotated = layer.query_heads * dense.query_size(layer) + layer.key.heads * layer.key.size
+        return (
+            _norm(dense, tokens, profile)
+            + _linears(dense, layer, _QKV, tokens, profile)
+            + roofline(profile).moving(tokens * (projected + rotated))
+            + kernel
+            + _linears(dense, layer, ("self_attn.o_proj",), tokens, profile)
+        )
+
+    batch, context, chunk = mix.decode_batch, mix.decode_context, mix.prefill_tokens
+    return mix.mean(
+        lambda: step(batch, decode_microseconds(dense, layer, batch, context, profile)),
+        lambda: step(chunk, prefill_microseconds(dense, layer, chunk, profile)),
+    )
+
+
+def mlp_microseconds(
+    dense: ModelLayout, layer: LayerLayout, mix: BatchMix, profile: GpuProfile
+) -> float:
+    """Time of a layer's norm, gate, up and down projections and SiLU."""
+
+    def step(tokens: int) -> float:
+        return (
+            _norm(dense, tokens, profile)
+            + _linears(dense, layer, _GATE_UP, tokens, profile)
+            + roofline(profile).moving(3 * tokens * layer.intermediate_size)
+            + _linears(dense, layer, ("mlp.down_proj",), tokens, profile)
+        )
+
+    return mix.mean(lambda: step(mix.decode_batch), lambda: step(mix.prefill_tokens))
+
+
+def _linears(
+    dense: ModelLayout,
+    layer: LayerLayout,
+    names: tuple[str, ...],
+    tokens: int,
+    profile: GpuProfile,
+) -> float:
+    """Linears of one input: one GEMM together, unless one is of low rank; then each its own.
+
+    A linear of low rank is two GEMMs.
+    """
+    shapes = {name: dense.linear_shape(layer, name) for name in names}
+    if not any(name in layer.ranks for name in names):
+        _, in_size = shapes[names[0]]
+        return gemm_microseconds(tokens, sum(n for n, _ in shapes.values()), in_size, profile)
+    time = 0.0
+    for name, (out_size, in_size) in shapes.items():
+        if rank := layer.ranks.get(name):
+            time += gemm_microseconds(tokens, rank, in_size, profile)
+            time += gemm_microseconds(tokens, out_size, rank, profile)
+        else:
+            time += gemm_microseconds(tokens, out_size, in_size, profile)
+    return time
+
+
+def _norm(dense: ModelLayout, tokens: int, profile: GpuProfile) -> float:
+    """RMSNorm with the residual added: two tensors read, two written."""
+    return roofline(profile).moving(4 * tokens * dense.hidden_size)

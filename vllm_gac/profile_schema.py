@@ -1,0 +1,119 @@
+"""profile.json, as pydantic models: what was measured of a GPU's kernels."""
+
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from vllm_gac.schema import Dim, Heads, HeadSize, Positive, StrictModel, Version
+
+
+class Sweep(StrictModel):
+    """Time of one kernel over a dim, everything else fixed."""
+
+    dims: Annotated[list[Dim], Field(min_length=1)]
+    microseconds: list[Positive]
+
+    @model_validator(mode="after")
+    def _one_time_each(self) -> Self:
+        if sorted(set(self.dims)) != self.dims:
+            raise ValueError("dims must rise")
+        if len(self.dims) != len(self.microseconds):
+            raise ValueError(f"{len(self.microseconds)} times for {len(self.dims)} dims")
+        return self
+
+
+class AttentionSweep(Sweep):
+    """Attention over head sizes: `batch` sequences of `length` tokens; KV heads as query heads."""
+
+    kernel: str
+    batch: Dim
+    length: Dim
+    heads: Heads
+    causal: bool
+
+
+class GemmSweep(Sweep):
+    """[m, k] @ [k, n] over the dim that is n or k; the other of them is `fixed`.
+
+    `role` says which dims it speaks of, "any" both ranks and widths. `per_dim` is 2 where n is
+    twice the dim, as in the fused gate and up projections of an MLP.
+    """
+
+    role: Literal["rank", "width", "any"]
+    axis: Literal["n", "k"]
+    m: Dim
+    fixed: Dim
+    per_dim: Annotated[int, Field(ge=1, le=2)] = 1
+
+
+class LinearSweep(Sweep):
+    """y[m, n] = x[m, k] w over the dim that is n or k; the other is `fixed`.
+
+    Timed in a CUDA graph, with weights that come from memory and not from the L2 cache.
+    """
+
+    axis: Literal["n", "k"]
+    m: Dim
+    fixed: Dim
+
+
+class DecodeTime(StrictModel):
+    """Decode attention: one new token each of `batch` sequences that have `context` tokens.
+
+    Over a packed 16-bit cache. `kernel` is gac for ours, else the stock kernel's name. `kv_heads`
+    and `head_dim` are those before compression; latent keys are rebuilt to them.
+    """
+
+    kernel: str
+    form: Literal["rotary", "latent"]
+    query_heads: Heads
+    kv_heads: Heads
+    head_dim: HeadSize
+    key_heads: Heads
+    key_size: HeadSize
+    value_heads: Heads
+    value_size: HeadSize
+    batch: Dim
+    context: Dim
+    microseconds: Positive
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        chain = (self.query_heads, self.kv_heads, self.key_heads, self.value_heads)
+        if any(more % fewer for more, fewer in pairwise(chain)):
+            raise ValueError(f"query, KV, key and value heads {chain}: each must divide the former")
+        return self
+
+
+class Ceilings(StrictModel):
+    """What bounds every kernel: a copy (read plus written), and the fastest of large GEMMs."""
+
+    terabytes_per_second: Positive
+    teraflops: Positive
+
+
+class GpuProfile(StrictModel):
+    """profile.json: times of a GPU's kernels over dims, and how they were measured.
+
+    `attention` and `gemm` say which dims are fast (contract.py); the rest predicts how long a layer
+    takes (latency.py), and may be missing. `prefill` is causal, and over head sizes as `attention`.
+    """
+
+    version: Version
+    gpu: str
+    measured: str  # ISO date
+    software: dict[str, str]  # name -> version
+    method: str
+    # Relative difference below which two times are equal.
+    noise: Annotated[float, Field(ge=0, lt=1)]
+    attention: list[AttentionSweep]
+    gemm: list[GemmSweep]
+    ceilings: Ceilings | None = None
+    linear: list[LinearSweep] = Field(default_factory=list)
+    decode: list[DecodeTime] = Field(default_factory=list)
+    prefill: list[AttentionSweep] = Field(default_factory=list)
+
+    def __hash__(self) -> int:
+        """So that what is made of a profile can be kept by functools.cache; lists have none."""
+        return hash((self.gpu, self.measured, self.method))

@@ -1,0 +1,193 @@
+"""Times of our decode kernel over head sizes, key forms, batches and contexts."""
+
+import itertools
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.queues import Queue
+from queue import Empty
+from typing import Literal, TypeAlias
+
+import torch
+from triton.runtime.errors import OutOfResources
+
+from vllm_gac.errors import GacError
+from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.profile_schema import DecodeTime
+from vllm_gac.profiling.decode_batch import DecodeBatch
+from vllm_gac.profiling.timing import microseconds
+
+_Form: TypeAlias = Literal["rotary", "latent"]
+_Grid: TypeAlias = tuple[_Form, int, tuple[int, ...], int, tuple[int, ...]]
+
+_QUERY_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
+# What the tiling, PyTorch and Triton raise where a GPU has not what a point needs.
+_TOO_SMALL = (GacError, torch.OutOfMemoryError, OutOfResources)
+_MOST_WORKERS = 16
+_WORKER_MEMORY = 2 << 30  # of the GPU: a CUDA context and little else
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """One point to be measured."""
+
+    form: _Form
+    key_heads: int
+    key_size: int
+    value_heads: int
+    value_size: int
+    batch: int = 64
+    context: int = 4096
+
+    def decode_batch(self, only_compiled: bool = False) -> DecodeBatch:
+        """The batch on the GPU. Raises GacError if our kernel cannot hold its up-projections."""
+        latent = self.form == "latent"
+        geometry = CacheGeometry(
+            _QUERY_HEADS,
+            _HEAD_DIM if latent else self.key_size,
+            self.key_heads,
+            self.key_size,
+            self.value_heads,
+            self.value_size,
+        )
+        return DecodeBatch(
+            geometry,
+            self.batch,
+            self.context,
+            head_dim=_HEAD_DIM if latent else None,
+            kv_heads=_KV_HEADS,
+            only_compiled=only_compiled,
+        )
+
+
+_SIZES = tuple(range(32, 129, 16))
+# Key form, key heads, r_k, value heads, r_v: as many heads as before; two of them made one, or two
+# key heads to a value head; both.
+_GRIDS: tuple[_Grid, ...] = (
+    ("rotary", 8, _SIZES, 8, _SIZES),
+    ("rotary", 8, (32, 64, 80, 96, 112, 128), 4, (64, 128, 192, 256)),
+    ("rotary", 4, (64, 128, 192, 256), 4, (64, 128, 192, 256)),
+    ("latent", 8, _SIZES, 8, (64, 96, 128)),
+    ("latent", 8, _SIZES, 4, (64, 128, 192, 256)),
+    ("latent", 4, (64, 96, 128, 192), 4, (128, 192, 256)),
+)
+_QUICK_GRIDS: tuple[_Grid, ...] = (
+    ("rotary", 8, (32, 64, 96, 128), 8, (32, 64, 96, 128)),
+    ("latent", 8, (32, 64, 128), 8, (128,)),
+    ("latent", 8, (32, 64, 128), 4, (128,)),
+)
+_BATCHES = (
+    (1, 512), (1, 4096), (1, 32768), (16, 512), (16, 2048), (16, 8192), (64, 512), (64, 2048),
+    (256, 512), (256, 1024), (256, 4096),
+)  # fmt: skip
+_VARIED = (
+    DecodePlan("rotary", 8, 128, 8, 128),
+    DecodePlan("rotary", 8, 96, 8, 96),
+    DecodePlan("rotary", 8, 64, 8, 64),
+    DecodePlan("rotary", 8, 32, 8, 32),
+    DecodePlan("latent", 8, 64, 8, 128),
+    DecodePlan("latent", 8, 32, 4, 64),
+    DecodePlan("latent", 8, 64, 4, 128),
+    DecodePlan("latent", 8, 128, 4, 128),
+)
+
+
+def decode_plans(quick: bool) -> list[DecodePlan]:
+    """Every point: all sizes at one batch and context, then batches and contexts of some."""
+    plans = []
+    for form, key_heads, key_sizes, value_heads, value_sizes in _QUICK_GRIDS if quick else _GRIDS:
+        plans += [
+            DecodePlan(form, key_heads, r_k, value_heads, r_v)
+            for r_k, r_v in itertools.product(key_sizes, value_sizes)
+        ]
+    varied = _VARIED[:1] if quick else _VARIED
+    return plans + [
+        replace(plan, batch=batch, context=context)
+        for plan in varied
+        for batch, context in _BATCHES
+    ]
+
+
+def kernels_of(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
+    """One plan for each kernel to compile, the slowest to compile first."""
+    kernels = {replace(plan, context=0): plan for plan in plans}.values()
+    return sorted(
+        kernels, key=lambda p: (p.form == "latent", p.key_size + p.value_size), reverse=True
+    )
+
+
+def compile_kernels(kernels: Sequence[DecodePlan], tick: Callable[[], object]) -> None:
+    """Compile with as many processes as the machine is good for; `tick` after each kernel.
+
+    What they make is in Triton's cache on disk, from which the measuring process has it at once.
+    What cannot be compiled is not reported: measuring will meet it.
+    """
+    free, _ = torch.cuda.mem_get_info()
+    room = max(1, free // 2 // _WORKER_MEMORY)
+    count = min(_MOST_WORKERS, os.cpu_count() or 1, len(kernels), room)
+    context = multiprocessing.get_context("spawn")
+    tasks, done = context.Queue(), context.Queue()
+    tasks.cancel_join_thread()
+    for task in [*kernels, *[None] * count]:
+        tasks.put(task)
+    workers = [
+        context.Process(target=_compile, args=(tasks, done), daemon=True) for _ in range(count)
+    ]
+    # Ctrl-C reaches every process of a terminal: the workers inherit that they do not hear it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for worker in workers:
+            worker.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        while any(worker.is_alive() for worker in workers) or not done.empty():
+            with suppress(Empty):
+                done.get(timeout=0.2)
+                tick()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for worker in workers:
+            if worker.is_alive():
+                worker.terminate()
+
+
+def measure_decode(plans: Iterable[DecodePlan], tick: Callable[[], object]) -> list[DecodeTime]:
+    """Times of `plans`, without those for which the GPU is too small; `tick` after each."""
+    times = []
+    for plan in plans:
+        if (time := _measure(plan)) is not None:
+            times.append(time)
+        tick()
+    return times
+
+
+def _measure(plan: DecodePlan) -> DecodeTime | None:
+    try:
+        batch = plan.decode_batch()
+        time = microseconds(batch.own, batch.calls)
+    except _TOO_SMALL:
+        return None
+    return DecodeTime(
+        kernel="gac",
+        form=plan.form,
+        query_heads=_QUERY_HEADS,
+        kv_heads=_KV_HEADS,
+        head_dim=_HEAD_DIM,
+        key_heads=plan.key_heads,
+        key_size=plan.key_size,
+        value_heads=plan.value_heads,
+        value_size=plan.value_size,
+        batch=plan.batch,
+        context=plan.context,
+        microseconds=round(time, 2),
+    )
+
+
+def _compile(tasks: "Queue[DecodePlan | None]", done: "Queue[None]") -> None:
+    for plan in iter(tasks.get, None):
+        with suppress(*_TOO_SMALL):
+            plan.decode_batch(only_compiled=True).own()
+            torch.cuda.synchronize()
+        done.put(None)

@@ -1,0 +1,144 @@
+"""Sweeps of y[m, n] = x[m, k] w over n and over k."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from vllm_gac.profile_schema import GemmSweep, LinearSweep
+from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds
+
+FIXED = 4096  # the other dim of a sweep, but for coarse ones
+
+# Around the ranks and widths of an 8B model, for contract.py: good and bad dims side by side.
+_RANKS = (
+    1000, 1001, 1002, 1004, 1008, 1016, 1024, 1025, 1032, 1040, 1056, 1088, 1100, 1101, 1104, 1120,
+    1152, 1232, 1237, 1240, 1248, 1280,
+)  # fmt: skip
+_WIDTHS = (
+    11008, 11009, 11010, 11012, 11016, 11136, 11264, 12160, 12176, 12184, 12185, 12192, 12224,
+    12288, 14336,
+)  # fmt: skip
+_CONTRACT_BATCHES = (1, 16, 128, 512, 2048, 8192)
+_HEAD_RANKS = (107, 112, 114, 120, 128)
+_STAIRCASE = range(4032, 4161)
+_STAIRCASE_BATCH = 4096
+
+# For gemm_latency.py: multiples of 64 as far as MLPs go, at some of them every alignment class, and
+# a coarse grid of both dims.
+_BATCHES = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_TILES = {
+    "n": (
+        *range(64, 1024, 64),
+        *range(1024, 4096, 128),
+        *range(4096, 12288, 256),
+        *range(12288, 28673, 512),
+    ),
+    "k": (*range(64, 1024, 64), *range(1024, 4096, 256), *range(4096, 28673, 1024)),
+}
+_CLASS_AT = (192, 576, 1088, 4160, 12352)
+_CLASSES = (1, 2, 4, 8, 16, 32)
+_COARSE = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 14336, 28672)
+_QUICK_BATCHES = (1, 64, 2048)
+_LONG = 1024  # from here on, one call is long enough to be timed alone
+
+
+@dataclass(frozen=True, slots=True)
+class GemmPlan:
+    """One sweep to be measured."""
+
+    axis: Literal["n", "k"]
+    m: int
+    dims: tuple[int, ...]
+    role: Literal["rank", "width", "any"] | None = None  # None: for latency
+    per_dim: int = 1
+    fixed: int = FIXED
+
+
+def contract_plans(quick: bool) -> list[GemmPlan]:
+    """Sweeps that say which dims are fast."""
+    plans = []
+    for m in _QUICK_BATCHES if quick else _CONTRACT_BATCHES:
+        plans += [
+            GemmPlan("n", m, _RANKS, "rank"),
+            GemmPlan("k", m, _RANKS, "rank"),
+            GemmPlan("n", m, _WIDTHS, "width", per_dim=2),
+            GemmPlan("k", m, _WIDTHS, "width"),
+        ]
+    plans.append(GemmPlan("k", _STAIRCASE_BATCH, _HEAD_RANKS, "rank"))
+    near = tuple(_STAIRCASE[:: 8 if quick else 1])
+    plans += [GemmPlan(axis, _STAIRCASE_BATCH, near, "any") for axis in ("k", "n")]
+    return plans
+
+
+def linear_plans(quick: bool) -> list[GemmPlan]:
+    """Sweeps from which the time of any GEMM is predicted."""
+    off = {at - step for at in _CLASS_AT for step in (0, *_CLASSES)}
+    tiles = {axis: dims[:: 4 if quick else 1] for axis, dims in _TILES.items()}
+    coarse = _COARSE[:: 3 if quick else 1]
+    plans = []
+    for m in _QUICK_BATCHES if quick else _BATCHES:
+        plans += [GemmPlan("n", m, coarse, fixed=k) for k in coarse if k != FIXED]
+        plans.append(GemmPlan("n", m, tuple(sorted({*off, *tiles["n"], *coarse}))))
+        plans.append(GemmPlan("k", m, tuple(sorted({*off, *tiles["k"], *coarse}))))
+    return plans
+
+
+class Gemms:
+    """Times GEMMs on random bf16 numbers in buffers that are made once."""
+
+    def __init__(self, plans: Iterable[GemmPlan]) -> None:
+        widest = max(plan.per_dim * plan.dims[-1] for plan in plans)
+        largest = max(plan.per_dim * plan.dims[-1] * plan.fixed for plan in plans)
+        tallest = max(plan.m for plan in plans)
+        self.weights = _random(MORE_THAN_L2 // 2 + largest)
+        self.inputs = _random(tallest * max(widest, FIXED))
+        self.outputs = torch.empty_like(self.inputs)
+
+    def measure(self, m: int, n: int, k: int) -> float:
+        """Microseconds of x[m, k] @ w[n, k].T, as torch's linear does it."""
+        size = -(-n * k // 64) * 64  # each weight begins on a whole cache line
+        copies = min(256, -(-MORE_THAN_L2 // (2 * size)))
+        weights = [self.weights[i * size :][: n * k].view(n, k).t() for i in range(copies)]
+        x = self.inputs[: m * k].view(m, k)
+        y = self.outputs[: m * n].view(m, n)
+        turn = itertools.cycle(weights)
+        calls = max(copies, 4) if m < _LONG else copies
+        return microseconds(lambda: torch.mm(x, next(turn), out=y), calls, replays=5)
+
+    def sweep(self, plan: GemmPlan, tick: Callable[[], object]) -> list[float]:
+        """Times of one sweep; `tick` is called after each."""
+        times = []
+        for dim in plan.dims:
+            along = plan.per_dim * dim if plan.axis == "n" else dim
+            n, k = (along, plan.fixed) if plan.axis == "n" else (plan.fixed, along)
+            times.append(round(self.measure(plan.m, n, k), 2))
+            tick()
+        return times
+
+
+def contract_sweep(plan: GemmPlan, times: list[float]) -> GemmSweep:
+    """The measured sweep, as the profile holds it."""
+    assert plan.role
+    return GemmSweep(
+        role=plan.role,
+        axis=plan.axis,
+        m=plan.m,
+        fixed=plan.fixed,
+        per_dim=plan.per_dim,
+        dims=list(plan.dims),
+        microseconds=times,
+    )
+
+
+def linear_sweep(plan: GemmPlan, times: list[float]) -> LinearSweep:
+    """The measured sweep, as the profile holds it."""
+    return LinearSweep(
+        axis=plan.axis, m=plan.m, fixed=plan.fixed, dims=list(plan.dims), microseconds=times
+    )
+
+
+def _random(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.bfloat16, device="cuda").normal_()

@@ -1,0 +1,106 @@
+"""Everything `vllm-gac profile` measures, in the order in which it is measured."""
+
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+
+import torch
+import triton
+from tqdm import tqdm
+
+from vllm_gac import __version__
+from vllm_gac.errors import ProfileError
+from vllm_gac.profile_schema import Ceilings, GemmSweep, GpuProfile, LinearSweep
+from vllm_gac.profiling.attention import attention_sweep, contract_plan, prefill_plans
+from vllm_gac.profiling.decode import compile_kernels, decode_plans, kernels_of, measure_decode
+from vllm_gac.profiling.gemms import (
+    GemmPlan,
+    Gemms,
+    contract_plans,
+    contract_sweep,
+    linear_plans,
+    linear_sweep,
+)
+from vllm_gac.profiling.timing import copy_bandwidth, warm_up
+
+_PEAK = 8192  # of a square GEMM
+# Runs of the same kernel an hour apart differ by this much on an otherwise idle H200.
+_NOISE = 0.02
+_METHOD = (
+    "medians of CUDA graph replays, weights and caches rotated past L2, the GPU at rest as long as "
+    "it is busy; torch.mm in bfloat16, "
+    "scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), the project's "
+    "decode kernel in bfloat16"
+)
+
+
+def measure_profile(*, quick: bool = False, progress: bool = True) -> GpuProfile:
+    """Measure the first CUDA GPU that PyTorch sees: some minutes, `quick` a minute.
+
+    Nothing else should run on the GPU meanwhile. Raises ProfileError if it has too little memory.
+    """
+    try:
+        return _measure(quick, progress)
+    except torch.OutOfMemoryError as e:
+        free, total = (memory / 2**30 for memory in torch.cuda.mem_get_info())
+        raise ProfileError(
+            f"{torch.cuda.get_device_name()}: {free:.1f} of {total:.1f} GiB of memory are free, "
+            "too little to measure; stop what else runs on it"
+        ) from e
+
+
+def _measure(quick: bool, progress: bool) -> GpuProfile:
+    contract, linear = contract_plans(quick), linear_plans(quick)
+    heads, prefill = contract_plan(quick), prefill_plans(quick)
+    decode = decode_plans(quick)
+    kernels = kernels_of(decode)
+    gemms = sum(len(plan.dims) for plan in contract + linear)
+    sizes = sum(len(plan.dims) for plan in [heads, *prefill])
+    steps = len(kernels) + gemms + sizes + len(decode)
+    with tqdm(total=steps, disable=not progress, unit="kernel") as bar:
+        bar.set_description("compiling decode kernels")
+        compile_kernels(kernels, bar.update)
+        bar.set_description("copy bandwidth")
+        warm_up()
+        bandwidth = copy_bandwidth()
+        bar.set_description("linears")
+        peak, gemm, linears = _gemms(contract, linear, bar)
+        bar.set_description("attention by head size")
+        attention = attention_sweep(heads, bar.update)
+        causal = [attention_sweep(plan, bar.update) for plan in prefill]
+        bar.set_description("decode attention")
+        decoded = measure_decode(decode, bar.update)
+    return GpuProfile(
+        version=1,
+        gpu=torch.cuda.get_device_name(),
+        measured=date.today().isoformat(),
+        software={
+            "vllm-gac": __version__,
+            "torch": str(torch.__version__),
+            "triton": str(triton.__version__),
+        },
+        method=_METHOD,
+        noise=_NOISE,
+        attention=[attention],
+        gemm=gemm,
+        ceilings=Ceilings(terabytes_per_second=round(bandwidth, 3), teraflops=round(peak, 1)),
+        linear=linears,
+        decode=decoded,
+        prefill=causal,
+    )
+
+
+def _gemms(
+    contract: Sequence[GemmPlan], linear: Sequence[GemmPlan], bar: "tqdm[Any]"
+) -> tuple[float, list[GemmSweep], list[LinearSweep]]:
+    """TFLOP/s of the fastest GEMM, and both kinds of sweeps."""
+    buffers = Gemms([*contract, *linear])
+    rates = [2 * _PEAK**3 / buffers.measure(_PEAK, _PEAK, _PEAK)]
+    swept = [contract_sweep(plan, buffers.sweep(plan, bar.update)) for plan in contract]
+    linears = [linear_sweep(plan, buffers.sweep(plan, bar.update)) for plan in linear]
+    for found in linears:
+        flops = 2 * found.m * found.fixed
+        rates += [
+            flops * dim / time for dim, time in zip(found.dims, found.microseconds, strict=True)
+        ]
+    return max(rates) / 1e6, swept, linears

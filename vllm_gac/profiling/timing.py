@@ -1,0 +1,58 @@
+"""How long a kernel takes, and what no kernel can exceed."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+# What is met in turn must be more than any L2 cache holds (H200: 60 MB).
+MORE_THAN_L2 = 160_000_000
+_WARM_SECONDS = 0.5
+_LONGEST_REST = 0.05
+
+
+def microseconds(call: Callable[[], object], calls: int = 5, replays: int = 9) -> float:
+    """Median time of one `call`, from replays of a CUDA graph of so many calls.
+
+    Afterwards the GPU rests as long: one that is always multiplying runs into its power limit, and
+    then a kernel's time depends on what ran before it.
+    """
+    call()  # compiles, and picks algorithms
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    for _ in range(2):
+        graph.replay()
+    times = [_milliseconds(graph.replay) for _ in range(replays)]
+    time.sleep(min(sum(times) * 1e-3, _LONGEST_REST))
+    return statistics.median(times) * 1e3 / calls
+
+
+def copy_bandwidth() -> float:
+    """TB/s, read plus written, of a device-to-device copy of 4 GB, or of what fits."""
+    free, _ = torch.cuda.mem_get_info()
+    source = torch.empty(min(1 << 31, free // 8), dtype=torch.bfloat16, device="cuda").normal_()
+    target = torch.empty_like(source)
+    # Outside a graph: captured, a copy of this size becomes a slower memcpy node.
+    times = [_milliseconds(lambda: target.copy_(source)) for _ in range(12)]
+    return 2 * source.nbytes / (statistics.median(times[2:]) * 1e-3) / 1e12
+
+
+def warm_up() -> None:
+    """Multiply matrices until the GPU's clocks are up."""
+    x = torch.randn(4096, 4096, device="cuda").bfloat16()
+    elapsed = 0.0
+    while elapsed < _WARM_SECONDS * 1e3:
+        elapsed += _milliseconds(lambda: [x @ x for _ in range(50)])
+
+
+def _milliseconds(call: Callable[[], object]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
