@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_gac.checkpoint import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
+from vllm_gac.importers import recognize
 from vllm_gac.layout import layout_of
 
 BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I8": 1, "F8_E4M3": 1}
@@ -54,10 +55,12 @@ def gac_config(layers: Any = GAC_LAYERS, **changes: Any) -> dict[str, Any]:
 
 
 def tensors_of(raw: Mapping[str, Any], dtype: str = "BF16") -> Tensors:
-    """What a checkpoint of `raw` must hold."""
+    """What a checkpoint of `raw` must hold, in the form of the tool whose config.json it is."""
+    importer = recognize(raw)
+    shapes = importer(Path(), raw, {}).required() if importer else layout_of(raw).tensors()
     return {
         name: ("F32" if name.endswith("rope_inv_freq") else dtype, shape)
-        for name, shape in layout_of(raw).tensors().items()
+        for name, shape in shapes.items()
     }
 
 

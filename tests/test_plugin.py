@@ -36,14 +36,17 @@ plugin.register(); plugin.register()
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP as hooks
+from vllm.transformers_utils.config import get_config_parser
 from vllm.v1.attention.backends.registry import AttentionBackendEnum as backends
 plugin.register()
 print(loaders["gac"].__name__, hooks[registration.ARCHITECTURE].__name__,
+      type(get_config_parser("hf")).__name__, get_config_parser("hf").before.__name__,
       registration.ARCHITECTURE in ModelRegistry.get_supported_archs(),
       backends["GAC_REFERENCE"].get_class().get_name(), "GAC" in backends.__members__,
       registration.failures)
 """
-    expected = "GacModelLoader GacConfigHook True GAC_REFERENCE True {}"
+    parsers = "GacConfigParser HFConfigParser"
+    expected = f"GacModelLoader GacConfigHook {parsers} True GAC_REFERENCE True {{}}"
     assert _run(code).splitlines()[-1] == expected
 
 

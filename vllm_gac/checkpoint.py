@@ -11,12 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from safetensors import SafetensorError, safe_open
-
 from vllm_gac.errors import CheckpointError
 from vllm_gac.finite import is_finite
 from vllm_gac.layout import ModelLayout, layout_of
 from vllm_gac.schema import HfConfig, validate
+from vllm_gac.shard_files import ShardFiles
 from vllm_gac.shards import INDEX_FILE as INDEX_FILE
 from vllm_gac.shards import TensorInfo as TensorInfo
 from vllm_gac.shards import read_headers, refuse_escape
@@ -38,6 +37,26 @@ class Checkpoint:
     config: HfConfig
     layout: ModelLayout
     tensors: Mapping[str, TensorInfo]
+    # Whether weights may be stored in several dtypes side by side.
+    mixed_dtypes: bool = False
+
+    def required(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and shape of every tensor that the files must hold."""
+        return self.layout.tensors()
+
+    def is_unused(self, name: str) -> bool:
+        """Whether the files may hold `name` beside them: what every engine skips."""
+        if name.endswith(".rotary_emb.inv_freq"):  # follows from the config
+            return True
+        return name == "lm_head.weight" and self.layout.tie_word_embeddings
+
+    def is_finite(self, name: str) -> bool:
+        """Whether a tensor of the files has neither NaN nor infinity, by reading it."""
+        return is_finite(self.directory, self.tensors[name])
+
+    def broken_part(self, name: str) -> str:
+        """File and tensor that NaN or infinity in tensor `name` of the layout come from."""
+        return f"{self.directory / self.tensors[name].file}: {name}"
 
     @property
     def config_sha256(self) -> str:
@@ -46,15 +65,15 @@ class Checkpoint:
 
     def reader(self) -> "TensorReader":
         """A context manager that reads tensors by name."""
-        return TensorReader(self)
+        return TensorReader(self.directory, self.tensors)
 
 
 class TensorReader:
-    """Reads tensors of a checkpoint by name, each shard opened (memory-mapped) once."""
+    """Reads tensors of a model directory by name, each shard opened once; threads may share it."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-        self._open: dict[str, Any] = {}
+    def __init__(self, directory: Path, tensors: Mapping[str, TensorInfo]) -> None:
+        self._directory, self._tensors = directory, tensors
+        self._files = ShardFiles(directory)
 
     def __enter__(self) -> Self:
         return self
@@ -65,21 +84,14 @@ class TensorReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._open.clear()  # unmaps once the last tensor is gone; safe_open has no close()
+        self._files.close()
 
     def __call__(self, name: str) -> "torch.Tensor":
         """Tensor `name` as stored. Raises CheckpointError if there is none or it cannot be read."""
-        info = self._checkpoint.tensors.get(name)
+        info = self._tensors.get(name)
         if info is None:
-            raise CheckpointError(f"{self._checkpoint.directory}: tensor {name} is missing")
-        path = self._checkpoint.directory / info.file
-        try:
-            if info.file not in self._open:
-                self._open[info.file] = safe_open(path, framework="pt")
-            tensor: torch.Tensor = self._open[info.file].get_tensor(name)
-        except (OSError, SafetensorError) as e:
-            raise CheckpointError(f"{path}: {name}: cannot be read ({e})") from e
-        return tensor
+            raise CheckpointError(f"{self._directory}: tensor {name} is missing")
+        return self._files.tensor(name, info)
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
@@ -89,39 +101,45 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     model. Whether its tensors fit its layout is for `faults` to say.
     """
     directory = Path(directory)
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory}: not a directory; a model must be on this machine")
-    config_path = directory / "config.json"
-    refuse_escape(directory, config_path)
-    raw = read_json(config_path)
-    config = validate(HfConfig, raw, str(config_path))
-    layout = layout_of(raw, str(config_path))
+    raw, where = read_config(directory), str(directory / "config.json")
+    config, layout = validate(HfConfig, raw, where), layout_of(raw, where)
     return Checkpoint(directory, raw, config, layout, read_headers(directory))
 
 
+def read_config(directory: Path) -> dict[str, Any]:
+    """The config.json of `directory`, parsed but not looked at.
+
+    Raises CheckpointError if there is no such directory or config, or if it is not JSON.
+    """
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: not a directory; a model must be on this machine")
+    refuse_escape(directory, directory / "config.json")
+    return read_json(directory / "config.json")
+
+
 def faults(checkpoint: Checkpoint, finite: bool = False) -> Iterator[str]:
-    """One sentence for each way the tensors differ from the layout; none if it can be served.
+    """One sentence for each way the tensors differ from what they must be; none if all is well.
 
     With `finite`, reads every tensor and also reports NaN and infinity.
     """
     directory, found = checkpoint.directory, checkpoint.tensors
-    expected = checkpoint.layout.tensors()
     if "quantization_config" in checkpoint.raw_config:
         where = f"{directory / 'config.json'}: quantization_config"
         yield f"{where}: tensors that a quantizer packed cannot be checked"
         return
-    for name, shape in expected.items():
+    required = checkpoint.required()
+    for name, shape in required.items():
         if name not in found:
             yield f"{directory}: {name}: missing, expected shape {list(shape)}"
         elif not _fits(name, found[name].shape, shape):
             where = f"{directory / found[name].file}: {name}"
             yield f"{where}: shape {list(found[name].shape)}, expected {list(shape)}"
-    yield from _dtype_faults(checkpoint, [name for name in expected if name in found])
+    yield from _dtype_faults(checkpoint, [name for name in required if name in found])
     for name, info in found.items():
         where = f"{directory / info.file}: {name}"
-        if name not in expected and not _is_harmless_extra(name, checkpoint):
+        if name not in required and not checkpoint.is_unused(name):
             yield f"{where}: not part of the model"
-        if finite and not is_finite(directory, info):
+        if finite and not checkpoint.is_finite(name):
             yield f"{where}: contains NaN or infinity"
 
 
@@ -137,7 +155,7 @@ def _dtype_faults(checkpoint: Checkpoint, names: list[str]) -> Iterator[str]:
         for name in names
         if (info := checkpoint.tensors[name]).dtype in WEIGHT_DTYPES and len(info.shape) == 2
     )
-    common = stored.most_common(1)[0][0] if stored else None
+    common = stored.most_common(1)[0][0] if stored and not checkpoint.mixed_dtypes else None
     for name in names:
         info = checkpoint.tensors[name]
         if _is_table(name):
@@ -153,10 +171,3 @@ def _dtype_faults(checkpoint: Checkpoint, names: list[str]) -> Iterator[str]:
 
 def _is_table(name: str) -> bool:
     return name.endswith(".rope_inv_freq")
-
-
-def _is_harmless_extra(name: str, checkpoint: Checkpoint) -> bool:
-    """Tensors that transformers writes beside the weights and every engine skips."""
-    if name.endswith(".rotary_emb.inv_freq"):
-        return True
-    return name == "lm_head.weight" and checkpoint.layout.tie_word_embeddings

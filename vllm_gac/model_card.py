@@ -12,21 +12,19 @@ def model_card(
     checkpoint: Checkpoint, plan: Plan, layout: ModelLayout, measured: Mapping[str, str]
 ) -> str:
     """The model card as Markdown. `measured` is the metadata of the statistics, empty if none."""
-    name = str(checkpoint.raw_config.get("_name_or_path") or checkpoint.directory.resolve().name)
     calibration = (
         f"{measured['tokens']} tokens in sequences of {measured['sequence_length']}"
         if measured
         else "none needed"
     )
     methods = ", ".join(plan.methods) or "none"
-    rows = "\n".join(_row(index, layer) for index, layer in enumerate(layout.layers))
     return f"""---
 library_name: vllm
 tags:
 - vllm-gac
 - compressed
 ---
-# {name}, compressed by vllm-gac {__version__}
+# {model_name(checkpoint)}, compressed by vllm-gac {__version__}
 
 Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin).
 
@@ -37,12 +35,21 @@ Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin)
 
 Methods: {methods}. Alignment: {plan.align}. Calibration: {calibration}.
 
-| layer | keys (heads x size) | values | MLP width | ranks |
-|---:|---|---|---:|---|
-{rows}
+{layer_table(layout)}
 
 `plan.json` holds these dims and their budgets; `gac` in `config.json` is what serving goes by.
 """
+
+
+def model_name(checkpoint: Checkpoint) -> str:
+    """What to call the model: its name on the Hub if it says it, else that of its directory."""
+    return str(checkpoint.raw_config.get("_name_or_path") or checkpoint.directory.resolve().name)
+
+
+def layer_table(layout: ModelLayout) -> str:
+    """Every layer's dims as a Markdown table."""
+    head = "| layer | keys (heads x size) | values | MLP width | ranks |\n|---:|---|---|---:|---|"
+    return "\n".join((head, *(_row(index, layer) for index, layer in enumerate(layout.layers))))
 
 
 def _budget(what: str, budget: PlanBudget, ratio: float) -> str:

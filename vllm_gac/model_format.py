@@ -1,23 +1,32 @@
 """Which of the formats that we serve a directory is in."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias
 
-from vllm_gac.checkpoint import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint import Checkpoint, open_checkpoint, read_config
+from vllm_gac.importers import recognize
+from vllm_gac.importers.imported import Format as Format
+from vllm_gac.importers.imported import Source, dense_of, imported
 from vllm_gac.infer_layout import infer_layout
-
-Format: TypeAlias = Literal["gac", "dense", "hf-pruned"]
+from vllm_gac.shards import read_headers
 
 
 def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
     """The format of `directory`, and its checkpoint with the layout to serve it by.
 
     gac: compressed by this project. dense: as its config says. hf-pruned: a Llama or Mistral
-    whose tensors have other shapes, from which its layout is read. Only headers are read.
-    Raises CheckpointError as `open_checkpoint` does, or if the shapes make no sense.
+    whose tensors have other shapes, from which its layout is read. The others by the tool that
+    wrote them. Only headers are read. Raises CheckpointError as `open_checkpoint` does, or if the
+    shapes make no sense.
     """
+    directory = Path(directory)
+    raw = read_config(directory)
+    if importer := recognize(raw):
+        written = importer(directory, raw, read_headers(directory))
+        return written.format, written
     checkpoint = open_checkpoint(directory)
+    if importer := recognize(raw, checkpoint.tensors):
+        written = importer(directory, raw, checkpoint.tensors)
+        return written.format, written
     if checkpoint.config.gac is not None:
         return "gac", checkpoint
     expected, found = checkpoint.layout.tensors(), checkpoint.tensors
@@ -26,4 +35,15 @@ def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
     layout = infer_layout(checkpoint)
     if layout == checkpoint.layout:  # what differs says nothing about dims: it is a fault
         return "dense", checkpoint
-    return "hf-pruned", replace(checkpoint, layout=layout)
+    base, _ = dense_of(raw, str(directory / "config.json"))
+    pruned = imported(
+        "hf-pruned",
+        directory,
+        base,
+        layout,
+        sources={name: Source((name,)) for name in layout.tensors()},
+        expected=layout.tensors(),
+        tensors=found,
+        unused=frozenset({"lm_head.weight"} if layout.tie_word_embeddings else ()),
+    )
+    return "hf-pruned", pruned

@@ -15,10 +15,11 @@ logger = logging.getLogger("vllm.gac")  # below vLLM's logger, so that its confi
 
 
 def register() -> None:
-    """Register architecture, attention backends, config hook and load format; idempotent."""
+    """Register architecture, backends, config parser and hook, and load format; idempotent."""
     for module, step in (
         ("vllm.model_executor.models.registry", _register_architecture),
         ("vllm.v1.attention.backends.registry", _register_backends),
+        ("vllm.transformers_utils.config", _register_config_parser),
         ("vllm.model_executor.models.config", _register_config_hook),
         ("vllm.model_executor.model_loader", _register_loader),
     ):
@@ -50,6 +51,17 @@ def _register_backends() -> None:
     for name, path in BACKENDS.items():
         if name not in AttentionBackendEnum.__members__:
             register_backend(name, path)
+
+
+def _register_config_parser() -> None:
+    from vllm.transformers_utils import config
+
+    from vllm_gac.serving.config_parser import GacConfigParser
+
+    parsers = config._CONFIG_FORMAT_TO_CONFIG_PARSER
+    if parsers["hf"] is not GacConfigParser:
+        GacConfigParser.before = parsers["hf"]
+        parsers["hf"] = GacConfigParser
 
 
 def _register_config_hook() -> None:

@@ -5,7 +5,7 @@ The same files that vLLM's loader would read: those of the index, else every `*.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,20 @@ INDEX_FILE = "model.safetensors.index.json"
 class TensorInfo:
     """Where a tensor is and what its header says; `dtype` by safetensors' names, e.g. "BF16".
 
-    `start` is the position of its first byte in the file.
+    `start` is the position of its first byte in the file. `version` tells the file, as it was when
+    its header was read, from others of its name; None where nobody compares.
     """
 
     file: str
     dtype: str
     shape: tuple[int, ...]
     start: int
+    version: tuple[int, int] | None = field(default=None, compare=False)
+
+
+def version_of(status: os.stat_result) -> tuple[int, int]:
+    """Size and time of the last change of a file."""
+    return status.st_size, status.st_mtime_ns
 
 
 def read_headers(directory: Path) -> dict[str, TensorInfo]:
@@ -44,7 +51,8 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
         files = sorted(path.name for path in directory.glob("*.safetensors"))
     if not files:
         raise CheckpointError(
-            f"{directory}: no *.safetensors files; pickles (.bin, .pt) are never opened"
+            f"{directory}: no *.safetensors files; pickles (.bin, .pt) are never opened, "
+            "'vllm-gac import' converts them"
         )
     tensors: dict[str, TensorInfo] = {}
     for file in files:
@@ -93,14 +101,24 @@ def _weight_map(directory: Path, index_path: Path) -> dict[str, str]:
 def _shard_header(directory: Path, file: str) -> dict[str, TensorInfo]:
     path = directory / file
     refuse_escape(directory, path)
+    before = _version(path)
     header, start = _parsed_header(path)
+    if _version(path) != before:
+        raise CheckpointError(f"{path}: has changed while its header was read; try again")
     header.pop("__metadata__", None)
     return {
         name: TensorInfo(
-            file, entry["dtype"], tuple(entry["shape"]), start + entry["data_offsets"][0]
+            file, entry["dtype"], tuple(entry["shape"]), start + entry["data_offsets"][0], before
         )
         for name, entry in header.items()
     }
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        return version_of(path.stat())
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
 
 
 def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:

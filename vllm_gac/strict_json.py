@@ -11,10 +11,15 @@ from vllm_gac.errors import CheckpointError, GacError
 # A config or index of the largest model is a tenth of this; parsed, JSON takes up to 20 times
 # its size in memory.
 MAX_BYTES = 4 * 1024 * 1024
+# Lists and objects. Garbage collection looks at them beside all that a server has in memory.
+MAX_PARTS = 1 << 16
 
 
 def read_json(
-    path: Path, error: type[GacError] = CheckpointError, max_bytes: int = MAX_BYTES
+    path: Path,
+    error: type[GacError] = CheckpointError,
+    max_bytes: int = MAX_BYTES,
+    max_parts: int = MAX_PARTS,
 ) -> dict[str, Any]:
     """Parse the JSON object in `path`.
 
@@ -24,7 +29,7 @@ def read_json(
     raw = read_bounded(path, error, max_bytes + 1)
     if len(raw) > max_bytes:
         raise error(f"{path}: larger than {max_bytes} bytes, the most JSON that is read")
-    return parse_json(raw, str(path), error)
+    return parse_json(raw, str(path), error, max_parts)
 
 
 def read_bounded(path: Path, error: type[GacError], size: int) -> bytes:
@@ -41,8 +46,15 @@ def read_bounded(path: Path, error: type[GacError], size: int) -> bytes:
         raise error(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e})") from e
 
 
-def parse_json(raw: bytes, where: str, error: type[GacError] = CheckpointError) -> dict[str, Any]:
+def parse_json(
+    raw: bytes,
+    where: str,
+    error: type[GacError] = CheckpointError,
+    max_parts: int = MAX_PARTS,
+) -> dict[str, Any]:
     """Parse UTF-8 `raw` under the same rules; `where` names its origin in error messages."""
+    if raw.count(b"[") + raw.count(b"{") > max_parts:
+        raise error(f"{where}: more than {max_parts} lists and objects, the most that are read")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: dict[str, Any] = {}

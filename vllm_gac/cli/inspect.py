@@ -10,6 +10,16 @@ _FORMATS = {
     "gac": "compressed by vllm-gac",
     "dense": "shapes as config.json says",
     "hf-pruned": "shapes read from the tensors, config.json differs",
+    "palu": "k_proj and v_proj factorized by head group, by PaLU",
+    "asvd": "factorized by ASVD",
+    "svd-llm": "factorized by SVD-LLM",
+    "low-rank": "factorized, as LowRankArena exports it",
+    "lems": "factorized by LEMS",
+    "basis-sharing": "factorized with factors shared by layers, by Basis Sharing",
+    "per-layer-config": "each layer's dims in config.json's per_layer_config",
+    "block-configs": "each layer's dims in config.json's block_configs",
+    "layer-lists": "each layer's dims in lists in config.json",
+    "llm-pruner": "pruned by LLM-Pruner",
 }
 
 

@@ -1,0 +1,51 @@
+"""Models whose layers have dims of their own."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRotaryEmbedding
+
+from tests.importers.tools import dense
+
+Dims = dict[str, Any]
+
+
+class NoAttention(nn.Module):
+    """In the place of an attention that a layer skips, or of its norm."""
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, None]:
+        return torch.zeros_like(hidden_states), None
+
+
+class NoMLP(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x)
+
+
+class OwnRope(LlamaAttention):
+    """Attention whose head size, hence RoPE, is not the model's."""
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+        positions = torch.arange(hidden_states.shape[1])[None]
+        kwargs["position_embeddings"] = LlamaRotaryEmbedding(self.config)(hidden_states, positions)
+        return super().forward(hidden_states, **kwargs)
+
+
+def heterogeneous(raw: dict[str, Any], layers: list[Dims]) -> nn.Module:
+    """The model of `raw` with layers of `layers`: dims by transformers' keys, and `skip`."""
+    model = dense(raw)
+    torch.manual_seed(1)
+    for index, dims in enumerate(layers):
+        layer = model.get_submodule(f"model.layers.{index}")
+        own = LlamaConfig(**{**raw, **{k: v for k, v in dims.items() if k != "skip"}})
+        own._attn_implementation = model.config._attn_implementation
+        if raw["model_type"] == "llama" or dims:
+            layer.self_attn = (OwnRope if "head_dim" in dims else LlamaAttention)(own, index)
+            layer.mlp = LlamaMLP(own)
+        if "attention" in dims.get("skip", ()):
+            layer.self_attn, layer.input_layernorm = NoAttention(), nn.Identity()
+        if "mlp" in dims.get("skip", ()):
+            layer.mlp, layer.post_attention_layernorm = NoMLP(), nn.Identity()
+    return model.eval()

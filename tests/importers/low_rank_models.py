@@ -1,0 +1,110 @@
+"""Models as tools make them that store a linear as two factors."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from tests.importers.tools import LINEARS, TwoLinears, dense, replace, same
+
+Ranks = dict[str, int]
+RANKS = {
+    f"model.layers.{i}.{name}": 3 + 2 * i + n for i in (0, 1) for n, name in enumerate(LINEARS)
+}
+SOME = {name: rank for name, rank in RANKS.items() if "0.mlp" in name or "v_proj" in name}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """How a tool names factors (down, up), and what it makes of config.json."""
+
+    format: str
+    down: str
+    up: str
+    rewrite: Callable[[dict[str, Any], Ranks], dict[str, Any]]
+    rename: Callable[[str], str] = same
+
+
+def asvd(raw: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    auto_map = {
+        "AutoConfig": "configuration_asvd_llama.ASVDLlamaConfig",
+        "AutoModelForCausalLM": "modeling_asvd_llama.ASVDLlamaForCausalLM",
+    }
+    architectures = ["ASVDLlamaForCausalLM"]
+    return {
+        **raw, "truncation_ranks": ranks, "auto_map": auto_map, "architectures": architectures
+    }  # fmt: skip
+
+
+def asvd_arena(raw: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    rewritten = {"model_type": "asvd_llama", "architectures": ["TransformersForCausalLM"]}
+    return asvd(raw, ranks) | rewritten
+
+
+def arena(raw: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    return {
+        **raw,
+        "architectures": ["LowRankLlamaForCausalLM"],
+        "low_rank_modules": {name: {"rank": rank} for name, rank in ranks.items()},
+        "low_rank_method": "zero_sum_svd",
+        "low_rank_schema": "ABLinear",
+        "low_rank_format_version": 1,
+        "auto_map": {"AutoConfig": "configuration_lowrank_llama.LowRankLlamaConfig"},
+    }
+
+
+def svd_llm(raw: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    return {
+        **raw,
+        "model_type": "svdllm-llama",
+        "architectures": ["TransformersForCausalLM"],
+        "svd_ranks": ranks,
+        "auto_map": {"AutoConfig": "configuration_svdllm_llama.SVDLLMLlamaConfig"},
+    }
+
+
+def lems(raw: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    return {
+        "model_type": "low_rank_compressed",
+        "architectures": ["LowRankCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_low_rank.LowRankConfig"},
+        "base_config": {**raw, "auto_map": {}},
+        "base_model_type": raw["model_type"],
+        "base_model_id": "meta-llama/Meta-Llama-3-8B",
+        "rank_dict": ranks,
+        "compression_method": "svd_llm",
+        "target_ratio": 0.8,
+        "torch_dtype": "float32",
+    }
+
+
+TOOLS = {
+    "asvd": Tool("asvd", "BLinear", "ALinear", asvd),
+    "asvd, arena": Tool("asvd", "BLinear", "ALinear", asvd_arena),
+    "arena": Tool("low-rank", "BLinear", "ALinear", arena),
+    "svd-llm, arena": Tool("svd-llm", "v_proj", "u_proj", svd_llm),
+    "svd-llm": Tool(
+        "svd-llm",
+        "v_proj",
+        "u_proj",
+        lambda raw, ranks: raw,
+        lambda name: re.sub(r"_proj\.([uv]_proj\.)", r"_\1", name),
+    ),
+    "lems": Tool(
+        "lems",
+        "mod_a",
+        "mod_b",
+        lems,
+        lambda name: "wrapped_model." + name.replace("mod_b.bias", "bias"),
+    ),
+}
+
+
+def low_rank(tool: Tool, raw: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], nn.Module]:
+    """config.json as `tool` rewrites it, and the model."""
+    model = dense(raw)
+    for name, rank in ranks.items():
+        replace(model, name, lambda x, rank=rank: TwoLinears(x, rank, tool.down, tool.up))
+    return tool.rewrite(raw, ranks), model

@@ -1,0 +1,33 @@
+"""Models as PaLU makes them."""
+
+from typing import Any
+
+from torch import nn
+
+from tests.importers.tools import PaluLinear, dense, replace
+
+Ranks = dict[str, list[int]]
+
+
+def ranks_of(layers: list[tuple[list[int], list[int]]]) -> Ranks:
+    """`head_wise_ranks` from the ranks of (keys, values) of each layer."""
+    ranks = {}
+    for index, (keys, values) in enumerate(layers):
+        prefix = f"model.layers.{index}.self_attn."
+        ranks |= {f"{prefix}k_proj": keys, f"{prefix}v_proj": values}
+    return {name: groups for name, groups in ranks.items() if groups}
+
+
+def palu(raw: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], nn.Module]:
+    """config.json as PaLU rewrites it, and the model."""
+    model = dense(raw)
+    for name, groups in ranks.items():
+        replace(model, name, lambda linear, groups=groups: PaluLinear(linear, groups))
+    mistral = raw["model_type"] == "mistral"
+    return {
+        **raw,
+        "model_type": "palumistral" if mistral else "palullama",
+        "architectures": ["PaluMistralForCausalLM" if mistral else "PaluLlamaForCausalLM"],
+        "head_wise_ranks": ranks,
+        "original_model_name_or_path": "meta-llama/Llama-2-7b-hf",
+    }, model

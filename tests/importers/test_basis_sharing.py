@@ -1,0 +1,134 @@
+"""Basis Sharing: bases stored once or several times, under any of their names; groups; faults."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.importers.basis_models import (
+    FOUR_LAYERS,
+    GROUPS,
+    NUM_BASIS,
+    SHORT,
+    basis_sharing,
+    model_name,
+    own_name,
+)
+from tests.importers.tools import MISTRAL, assert_same_logits, write
+from vllm_gac.checkpoint import faults
+from vllm_gac.errors import CheckpointError
+from vllm_gac.inspection import inspect
+from vllm_gac.model_format import open_any_format
+
+
+def only_first(tensors: dict[str, torch.Tensor]) -> None:
+    """safetensors as save_pretrained writes it: one name of what is shared."""
+    for short, groups in GROUPS.items():
+        for group in groups:
+            for layer in group[1:]:
+                for name in list(tensors):
+                    if name.endswith(f"{short}_basis.{layer}.weight") or (
+                        f"layers.{layer}." in name and name.endswith(f".{short}_basis.weight")
+                    ):
+                        del tensors[name]
+
+
+def every_name(tensors: dict[str, torch.Tensor]) -> None:
+    """A state dict as it is: each module that refers to the basis has it."""
+    for name in list(tensors):
+        if match := re.fullmatch(r"model\.layers\.(\d+)\.\w+\.(\w+_basis)\.weight", name):
+            tensors[f"model.{match[2]}.{match[1]}.weight"] = tensors[name]
+
+
+@pytest.mark.parametrize(
+    ("rename", "change"),
+    [
+        pytest.param(own_name, lambda t: None, id="beside each layer"),
+        pytest.param(own_name, only_first, id="beside the first layer"),
+        pytest.param(model_name, lambda t: None, id="in the collection"),
+        pytest.param(model_name, only_first, id="in the collection, once"),
+        pytest.param(own_name, every_name, id="everywhere"),
+    ],
+)
+def test_logits_are_those_of_the_original(rename: Any, change: Any, tmp_path: Path) -> None:
+    written, model = basis_sharing(FOUR_LAYERS, GROUPS)
+    assert_same_logits(write(tmp_path, written, model, rename, change), model, "basis-sharing")
+
+
+def test_mistral_some_of_whose_layers_share_nothing(tmp_path: Path) -> None:
+    groups = GROUPS | {"q": [[0, 2]], "down": []}
+    written, model = basis_sharing(FOUR_LAYERS | MISTRAL, groups)
+    written["architectures"] = ["ShareMistralForCausalLM"]
+    assert_same_logits(write(tmp_path, written, model, model_name), model, "basis-sharing")
+
+
+def test_the_wrapper_that_lowrankarena_writes(tmp_path: Path) -> None:
+    written, model = basis_sharing(FOUR_LAYERS, GROUPS)
+    auto_map = {"AutoConfig": "configuration_basis_sharing_llama.BasisSharingLlamaConfig"}
+    wrapper = {"model_type": "basis_sharing_llama", "architectures": ["TransformersForCausalLM"]}
+    directory = write(tmp_path, written | wrapper | {"auto_map": auto_map}, model, own_name)
+    assert_same_logits(directory, model, "basis-sharing")
+
+
+def test_a_basis_too_large_for_one_layer_alone_is_multiplied_out(tmp_path: Path) -> None:
+    written, model = basis_sharing(FOUR_LAYERS, GROUPS)
+    found = inspect(write(tmp_path, written, model, own_name))
+    assert found.layers[0]["ranks"] == {
+        f"{name}": NUM_BASIS[short] for name, short in SHORT.items() if short != "down"
+    }
+
+
+BASIS = "model.layers.0.self_attn.q_basis.weight"
+OWN = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: [t.pop(BASIS), t.pop(BASIS.replace("0", "1"))], f"{BASIS}: missing"),
+        (lambda t: t.pop(OWN), f"{OWN}: missing, expected shape [64, 12]"),
+        (lambda t: t.update({BASIS: t[BASIS][:11]}), f"{BASIS}: shape [11, 48], expected [12, 48]"),
+        (lambda t: t.update({OWN: torch.ones(64, 48)}), f"{OWN}: shape [64, 48], expected"),
+        (lambda t: t.update({"model.x_basis.0.weight": t[BASIS]}), "x_basis.0.weight: not part"),
+    ],
+)  # fmt: skip
+def test_a_broken_tensor_is_named(change: Any, message: str, tmp_path: Path) -> None:
+    written, model = basis_sharing(FOUR_LAYERS, GROUPS)
+    _, checkpoint = open_any_format(write(tmp_path, written, model, own_name, change))
+    found = list(faults(checkpoint))
+    assert found
+    assert message in found[0]
+
+
+def test_copies_of_a_basis_that_differ_are_refused(tmp_path: Path) -> None:
+    written, model = basis_sharing(FOUR_LAYERS, GROUPS)
+    directory = write(tmp_path, written, model, own_name, lambda t: t[BASIS].add_(1))
+    _, checkpoint = open_any_format(directory)
+    with (
+        checkpoint.reader() as read,
+        pytest.raises(
+            CheckpointError, match=r"layers\.1\.self_attn\.q_proj: the copies of .*differ"
+        ),
+    ):
+        read("model.layers.1.self_attn.q_proj.A.weight")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"num_basis_q": value}, "num_basis_q: ") for value in (0, -3, True, 12.0, "12", 2**63, [12])]
+    + [
+        ({"num_basis_q": None}, "num_basis_q: missing, q_groups is there"),
+        ({"q_groups": [[0, 1], [1, 2, 3]]}, "q_groups: 1 appears twice"),
+        ({"q_groups": [[0, 1], [2, 4]]}, "q_groups: 4 is not a layer of the model"),
+        ({"q_groups": [[0, -1]]}, r"q_groups\.0\.1: "),
+        ({"q_groups": [[0, True]]}, r"q_groups\.0\.1: "),
+        ({"q_groups": 3}, r"q_groups: "),
+    ],
+)
+def test_an_impossible_key_is_refused(changes: Any, message: str, tmp_path: Path) -> None:
+    written, model = basis_sharing(FOUR_LAYERS, GROUPS)
+    with pytest.raises(CheckpointError, match=rf"config\.json: {message}") as refused:
+        inspect(write(tmp_path, written | changes, model, own_name))
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,231 @@
+"""Layers of their own widths: per_layer_config, block_configs, lists, and shapes without a word."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.dense_models import LLAMA3_ROPE, config
+from tests.importers.layer_models import Dims, heterogeneous
+from tests.importers.tools import MISTRAL, assert_same_logits, dense, write
+from vllm_gac.errors import CheckpointError
+from vllm_gac.inspection import inspect
+from vllm_gac.verification import verify
+
+RAW = config(num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
+LAYERS: list[Dims] = [
+    {"intermediate_size": 37, "num_key_value_heads": 1},
+    {},
+    {"intermediate_size": 80, "num_key_value_heads": 4},
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        pytest.param({}, LAYERS, id="widths and KV heads"),
+        pytest.param({}, [{}, {"num_attention_heads": 2}, {"num_attention_heads": 6}], id="heads"),
+        pytest.param({}, [{"skip": ["attention"]}, {"skip": ["mlp"]}, {}], id="skips"),
+        pytest.param({}, [{"skip": ["attention", "mlp"]}, *LAYERS[1:]], id="skips all"),
+        pytest.param({}, [{"head_dim": 8}, {}, {"head_dim": 24}], id="head sizes"),
+        pytest.param(
+            {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+            [{"head_dim": 8, "intermediate_size": 11}, {"skip": ["mlp"]}, {"skip": ["attention"]}],
+            id="biases",
+        ),
+        pytest.param({"rope_parameters": LLAMA3_ROPE}, [{"head_dim": 8}, {}, {}], id="llama 3"),
+    ],
+)
+def test_per_layer_config(changes: dict[str, Any], layers: list[Dims], tmp_path: Path) -> None:
+    raw = RAW | changes
+    written = raw | {"per_layer_config": {f"{i:02}": dims for i, dims in enumerate(layers) if dims}}
+    model = heterogeneous(raw, layers)
+    assert_same_logits(write(tmp_path, written, model), model, "per-layer-config")
+
+
+def test_per_layer_config_without_the_models_own_dims(tmp_path: Path) -> None:
+    layers = [{"intermediate_size": 8 * i + 9} for i in range(3)]
+    written = RAW | {"per_layer_config": dict(enumerate(layers))}
+    del written["intermediate_size"]
+    model = heterogeneous(RAW, layers)
+    assert_same_logits(write(tmp_path, written, model), model, "per-layer-config")
+
+
+def test_a_skipped_part_costs_next_to_nothing(tmp_path: Path) -> None:
+    layers: list[Dims] = [{"skip": ["attention"]}, {"skip": ["mlp"]}, {}]
+    written = RAW | {"per_layer_config": {"0": layers[0], "1": layers[1]}}
+    found = inspect(write(tmp_path, written, heterogeneous(RAW, layers)))
+    skipped, other, _ = found.layers
+    assert skipped["key"] == {"form": "rotary", "heads": 2, "size": 8}
+    assert other["intermediate_size"] == 64
+
+
+BLOCKS: list[dict[str, Any]] = [
+    {"attention": {"n_heads_in_group": 4, "no_op": False, "replace_with_linear": False},
+     "ffn": {"ffn_mult": 8.0, "no_op": False, "replace_with_linear": False, "moe": None}},
+    {"attention": {"n_heads_in_group": None, "no_op": True, "window_length": None},
+     "ffn": {"ffn_mult": None, "no_op": True}},
+    {"attention": {"num_key_value_heads": 4, "sparsify": None},
+     "ffn": {"intermediate_size": 80, "hidden_act": "silu", "gated": True},
+     "parallel_blocks": None},
+]  # fmt: skip
+BLOCK_DIMS: list[Dims] = [
+    {"num_key_value_heads": 1, "intermediate_size": 256},
+    {"skip": ["attention", "mlp"]},
+    {"num_key_value_heads": 4, "intermediate_size": 80},
+]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "nemotron-nas", "deci"])
+def test_block_configs(model_type: str, tmp_path: Path) -> None:
+    written = RAW | {
+        "model_type": model_type,
+        "architectures": ["DeciLMForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_decilm.DeciLMConfig"},
+        "num_key_value_heads": None,
+        "intermediate_size": None,
+        "block_configs": BLOCKS,
+    }
+    model = heterogeneous(RAW, BLOCK_DIMS)
+    assert_same_logits(write(tmp_path, written, model), model, "block-configs")
+
+
+@pytest.mark.parametrize(
+    ("lists", "layers"),
+    [
+        (
+            {"layer_head_num": [4, 2, 6], "layer_inter_size": [37, 96, 11]},
+            [
+                {"num_attention_heads": h, "num_key_value_heads": h // 2, "intermediate_size": w}
+                for h, w in ((4, 37), (2, 96), (6, 11))
+            ],
+        ),
+        (
+            {"layer_head_num": [0, 2, 4], "layer_inter_size": [96, 0, 5]},
+            [
+                {"skip": ["attention"]},
+                {"num_attention_heads": 2, "num_key_value_heads": 1, "skip": ["mlp"]},
+                {"intermediate_size": 5},
+            ],
+        ),
+        (
+            {"num_key_value_heads_per_layer": [1, 2, 4]},
+            [{"num_key_value_heads": n} for n in (1, 2, 4)],
+        ),
+        ({"layer_inter_size": [1, 2, 3]}, [{"intermediate_size": n} for n in (1, 2, 3)]),
+    ],
+)  # fmt: skip
+def test_lists(lists: dict[str, list[int]], layers: list[Dims], tmp_path: Path) -> None:
+    model = heterogeneous(RAW, layers)
+    assert_same_logits(write(tmp_path, RAW | lists, model), model, "layer-lists")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_shapes_that_no_key_speaks_of(model_type: str, tmp_path: Path) -> None:
+    raw = RAW | (MISTRAL if model_type == "mistral" else {})
+    layers = [
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 37},
+        {},
+        {"num_attention_heads": 6, "intermediate_size": 5},
+    ]
+    if model_type == "mistral":  # whose attention, with the window, is not LlamaAttention
+        layers = [{}, {}, {}]
+    model = heterogeneous(raw, layers)
+    if model_type == "mistral":
+        mlp = model.get_submodule("model.layers.1.mlp")
+        mlp.gate_proj, mlp.up_proj = nn.Linear(48, 37, bias=False), nn.Linear(48, 37, bias=False)
+        mlp.down_proj = nn.Linear(37, 48, bias=False)
+    assert_same_logits(write(tmp_path, raw, model), model, "hf-pruned")
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(UP), f"{UP}: missing, expected shape [37, 48]"),
+        (lambda t: t.update({UP: t[UP][:36]}), f"{UP}: shape [36, 48], expected [37, 48]"),
+        (lambda t: t.update({"model.layers.3.mlp.up_proj.weight": t[UP]}), "layers.3.mlp.up_proj"),
+        (lambda t: t[UP].view(-1)[1].fill_(torch.nan), f"{UP}: contains NaN or infinity"),
+    ],
+)
+def test_a_broken_tensor_is_named(change: Any, message: str, tmp_path: Path) -> None:
+    written = RAW | {"per_layer_config": {"0": LAYERS[0], "2": LAYERS[2]}}
+    directory = write(tmp_path, written, heterogeneous(RAW, LAYERS), change=change)
+    (fault,) = verify(directory).faults
+    assert message in fault
+
+
+IMPOSSIBLE = (0, -1, True, 37.0, "37", 2**63, [37])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"0": {"intermediate_size": w}}, r"0\.intermediate_size: ") for w in IMPOSSIBLE]
+    + [({"0": {"num_key_value_heads": h}}, r"0\.num_key_value_heads: ") for h in IMPOSSIBLE]
+    + [
+        ({"0": {"num_key_value_heads": 3}}, "layer 0: 3 KV heads cannot be shared evenly by 4"),
+        ({"0": {"head_dim": 7}}, "layer 0: head_dim: RoPE turns pairs, got odd 7"),
+        ({"3": {"intermediate_size": 8}}, r"per_layer_config\.3: not the number of a layer"),
+        ({"x": {"intermediate_size": 8}}, r"per_layer_config\.x: not the number of a layer"),
+        ({"0": {"intermediate_size": 8}, "00": {"head_dim": 8}}, "layer 0 appears twice"),
+        ({"0": {"skip": ["router"]}}, r"0\.skip\.0: "),
+        ({"0": {"skip": "mlp"}}, r"0\.skip: "),
+        ({"0": {"sliding_window": 8}}, r"0\.sliding_window: cannot differ between layers, got 8"),
+        ([{"intermediate_size": 8}], "per_layer_config: "),
+        ({"0": 8}, r"per_layer_config\.0: "),
+    ],
+)  # fmt: skip
+def test_an_impossible_per_layer_config(changes: Any, message: str, tmp_path: Path) -> None:
+    refused(RAW | {"per_layer_config": changes}, message, tmp_path)
+
+
+def block(index: int, part: str, **changes: Any) -> list[dict[str, Any]]:
+    blocks = copy.deepcopy(BLOCKS)
+    blocks[index][part] |= changes
+    return blocks
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        (block(0, "attention", replace_with_linear=True), r"attention\.replace_with_linear: not"),
+        (block(0, "ffn", moe={"num_local_experts": 8}), r"configs\.0\.ffn\.moe: not supported"),
+        (block(2, "attention", window_length=8), r"attention\.window_length: not supported"),
+        (block(2, "ffn", hidden_act="gelu"), r"2\.ffn\.hidden_act: "),
+        (block(0, "attention", n_heads_in_group=3), r"n_heads_in_group: 3 does not divide 4"),
+        (block(0, "attention", no_op="no"), r"0\.attention\.no_op: "),
+        (block(0, "ffn", ffn_mult=1e9), r"0\.ffn\.ffn_mult: "),
+        (BLOCKS[:2], "block_configs: 2 layers, num_hidden_layers says 3"),
+        ([{"attention": {}}], r"block_configs\.0\.ffn: "),
+        ({"0": BLOCKS[0]}, r"block_configs: "),
+    ]
+    + [(block(2, "ffn", intermediate_size=w), r"2\.ffn\.intermediate_size: ") for w in IMPOSSIBLE],
+)  # fmt: skip
+def test_an_impossible_block(blocks: Any, message: str, tmp_path: Path) -> None:
+    refused(RAW | {"block_configs": blocks}, message, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [({"layer_inter_size": [w, 8, 8]}, r"layer_inter_size\.0: ") for w in IMPOSSIBLE if w != 0]
+    + [
+        ({"layer_inter_size": [8, 8]}, "layer_inter_size: 2 entries for 3 layers"),
+        ({"layer_head_num": [4, 4, 4, 4]}, "layer_head_num: 4 entries for 3 layers"),
+        ({"layer_head_num": [3, 4, 4], "layer_head_num_kv": [2, 2, 2]}, "layer 0: 2 KV heads"),
+        ({"layer_head_num": 4}, "layer_head_num: "),
+    ],
+)  # fmt: skip
+def test_an_impossible_list(lists: Any, message: str, tmp_path: Path) -> None:
+    refused(RAW | lists, message, tmp_path)
+
+
+def refused(raw: dict[str, Any], message: str, directory: Path) -> None:
+    """`raw` beside the tensors of a dense model is refused in one line, before a tensor is read."""
+    with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}|{message}") as error:
+        inspect(write(directory, raw, dense(RAW)))
+    assert "\n" not in str(error.value)

@@ -1,0 +1,137 @@
+"""`vllm-gac import` of what is served as it is, too: every format becomes a gac directory."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.command import error, result
+from tests.dense_models import config, write_tokenizer
+from tests.importers import basis_models, layer_models, low_rank_models, palu_models
+from tests.importers.tools import assert_same_logits, write
+from vllm_gac.checkpoint import TensorInfo, open_checkpoint
+
+Written = tuple[Path, nn.Module]
+GQA = config(num_attention_heads=8, num_key_value_heads=4)
+RAW = config(num_hidden_layers=3)
+
+
+def tensors(directory: Path) -> list[TensorInfo]:
+    return list(open_checkpoint(directory).tensors.values())
+
+
+def palu(directory: Path) -> Written:
+    ranks = palu_models.ranks_of([([9, 16], [12, 31]), ([32, 32], [5, 6, 7, 8])])
+    written, model = palu_models.palu(GQA, ranks)
+    return write(directory, written, model), model
+
+
+def low_rank(name: str) -> Callable[[Path], Written]:
+    def made(directory: Path) -> Written:
+        tool = low_rank_models.TOOLS[name]
+        written, model = low_rank_models.low_rank(tool, config(), low_rank_models.SOME)
+        return write(directory, written, model, tool.rename), model
+
+    return made
+
+
+def basis_sharing(directory: Path) -> Written:
+    raw, groups = basis_models.FOUR_LAYERS, basis_models.GROUPS
+    written, model = basis_models.basis_sharing(raw, groups)
+    return write(directory, written, model, basis_models.own_name), model
+
+
+def per_layer_config(directory: Path) -> Written:
+    layers = [{"skip": ["attention"]}, {"intermediate_size": 41}, {"num_key_value_heads": 1}]
+    model = layer_models.heterogeneous(RAW, layers)
+    written = {"per_layer_config": {str(i): dims for i, dims in enumerate(layers)}}
+    return write(directory, RAW | written, model), model
+
+
+def hf_pruned(directory: Path) -> Written:
+    model = layer_models.heterogeneous(
+        RAW, [{"intermediate_size": 37}, {"num_key_value_heads": 1}, {}]
+    )
+    return write(directory, RAW, model), model
+
+
+FORMATS: dict[str, Callable[[Path], Written]] = {
+    "palu": palu,
+    "asvd": low_rank("asvd"),
+    "lems": low_rank("lems"),
+    "svd-llm": low_rank("svd-llm"),
+    "basis-sharing": basis_sharing,
+    "per-layer-config": per_layer_config,
+    "hf-pruned": hf_pruned,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_becomes_a_gac_directory(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, model = FORMATS[name](tmp_path / "source")
+    write_tokenizer(source / "tokenizer.json", 128)
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "modeling_x.py").write_text("raise SystemExit")
+    out = tmp_path / "out"
+    done = result(capsys, "import", source, out, "--format", name, "--quiet")
+    assert (done["format"], done["dtype"], done["tokenizer"]) == (name, "float32", True)
+    assert_same_logits(out, model, "gac")
+    assert {path.name for path in out.iterdir()} - {i.file for i in tensors(out)} == {
+        "README.md",
+        "chat_template.jinja",
+        "config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    }
+
+
+def test_weights_keep_their_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = palu_models.ranks_of([([9, 16], [12, 31])] * 2)
+    written, model = palu_models.palu(GQA, ranks)
+    source = write(tmp_path / "half", written, model, dtype=torch.float16)
+    done = result(capsys, "import", source, tmp_path / "out", "--quiet")
+    assert (done["dtype"], done["tokenizer"]) == ("float16", False)
+    assert {info.dtype for info in tensors(tmp_path / "out")} == {"F16"}
+
+
+def test_a_broken_directory_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = palu_models.ranks_of([([9, 16], [12, 31])] * 2)
+    written, model = palu_models.palu(GQA, ranks)
+    name, out = "model.layers.1.self_attn.k_proj.U.0.weight", tmp_path / "out"
+    source = write(tmp_path / "less", written, model, change=lambda t: t.pop(name))
+    assert f"{name}: missing" in error(capsys, "import", source, out, "--quiet")
+    source = write(tmp_path / "nan", written, model, change=lambda t: t[name].fill_(torch.nan))
+    assert f"{name}: contains NaN or infinity" in error(capsys, "import", source, out, "--quiet")
+    assert not out.exists()
+
+
+def test_a_companion_that_links_out_of_the_directory_stays_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, _ = palu(tmp_path / "source")
+    (tmp_path / "secret").write_text("secret")
+    (source / "tokenizer.json").symlink_to(tmp_path / "secret")
+    said = error(capsys, "import", source, tmp_path / "out", "--quiet")
+    assert f"tokenizer.json: links to {tmp_path / 'secret'}, outside the model directory" in said
+
+
+def test_norms_in_fp32_stay_so_and_decide_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool = low_rank_models.TOOLS["asvd"]
+    written, model = low_rank_models.low_rank(tool, config(), low_rank_models.SOME)
+
+    def halve(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update({n: t.bfloat16() for n, t in tensors.items() if t.ndim == 2})
+
+    source = write(tmp_path / "source", written, model, tool.rename, halve)
+    done = result(capsys, "import", source, tmp_path / "out", "--quiet")
+    assert done["dtype"] == "bfloat16"
+    kinds = {len(info.shape): info.dtype for info in tensors(tmp_path / "out")}
+    assert kinds == {1: "F32", 2: "BF16"}

@@ -1,0 +1,195 @@
+"""PaLU: ragged ranks, groups of one to all heads, biases, windows; and broken directories."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
+from tests.importers.palu_models import palu, ranks_of
+from tests.importers.tools import MISTRAL, assert_same_logits, write
+from vllm_gac.errors import CheckpointError
+from vllm_gac.inspection import inspect
+from vllm_gac.layout import layout_of
+from vllm_gac.model_format import open_any_format
+from vllm_gac.verification import verify
+
+MHA = config(num_attention_heads=4, num_key_value_heads=4)
+GQA = config(num_attention_heads=8, num_key_value_heads=4)
+
+
+@pytest.mark.parametrize(
+    ("raw", "layers"),
+    [
+        pytest.param(MHA, [([9, 16, 3, 8], [12, 5, 1, 7]), ([4] * 4, [16] * 4)], id="gs 1"),
+        pytest.param(GQA, [([9, 16], [12, 31]), ([32, 32], [32, 32])], id="gs 2"),
+        pytest.param(GQA, [([17], [33]), ([40], [64])], id="gs 4"),
+        pytest.param(GQA, [([1], [1]), ([1, 1, 1, 1], [1, 1])], id="ranks of 1, other groups"),
+        pytest.param(GQA, [([9, 7], [5, 6, 7, 8]), ([], [6, 3])], id="values finer, no keys"),
+        pytest.param(GQA, [([9, 7], []), ([], [])], id="one projection"),
+        pytest.param(config(), [([5, 8], [9, 4]), ([16], [20])], id="two KV heads"),
+        pytest.param(
+            config(attention_bias=True, num_attention_heads=8, num_key_value_heads=4),
+            [([9, 16], [12, 31]), ([5, 2, 3, 4], [6, 6, 3, 16])],
+            id="biases",
+        ),
+        pytest.param(GQA | {"attention_bias": True}, [([30, 9], []), ([], [2, 5])], id="bias, one"),
+        pytest.param(GQA | MISTRAL, [([9, 16], [12, 31]), ([17], [33])], id="sliding window"),
+        pytest.param(GQA | {"tie_word_embeddings": True}, [([9, 4], [6, 7])] * 2, id="tied"),
+        pytest.param(GQA | {"mlp_bias": True}, [([9, 4], [6, 7])] * 2, id="MLP biases"),
+        pytest.param(GQA | {"rope_parameters": LLAMA3_ROPE}, [([9, 4], [6, 7])] * 2, id="llama 3"),
+    ],
+)  # fmt: skip
+def test_logits_are_those_of_the_original(
+    raw: dict[str, Any], layers: list[tuple[list[int], list[int]]], tmp_path: Path
+) -> None:
+    written, model = palu(raw, ranks_of(layers))
+    assert_same_logits(write(tmp_path, written, model), model, "palu")
+
+
+def test_the_oldest_spelling_of_scaled_rope(tmp_path: Path) -> None:
+    written, model = palu(GQA | {"rope_parameters": LINEAR_ROPE}, ranks_of([([9, 4], [6, 7])] * 2))
+    del written["rope_parameters"]
+    written |= {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 10000.0}
+    assert_same_logits(write(tmp_path, written, model), model, "palu")
+
+
+def test_latents_are_cached_padded_to_the_largest_rank_of_their_layer(tmp_path: Path) -> None:
+    layers = [([9, 16], [12, 31]), ([4, 3], [2, 5])]
+    written, model = palu(GQA, ranks_of(layers))
+    found = inspect(write(tmp_path, written, model))
+    assert [layer["key"] for layer in found.layers] == [
+        {"form": "latent", "heads": 2, "size": 16},
+        {"form": "latent", "heads": 2, "size": 4},
+    ]
+    assert [layer["value"] for layer in found.layers] == [
+        {"heads": 2, "size": 31},
+        {"heads": 2, "size": 5},
+    ]
+    assert found.kv_bytes_per_token == 2 * 2 * (16 + 31 + 4 + 5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "key", "value"),
+    [
+        # Whole values and latent keys of single heads go together; values of groups need groups.
+        ([9] * 4, [16] * 4, ("latent", 4, 9), (4, 16)),
+        ([9] * 2, [20] * 2, ("latent", 2, 9), (2, 20)),
+        ([9] * 2, [5] * 4, ("rotary", 4, 16), (4, 5)),
+        ([9] * 4, [20] * 2, ("latent", 4, 9), (2, 20)),
+        # A latent as wide as its heads only makes o_proj larger.
+        ([32] * 2, [32] * 2, ("rotary", 4, 16), (4, 16)),
+        ([], [32] * 2, ("rotary", 4, 16), (4, 16)),
+    ],
+)
+def test_the_form_that_decodes_cheapest_is_served(
+    keys: list[int],
+    values: list[int],
+    key: tuple[str, int, int],
+    value: tuple[int, int],
+    tmp_path: Path,
+) -> None:
+    written, model = palu(GQA, ranks_of([(keys, values)] * 2))
+    _, checkpoint = open_any_format(write(tmp_path, written, model))
+    layer = checkpoint.layout.layers[0]
+    assert (layer.key.form, layer.key.heads, layer.key.size) == key
+    assert (layer.value.heads, layer.value.size) == value
+
+
+def test_values_are_rebuilt_where_o_proj_would_outgrow_what_the_cache_saves() -> None:
+    """Llama-3-8B in groups of four: keys at 229 of 512 pay for values at 488, whole ones do not."""
+    from vllm_gac.importers.palu import Projection, _cheapest
+
+    llama3 = layout_of(
+        config(
+            hidden_size=4096,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=128,
+            intermediate_size=14336,
+            num_hidden_layers=1,
+        )
+    )
+    prefix = "model.layers.0.self_attn."
+    k = Projection(f"{prefix}k_proj", (229, 229), has_bias=False)
+    for rank, keys, form in (
+        (488, {k.name: k}, "latent"),
+        (488, {}, "rotary"),
+        (256, {}, "rotary"),
+    ):
+        v = Projection(f"{prefix}v_proj", (rank, rank), has_bias=False)
+        layer = _cheapest(llama3, {**keys, v.name: v}, 0)
+        assert layer.key.form == form
+        assert layer.value.size == (128 if (rank, keys) == (488, {}) else rank)
+
+
+K = "model.layers.1.self_attn.k_proj"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(f"{K}.VT.weight"), rf"{K}\.VT\.weight: missing, expected shape"),
+        (lambda t: t.pop(f"{K}.U.1.weight"), rf"{K}\.U\.1\.weight: missing"),
+        (
+            lambda t: t.update({f"{K}.U.1.weight": t[f"{K}.U.1.weight"].T}),
+            rf"{K}\.U\.1\.weight: shape \[5, 32\], expected \[32, 5\]",
+        ),
+        (
+            lambda t: t.update({f"{K}.U.0.weight": t[f"{K}.U.0.weight"][:, :6]}),
+            rf"{K}\.U\.0\.weight: shape \[32, 6\], expected \[32, 7\]",
+        ),
+        (lambda t: t.update({f"{K}.U.2.weight": torch.ones(32, 5)}), r"U\.2\.weight: not part"),
+        (lambda t: t.update({f"{K}.weight": torch.ones(64, 48)}), rf"{K}\.weight: not part of"),
+        (
+            lambda t: t.update({f"{K}.VT.weight": t[f"{K}.VT.weight"].double()}),
+            rf"{K}\.VT\.weight: dtype F64, expected F32",
+        ),
+        (lambda t: t[f"{K}.VT.weight"].view(-1)[3:4].fill_(torch.nan), r"VT\.weight: contains NaN"),
+        (lambda t: t.pop("model.norm.weight"), r"model\.norm\.weight: missing"),
+    ],
+)  # fmt: skip
+def test_a_broken_tensor_is_named_as_palu_names_it(
+    change: Any, message: str, tmp_path: Path
+) -> None:
+    written, model = palu(GQA, ranks_of([([9, 4], [6, 7]), ([7, 5], [6, 7])]))
+    (fault,) = verify(write(tmp_path, written, model, change=change)).faults
+    assert re.search(message, fault), fault
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ({f"{K}": [7, rank]}, rf"head_wise_ranks\.{K}\.1: .*got ")
+        for rank in (0, -1, True, 5.0, "5", None, 2**63, [5])
+    ]
+    + [
+        ({f"{K}": []}, rf"head_wise_ranks\.{K}: .*at least 1"),
+        ({f"{K}": 12}, rf"head_wise_ranks\.{K}: .*list"),
+        ({f"{K}": [4, 4, 4]}, r"3 groups, which cannot share 4 KV heads"),
+        ({"model.layers.2.self_attn.k_proj": [7, 5]}, r"layers\.2.*: not a k_proj or v_proj"),
+        ({"model.layers.1.self_attn.q_proj": [7, 5]}, r"q_proj: not a k_proj or v_proj"),
+        ({f"{K}": [7, 6]}, rf"{K}\.VT\.weight: shape \[12, 48\], expected \[13, 48\]"),
+        ([1], r"head_wise_ranks: "),
+        (None, r"head_wise_ranks: "),
+    ],
+)
+def test_impossible_ranks_are_refused_naming_the_key(
+    ranks: Any, message: str, tmp_path: Path
+) -> None:
+    sound = ranks_of([([9, 4], [6, 7]), ([7, 5], [6, 7])])
+    written, model = palu(GQA, sound)
+    written["head_wise_ranks"] = sound | ranks if isinstance(ranks, dict) else ranks
+    with pytest.raises(CheckpointError, match=rf"config\.json: {message}|{message}") as refused:
+        inspect(write(tmp_path, written, model))
+    assert "\n" not in str(refused.value)
+
+
+def test_other_models_that_palu_compresses_are_refused(tmp_path: Path) -> None:
+    written, model = palu(GQA, ranks_of([([9, 4], [6, 7])] * 2))
+    written["model_type"] = "paluqwen2"
+    with pytest.raises(CheckpointError, match=r"only Llama and Mistral .* got 'paluqwen2'"):
+        inspect(write(tmp_path, written, model))

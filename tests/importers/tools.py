@@ -1,0 +1,123 @@
+"""Directories as other tools write them, and the logits of the models those tools saved.
+
+A tool's modules stand in the place of transformers' own, so that names and shapes come out as the
+tool has them; what they compute is what the imported model must.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from vllm_gac.checkpoint import faults
+from vllm_gac.forward import logits, reference
+from vllm_gac.model_format import open_any_format
+
+TOKENS = torch.tensor([[5, 17, 99, 3, 64, 5, 120, 7, 41, 88, 2, 19, 77, 30, 31, 32]])
+LINEARS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+
+
+def dense(raw: Mapping[str, Any]) -> nn.Module:
+    """transformers' model of `raw`, with random weights that are the same on every call."""
+    torch.manual_seed(0)
+    kinds = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "mistral": (MistralConfig, MistralForCausalLM),
+    }
+    kind, model_class = kinds[raw["model_type"]]
+    model: nn.Module = model_class(kind(**{k: v for k, v in raw.items() if k != "model_type"}))
+    for name, parameter in model.named_parameters():
+        spread = 0.25 if name.endswith("norm.weight") else parameter.shape[-1] ** -0.5
+        parameter.data = torch.randn(parameter.shape) * spread + name.endswith("norm.weight")
+    return model.eval()
+
+
+def replace(model: nn.Module, name: str, made: Callable[[nn.Linear], nn.Module]) -> None:
+    """Put what `made` makes of linear `name` into its place."""
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, made(model.get_submodule(name)))
+
+
+class PaluLinear(nn.Module):
+    """PaLU's HeadwiseLowRankModule, with random factors."""
+
+    def __init__(self, linear: nn.Linear, ranks: Sequence[int]) -> None:
+        super().__init__()
+        self.ranks, biased = list(ranks), linear.bias is not None
+        self.VT = nn.Linear(linear.in_features, sum(ranks), bias=False)
+        size = linear.out_features // len(ranks)
+        self.U = nn.ModuleList(nn.Linear(rank, size, bias=biased) for rank in ranks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.VT(x).split(self.ranks, dim=-1)
+        return torch.cat([up(part) for up, part in zip(self.U, parts, strict=True)], dim=-1)
+
+
+class TwoLinears(nn.Module):
+    """y = up(down(x)), the factors under the names that a tool gives them."""
+
+    def __init__(self, linear: nn.Linear, rank: int, down: str, up: str) -> None:
+        super().__init__()
+        self.names = down, up
+        biased = linear.bias is not None
+        self.add_module(down, nn.Linear(linear.in_features, rank, bias=False))
+        self.add_module(up, nn.Linear(rank, linear.out_features, bias=biased))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        down, up = self.names
+        return self.get_submodule(up)(self.get_submodule(down)(x))
+
+
+def same(name: str) -> str:
+    return name
+
+
+def write(
+    directory: Path,
+    raw: Mapping[str, Any],
+    model: nn.Module,
+    rename: Callable[[str], str] = same,
+    change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """config.json as `raw`, and the model's state dict in one safetensors file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(raw))
+    state = {
+        rename(name): tensor.to(dtype, copy=True) for name, tensor in model.state_dict().items()
+    }
+    if raw.get("tie_word_embeddings"):
+        state.pop(rename("lm_head.weight"), None)
+    change(state)
+    state = {name: tensor.clone().contiguous() for name, tensor in state.items()}
+    save_file(state, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def assert_same_logits(directory: Path, model: nn.Module, expected_format: str) -> None:
+    """The imported model, sound, gives the logits of `model` to 1e-3 relative in fp32."""
+    model_format, checkpoint = open_any_format(directory)
+    assert model_format == expected_format
+    assert list(faults(checkpoint, finite=True)) == []
+    with torch.inference_mode(), checkpoint.reader() as read:
+        for name, shape in checkpoint.layout.tensors().items():
+            assert tuple(read(name).shape) == shape, name
+        got = logits(reference(checkpoint), read, TOKENS)
+        expected = model(TOKENS).logits
+    assert float((got - expected).abs().max() / expected.abs().max()) < 1e-3
+
+
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 6}

@@ -1,0 +1,122 @@
+"""`kill -9` and a full disk, at every change that a run makes on disk, then --resume.
+
+A child process with torch loaded forks once for each point; the fork counts the changes to files
+that Python's audit hooks report, and kills itself with SIGKILL right before the one it was given.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from vllm_gac.errors import GacError
+
+# Writes its result to the directory given; resumed or not.
+Run: TypeAlias = Callable[[Path, bool], None]
+
+_CHANGES = {
+    "open",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.mkdir",
+    "shutil.rmtree",
+    "os.truncate",
+}
+
+
+def run_child(module: str, directory: Path, step: int) -> dict[str, object]:
+    """What `python -m module directory step`, which calls `survey`, has found."""
+    result = subprocess.run(
+        [sys.executable, "-m", module, directory, str(step)],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    summary: dict[str, object] = json.loads(result.stdout)
+    return summary
+
+
+def survey(directory: Path, run: Run, step: int) -> dict[str, object]:
+    """Digests of what resuming made after a kill at every `step`-th change; 0: after a full disk.
+
+    `undisturbed` is the digest of a run that nobody disturbed.
+    """
+    out = directory / "out"
+
+    def forked(action: Callable[[], None]) -> int:
+        child = os.fork()
+        if child == 0:
+            try:
+                action()
+            except GacError as e:
+                (directory / "error").write_text(str(e))
+            finally:
+                os._exit(0)
+        return os.waitpid(child, 0)[1]
+
+    def with_small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        run(out, False)
+
+    forked(lambda: run(directory / "undisturbed", False))
+    summary: dict[str, object] = {"undisturbed": _digest(directory / "undisturbed")}
+    digests: dict[str, str] = {}
+    killed: list[int] = []
+    if step == 0:
+        forked(with_small_disk)
+        summary |= {"error": (directory / "error").read_text(), "out_exists": out.exists()}
+        forked(lambda: run(out, True))
+        digests["full"] = _digest(out)
+    point = step
+    while step:
+        status = forked(lambda at=point: _kill_before_change(at, out, lambda: run(out, False)))
+        if not os.WIFSIGNALED(status):
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        killed.append(point)
+        forked(lambda: run(out, True))
+        digests[str(point)] = _digest(out)
+        shutil.rmtree(out)
+        point += step
+    return summary | {"digests": digests, "killed": killed}
+
+
+def _kill_before_change(number: int, out: Path, action: Callable[[], None]) -> None:
+    seen = 0
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal seen
+        if event not in _CHANGES or not any(str(a).startswith(str(out)) for a in arguments):
+            return
+        if event == "open" and not _writes(arguments[2]):
+            return
+        seen += 1
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    action()
+
+
+def _writes(flags: object) -> bool:
+    return bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def _digest(directory: Path) -> str:
+    if not directory.is_dir() or directory.with_name(directory.name + ".partial").exists():
+        return "unfinished"
+    digest = hashlib.sha256()
+    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(directory)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

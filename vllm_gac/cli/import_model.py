@@ -1,0 +1,89 @@
+"""`vllm-gac import`: a model that another tool wrote into a gac directory."""
+
+import argparse
+from typing import get_args
+
+from vllm_gac.cli.layers import print_layers
+from vllm_gac.cli.options import Verbs, add_json, path
+from vllm_gac.cli.output import print_json
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "import",
+        help="convert a model that another tool compressed",
+        description="Convert SRC, a directory or a pickled model (.pt, .bin) that another tool "
+        "wrote, into the new directory DST. A pickle is read without running what is in it. DST "
+        "appears when it is complete; until then the work is in DST.partial.",
+    )
+    parser.add_argument("source", type=path, metavar="SRC", help="a directory, or a pickled model")
+    parser.add_argument("out", type=path, metavar="DST", help="the new directory")
+    parser.add_argument(
+        "--format",
+        type=_format,
+        default="auto",
+        metavar="FORMAT",
+        help="refuse what is not in this format: svd-llm, llm-pruner, palu, asvd, lems and others; "
+        "default: auto, any of them",
+    )
+    parser.add_argument(
+        "--base",
+        type=path,
+        metavar="DIR",
+        help="the model before: take tokenizer, generation config and, for a pickle, config.json "
+        "from there",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="how to store weights; default: as they are, the widest of them if they differ",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    add_json(parser)
+    parser.set_defaults(run=run, hint="; the same command with --resume goes on from here")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert, and print what came out."""
+    from vllm_gac.importing import import_model
+    from vllm_gac.inspection import KV_CACHE_BYTES
+
+    done = import_model(
+        args.source,
+        args.out,
+        format=args.format,
+        base=args.base,
+        dtype=args.dtype,
+        resume=args.resume,
+        progress=not args.quiet,
+    )
+    if args.json:
+        print_json(
+            {
+                "out": str(args.out),
+                "format": done.format,
+                "parameters": done.layout.parameters,
+                "kv_bytes_per_token": done.layout.kv_elements * KV_CACHE_BYTES,
+                "dtype": done.dtype,
+                "tokenizer": done.tokenizer,
+            }
+        )
+        return 0
+    print(f"from {done.format}: {done.layout.parameters:,} parameters, {done.dtype}\n")
+    print_layers([layer.section() for layer in done.layout.layers])
+    if not done.tokenizer:
+        print("\nThere was no tokenizer: copy the original model's files, or give it with --base.")
+    print(f"\nServe it: vllm serve {args.out} --load-format gac")
+    return 0
+
+
+def _format(text: str) -> str:
+    """The name of a format, or auto."""
+    from vllm_gac.importers.imported import Format
+
+    known = ["auto", *sorted(set(get_args(Format)) - {"gac", "dense"})]
+    if text not in known:
+        raise argparse.ArgumentTypeError(f"{text!r}: choose from {', '.join(known)}")
+    return text

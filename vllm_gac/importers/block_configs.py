@@ -1,0 +1,94 @@
+"""DeciLM, Nemotron-NAS and older ModelOpt: `block_configs`, one {attention, ffn} a layer.
+
+KV heads are `num_key_value_heads`, or query heads over `n_heads_in_group`; the MLP's width is
+`intermediate_size`, or 2/3 of `ffn_mult` * hidden rounded up to a multiple of 256. `no_op` leaves
+a part out. What else a block may ask for (linear layers in place of a part, mixtures of experts,
+windows, sinks) must be off.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
+from vllm_gac.importers.imported import Imported
+from vllm_gac.schema import Dim, Heads, validate
+from vllm_gac.shards import TensorInfo
+
+
+class _Attention(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    no_op: bool = False
+    n_heads_in_group: Heads | None = None
+    num_key_value_heads: Heads | None = None
+
+
+class _Ffn(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    no_op: bool = False
+    ffn_mult: Annotated[float, Field(gt=0, le=64, strict=False)] | None = None
+    intermediate_size: Dim | None = None
+    hidden_act: Literal["silu"] | None = None
+    gated: Literal[True] | None = None
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    attention: _Attention
+    ffn: _Ffn
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    hidden_size: Dim
+    num_attention_heads: Heads
+    block_configs: Annotated[list[_Block], Field(min_length=1, max_length=1024)]
+
+
+def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
+    """Whether config.json has this key, for a model of ours."""
+    return has_own_layers(raw, "block_configs")
+
+
+def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Imported:
+    """The model in `directory`. Raises CheckpointError naming the key that makes no sense."""
+    where = str(directory / "config.json")
+    config = validate(_Config, dict(raw), where)
+    layers = [
+        _dims(block, config, f"{where}: block_configs.{index}")
+        for index, block in enumerate(config.block_configs)
+    ]
+    drop = ("block_configs", "base_architecture")
+    return import_layers("block-configs", directory, raw, layers, tensors, drop=drop)
+
+
+def _dims(block: _Block, config: _Config, where: str) -> LayerDims:
+    attention, ffn = block.attention, block.ffn
+    for at, part in ((where, block), (f"{where}.attention", attention), (f"{where}.ffn", ffn)):
+        for name, value in (part.model_extra or {}).items():
+            if value:
+                raise CheckpointError(f"{at}.{name}: not supported, got {value!r}")
+    kv_heads = attention.num_key_value_heads
+    if kv_heads is None and attention.n_heads_in_group is not None:
+        if config.num_attention_heads % attention.n_heads_in_group:
+            raise CheckpointError(
+                f"{where}.attention.n_heads_in_group: {attention.n_heads_in_group} does not "
+                f"divide {config.num_attention_heads} query heads"
+            )
+        kv_heads = config.num_attention_heads // attention.n_heads_in_group
+    width = ffn.intermediate_size
+    if width is None and ffn.ffn_mult is not None:
+        width = -(-int(2 * ffn.ffn_mult * config.hidden_size / 3) // 256) * 256
+    return LayerDims(
+        kv_heads=kv_heads,
+        intermediate_size=width,
+        has_attention=not attention.no_op,
+        has_mlp=not ffn.no_op,
+    )

@@ -1,0 +1,147 @@
+"""Linears stored as two factors under a tool's own names: what most low-rank tools write.
+
+W [out, in] = up [out, rank] @ down [rank, in]. Served as these factors where they hold fewer
+numbers than W itself, else, and for lm_head, as W.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.imported import Format, Imported, Source, as_stored, imported
+from vllm_gac.importers.products import product, the_same
+from vllm_gac.layout import LINEARS, ModelLayout
+from vllm_gac.shards import TensorInfo
+
+LM_HEAD = "lm_head"
+
+
+@dataclass(frozen=True, slots=True)
+class FactorNames:
+    """Names of a factorized linear's tensors, from the linear's own name.
+
+    The down factor has several if layers share it and it is stored for each of them.
+    """
+
+    down: Callable[[str], tuple[str, ...]]
+    up: Callable[[str], str]
+    bias: Callable[[str], str]
+
+
+def suffixed(down: str, up: str, bias: str) -> FactorNames:
+    """Factors that are submodules of the linear they replace, e.g. `q_proj.BLinear.weight`."""
+    return FactorNames(
+        lambda linear: (f"{linear}.{down}",),
+        lambda linear: f"{linear}.{up}",
+        lambda linear: f"{linear}.{bias}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Factorized:
+    """A dense model some of whose linears were factorized.
+
+    `config` and `dense` are those of the model before; `ranks` by the linear's full name, e.g.
+    `model.layers.0.mlp.up_proj` or `lm_head`. `prefix` stands before every tensor's name.
+    """
+
+    config: Mapping[str, Any]
+    dense: ModelLayout
+    ranks: Mapping[str, int]
+    names: FactorNames
+    prefix: str = ""
+
+
+def linear_names(layout: ModelLayout) -> list[str]:
+    """Full names of the linears of a model, lm_head last."""
+    layers = range(len(layout.layers))
+    return [*(f"model.layers.{i}.{name}" for i in layers for name in LINEARS), LM_HEAD]
+
+
+def check_linears(ranks: Mapping[str, Any], layout: ModelLayout, where: str) -> None:
+    """Raise CheckpointError naming `where` and the first key that is not a linear of the model."""
+    known = frozenset(linear_names(layout))
+    for name in ranks:
+        if name not in known:
+            raise CheckpointError(f"{where}: {name}: the model has no such linear")
+
+
+def import_factorized(
+    format: Format,
+    directory: Path,
+    model: Factorized,
+    tensors: Mapping[str, TensorInfo],
+    **options: Any,
+) -> Imported:
+    """The model as it is served. `options` are further fields of `Imported`.
+
+    A factorized lm_head was untied from the embedding by that.
+    """
+    dense, ranks = model.dense, model.ranks
+    tied = dense.tie_word_embeddings and LM_HEAD not in ranks
+    layers = tuple(
+        replace(layer, ranks=MappingProxyType(_served_ranks(model, index)))
+        for index, layer in enumerate(dense.layers)
+    )
+    layout = replace(dense, layers=layers, tie_word_embeddings=tied)
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, shape in replace(dense, tie_word_embeddings=tied).tensors().items():
+        expected.update(_stored(model, name, shape))
+    return imported(
+        format,
+        directory,
+        model.config,
+        layout,
+        sources={name: _source(model, name) for name in layout.tensors()},
+        expected=expected,
+        tensors=tensors,
+        unused=frozenset({f"{model.prefix}lm_head.weight"} if tied else ()),
+        **options,
+    )
+
+
+def _served_ranks(model: Factorized, index: int) -> dict[str, int]:
+    """Ranks of the linears of a layer whose factors are smaller than they are."""
+    served = {}
+    for name in LINEARS:
+        rank = model.ranks.get(f"model.layers.{index}.{name}")
+        out_size, in_size = model.dense.linear_shape(model.dense.layers[index], name)
+        if rank is not None and rank * (out_size + in_size) < out_size * in_size:
+            served[name] = rank
+    return served
+
+
+def _stored(model: Factorized, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """What the files hold for tensor `name` of the dense model: itself, or factors."""
+    linear, _, kind = name.rpartition(".")
+    if linear not in model.ranks:
+        return {model.prefix + name: shape}
+    stored, rank = model.prefix + linear, model.ranks[linear]
+    if kind == "bias":
+        return {model.names.bias(stored): shape}
+    downs = dict.fromkeys(model.names.down(stored), (rank, shape[1]))
+    return {**downs, model.names.up(stored): (shape[0], rank)}
+
+
+def _source(model: Factorized, name: str) -> Source:
+    """Where tensor `name` of the served layout comes from."""
+    linear, _, kind = name.rpartition(".")
+    factor = ""
+    if linear.endswith((".A", ".B")):
+        linear, _, factor = linear.rpartition(".")
+    if linear not in model.ranks:
+        return Source((model.prefix + name,))
+    stored = model.prefix + linear
+    if kind == "bias":
+        return Source((model.names.bias(stored),))
+    downs, up = model.names.down(stored), model.names.up(stored)
+    match factor:
+        case "A":
+            return Source(downs, partial(the_same, linear=stored) if downs[1:] else as_stored)
+        case "B":
+            return Source((up,))
+    return Source((up, *downs), partial(product, linear=stored))

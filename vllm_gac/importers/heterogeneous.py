@@ -1,0 +1,145 @@
+"""Models whose config.json gives each layer its own heads and widths, in whichever spelling.
+
+Tensors are named and shaped as in any Llama of these dims. A part that a layer skips has none: it
+is served as weights of zero, at the smallest size that tensor parallelism can still share. A head
+size that is not the model's brings RoPE frequencies and a softmax scale of its own: the scale goes
+into q_proj.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers import layer_tensors
+from vllm_gac.importers.imported import Format, Imported, Source, dense_of, imported
+from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.schema import HfConfig, RopeParameters, validate
+from vllm_gac.shards import TensorInfo
+
+# Sizes at which a skipped part is served: the smallest aligned ones that 8 GPUs can share.
+_IDLE_HEAD, _IDLE_WIDTH = 8, 64
+# A tensor that every model has, whose dtype a made-up weight takes.
+_ANY = "model.norm.weight"
+
+# Model types under which tools write what is a Llama otherwise.
+_MODEL_TYPES = {"llama": "llama", "mistral": "mistral", "nemotron-nas": "llama", "deci": "llama"}
+
+
+def has_own_layers(raw: Mapping[str, Any], *keys: str) -> bool:
+    """Whether config.json has one of `keys`, for a model of ours."""
+    model_type = raw.get("model_type")
+    ours = isinstance(model_type, str) and model_type in _MODEL_TYPES
+    return ours and any(raw.get(key) for key in keys)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDims:
+    """Dims of one layer, None for the model's own; and which of its two parts it has."""
+
+    query_heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    has_attention: bool = True
+    has_mlp: bool = True
+
+
+def import_layers(
+    format: Format,
+    directory: Path,
+    raw: Mapping[str, Any],
+    layers: Sequence[LayerDims],
+    tensors: Mapping[str, TensorInfo],
+    *,
+    drop: tuple[str, ...],
+) -> Imported:
+    """The model of config `raw` with `layers` of these dims; `drop` are the keys that gave them."""
+    where = str(directory / "config.json")
+    model_type = _MODEL_TYPES[raw["model_type"]]
+    base, dense = dense_of({**_defaults(raw, layers), "model_type": model_type}, where, drop)
+    if len(layers) != len(dense.layers):
+        raise CheckpointError(
+            f"{where}: {drop[0]}: {len(layers)} layers, num_hidden_layers says {len(dense.layers)}"
+        )
+    own = tuple(_layer(dense, dims, f"{where}: layer {i}") for i, dims in enumerate(layers))
+    layout = replace(dense, layers=own)
+    rope = validate(HfConfig, base, where).rope
+    sources = {name: Source((name,)) for name in layout.tensors()}
+    for index, dims in enumerate(layers):
+        sources |= _own_sources(layout, dims, index, rope)
+    expected = {n: s for n, s in layout.tensors().items() if sources[n].names == (n,)}
+    unused = {name for name in sources if name not in expected and name.endswith("norm.weight")}
+    if dense.tie_word_embeddings:
+        unused.add("lm_head.weight")
+    return imported(
+        format,
+        directory,
+        base,
+        layout,
+        sources=sources,
+        expected=expected,
+        tensors=tensors,
+        unused=frozenset(unused),
+    )
+
+
+def _defaults(raw: Mapping[str, Any], layers: Sequence[LayerDims]) -> dict[str, Any]:
+    """`raw` with the model's own dims, where it leaves them to its layers: the largest of them."""
+    filled = dict(raw)
+    for key, dims in (
+        ("num_key_value_heads", [layer.kv_heads for layer in layers]),
+        ("intermediate_size", [layer.intermediate_size for layer in layers]),
+    ):
+        if filled.get(key) is None and any(dims):
+            filled[key] = max(dim for dim in dims if dim)
+    return filled
+
+
+def _layer(dense: ModelLayout, dims: LayerDims, where: str) -> LayerLayout:
+    model = dense.layers[0]
+    query_heads, kv_heads = dims.query_heads or model.query_heads, dims.kv_heads or model.key.heads
+    size, width = dims.head_dim or dense.head_dim, dims.intermediate_size or model.intermediate_size
+    if not dims.has_attention:
+        query_heads, kv_heads, size = model.key.heads, model.key.heads, _IDLE_HEAD
+    if query_heads % kv_heads:
+        raise CheckpointError(
+            f"{where}: {kv_heads} KV heads cannot be shared evenly by {query_heads} query heads"
+        )
+    if size % 2:
+        raise CheckpointError(f"{where}: head_dim: RoPE turns pairs, got odd {size}")
+    return LayerLayout(
+        query_heads=query_heads,
+        key=KeyLayout("rotary", kv_heads, size, rope_table=size != dense.head_dim),
+        value=ValueLayout(kv_heads, size),
+        intermediate_size=width if dims.has_mlp else _IDLE_WIDTH,
+    )
+
+
+def _own_sources(
+    layout: ModelLayout, dims: LayerDims, index: int, rope: RopeParameters
+) -> dict[str, Source]:
+    """Sources of what the files do not hold of layer `index` as it is served."""
+    layer, prefix = layout.layers[index], f"model.layers.{index}."
+    size, sources = layer.key.size, {}
+    skipped: tuple[str, ...] = ()
+    if not dims.has_attention:
+        skipped += ("self_attn.", "input_layernorm.")
+    if not dims.has_mlp:
+        skipped += ("mlp.", "post_attention_layernorm.")
+    for name, shape in layout.layer_tensors(index):
+        local = name.removeprefix(prefix)
+        if local == "self_attn.rope_inv_freq":
+            table = partial(layer_tensors.frequencies, rope, heads=layer.key.heads, size=size)
+            sources[name] = Source((), table)
+        elif local.startswith(skipped):
+            value = 1.0 if local.endswith("norm.weight") else 0.0
+            filled = partial(layer_tensors.filled, shape=shape, value=value)
+            sources[name] = Source((_ANY,), filled)
+        elif local.startswith("self_attn.q_proj.") and size != layout.head_dim:
+            factor = math.sqrt(layout.head_dim / size)
+            sources[name] = Source((name,), partial(layer_tensors.scaled, factor=factor))
+    return sources

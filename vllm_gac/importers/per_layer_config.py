@@ -1,0 +1,73 @@
+"""transformers 5 and ModelOpt: `per_layer_config` {layer: what differs from the model's config}.
+
+Sparse: layers that do not differ are left out. `skip` names the parts that a layer does without,
+attention or mlp.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
+from vllm_gac.importers.imported import Imported
+from vllm_gac.schema import Dim, Heads, HeadSize, Layers, validate
+from vllm_gac.shards import TensorInfo
+
+
+class _Layer(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    num_attention_heads: Heads | None = None
+    num_key_value_heads: Heads | None = None
+    head_dim: HeadSize | None = None
+    intermediate_size: Dim | None = None
+    skip: list[Literal["attention", "mlp"]] = Field(default_factory=list)
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    num_hidden_layers: Layers
+    per_layer_config: dict[str, _Layer]
+
+
+def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
+    """Whether config.json has this key, for a model of ours."""
+    return has_own_layers(raw, "per_layer_config")
+
+
+def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Imported:
+    """The model in `directory`. Raises CheckpointError naming the key that makes no sense."""
+    where = f"{directory / 'config.json'}"
+    config = validate(_Config, dict(raw), where)
+    dims = dict.fromkeys(range(config.num_hidden_layers), LayerDims())
+    for key, layer in config.per_layer_config.items():
+        at = f"{where}: per_layer_config.{key}"
+        # Keys may be zero-padded to sort well.
+        index = int(key) if key.isdecimal() and key.isascii() and len(key) < 6 else -1
+        if index not in dims:
+            raise CheckpointError(f"{at}: not the number of a layer")
+        if dims[index] != LayerDims():
+            raise CheckpointError(f"{at}: layer {index} appears twice")
+        for name, value in (layer.model_extra or {}).items():
+            if value != raw.get(name):
+                raise CheckpointError(f"{at}.{name}: cannot differ between layers, got {value!r}")
+        dims[index] = LayerDims(
+            layer.num_attention_heads,
+            layer.num_key_value_heads,
+            layer.head_dim,
+            layer.intermediate_size,
+            has_attention="attention" not in layer.skip,
+            has_mlp="mlp" not in layer.skip,
+        )
+    return import_layers(
+        "per-layer-config",
+        directory,
+        raw,
+        list(dims.values()),
+        tensors,
+        drop=("per_layer_config", "block_configs", "base_architecture"),
+    )

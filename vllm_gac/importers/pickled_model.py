@@ -1,0 +1,174 @@
+"""A whole model in a file of torch.save: {"model": module, "tokenizer": object}, or the module.
+
+Read without running it (`vllm_gac.pickles`). The dims are those of its tensors; of its modules'
+attributes only the config is looked at, and there only what tensors cannot say.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.imported import Read
+from vllm_gac.pickles.module_tree import named_tensors, rotary_size
+from vllm_gac.pickles.torch_file import TorchFile, open_torch_file
+from vllm_gac.pickles.values import Instance, StoredTensor
+from vllm_gac.shards import TensorInfo
+from vllm_gac.strict_json import read_json
+
+_MODEL_TYPES = {"LlamaConfig": "llama", "MistralConfig": "mistral"}
+# What goes into config.json of what a config object holds; most of the rest is transformers' own.
+_CONFIG_KEYS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "sliding_window",
+    "use_sliding_window",
+    "hidden_act",
+    "attention_bias",
+    "mlp_bias",
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "initializer_range",
+    "quantization_config",
+    "_name_or_path",
+)
+_LAYER = re.compile(r"model\.layers\.(0|[1-9]\d{0,3})\.")
+
+
+@dataclass(frozen=True)
+class PickledModel:
+    """A model in a file of torch.save: its config.json, and its tensors by their full names.
+
+    `config_differs`: the config says another number of layers or another head size than there are;
+    `config` is right.
+    """
+
+    file: TorchFile
+    module: Instance
+    config: Mapping[str, Any]
+    stored: Mapping[str, StoredTensor]
+    tokenizer: Instance | None
+    config_differs: bool
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.file.path
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """What a safetensors header would say of each tensor."""
+        return {name: self.file.info(tensor) for name, tensor in self.stored.items()}
+
+    @contextmanager
+    def reader(self) -> Iterator[Read]:
+        """Reads tensors by name. Raises CheckpointError for one that is not there."""
+        with self.file.reader() as read:
+
+            def by_name(name: str) -> Any:
+                if name not in self.stored:
+                    raise CheckpointError(f"{self.path}: {name}: missing")
+                return read(self.stored[name])
+
+            yield by_name
+
+
+def open_pickled_model(path: Path, base: Path | None = None) -> PickledModel:
+    """Read the Llama or Mistral in `path`; `base` is a directory whose config.json rules, if given.
+
+    Raises CheckpointError naming what in the file is not part of a model, or missing.
+    """
+    file = open_torch_file(path)
+    model, tokenizer = _model_of(file)
+    tensors = named_tensors(model, str(path))
+    stated = _config_of(model, str(path)) if base is None else read_json(base / "config.json")
+    config = dict(stated) | {"num_hidden_layers": _layers(tensors, path)}
+    if (size := rotary_size(model, str(path))) is not None:
+        config["head_dim"] = size  # hidden_size / heads says nothing once hidden_size was pruned
+    return PickledModel(file, model, config, tensors, tokenizer, _differs(stated, config))
+
+
+def _differs(stated: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    hidden, heads = stated.get("hidden_size"), stated.get("num_attention_heads")
+    size = stated.get("head_dim")
+    if size is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        size = hidden // heads
+    resized = bool(size != config.get("head_dim", size))
+    return resized or bool(stated.get("num_hidden_layers") != config["num_hidden_layers"])
+
+
+def _model_of(file: TorchFile) -> tuple[Instance, Instance | None]:
+    root, tokenizer = file.root, None
+    if type(root) is dict:
+        if "model" not in root:
+            raise CheckpointError(
+                f"{file.path}: holds no whole model but {_shown(root)}; if these are weights, save "
+                "them with save_pretrained(safe_serialization=True) and serve that directory"
+            )
+        root, tokenizer = root["model"], root.get("tokenizer")
+    if type(root) is not Instance:
+        raise CheckpointError(f"{file.path}: holds no model")
+    return root, tokenizer if type(tokenizer) is Instance else None
+
+
+def _shown(root: dict[Any, Any]) -> str:
+    names = [repr(key)[:60] for key in list(root)[:3]]
+    return f"{len(root)} entries ({', '.join(names)}, ...)" if names else "nothing"
+
+
+def _config_of(model: Instance, where: str) -> dict[str, Any]:
+    """config.json of the config object of a model."""
+    config = model.state.get("config")
+    if type(config) is not Instance or config.of.name not in _MODEL_TYPES:
+        kind = config.of.name if type(config) is Instance else "none"
+        raise CheckpointError(
+            f"{where}: its config is {kind}, expected LlamaConfig or MistralConfig; "
+            "give the original model's directory with --base"
+        )
+    if type(config.state) is not dict:
+        raise CheckpointError(f"{where}: its config is empty; give --base")
+    raw = {"model_type": _MODEL_TYPES[config.of.name]}
+    for key in _CONFIG_KEYS:
+        value = config.state.get(key)
+        if value is not None:
+            raw[key] = as_json(value, f"{where}: config.{key}")
+    return raw
+
+
+def as_json(value: Any, where: str, depth: int = 4) -> Any:
+    """`value` if it is JSON, with containers copied. Raises CheckpointError naming `where`."""
+    if value is None or type(value) in (str, bool, int):
+        return value
+    if type(value) is float and math.isfinite(value):
+        return value
+    if type(value) is list and depth:
+        return [as_json(item, where, depth - 1) for item in value]
+    if type(value) is dict and depth and all(type(key) is str for key in value):
+        return {key: as_json(item, where, depth - 1) for key, item in value.items()}
+    raise CheckpointError(f"{where}: {type(value).__name__} cannot be in a config.json")
+
+
+def _layers(tensors: Mapping[str, StoredTensor], path: Path) -> int:
+    """The number of layers that there are; the config may still say how many there were."""
+    found = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
+    if not found:
+        raise CheckpointError(f"{path}: no tensor model.layers.0...: not a Llama or Mistral")
+    return max(found) + 1

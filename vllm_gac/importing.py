@@ -1,0 +1,219 @@
+"""Convert a model that another tool wrote into a gac directory.
+
+DST appears whole or not at all. Until then the work is in DST.partial (see workspace.py), one
+layer at a time, so that memory holds one layer and a stopped run goes on where it was.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from tqdm import tqdm
+
+from vllm_gac import __version__
+from vllm_gac.checkpoint import WEIGHT_DTYPES, faults, open_checkpoint
+from vllm_gac.durable import write_bytes, write_json, write_tensors, write_text
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers import llm_pruner, svd_llm
+from vllm_gac.importers.imported import Format, Imported
+from vllm_gac.importers.pickled_companions import pickled_companions
+from vllm_gac.importers.pickled_model import open_pickled_model
+from vllm_gac.layout import ModelLayout
+from vllm_gac.model_card import layer_table, model_name
+from vllm_gac.model_directory import copy_companions, shard_path, size_and_time, write_index
+from vllm_gac.model_format import open_any_format
+from vllm_gac.workspace import renamed_before_the_end, workspace
+
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+
+_DTYPES: dict[str, Dtype] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_PICKLES = (".bin", ".pt", ".pth")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What came out of an import. `tokenizer`: whether one came along."""
+
+    format: Format
+    layout: ModelLayout
+    dtype: str
+    tokenizer: bool
+
+
+def import_model(
+    source: Path,
+    out: Path,
+    *,
+    format: str = "auto",
+    base: Path | None = None,
+    dtype: Dtype | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> Conversion:
+    """Convert `source`, a directory or a file of torch.save, into the new gac directory `out`.
+
+    Weights are stored as `dtype`, by default the widest that they have. `base`, a directory of the
+    model before, gives tokenizer and generation config, and for a pickle config.json; without it
+    they are what `source` has. Raises CheckpointError for whatever is wrong with the source, if it
+    is not in `format`, if there is nothing to convert, and for a full disk.
+    """
+    if resume and renamed_before_the_end(out):
+        done = open_checkpoint(out)
+        found = done.layout, str(done.raw_config["dtype"]), _has_tokenizer(out)
+        return Conversion(done.raw_config["gac"]["source"]["format"], *found)
+    model, companions = _open(source, base)
+    if format not in ("auto", model.format):
+        raise CheckpointError(f"{source}: is in the format {model.format}, not {format}")
+    for fault in faults(model):
+        raise CheckpointError(fault)
+    stored = dtype or _widest(model)
+    run = {
+        "tool_version": __version__,
+        "format": model.format,
+        "files": {str(path): size_and_time(path) for path in _files(model)},
+        "config_sha256": hashlib.sha256(json.dumps(model.raw_config).encode()).hexdigest(),
+        "dtype": stored,
+        "base": str(base) if base else None,
+    }
+    with workspace(out, run, resume) as directory:
+        _write_shards(model, stored, directory / "model", progress)
+        _write_companions(model, stored, companions, base or source, directory / "model")
+        write_index(directory / "model")
+        tokenizer = _has_tokenizer(directory / "model")
+    return Conversion(model.format, model.layout, stored, tokenizer)
+
+
+def _open(source: Path, base: Path | None) -> tuple[Imported, Mapping[str, bytes]]:
+    """The model in `source`, and the files beside it whose contents lie in a pickle."""
+    if base is not None and not base.is_dir():
+        raise CheckpointError(f"{base}: not a directory; a model must be on this machine")
+    pickle = _pickle_of(source)
+    if pickle is not None:
+        pickled = open_pickled_model(pickle, base)
+        importer = svd_llm if svd_llm.wrote(pickled) else llm_pruner
+        return importer.read(pickled), {} if base else pickled_companions(pickled)
+    _, model = open_any_format(source)
+    if not isinstance(model, Imported):
+        what = "compressed already" if model.config.gac else "a dense model"
+        raise CheckpointError(f"{source}: {what}: nothing to convert, it is served as it is")
+    return model, {}
+
+
+def _pickle_of(source: Path) -> Path | None:
+    """The one pickle that `source` is or holds; None if there are safetensors, which come first."""
+    if source.suffix == ".safetensors":
+        raise CheckpointError(f"{source}: one file of a model; give the directory that it is in")
+    if not source.is_dir():
+        return source
+    if any(source.glob("*.safetensors")):
+        return None
+    pickles = sorted(path for path in source.iterdir() if path.suffix in _PICKLES)
+    if len(pickles) > 1:
+        names = ", ".join(path.name for path in pickles[:3])
+        raise CheckpointError(f"{source}: holds {len(pickles)} pickles ({names}...); name one")
+    return pickles[0] if pickles else None
+
+
+def _widest(model: Imported) -> Dtype:
+    """The dtype that holds every matrix of `model` as it is."""
+    found = {model.tensors[name].dtype for name, shape in model.required().items() if shape[1:]}
+    kinds = {_DTYPES[kind] for kind in found if kind in WEIGHT_DTYPES}
+    return kinds.pop() if len(kinds) == 1 else "float32"
+
+
+def _files(model: Imported) -> list[Path]:
+    """The files that hold the model's tensors."""
+    return [model.directory / file for file in sorted({i.file for i in model.tensors.values()})]
+
+
+def _write_shards(model: Imported, dtype: Dtype, directory: Path, progress: bool) -> None:
+    """One shard a layer and one for the rest, all but those that are there already."""
+    layout, layers = model.layout, len(model.layout.layers)
+    shapes = layout.tensors()
+    outside = [name for name in shapes if not name.startswith("model.layers.")]
+    with model.reader() as read, torch.inference_mode():
+        for index in tqdm(range(layers + 1), desc="import", unit="shard", disable=not progress):
+            shard = shard_path(directory, index, layers)
+            names = [n for n, _ in layout.layer_tensors(index)] if index < layers else outside
+            if not shard.exists():
+                write_tensors(
+                    shard, {name: _cast(model, name, read(name), dtype) for name in names}
+                )
+
+
+def _cast(model: Imported, name: str, tensor: torch.Tensor, dtype: Dtype) -> torch.Tensor:
+    """`tensor` as it is stored. Raises CheckpointError if it has NaN or infinity then.
+
+    RoPE tables are fp32; norms and biases stay so.
+    """
+    exact = name.endswith(".rope_inv_freq") or (tensor.ndim == 1 and tensor.dtype == torch.float32)
+    stored = tensor.to(torch.float32 if exact else getattr(torch, dtype)).contiguous()
+    if not stored.isfinite().all():
+        raise CheckpointError(_not_finite(model, name, dtype))
+    return stored
+
+
+def _not_finite(model: Imported, name: str, dtype: Dtype) -> str:
+    """Which of the tensors that `name` is made of is to blame, or that `dtype` is."""
+    originals = model.sources[name].names
+    broken = [original for original in originals if not model.is_finite(original)]
+    file = model.directory / model.tensors[(broken or originals)[0]].file
+    if broken:
+        return f"{file}: {broken[0]}: contains NaN or infinity"
+    made = " and ".join(originals)
+    return f"{file}: {made}: too large for {dtype}; give another --dtype"
+
+
+def _write_companions(
+    model: Imported, dtype: Dtype, companions: Mapping[str, bytes], beside: Path, directory: Path
+) -> None:
+    """Tokenizer and the like, config and model card."""
+    if beside.is_dir():
+        copy_companions(beside, directory)
+    for name, contents in companions.items():
+        if not (directory / name).exists():
+            write_bytes(directory / name, contents)
+    config = _config(model, dtype)
+    write_json(directory / "config.json", config)
+    write_text(directory / "README.md", _card(model, dtype))
+
+
+def _config(model: Imported, dtype: Dtype) -> dict[str, Any]:
+    kept = {key: value for key, value in model.raw_config.items() if key != "torch_dtype"}
+    source = kept["gac"]["source"] | {"tool": f"vllm-gac {__version__}"}
+    return kept | {"dtype": dtype, "gac": kept["gac"] | {"source": source}}
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    return any(directory.glob("tokenizer.*")) or (directory / "tekken.json").exists()
+
+
+def _card(model: Imported, dtype: Dtype) -> str:
+    """README.md: which files of which tool this was, and every layer's dims."""
+    files = "\n".join(f"- `{path.name}`, {path.stat().st_size:,} bytes" for path in _files(model))
+    layout = model.layout
+    return f"""---
+library_name: vllm
+tags:
+- vllm-gac
+- compressed
+---
+# {model_name(model)}, converted by vllm-gac {__version__} from {model.format}
+
+Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin).
+
+Made from these files, whose weights are unchanged but for their type, now {dtype}, and products of
+factors that were larger than the matrix:
+
+{files}
+
+{layout.parameters:,} parameters; {layout.kv_elements:,} numbers per token in the KV cache.
+
+{layer_table(layout)}
+
+`gac` in `config.json` is what serving goes by.
+"""

@@ -1,0 +1,76 @@
+"""A model directory that is being written: shards layer by layer, what lies beside them, the index.
+
+Every file is written atomically; the directory itself appears by workspace.py.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from vllm_gac.checkpoint import INDEX_FILE, Checkpoint, faults, open_checkpoint
+from vllm_gac.durable import copy_file, write_json
+from vllm_gac.errors import CheckpointError
+from vllm_gac.shards import refuse_escape
+
+# What lies beside the weights of any model and goes along with them.
+_COMPANIONS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
+    "generation_config.json",
+    "chat_template*",
+    "LICENSE*",
+    "NOTICE*",
+)
+_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+
+
+def shard_path(directory: Path, index: int, layers: int) -> Path:
+    """The file of layer `index`; that of `layers`, one behind the last, holds the embeddings."""
+    return directory / f"model-{index + 1:05}-of-{layers + 1:05}.safetensors"
+
+
+def copy_companions(source: Path, directory: Path) -> None:
+    """Copy tokenizer, generation config, chat template and licence.
+
+    Raises CheckpointError for a link out of `source`: what lies there is not part of the model.
+    """
+    for pattern in _COMPANIONS:
+        for path in sorted(source.glob(pattern)):
+            if path.is_file():
+                refuse_escape(source, path)
+                copy_file(path, directory / path.name)
+
+
+def write_index(directory: Path) -> None:
+    """Check the finished model, NaN and infinity included, and write the index of its shards."""
+    checkpoint = open_checkpoint(directory)
+    for fault in faults(checkpoint, finite=True):
+        raise CheckpointError(fault)
+    tensors = checkpoint.tensors
+    total = sum(math.prod(info.shape) * _BYTES[info.dtype] for info in tensors.values())
+    write_json(
+        directory / INDEX_FILE,
+        {
+            "metadata": {"total_size": total},
+            "weight_map": {name: tensors[name].file for name in sorted(tensors)},
+        },
+    )
+
+
+def fingerprint(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What tells one model directory from another without reading all of its weights."""
+    files = {info.file for info in checkpoint.tensors.values()}
+    return {
+        "config_sha256": checkpoint.config_sha256,
+        "files": {file: size_and_time(checkpoint.directory / file) for file in sorted(files)},
+    }
+
+
+def size_and_time(path: Path) -> list[int]:
+    """Size and time of the last change of a file, by which it is known to be the same."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]

@@ -1,0 +1,84 @@
+"""Before anything is loaded: what is in a directory, and is it exactly what the config says?"""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+from vllm_gac.checkpoint import Checkpoint, faults, read_config
+from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.importers import palu
+from vllm_gac.importers.imported import Format, Imported
+from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.model_format import open_any_format
+
+MAX_FAULTS_SHOWN = 5
+# Of queries and values, in our prefill on a GPU: what FlashAttention takes.
+_LARGEST_HEAD = 512
+
+
+def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
+    """As `open_any_format`; on a GPU without the latents that its decode kernel has no room for."""
+    # Not at the top: vLLM looks for its platform when this is imported.
+    from vllm.platforms import current_platform
+
+    model_format, checkpoint = open_any_format(directory)
+    if model_format == "palu" and current_platform.is_cuda():
+        raw = read_config(directory)
+        return model_format, palu.read(directory, raw, checkpoint.tensors, fits_decode_kernel)
+    return model_format, checkpoint
+
+
+def fits_decode_kernel(layout: ModelLayout, layer: LayerLayout) -> bool:
+    """Whether our kernels on a GPU can run the attention of `layer`, with any cache dtype."""
+    from vllm_gac.kernels.reference import CacheGeometry
+    from vllm_gac.kernels.tiling import tiling_of
+
+    geometry = CacheGeometry(
+        query_heads=layer.query_heads,
+        query_size=layout.query_size(layer),
+        key_heads=layer.key.heads,
+        key_size=_padded(layer.key.size),
+        value_heads=layer.value.heads,
+        value_size=_padded(layer.value.size),
+    )
+    latent = layer.key.form == "latent"
+    group = layout.num_key_value_heads // layer.key.heads if latent else 0
+    try:
+        for itemsize in (1, 2):
+            tiling_of(geometry, 1, itemsize, group)
+    except GacError:
+        return False
+    return max(geometry.query_size, geometry.value_size) <= _LARGEST_HEAD
+
+
+def _padded(size: int) -> int:
+    """The size at which it may be served (contract.py)."""
+    return -(-size // 16) * 16
+
+
+def preflight(directory: Path, layout: ModelLayout) -> Checkpoint:
+    """The checkpoint in `directory`, in any format, to be served by `layout`; headers only.
+
+    Raises CheckpointError unless it holds exactly the tensors that this takes.
+    """
+    _, checkpoint = open_to_serve(directory)
+    if isinstance(checkpoint, Imported) and not checkpoint.is_stored_as_served:
+        if checkpoint.layout != layout:
+            raise CheckpointError(
+                f"{directory}: not the model that is served, whose dims are others "
+                f"({_difference(checkpoint.layout, layout)}); start the server with it"
+            )
+    else:
+        # The served config rules, not the file: --hf-overrides may have changed it.
+        fields = (getattr(checkpoint, f.name) for f in dataclasses.fields(Checkpoint))
+        checkpoint = dataclasses.replace(Checkpoint(*fields), layout=layout)
+    shown = list(itertools.islice(faults(checkpoint), MAX_FAULTS_SHOWN))
+    if shown:
+        raise CheckpointError(f"refusing to serve {directory}: {'; '.join(shown)}")
+    return checkpoint
+
+
+def _difference(found: ModelLayout, served: ModelLayout) -> str:
+    pairs = zip(found.layers, served.layers, strict=False)
+    layers = [index for index, (a, b) in enumerate(pairs) if a != b]
+    return f"first in layer {layers[0]}" if layers else "outside of its layers"
