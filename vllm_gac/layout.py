@@ -16,6 +16,7 @@ from vllm_gac.schema import (
     KeySection,
     LayerSection,
     LinearName,
+    Role,
     ValueSection,
     validate,
 )
@@ -170,10 +171,14 @@ class ModelLayout:
 
     @property
     def cache_head_dim(self) -> int:
-        """config.json's head_dim, by which vLLM sizes scratch: the largest of its cache specs."""
-        return max(max(layer.cache_head_size, layer.value.size) for layer in self.layers)
+        """config.json's head_dim, by which vLLM sizes scratch: the largest of its cache specs.
 
-    def dims(self) -> Iterator[tuple[str, str, int]]:
+        Even, as transformers wants it of any model that uses RoPE.
+        """
+        largest = max(max(layer.cache_head_size, layer.value.size) for layer in self.layers)
+        return largest + largest % 2
+
+    def dims(self) -> Iterator[tuple[str, Role, int]]:
         """(layer and name, role, dim) of every dim compression may choose."""
         for index, layer in enumerate(self.layers):
             yield f"layers.{index}.key.size", "head", layer.key.size

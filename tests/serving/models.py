@@ -42,6 +42,7 @@ HETEROGENEOUS = [
     layer(("latent", 4, 32), (2, 48), 256, {"mlp.down_proj": 64, "self_attn.q_proj": 96}),
     layer(("latent", 2, 64), (2, 64), 512),  # one latent for two KV heads
     layer(("rotary", 2, 32), (2, 32), 128, query_heads=4),  # pruned heads
+    layer(("rotary", 4, 58), (2, 35), 250, {"mlp.up_proj": 37}),  # misaligned: padded by default
 ]
 
 

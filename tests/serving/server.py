@@ -20,11 +20,12 @@ START_SECONDS = 240
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: where it is, and the file its output goes to."""
+    """A running server: where it is, the file its output goes to, and its first process."""
 
     url: str
     model: str
     log: Path
+    process: subprocess.Popen[bytes]
 
     def client(self) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
@@ -84,7 +85,7 @@ def serve(
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_until_healthy(process, url, log)
-        yield Server(url, str(model), log)
+        yield Server(url, str(model), log, process)
     finally:
         _stop(process)
 

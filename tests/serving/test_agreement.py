@@ -6,9 +6,10 @@ from pathlib import Path
 from tests.serving.agreement import CHUNKED, assert_agrees_with_reference
 from tests.serving.models import HETEROGENEOUS, layer, write_model
 from tests.serving.server import serve
+from vllm_gac.repair.dims import padded_layout
 
 
-def test_every_layer_shape_agrees_with_the_reference_and_pads_no_kv_block(tmp_path: Path) -> None:
+def test_every_layer_shape_agrees_with_the_reference_and_pads_dims_only(tmp_path: Path) -> None:
     layout = write_model(tmp_path / "model", HETEROGENEOUS)
     with serve(tmp_path / "model", tmp_path / "log", "--load-format", "gac", *CHUNKED) as server:
         assert_agrees_with_reference(server, tmp_path / "model")
@@ -16,7 +17,8 @@ def test_every_layer_shape_agrees_with_the_reference_and_pads_no_kv_block(tmp_pa
     blocks = int(re.search(r'num_gpu_blocks="(\d+)"', info)[1])  # type: ignore[index]
     block_size = int(re.search(r'[^_]block_size="(\d+)"', info)[1])  # type: ignore[index]
     bytes_per_token = 2 * sum(
-        x.key.heads * x.key.size + x.value.heads * x.value.size for x in layout.layers
+        x.key.heads * x.key.size + x.value.heads * x.value.size
+        for x in padded_layout(layout, "minimal").layers
     )
     assert blocks == 2**30 // (block_size * bytes_per_token)
 
@@ -31,7 +33,7 @@ def test_mistral_sliding_window_agrees_with_the_reference(tmp_path: Path) -> Non
 
 
 def test_tensor_parallel_agrees_with_the_reference(tmp_path: Path) -> None:
-    write_model(tmp_path / "model", [HETEROGENEOUS[i] for i in (0, 1, 3, 4, 5, 7)])
+    write_model(tmp_path / "model", [HETEROGENEOUS[i] for i in (0, 1, 3, 4, 5, 7, 8)])
     flags = ("--load-format", "gac", "--tensor-parallel-size", "2", *CHUNKED)
     env = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1"}
     with serve(tmp_path / "model", tmp_path / "log", *flags, env=env) as server:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.server import Server, serve
+from vllm_gac import demo, evaluate, server_perplexity
 from vllm_gac.checkpoint import open_checkpoint
 
 PROMPT = 'def read_lines(path):\n    """Return the lines of a file."""\n'
@@ -73,6 +74,14 @@ def test_logprobs_are_normalized_and_greedy_takes_the_best(server: Server) -> No
     for token, step in zip(tokens, top, strict=True):
         assert step[token] == max(step.values())
         assert all(logprob <= 0 for logprob in step.values())
+
+
+def test_perplexity_is_the_references(server: Server, compressed_demo: Path) -> None:
+    text, options = [demo.HELD_OUT], {"sequence_length": 300, "max_tokens": 4000}
+    expected, tokens = evaluate.perplexity(compressed_demo, text, **options)
+    url = f"{server.url}/v1"
+    served = server_perplexity.perplexity(compressed_demo, text, url, **options)
+    assert served == (pytest.approx(expected, rel=0.005), tokens)
 
 
 def test_structured_output_follows_its_json_schema(server: Server) -> None:

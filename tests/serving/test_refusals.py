@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
 from vllm.config.load import LoadConfig
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.server import ServerDiedError, serve
+from tests.serving.stubs import ModelConfigStub
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.layout import layout_of
@@ -22,15 +22,6 @@ from vllm_gac.serving.config_hook import check_tensor_parallel
 from vllm_gac.serving.loader import GacModelLoader
 
 Tensors = dict[str, torch.Tensor]
-
-
-class ModelConfigStub:
-    """The three attributes of vLLM's ModelConfig that the loader reads."""
-
-    def __init__(self, directory: Path) -> None:
-        self.model = str(directory)
-        self.revision = None
-        self.hf_config = AutoConfig.from_pretrained(directory)
 
 
 def _stream(directory: Path, **options: Any) -> list[str]:
@@ -68,8 +59,8 @@ def test_an_intact_model_streams_every_tensor_of_its_layout(model: Path) -> None
         (lambda t: t.update({DOWN: t[DOWN].T.contiguous()}), rf"{DOWN}: shape \[400, 256\]"),
         (lambda t: t.update({DOWN: t[DOWN].double()}), rf"{DOWN}: dtype F64"),
         (lambda t: t.update(extra=t[DOWN].clone()), r"extra: not part of the model"),
-        (lambda t: t[DOWN].view(-1)[7:8].fill_(float("nan")), rf"{DOWN} contains NaN or infinity"),
-        (lambda t: t[DOWN].view(-1)[7:8].fill_(float("inf")), rf"{DOWN} contains NaN or infinity"),
+        (lambda t: t[DOWN].view(-1)[7:8].fill_(float("nan")), rf"{DOWN}: contains NaN or infinity"),
+        (lambda t: t[DOWN].view(-1)[7:8].fill_(float("inf")), rf"{DOWN}: contains NaN or infinity"),
         (
             lambda t: t.pop("model.layers.1.self_attn.rope_inv_freq"),
             r"layers\.1\.self_attn\.rope_inv_freq: missing",

@@ -1,11 +1,19 @@
-"""Attention over the packed paged cache in plain torch: the CPU path and the yardstick."""
+"""Attention over the packed paged cache in plain torch: the CPU path and the yardstick.
+
+A head size padded with zeros gives the same bits: in which order a GEMM adds depends on its
+sizes, so they are first brought to ones that a head has with and without padding.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from vllm_gac.rope import cos_sin, rotate
+
+# No alignment of a head size (contract.py) crosses a multiple of it.
+_WHOLE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,8 @@ class LatentKeys:
         """
         heads, tokens, _ = latents.shape
         head_dim = 2 * self.inv_freq.shape[-1]
-        keys = latents @ self.up.to(latents.dtype).transpose(1, 2)
+        up = _whole(self.up.to(latents.dtype))
+        keys = _whole(latents) @ up.transpose(1, 2)
         keys = keys.view(heads, tokens, -1, head_dim).transpose(1, 2).reshape(-1, tokens, head_dim)
         positions = torch.arange(first, first + tokens, device=latents.device)
         cos, sin = cos_sin(positions, self.inv_freq)
@@ -129,10 +138,21 @@ def _attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """query [tokens, heads, size] on keys and values [their heads, context, size]."""
-    queries = query.float().transpose(0, 1)
+    size = values.shape[-1]
+    # A rotary head is padded at the end of each half.
+    queries = _whole(query.float().transpose(0, 1), halves=2)
+    keys, values = _whole(keys, halves=2), _whole(values)
     heads = queries.shape[0]
     keys = keys.repeat_interleave(heads // keys.shape[0], dim=0)
     values = values.repeat_interleave(heads // values.shape[0], dim=0)
     scores = queries @ keys.transpose(1, 2) * scale
     scores.masked_fill_(~mask, float("-inf"))
-    return (scores.softmax(dim=-1) @ values).transpose(0, 1)
+    return (scores.softmax(dim=-1) @ values)[..., :size].transpose(0, 1)
+
+
+def _whole(x: torch.Tensor, halves: int = 1) -> torch.Tensor:
+    """Each of the `halves` of x [..., size] with zeros up to a multiple of _WHOLE / halves."""
+    missing = -(x.shape[-1] // halves) % (_WHOLE // halves)
+    if not missing:
+        return x
+    return pad(x.unflatten(-1, (halves, -1)), (0, missing)).flatten(-2)

@@ -1,15 +1,18 @@
 """Runs in the front-end process, before any worker: is this gac model one we can serve?"""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import LayerLayout, ModelLayout, layout_of
+from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered
+from vllm_gac.serving.align import align_config
+from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
+from vllm_gac.serving.preflight import preflight
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
     from vllm.config import ModelConfig, VllmConfig
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -33,19 +36,28 @@ class GacConfigHook:
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
-        """Check the layout against the parallel config, and load it strictly by default."""
-        layout = layout_of_hf(vllm_config.model_config.hf_config)
-        check_tensor_parallel(layout, vllm_config.parallel_config.tensor_parallel_size)
-        load_config = vllm_config.load_config
+        """Load strictly by default, pad dims, and check them against the parallel config.
+
+        The headers of a local directory are checked here already, before a GPU is touched.
+        """
+        model_config, load_config = vllm_config.model_config, vllm_config.load_config
         if load_config.load_format in _LOOSE_FORMATS:
             logger.info("Loading a gac model with --load-format %s", LOAD_FORMAT)
             load_config.load_format = LOAD_FORMAT
+        if load_config.load_format == LOAD_FORMAT:
+            _preflight(Path(model_config.model), vllm_config)
+            align_config(vllm_config)
+        layout = layout_of_hf(model_config.hf_config)
+        check_tensor_parallel(layout, vllm_config.parallel_config.tensor_parallel_size)
 
 
-def layout_of_hf(hf_config: "PreTrainedConfig") -> ModelLayout:
-    """The layout described by a transformers config. Raises CheckpointError."""
-    where = f"{hf_config.name_or_path}/config.json" if hf_config.name_or_path else "config.json"
-    return layout_of(hf_config.to_dict(), where)
+def _preflight(directory: Path, vllm_config: "VllmConfig") -> None:
+    """Check a directory's headers, unless there is nothing to load or a quantizer packed it."""
+    dummy = vllm_config.load_config.model_loader_extra_config.get("weights") == "dummy"
+    hf_config = vllm_config.model_config.hf_config
+    packed = getattr(hf_config, "quantization_config", None) is not None
+    if directory.is_dir() and not dummy and not packed:
+        preflight(directory, stored_layout(hf_config))
 
 
 def check_tensor_parallel(layout: ModelLayout, tp: int) -> None:

@@ -2,53 +2,48 @@
 
 The default loader serves a model whose tensors are missing, of the wrong shape or NaN. Here the
 headers must match the layout before a byte of a tensor is read, and values must be finite.
+
+Tensors are read, checked and put together on several threads, while this one copies to the device.
 """
 
 import dataclasses
-import itertools
+import time
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
-from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import nn
-from vllm.config import ModelConfig
+from tqdm import tqdm
+from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 
-from vllm_gac.checkpoint import faults, open_checkpoint
+from vllm_gac.checkpoint import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
+from vllm_gac.finite import all_finite
 from vllm_gac.registration import refuse_if_unregistered
-from vllm_gac.schema import validate
-from vllm_gac.serving.config_hook import layout_of_hf
+from vllm_gac.repair.padding import padded_tensors
+from vllm_gac.schema import HfConfig, validate
+from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
+from vllm_gac.serving.loader_options import loader_options
+from vllm_gac.serving.parallel_reads import read_in_parallel
+from vllm_gac.serving.preflight import preflight
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
-MAX_FAULTS_SHOWN = 5
-
-
-class LoaderOptions(BaseModel):
-    """`--model-loader-extra-config`: ours, and those of vLLM's default loader."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    finite_check: bool = True
-    weights: Literal["checkpoint", "dummy"] = "checkpoint"
-    enable_multithread_load: bool = False
-    num_threads: int | None = None
-    enable_weights_track: bool | None = None
+_CHECKED_DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
 class GacModelLoader(DefaultModelLoader):
-    """Loads gac directories, and dense ones exactly as vLLM does."""
+    """Loads directories in any format that we serve, dense ones exactly as vLLM does."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         refuse_if_unregistered()
-        extra = load_config.model_loader_extra_config
-        self.options = validate(LoaderOptions, extra, "--model-loader-extra-config")
+        self.options = loader_options(load_config.model_loader_extra_config)
         stock = self.options.model_dump(
             include={"enable_multithread_load", "num_threads", "enable_weights_track"},
             exclude_none=True,
@@ -60,6 +55,14 @@ class GacModelLoader(DefaultModelLoader):
             )
         )
 
+    def create_model(
+        self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
+    ) -> nn.Module:
+        """The model, without weights; none is built for a checkpoint that would be refused."""
+        if self.options.weights == "checkpoint":
+            self._preflight(model_config)
+        return super().create_model(vllm_config, model_config, prefix)
+
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """Load the checkpoint. Raises CheckpointError naming file and tensor."""
         if self.options.weights == "dummy":
@@ -70,38 +73,68 @@ class GacModelLoader(DefaultModelLoader):
     def get_all_weights(
         self, model_config: ModelConfig, model: nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """The checkpoint's tensors, once all headers are right, each checked to be finite.
+        """The layout's tensors, once all headers are right, each checked to be finite.
 
-        Both loading and reloading come through here.
+        Padded where the config says so. Both loading and reloading come through here.
         """
-        self._preflight(model_config)
-        for name, tensor in super().get_all_weights(model_config, model):
-            # One-byte floats have no isfinite; they come from a quantizer, not from compression.
-            checkable = tensor.is_floating_point() and tensor.element_size() > 1
-            if self.options.finite_check and checkable and not tensor.isfinite().all():
-                raise CheckpointError(
-                    f"{model_config.model}: {name} contains NaN or infinity; compress again, or "
-                    "serve it as it is with --model-loader-extra-config "
-                    "'{\"finite_check\": false}'"
-                )
-            yield name, tensor
+        checkpoint = self._preflight(model_config)
+        if checkpoint is None:
+            for name, tensor in super().get_all_weights(model_config, model):
+                if not self._accepts(tensor):
+                    raise _not_finite(f"{model_config.model}: {name}")
+                yield name, tensor
+            return
+        self.counter_before_loading_weights = time.perf_counter()  # vLLM logs how long it took
+        served = validate(HfConfig, model_config.hf_config.to_dict(), "config.json")
+        padded = layout_of_hf(model_config.hf_config)
+        with checkpoint.reader() as read, closing(self._stored_tensors(checkpoint, read)) as stored:
+            yield from padded_tensors(checkpoint.layout, padded, served.rope, stored)
 
-    def _preflight(self, model_config: ModelConfig) -> None:
-        """Raise CheckpointError unless the headers hold exactly the tensors of the layout."""
+    def _stored_tensors(
+        self, checkpoint: Checkpoint, read: TensorReader
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """Names and tensors of the checkpoint's layout: as they are, else made of what there is."""
+
+        def checked(name: str) -> torch.Tensor:
+            tensor = read(name)
+            if not self._accepts(tensor):
+                raise _not_finite(checkpoint.broken_part(name))
+            return tensor
+
+        # The embeddings are the largest: first, so that nobody waits for them at the end.
+        names = sorted(checkpoint.layout.tensors(), key=lambda n: n.startswith("model.layers."))
+        hidden = not enable_tqdm(self.load_config.use_tqdm_on_load)
+        with closing(read_in_parallel(checked, names, self.options.threads)) as tensors:
+            yield from tqdm(tensors, "Loading tensors", len(names), disable=hidden)
+
+    def _accepts(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is finite, or nobody asked."""
+        # One-byte floats come from a quantizer, not from compression.
+        dtype = _CHECKED_DTYPES.get(tensor.dtype)
+        if not self.options.finite_check or dtype is None:
+            return True
+        return all_finite(tensor.contiguous().view(-1).view(torch.uint8).numpy(), dtype)
+
+    def _preflight(self, model_config: ModelConfig) -> Checkpoint | None:
+        """The checkpoint, whose headers are right; None for a model that is not ours to check."""
         hf_config = model_config.hf_config
         if getattr(hf_config, "quantization_config", None) is not None:
-            return  # packed as the quantizer likes
+            return None  # packed as the quantizer likes
         try:
-            layout = layout_of_hf(hf_config)
+            layout = stored_layout(hf_config)
         except CheckpointError as e:
             # A gac config was parsed by the config hook, so this is another architecture.
             logger.info("Loading without a preflight, as --load-format auto does: %s", e)
-            return
+            return None
         revision = model_config.revision
         folder, *_ = self._prepare_weights(model_config.model, None, revision, False, None)
-        # The served config rules, not the file: --hf-overrides may have changed it.
-        checkpoint = dataclasses.replace(open_checkpoint(Path(folder)), layout=layout)
-        shown = list(itertools.islice(faults(checkpoint), MAX_FAULTS_SHOWN))
-        if shown:
-            raise CheckpointError(f"refusing to serve {folder}: {'; '.join(shown)}")
+        checkpoint = preflight(Path(folder), layout)
         logger.info("All %d tensor headers are as the config says", len(checkpoint.tensors))
+        return checkpoint
+
+
+def _not_finite(where: str) -> CheckpointError:
+    return CheckpointError(
+        f"{where}: contains NaN or infinity; compress again, or serve it as it is with "
+        "--model-loader-extra-config '{\"finite_check\": false}'"
+    )

@@ -24,7 +24,7 @@ from vllm.model_executor.models.utils import (
 
 from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.schema import HfConfig, validate
-from vllm_gac.serving.config_hook import layout_of_hf
+from vllm_gac.serving.hf_layout import layout_of_hf
 from vllm_gac.serving.linear import column_parallel, row_parallel
 from vllm_gac.serving.self_attention import GacSelfAttention
 

@@ -1,0 +1,146 @@
+"""Random models with dims of every kind, most of them misaligned, and their logits."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from tests.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
+from vllm_gac.forward import Reference, logits
+from vllm_gac.layout import LINEARS, ModelLayout, layout_of
+from vllm_gac.repair.padding import padded_tensors
+from vllm_gac.rope import inverse_frequencies
+from vllm_gac.schema import HfConfig, validate
+
+HIDDEN, HEADS, KV_HEADS, LAYERS = 28, 4, 2, 2
+TOKENS = (torch.arange(2 * 11).view(2, 11) * 37) % 32
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """The model of a config.json with a `"gac"` object, with random weights."""
+
+    raw: dict[str, Any]
+    seed: int
+
+    @cached_property
+    def layout(self) -> ModelLayout:
+        return layout_of(self.raw)
+
+    @cached_property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return random_weights(self.layout.tensors().items(), self.seed)
+
+    @property
+    def hf_config(self) -> HfConfig:
+        return validate(HfConfig, self.raw, "config.json")
+
+    def padded(self, layout: ModelLayout) -> dict[str, torch.Tensor]:
+        """The weights as padding to `layout` makes them."""
+        stream = padded_tensors(self.layout, layout, self.hf_config.rope, self.weights.items())
+        return dict(stream)
+
+    def logits(
+        self,
+        layout: ModelLayout | None = None,
+        dtype: torch.dtype = torch.float64,
+        change: Callable[[dict[str, torch.Tensor]], object] = lambda weights: None,
+    ) -> torch.Tensor:
+        """Logits of TOKENS by the reference model, as it is or padded to `layout`."""
+        weights = self.weights if layout is None else self.padded(layout)
+        change(weights)
+        hf = self.hf_config
+        reference = Reference(
+            layout=layout or self.layout,
+            inv_freq=inverse_frequencies(hf.rope, self.layout.head_dim),
+            eps=hf.rms_norm_eps,
+            window=hf.sliding_window,
+            dtype=dtype,
+            device=torch.device("cpu"),
+        )
+        with torch.inference_mode():
+            return logits(reference, weights.__getitem__, TOKENS)
+
+
+@st.composite
+def layers(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
+    """Any layer that the model can have: rotary or latent, grouped, pruned, low rank."""
+    form = draw(st.sampled_from(["rotary", "latent"]))
+    query_heads = draw(st.sampled_from([2, 4] if form == "rotary" else [HEADS]))
+    key_heads = draw(st.sampled_from([1, 2]))
+    own = draw(st.booleans()) and form == "rotary"
+    pairs = draw(st.integers(1, head_dim))
+    key_size = head_dim if own else 2 * pairs if form == "rotary" else pairs
+    layer = {
+        "key": {"form": form, "heads": key_heads, "size": key_size},
+        "value": {
+            "heads": draw(st.sampled_from([h for h in (1, 2) if key_heads % h == 0])),
+            "size": draw(st.integers(1, 36)),
+        },
+        "intermediate_size": draw(st.integers(1, 36)),
+        "query_heads": query_heads,
+        "rope_table": form == "rotary" and (not own or draw(st.booleans())),
+    }
+    shapes = _shapes(layer, head_dim)
+    names = draw(st.sets(st.sampled_from(LINEARS)))
+    layer["ranks"] = {name: draw(st.integers(1, min(shapes[name]))) for name in sorted(names)}
+    return layer
+
+
+def _shapes(layer: dict[str, Any], head_dim: int) -> dict[str, tuple[int, int]]:
+    layout = layout_of(gac_config([layer], head_dim))
+    return {name: layout.linear_shape(layout.layers[0], name) for name in LINEARS}
+
+
+def gac_config(layers: list[dict[str, Any]], head_dim: int, **changes: Any) -> dict[str, Any]:
+    """config.json of the compressed model that has `layers`."""
+    gac = {"version": 1, "softmax_scale": head_dim**-0.5, "head_dim": head_dim, "layers": layers}
+    return config(
+        architectures=["GacLlamaForCausalLM"],
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        num_hidden_layers=len(layers),
+        vocab_size=32,
+        head_dim=head_dim,
+        gac=gac,
+        **changes,
+    )
+
+
+@st.composite
+def models(draw: st.DrawFn) -> RandomModel:
+    """A model of random layers, with every attribute that the reference knows."""
+    head_dim = draw(st.sampled_from([6, 10, 16, 18]))
+    raw = gac_config(
+        [draw(layers(head_dim)) for _ in range(LAYERS)],
+        head_dim,
+        rope_parameters=draw(st.sampled_from([DEFAULT_ROPE, LINEAR_ROPE, LLAMA3_ROPE])),
+        attention_bias=draw(st.booleans()),
+        mlp_bias=draw(st.booleans()),
+        tie_word_embeddings=draw(st.booleans()),
+        **draw(st.sampled_from([{}, {"model_type": "mistral", "sliding_window": 5}])),
+    )
+    return RandomModel(raw, draw(st.integers(0, 999)))
+
+
+def random_weights(
+    shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """fp32 weights under which every part of a model matters to its logits."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in shapes:
+        tensor = torch.randn(shape, generator=generator)
+        if name.endswith("rope_inv_freq"):
+            tensor = torch.rand(shape, generator=generator) ** 4
+        elif name.endswith("norm.weight"):
+            tensor = 1 + tensor / 4
+        elif name.endswith(".weight"):
+            tensor = tensor * shape[-1] ** -0.5
+        weights[name] = tensor
+    return weights

@@ -1,0 +1,69 @@
+"""Padding is exact to the bit wherever sums are added up in the order of their terms.
+
+A padded sum has products of zeros among its terms, in places that change nothing but how a GEMM
+groups the others. So the reference model runs here with every sum in order, in fp32. What is
+served: tests/serving/test_align.py.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import pad, silu
+
+from tests.repair.random_models import RandomModel, models
+from vllm_gac import forward
+from vllm_gac.repair.dims import padded_layout
+
+
+@settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(models(), st.sampled_from(["minimal", "optimal", "predefined"]))
+def test_logits_are_bit_for_bit_the_same(
+    monkeypatch: pytest.MonkeyPatch, model: RandomModel, strategy: Any
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(forward, "linear", linear_in_order)
+        patch.setattr(forward, "scaled_dot_product_attention", attention_in_order)
+        patch.setattr(forward, "silu", silu_of_whole_vectors)
+        patch.setattr(torch, "einsum", up_projection_in_order)
+        expected = model.logits(dtype=torch.float32)
+        padded = model.logits(padded_layout(model.layout, strategy), torch.float32)
+    assert torch.equal(padded, expected)
+    assert expected.std() > 0
+
+
+def product_in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a [..., m, k] @ b [..., k, n], the terms of each sum one after the other."""
+    total = torch.zeros(())
+    for k in range(a.shape[-1]):
+        total = total + a[..., :, k, None] * b[..., None, k, :]
+    return total
+
+
+def linear_in_order(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    y = product_in_order(x, weight.T)
+    return y if bias is None else y + bias
+
+
+def up_projection_in_order(equation: str, x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """bthr,hdr->bthd"""
+    return product_in_order(x[..., None, :], up.transpose(1, 2)).squeeze(-2)
+
+
+def attention_in_order(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, attn_mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    scores = product_in_order(q, k.transpose(-1, -2)) * scale
+    return product_in_order(scores.masked_fill(~attn_mask, float("-inf")).softmax(-1), v)
+
+
+def silu_of_whole_vectors(x: torch.Tensor) -> torch.Tensor:
+    """silu, computed alike everywhere: torch takes other instructions for a row's remainder."""
+    width = x.shape[-1]
+    return silu(pad(x, (0, -width % 64)))[..., :width]

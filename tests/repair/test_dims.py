@@ -1,0 +1,107 @@
+"""Which dims padding makes, by role; and the tables of the GAC paper."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.repair.random_models import RandomModel, models
+from vllm_gac.contract import STRATEGIES, align
+from vllm_gac.layout import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of
+from vllm_gac.repair.dims import padded_layout
+
+strategies = st.sampled_from(STRATEGIES)
+RULES = ["minimal", "optimal", "predefined"]
+
+
+@given(models(), strategies, st.sampled_from([1, 2, 3]))
+def test_every_dim_is_the_next_allowed_one(model: RandomModel, strategy: Any, tp: int) -> None:
+    before, after = model.layout, padded_layout(model.layout, strategy, tp=tp)
+    if strategy == "none":
+        assert after == before
+        return
+    for (name, role, dim), (_, _, padded) in zip(before.dims(), after.dims(), strict=True):
+        expected = align(dim, strategy, role, tensor_parallel_size=tp)
+        if role == "rank" and padded != expected:
+            index, linear = int(name.split(".")[1]), name.split(".", 3)[3]
+            assert padded == min(after.linear_shape(after.layers[index], linear))
+            assert padded < expected
+        else:
+            assert padded == expected
+
+
+@given(models(), strategies)
+def test_heads_hidden_size_and_scale_stay(model: RandomModel, strategy: Any) -> None:
+    before, after = model.layout, padded_layout(model.layout, strategy)
+    assert replace(after, layers=before.layers) == before
+    for old, new in zip(before.layers, after.layers, strict=True):
+        assert (new.query_heads, new.key.heads, new.value.heads) == (
+            old.query_heads,
+            old.key.heads,
+            old.value.heads,
+        )
+        assert new.key.form == old.key.form
+
+
+@given(models(), strategies)
+def test_padding_twice_is_padding_once(model: RandomModel, strategy: Any) -> None:
+    after = padded_layout(model.layout, strategy)
+    assert padded_layout(after, strategy) == after
+
+
+@given(models(), strategies)
+def test_what_comes_out_can_be_written_and_read(model: RandomModel, strategy: Any) -> None:
+    after = padded_layout(model.layout, strategy)
+    assert layout_of(model.raw | {"gac": after.section()}) == after
+
+
+def dense(head_dim: int, width: int = 64) -> ModelLayout:
+    raw = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": head_dim,
+        "vocab_size": 8,
+    }
+    return layout_of(raw)
+
+
+def test_keys_of_the_models_own_size_get_a_table_only_if_they_grow() -> None:
+    assert padded_layout(dense(108), "minimal").layers[0].key == KeyLayout("rotary", 2, 112, True)
+    assert padded_layout(dense(112), "minimal").layers[0].key == KeyLayout("rotary", 2, 112)
+
+
+def test_each_gpus_part_of_a_width_is_aligned_and_nothing_else_is_split() -> None:
+    after = padded_layout(dense(112, width=150), "minimal", tp=4)
+    assert after.layers[0].intermediate_size == 4 * 40
+    assert after.layers[0].key.size == 112
+
+
+def test_a_rank_stays_within_the_full_rank_of_its_linear() -> None:
+    layout = replace(dense(112), hidden_size=60)
+    layer = replace(layout.layers[0], ranks=dict.fromkeys(LINEARS, 59))
+    after = padded_layout(replace(layout, layers=(layer,)), "minimal")
+    assert set(after.layers[0].ranks.values()) == {60}
+
+
+@pytest.mark.parametrize(
+    ("dims", "expected"),
+    [([107], 112), ([114, 115, 116, 117, 118], 120), ([121, 122, 123, 124, 125], 128)],
+)
+def test_the_papers_table_of_repaired_dims(dims: list[int], expected: int) -> None:
+    """Section 5 (107 -> 112) and table 9, on value heads, latent keys and ranks."""
+    for dim in dims:
+        layer = LayerLayout(
+            query_heads=4,
+            key=KeyLayout("latent", 2, dim),
+            value=ValueLayout(2, dim),
+            intermediate_size=dim,
+            ranks={"mlp.down_proj": dim},
+        )
+        layout = replace(dense(128), hidden_size=256, layers=(layer,))
+        assert {dim for _, _, dim in padded_layout(layout, "minimal").dims()} == {expected}

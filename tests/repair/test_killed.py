@@ -1,0 +1,72 @@
+"""A repair that is killed, or finds the disk full: --resume ends in the same bytes."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dense_models import config, write
+from tests.killing import run_child, survey
+from vllm_gac.checkpoint import faults, open_checkpoint
+from vllm_gac.errors import CheckpointError
+
+
+def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:
+    summary = _surveyed(tmp_path, step=4)
+    assert len(summary["killed"]) >= 8
+    assert set(summary["digests"].values()) == {summary["undisturbed"]}
+
+
+@pytest.mark.slow
+def test_resumes_to_the_same_bytes_from_every_single_point(tmp_path: Path) -> None:
+    summary = _surveyed(tmp_path, step=1)
+    assert len(summary["killed"]) >= 32
+    assert set(summary["digests"].values()) == {summary["undisturbed"]}
+
+
+def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> None:
+    summary = _surveyed(tmp_path, step=0)
+    assert "cannot be written" in summary["error"]
+    assert not summary["out_exists"]
+    assert summary["digests"]["full"] == summary["undisturbed"]
+
+
+def test_two_repairs_into_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm_gac import durable
+    from vllm_gac.repair.directory import repair
+
+    model = write(tmp_path / "model", config(intermediate_size=93))
+    refused = []
+
+    def another_run(path: Path, *arguments: object) -> None:
+        for resume in (False, True):
+            with pytest.raises(CheckpointError) as error:
+                repair(model, tmp_path / "out", resume=resume, progress=False)
+            refused.append(str(error.value))
+        durable.write_tensors(path, *arguments)
+
+    monkeypatch.setattr("vllm_gac.repair.directory.write_tensors", another_run)
+    repair(model, tmp_path / "out", progress=False)
+    unfinished, locked = refused[:2]
+    assert "out.partial: unfinished work of an earlier run" in unfinished
+    assert locked.endswith("out.partial: another process is writing here")
+    assert list(faults(open_checkpoint(tmp_path / "out"), finite=True)) == []
+
+
+def _surveyed(directory: Path, step: int) -> dict[str, object]:
+    write(directory / "model", config(intermediate_size=93))
+    return run_child(__name__, directory, step)
+
+
+def _child(directory: Path, step: int) -> dict[str, object]:
+    from vllm_gac.repair.directory import repair
+
+    def run(out: Path, resume: bool) -> None:
+        repair(directory / "model", out, resume=resume, progress=False)
+
+    return survey(directory, run, step)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_child(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -1,0 +1,89 @@
+"""Padded with zeros, a model computes what it computed."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.repair.random_models import RandomModel, models
+from vllm_gac.repair.dims import padded_layout
+from vllm_gac.repair.padding import padded_tensors
+
+RULES = ["minimal", "optimal", "predefined"]
+rules = st.sampled_from([*RULES, "measured"])
+
+
+@settings(deadline=None, max_examples=100)
+@given(models(), rules, st.sampled_from([1, 3]))
+def test_logits_stay_what_they_were(model: RandomModel, strategy: Any, tp: int) -> None:
+    padded = padded_layout(model.layout, strategy, tp=tp)
+    expected = model.logits()
+    assume(bool(expected.isfinite().all()))
+    torch.testing.assert_close(model.logits(padded), expected, rtol=1e-12, atol=1e-12)
+
+
+@settings(deadline=None)
+@given(models(), rules)
+def test_the_padded_tensors_are_those_of_the_padded_layout(
+    model: RandomModel, strategy: Any
+) -> None:
+    padded = padded_layout(model.layout, strategy)
+    expected, made = padded.tensors(), model.padded(padded)
+    assert made.keys() == expected.keys()
+    for name, tensor in made.items():
+        once = (1, *expected[name][1:])  # a table that all heads share
+        shapes = [expected[name], once] if name.endswith("rope_inv_freq") else [expected[name]]
+        assert tuple(tensor.shape) in shapes, name
+
+
+@settings(deadline=None)
+@given(models(), rules)
+def test_padding_adds_zeros_and_moves_nothing(model: RandomModel, strategy: Any) -> None:
+    padded = model.padded(padded_layout(model.layout, strategy))
+    for name, tensor in model.weights.items():
+        kept = padded[name][padded[name] != 0]
+        assert torch.equal(kept, tensor[tensor != 0]), name
+
+
+@settings(deadline=None, max_examples=25)
+@given(models(), rules)
+def test_the_frequencies_of_padded_pairs_do_not_matter(model: RandomModel, strategy: Any) -> None:
+    padded = padded_layout(model.layout, strategy)
+    stored = {
+        name: tensor.shape[-1]
+        for name, tensor in model.weights.items()
+        if name.endswith("rope_inv_freq")
+    }
+    own = model.layout.head_dim // 2
+
+    def turn(weights: dict[str, torch.Tensor]) -> None:
+        for name, tensor in weights.items():
+            if name.endswith("rope_inv_freq"):
+                tensor[..., stored.get(name, own) :] = 0.7
+
+    torch.testing.assert_close(
+        model.logits(padded, change=turn), model.logits(), rtol=1e-12, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@settings(deadline=None, max_examples=5)
+@given(models())
+def test_dtypes_are_kept(dtype: torch.dtype, model: RandomModel) -> None:
+    padded = padded_layout(model.layout, "optimal")
+    stream = ((name, tensor.to(dtype)) for name, tensor in model.weights.items())
+    for name, tensor in padded_tensors(model.layout, padded, model.hf_config.rope, stream):
+        new = name.endswith("rope_inv_freq") and name not in model.weights
+        assert tensor.dtype == (torch.float32 if new else dtype)
+
+
+@settings(deadline=None, max_examples=5)
+@given(models())
+def test_what_is_not_part_of_the_model_is_passed_on(model: RandomModel) -> None:
+    extra = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    stream = [*model.weights.items(), (extra, torch.ones(3))]
+    padded = padded_layout(model.layout, "optimal")
+    made = dict(padded_tensors(model.layout, padded, model.hf_config.rope, stream))
+    assert torch.equal(made[extra], torch.ones(3))

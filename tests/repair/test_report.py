@@ -1,0 +1,147 @@
+"""What a repair costs and gains: the tables of the GAC paper, and dims nobody measured."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.repair.test_dims import dense
+from vllm_gac.errors import ProfileError
+from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.repair.dims import padded_layout
+from vllm_gac.repair.report import repair_report
+
+# Head dims of PaLU's Llama-3-8B at 80 % and how many of its 512 key and value heads have them.
+# The paper gives the dims (table 9), their number and that 16 of them are aligned (figure 2); the
+# counts are those of scripts/run_c4_dimension_repair.py in github.com/JihaoXin/GAC.
+PALU = {
+    114: 51,
+    116: 89,
+    117: 42,
+    118: 68,
+    120: 16,
+    121: 73,
+    122: 58,
+    123: 47,
+    124: 52,
+    125: 16,
+}
+# Table 8: ms of attention on an A100 by head dim; 112 and 128 are what it pads 107 and 125 to.
+TABLE_8 = {107: 2.064, 112: 1.490, 114: 2.049, 117: 2.054, 120: 1.557}
+TABLE_8 |= {121: 1.964, 125: 1.975, 128: 1.439}
+
+
+def palu_model() -> ModelLayout:
+    """A layer for every two heads: one of them a latent key, the other a value."""
+    dims = [dim for dim, count in PALU.items() for _ in range(count)]
+    layers = tuple(
+        LayerLayout(
+            query_heads=4,
+            key=KeyLayout("latent", 1, key),
+            value=ValueLayout(1, value),
+            intermediate_size=64,
+        )
+        for key, value in zip(dims[::2], dims[1::2], strict=True)
+    )
+    return replace(dense(128), num_key_value_heads=1, layers=layers)
+
+
+@pytest.fixture
+def a100(tmp_path: Path) -> str:
+    sweep = {
+        "kernel": "scaled_dot_product_attention",
+        "batch": 4,
+        "length": 2048,
+        "heads": 32,
+        "causal": False,
+        "dims": sorted(TABLE_8),
+        "microseconds": [1000 * TABLE_8[dim] for dim in sorted(TABLE_8)],
+    }
+    profile = {
+        "version": 1,
+        "gpu": "A100",
+        "measured": "2026-01-24",
+        "software": {},
+        "method": "table 8 of the GAC paper",
+        "noise": 0.02,
+        "attention": [sweep],
+        "gemm": [],
+    }
+    (tmp_path / "a100.json").write_text(json.dumps(profile))
+    return str(tmp_path / "a100.json")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "percent"), [("minimal", 3.72), ("optimal", 7.20), ("predefined", 7.20)]
+)
+def test_the_papers_memory_overhead(strategy: Any, percent: float) -> None:
+    """Table 7: 3.72 % and 7.20 % for the 512 heads."""
+    model = palu_model()
+    report = repair_report(model, padded_layout(model, strategy))
+    assert report.roles["head"].dims == 512
+    assert round(report.roles["head"].overhead_percent, 2) == percent
+    assert round(report.kv_bytes_per_token.overhead_percent, 2) == percent
+    assert report.kv_bytes_per_token.before == 2 * sum(d * count for d, count in PALU.items())
+
+
+def test_the_papers_share_of_misaligned_heads() -> None:
+    model = palu_model()
+    report = repair_report(model, padded_layout(model, "minimal"))
+    assert f"{report.roles['head'].changed / 512:.1%}" == "96.9%"
+
+
+@pytest.mark.parametrize(
+    ("dim", "overhead", "gain", "roi"),
+    [(107, 4.67, 27.8, 5.95), (121, 5.79, 26.7, 4.62), (125, 2.40, 27.1, 11.31)],
+)
+def test_the_papers_gain_by_dim(
+    a100: str, dim: int, overhead: float, gain: float, roi: float
+) -> None:
+    """Table 8, and its gain over the memory it takes, as in figure 5."""
+    model = dense(128)
+    layer = replace(model.layers[0], key=KeyLayout("latent", 2, dim), value=ValueLayout(2, 128))
+    model = replace(model, layers=(layer,))
+    report = repair_report(model, padded_layout(model, "minimal"), a100)
+    [change] = report.changes
+    assert change.overhead_percent == pytest.approx(overhead, abs=0.01)
+    assert change.gain_percent == pytest.approx(gain, abs=0.05)
+    assert change.roi == pytest.approx(roi, abs=0.02)
+    head = report.roles["head"]
+    assert head.gain_percent == pytest.approx(change.gain_percent / 2)  # the value gains nothing
+    assert head.roi == pytest.approx(head.gain_percent / head.overhead_percent)
+
+
+def test_a_dim_that_was_not_measured_has_no_gain(a100: str) -> None:
+    model = dense(128)
+    layer = replace(model.layers[0], key=KeyLayout("latent", 2, 99), intermediate_size=61)
+    model = replace(model, layers=(layer,))
+    report = repair_report(model, padded_layout(model, "minimal"), a100)
+    assert [(c.role, c.before, c.after) for c in report.changes] == [
+        ("head", 99, 104),
+        ("width", 61, 64),
+    ]
+    assert {c.gain_percent for c in report.changes} == {None}
+    assert {total.roi for total in report.roles.values()} == {None}
+
+
+def test_the_shipped_profile_says_that_padding_pays() -> None:
+    model = palu_model()
+    after = padded_layout(model, "minimal")
+    report = repair_report(model, after, "h200")
+    assert all(c.gain_percent > 30 for c in report.changes if c.gain_percent is not None)
+    assert report.roles["head"].roi > 5
+    assert repair_report(model, after).roles["head"].gain_percent is None
+    with pytest.raises(ProfileError, match="no profile of GPU 'b300'"):
+        repair_report(model, after, "b300")
+
+
+def test_gains_of_a_width_are_those_of_each_gpus_part() -> None:
+    model = dense(128, width=2 * 12185)
+    after = padded_layout(model, "minimal", tp=2)
+    [change] = repair_report(model, after, "h200", tp=2).changes
+    assert change.after == 2 * 12192
+    assert change.gain_percent is not None
+    assert change.gain_percent > 30
+    assert repair_report(model, after, "h200").changes[0].gain_percent is None

@@ -1,0 +1,169 @@
+"""Misaligned dims, padded when they are loaded: what is served stays what it was."""
+
+import json
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+from vllm.config.load import LoadConfig
+
+from tests.serving import aligned_engines
+from tests.serving.models import layer, write_model
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout import ModelLayout
+from vllm_gac.repair.dims import padded_layout
+from vllm_gac.serving.align import align_config
+from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
+from vllm_gac.serving.loader import GacModelLoader
+
+HEAD_DIM = 60
+# Own keys, chosen pairs, latents of one head and of two; all on the reference attention, however
+# they are padded. No sum has more than 512 terms: see test_served_logits....
+LAYERS = [
+    layer(("rotary", 4, 60), (2, 43), 397, {"mlp.down_proj": 61, "self_attn.q_proj": 93}),
+    layer(("latent", 4, 27), (2, 30), 301, {"mlp.gate_proj": 50, "self_attn.k_proj": 37}),
+    layer(("rotary", 4, 38), (4, 30), 250),
+    layer(("latent", 2, 41), (2, 54), 485),
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    gac = {"version": 1, "softmax_scale": HEAD_DIM**-0.5, "head_dim": HEAD_DIM, "layers": LAYERS}
+    write_model(tmp_path / "model", LAYERS, gac=gac)
+    return tmp_path / "model"
+
+
+def test_served_logits_are_bit_for_bit_the_same_however_dims_are_padded(
+    model: Path, tmp_path: Path
+) -> None:
+    """In fp32, decoded greedily by vLLM from prompts that are prefilled in chunks.
+
+    Zeros between the terms of a sum do not change it while the terms are added in order. oneDNN,
+    which multiplies for vLLM's linears, does so up to 512 terms (AVX-512; more on AVX2), and zeros
+    come in between only in o_proj. Of the rest only `silu` minds (aligned_engines.py).
+    """
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("oneDNN's order of summation is known for x86 from AVX2 on")
+    served = aligned_engines.run(model, tmp_path, ["none", "minimal", "optimal", "predefined"])
+    expected = served["none"]
+    assert expected["logits"].std() > 0.1
+    for strategy, answer in served.items():
+        assert answer["tokens"] == expected["tokens"], strategy
+        assert torch.equal(answer["logits"], expected["logits"]), strategy
+        padded = padded_layout(open_checkpoint(model).layout, strategy)
+        assert answer["head_size"] == padded.cache_head_dim
+        assert answer["kv_cache_tokens"] == pytest.approx(
+            2**30 / (4 * padded.kv_elements), rel=1e-3
+        )
+
+
+class ConfigStub(SimpleNamespace):
+    """What `align_config` and the loader read of vLLM's config of the model in `directory`."""
+
+    def __init__(
+        self, directory: Path, options: dict[str, Any], *, tp: int = 1, lora: bool = False
+    ) -> None:
+        hf_config = AutoConfig.from_pretrained(directory)
+        super().__init__(
+            model_config=SimpleNamespace(
+                model=str(directory),
+                revision=None,
+                hf_config=hf_config,
+                get_model_arch_config=lambda: hf_config.head_dim,
+            ),
+            load_config=LoadConfig(load_format="gac", model_loader_extra_config=options),
+            parallel_config=SimpleNamespace(tensor_parallel_size=tp),
+            lora_config=SimpleNamespace() if lora else None,
+        )
+
+    @property
+    def served(self) -> ModelLayout:
+        return layout_of_hf(self.model_config.hf_config)
+
+    @property
+    def stored(self) -> ModelLayout:
+        return stored_layout(self.model_config.hf_config)
+
+
+def aligned(directory: Path, tp: int = 1, lora: bool = False, **options: Any) -> Any:
+    config = ConfigStub(directory, options, tp=tp, lora=lora)
+    align_config(config)  # type: ignore[arg-type]
+    return config
+
+
+@pytest.mark.parametrize(
+    ("options", "strategy"),
+    [
+        ({}, "minimal"),
+        ({"align": "none"}, "none"),
+        ({"align": "predefined"}, "predefined"),
+        ({"align": "measured", "gpu": "h200"}, "measured"),
+    ],
+)
+def test_the_layout_to_serve_is_written_beside_the_stored_one(
+    model: Path, options: dict[str, Any], strategy: Any
+) -> None:
+    on_disk = open_checkpoint(model).layout
+    config = aligned(model, **options)
+    assert config.stored == on_disk
+    assert config.served == padded_layout(on_disk, strategy)
+    assert config.model_config.hf_config.head_dim == config.served.cache_head_dim
+    if strategy != "none":
+        assert config.model_config.model_arch_config == config.served.cache_head_dim
+    align_config(config)
+    assert config.stored == on_disk
+    assert config.served == padded_layout(on_disk, strategy)
+
+
+def test_the_config_travels_with_both_layouts(model: Path) -> None:
+    config = aligned(model, align="optimal")
+    sent = pickle.loads(pickle.dumps(config.model_config.hf_config))
+    assert layout_of_hf(sent) == config.served
+    assert stored_layout(sent) == config.stored
+
+
+def test_each_tensor_parallel_part_of_a_width_is_aligned(model: Path) -> None:
+    widths = [layer.intermediate_size for layer in aligned(model, tp=2).served.layers]
+    assert widths == [400, 304, 256, 496]
+
+
+def test_lora_adapters_keep_the_dims_they_were_made_for(model: Path) -> None:
+    assert aligned(model, lora=True).served == open_checkpoint(model).layout
+    assert aligned(model, lora=True, align="none").served == open_checkpoint(model).layout
+    with pytest.raises(CheckpointError, match="align optimal would pad dims that LoRA adapters"):
+        aligned(model, lora=True, align="optimal")
+
+
+def test_packed_tensors_are_not_padded(model: Path) -> None:
+    raw = json.loads((model / "config.json").read_text())
+    quantized = raw | {"quantization_config": {"quant_method": "fp8"}}
+    (model / "config.json").write_text(json.dumps(quantized))
+    config = aligned(model)
+    assert config.served == config.stored
+    with pytest.raises(CheckpointError, match="align minimal would pad dims that quantized"):
+        aligned(model, align="minimal")
+
+
+def test_an_unknown_strategy_is_named(model: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"--model-loader-extra-config: align: .*'best'"):
+        aligned(model, align="best")
+
+
+@pytest.mark.parametrize("strategy", ["none", "minimal", "predefined"])
+def test_the_loader_streams_the_tensors_of_the_padded_layout(model: Path, strategy: str) -> None:
+    config = aligned(model, align=strategy)
+    for _ in range(2):  # reloading makes a new loader, and knows the config only
+        loader = GacModelLoader(config.load_config)
+        stream = loader.get_all_weights(config.model_config, torch.nn.Module())
+        shapes = {name: tuple(tensor.shape) for name, tensor in stream}
+        expected = config.served.tensors()
+        table = "model.layers.0.self_attn.rope_inv_freq"  # own frequencies: one row for all heads
+        if table in expected:
+            expected[table] = (1, *expected[table][1:])
+        assert shapes == expected

@@ -1,0 +1,80 @@
+"""What the stat logger publishes, of configs without a server."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.model_files import config, gac_config
+from vllm_gac.layout import layout_of
+
+pytest.importorskip("vllm")
+
+
+def published(raw: dict[str, Any], cache_dtype: str = "auto") -> dict[str, dict[str, float]]:
+    """{metric: {labels but the model's: value}} after an engine of this config came up."""
+    import torch
+    from prometheus_client import REGISTRY
+
+    from vllm_gac.serving.metrics import GacStatLogger
+
+    known = REGISTRY._names_to_collectors
+    for gauge in {known[name] for name in list(known) if name.startswith("gac_")}:
+        REGISTRY.unregister(gauge)
+    hf_config = SimpleNamespace(
+        architectures=raw["architectures"], name_or_path="", to_dict=lambda: raw
+    )
+    model = SimpleNamespace(hf_config=hf_config, served_model_name="m", dtype=torch.bfloat16)
+    cache = SimpleNamespace(cache_dtype=cache_dtype, kv_cache_size_tokens=1000)
+    vllm_config: Any = SimpleNamespace(model_config=model, cache_config=cache)
+    logger = GacStatLogger(vllm_config, engine_index=1)
+    logger.log_engine_initialized()
+    logger.log_engine_initialized()  # an engine may be initialized twice in a process
+    found: dict[str, dict[str, float]] = {}
+    for metric in REGISTRY.collect():
+        for sample in metric.samples:
+            if sample.name.startswith("gac_"):
+                labels = dict(sample.labels)
+                assert labels.pop("model_name") == "m"
+                key = " ".join(labels[name] for name in sorted(labels))
+                found.setdefault(sample.name, {})[key] = sample.value
+    return found
+
+
+def test_another_model_has_room_and_nothing_else() -> None:
+    raw = config() | {"architectures": ["LlamaForCausalLM"]}
+    assert published(raw) == {"gac_kv_cache_tokens": {"1": 1000}}
+
+
+def test_a_gac_model_is_compared_with_the_dense_one_it_was() -> None:
+    raw = gac_config()
+    layout, dense = layout_of(raw), layout_of(config())
+    found = published(raw)
+    assert found["gac_kv_bytes_per_token"] == {"": 2 * layout.kv_elements}
+    assert found["gac_dense_kv_bytes_per_token"] == {"": 2 * dense.kv_elements}
+    assert found["gac_parameters"] == {"": layout.parameters}
+    assert found["gac_dense_parameters"] == {"": dense.parameters}
+    assert found["gac_parameters"] != found["gac_dense_parameters"]
+    assert found["gac_kv_cache_tokens"] == {"1": 1000}
+
+
+def test_an_fp8_cache_takes_a_byte_a_number() -> None:
+    layout = layout_of(gac_config())
+    found = published(gac_config(), cache_dtype="fp8_e4m3")
+    assert found["gac_kv_bytes_per_token"] == {"": layout.kv_elements}
+
+
+def test_layers_are_counted_by_backend_and_heads() -> None:
+    raw = gac_config()
+    layers = layout_of(raw).layers
+    found = published(raw)["gac_attention_layers"]
+    assert sum(found.values()) == len(layers)
+    for layer in layers:
+        heads = (
+            f"{layer.key.form} {layer.key.heads}x{layer.key.size} "
+            f"{layer.value.heads}x{layer.value.size}"
+        )
+        (label,) = [label for label in found if label.endswith(heads)]
+        alike = (layer.key.heads, layer.key.size) == (layer.value.heads, layer.value.size)
+        if not alike or layer.key.form == "latent":
+            assert label.split()[0] != "vllm"

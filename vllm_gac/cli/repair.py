@@ -1,0 +1,135 @@
+"""`vllm-gac repair`: pad a model's dims to ones that kernels like."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from vllm_gac.cli.options import Verbs, add_json, path, positive
+from vllm_gac.cli.output import print_json, print_table
+from vllm_gac.contract import STRATEGIES
+
+if TYPE_CHECKING:
+    from vllm_gac.repair.ranks import Lowered
+    from vllm_gac.repair.report import RepairReport, Size
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "repair",
+        help="pad a model's dims to ones that kernels like",
+        description="Write the model in MODEL to the new directory DIR with head sizes, MLP widths "
+        "and ranks padded with zeros, which changes no logit. vLLM does the same in memory: "
+        "--model-loader-extra-config '{\"align\": STRATEGY}', which is minimal by default.",
+    )
+    parser.add_argument("model", type=path, metavar="MODEL", help="a model directory")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the new one")
+    parser.add_argument(
+        "--strategy", choices=STRATEGIES, default="minimal", help="as in 'align' (minimal)"
+    )
+    parser.add_argument(
+        "--gpu", help="profile for measured and for expected gains: h200, or a profile.json"
+    )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="align each of N parts of an MLP width (1)",
+    )
+    parser.add_argument(
+        "--redecompose",
+        action="store_true",
+        help="let ranks go to the nearest allowed one, also below: smaller, but not exact",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    add_json(parser)
+    parser.set_defaults(run=run, hint="; the same command with --resume goes on from here")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Repair, and print what that costs and gains."""
+    from vllm_gac.gpu_profile import DEFAULT_GPU, read_profile
+    from vllm_gac.repair.directory import repair
+    from vllm_gac.repair.report import repair_report
+
+    gpu = args.gpu or (DEFAULT_GPU if args.strategy == "measured" else None)
+    if gpu is not None:
+        read_profile(gpu)  # one that cannot be had should not show after the work
+    tp = args.tensor_parallel_size
+    done = repair(
+        args.model,
+        args.out,
+        strategy=args.strategy,
+        gpu=gpu,
+        tp=tp,
+        redecompose=args.redecompose,
+        resume=args.resume,
+        progress=not args.quiet,
+    )
+    report = repair_report(done.before, done.after, gpu, tp)
+    if args.json:
+        print_json(_as_json(args, report, done.lowered))
+    else:
+        _print(args, report, done.lowered)
+    return 0
+
+
+def _as_json(
+    args: argparse.Namespace, report: "RepairReport", lowered: "list[Lowered]"
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "out": str(args.out),
+        "strategy": args.strategy,
+        **report.as_json(),
+        "lowered": [asdict(change) for change in lowered],
+    }
+
+
+def _print(args: argparse.Namespace, report: "RepairReport", lowered: "list[Lowered]") -> None:
+    print(f"parameters  {_size(report.parameters)}")
+    print(f"KV cache    {_size(report.kv_bytes_per_token)} bytes per token, 16-bit")
+    print()
+    print_table(
+        ("role", "dims", "changed", "memory", "gain", "ROI"),
+        [
+            (role, str(t.dims), str(t.changed), *_cells(t.overhead_percent, t.gain_percent, t.roi))
+            for role, t in report.roles.items()
+        ],
+    )
+    if report.changes:
+        print()
+        print_table(
+            ("role", "dim", "repaired", "times", "memory", "gain", "ROI"),
+            [
+                (
+                    c.role,
+                    str(c.before),
+                    str(c.after),
+                    str(c.count),
+                    *_cells(c.overhead_percent, c.gain_percent, c.roi),
+                )
+                for c in report.changes
+            ],
+        )
+    for change in lowered:
+        print(
+            f"{change.name}: rank {change.before} re-decomposed at {change.after}, "
+            f"{change.relative_error:.2e} of its Frobenius norm lost"
+        )
+    print(f"\nServe it: vllm serve {args.out} --load-format gac")
+
+
+def _size(size: "Size") -> str:
+    return f"{size.before:,} -> {size.after:,} ({size.overhead_percent:+.2f} %)"
+
+
+def _cells(overhead: float, gain: float | None, roi: float | None) -> tuple[str, str, str]:
+    return (
+        f"{overhead:+.2f} %",
+        "-" if gain is None else f"{gain:.1f} %",
+        "-" if roi is None else f"{roi:.1f}",
+    )

@@ -1,0 +1,195 @@
+"""`vllm-gac repair`: a model directory into one whose dims kernels like.
+
+OUT appears whole or not at all (see workspace.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from vllm_gac import __version__
+from vllm_gac.checkpoint import Checkpoint, TensorReader, faults, open_checkpoint
+from vllm_gac.durable import write_json, write_tensors, write_text
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout import ModelLayout
+from vllm_gac.model_card import layer_table, model_name
+from vllm_gac.model_directory import copy_companions, fingerprint, shard_path, write_index
+from vllm_gac.model_format import open_any_format
+from vllm_gac.registration import ARCHITECTURE
+from vllm_gac.repair.dims import padded_layout
+from vllm_gac.repair.padding import new_table, padded_tensor
+from vllm_gac.repair.ranks import Lowered, lower_ranks, lowered_layout
+from vllm_gac.schema import Strategy
+from vllm_gac.workspace import renamed_before_the_end, workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """The dims of a model before and after, and the ranks that went down on the way."""
+
+    before: ModelLayout
+    after: ModelLayout
+    lowered: list[Lowered] = field(default_factory=list)
+
+
+def repair(
+    model: Path,
+    out: Path,
+    *,
+    strategy: Strategy = "minimal",
+    gpu: str | None = None,
+    tp: int = 1,
+    redecompose: bool = False,
+    resume: bool = False,
+    progress: bool = True,
+) -> Repaired:
+    """Write `model`, in any format that can be served, to `out` with its dims padded (dims.py).
+
+    The logits stay what they were, unless `redecompose` lets a rank go to an allowed one below
+    that is nearer (ranks.py). `resume` goes on with a run that was stopped. Raises CheckpointError
+    for a model that could not be served, ProfileError if there is no profile of `gpu`.
+    """
+    _, source = open_any_format(model)
+    for fault in faults(source):
+        raise CheckpointError(fault)
+    _refuse_mixed(source)
+    before = source.layout
+    lowered = lowered_layout(before, strategy, gpu) if redecompose else before
+    after = padded_layout(lowered, strategy, gpu, tp)
+    if resume and renamed_before_the_end(out):
+        return Repaired(before, after, _recorded(out))
+    wanted = {"strategy": strategy, "gpu": gpu, "tensor_parallel_size": tp}
+    run = wanted | {
+        "tool_version": __version__,
+        "model": fingerprint(source),
+        "redecompose": redecompose,
+    }
+    with workspace(out, run, resume) as directory:
+        changes = _write_shards(source, lowered, after, directory / "model", progress)
+        entry = wanted | {
+            "tool": f"vllm-gac {__version__}",
+            "lowered": [asdict(change) for change in changes],
+        }
+        _write_beside(source, after, entry, directory / "model")
+        write_index(directory / "model")
+    return Repaired(before, after, changes)
+
+
+def _refuse_mixed(source: Checkpoint) -> None:
+    """Raise CheckpointError for weights of several dtypes, which are stored by the tool only."""
+    found = {source.tensors[name].dtype for name, shape in source.required().items() if shape[1:]}
+    if source.mixed_dtypes and len(found) > 1:
+        raise CheckpointError(
+            f"{source.directory}: weights in {' and '.join(sorted(found))} side by side; make them "
+            "one with 'vllm-gac import', and repair what comes out"
+        )
+
+
+def _write_shards(
+    source: Checkpoint,
+    lowered: ModelLayout,
+    after: ModelLayout,
+    directory: Path,
+    progress: bool,
+) -> list[Lowered]:
+    """One shard per layer and one for the embeddings, all but those that are there already."""
+    changes, layers = [], len(after.layers)
+    with source.reader() as read, torch.inference_mode():
+        for index in tqdm(range(layers), desc="repair", unit="layer", disable=not progress):
+            shard = shard_path(directory, index, layers)
+            before, layer = source.layout.layers[index], lowered.layers[index]
+            if shard.exists() and before == layer:
+                continue
+            weights = _layer_weights(source, read, index)
+            changes += [
+                Lowered(f"layers.{index}.{c.name}", c.before, c.after, c.relative_error)
+                for c in lower_ranks(weights, before, layer)
+            ]
+            if not shard.exists():
+                write_tensors(shard, _padded_layer(source, lowered, after, index, weights))
+        shard = shard_path(directory, layers, layers)
+        if not shard.exists():
+            outside = [name for name in after.tensors() if not name.startswith("model.layers.")]
+            write_tensors(shard, {name: read(name) for name in outside})
+    return changes
+
+
+def _layer_weights(source: Checkpoint, read: TensorReader, index: int) -> dict[str, torch.Tensor]:
+    """The tensors of layer `index` by their names within it."""
+    prefix = f"model.layers.{index}."
+    names = [name for name, _ in source.layout.layer_tensors(index)]
+    return {name.removeprefix(prefix): read(name) for name in names}
+
+
+def _padded_layer(
+    source: Checkpoint,
+    lowered: ModelLayout,
+    after: ModelLayout,
+    index: int,
+    weights: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """The tensors of layer `index` of `after` by their full names."""
+    prefix = f"model.layers.{index}."
+    padded = {
+        prefix + name: padded_tensor(lowered, after, prefix + name, tensor)
+        for name, tensor in weights.items()
+    }
+    if (table := new_table(lowered, after, source.config.rope, index)) is not None:
+        padded[prefix + "self_attn.rope_inv_freq"] = table
+    return padded
+
+
+def _write_beside(
+    source: Checkpoint, after: ModelLayout, entry: Mapping[str, Any], directory: Path
+) -> None:
+    """Tokenizer and the like, config and model card."""
+    copy_companions(source.directory, directory)
+    earlier = source.config.gac.source if source.config.gac else {}
+    kept = {key: value for key, value in source.raw_config.items() if key != "auto_map"}
+    config = kept | {
+        "architectures": [ARCHITECTURE],
+        "hidden_size": after.hidden_size,
+        "vocab_size": after.vocab_size,
+        "head_dim": after.cache_head_dim,
+        "gac": after.section({**earlier, "repair": dict(entry)}),
+    }
+    write_json(directory / "config.json", config)
+    write_text(directory / "README.md", _card(source, after, entry))
+
+
+def _card(source: Checkpoint, after: ModelLayout, entry: Mapping[str, Any]) -> str:
+    before = source.layout
+    lowered = "".join(
+        f"{c['name']}: rank {c['before']} re-decomposed at {c['after']}, "
+        f"{c['relative_error']:.2e} of its Frobenius norm lost.\n"
+        for c in entry["lowered"]
+    )
+    return f"""---
+library_name: vllm
+tags:
+- vllm-gac
+- compressed
+---
+# {model_name(source)}, repaired by vllm-gac {__version__}
+
+Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin).
+
+| | before | repaired |
+|---|---:|---:|
+| parameters | {before.parameters:,} | {after.parameters:,} |
+| KV cache, numbers per token | {before.kv_elements:,} | {after.kv_elements:,} |
+
+Dims are padded with zeros, alignment {entry["strategy"]}.
+{lowered}
+{layer_table(after)}
+"""
+
+
+def _recorded(out: Path) -> list[Lowered]:
+    """The ranks that went down when `out` was written."""
+    gac = open_checkpoint(out).config.gac
+    return [Lowered(**change) for change in gac.source["repair"]["lowered"]] if gac else []
