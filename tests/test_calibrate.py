@@ -127,6 +127,7 @@ def test_work_of_another_calibration_is_not_continued(
 def test_the_file_is_plain_safetensors(model: Path, text: Path, tmp_path: Path) -> None:
     calibrate(model, [text], tmp_path / "stats", **RUN)
     tensors = load_file(tmp_path / "stats")
+    assert tensors.pop("probes").shape == (2, 12, 2)
     assert {name.split(".", 2)[1] for name in tensors} == {"0", "1"}
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
     with safe_open(tmp_path / "stats", framework="pt") as file:

@@ -13,7 +13,10 @@ from tests.model_files import config, gac_config, write_model
 from vllm_gac import __version__
 from vllm_gac.cli import main
 
-VERBS = ("align", "calibrate", "compress", "evaluate", "inspect", "plan", "solve", "verify")
+VERBS = (
+    *("align", "calibrate", "compress", "evaluate", "import", "inspect", "plan", "profile"),
+    *("repair", "solve", "verify"),
+)  # fmt: skip
 
 
 # ---- the command as such ---------------------------------------------------------------------
@@ -41,7 +44,7 @@ def test_every_verb_explains_itself_and_has_json(
     ("args", "message"),
     [
         ([], "required: VERB"),
-        (["profile"], "invalid choice: 'profile'"),
+        (["profiles"], "invalid choice: 'profiles'"),
         (["align"], "required: DIM"),
         (["align", "0"], "0: must be at least 1"),
         (["align", "1.5"], "'1.5' is not a number"),
@@ -51,7 +54,10 @@ def test_every_verb_explains_itself_and_has_json(
         (["plan", "m", "--kv-ratio", "nan"], "nan: must be above 0 and at most 1"),
         (["plan", "m", "--method", "heads,magic"], "'magic': choose from heads, prune, lowrank"),
         (["compress", "m", "--param-ratio", "0.8"], "required: --out"),
-        (["compress", "m", "--out", "o"], "give --param-ratio, --kv-ratio or both, or a --plan"),
+        (
+            ["compress", "m", "--out", "o"],
+            "give --param-ratio, --kv-ratio, a --latency or a --plan",
+        ),
         (
             ["compress", "m", "--out", "o", "--plan", "p", "--kv-ratio", "1"],
             "--kv-ratio has no effect with --plan",

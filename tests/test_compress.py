@@ -19,10 +19,11 @@ from vllm_gac.evaluate import perplexity
 from vllm_gac.forward import logits, reference
 from vllm_gac.layout import LINEARS, KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.plan import uniform_plan
+from vllm_gac.planner import Asked
 
 # Letters, as in the text that is calibrated on.
 TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26
-RATIOS: dict[str, Any] = {"param_ratio": 0.8, "kv_ratio": 0.75}
+RATIOS: dict[str, Any] = {"asked": Asked(param_ratio=0.8, kv_ratio=0.75)}
 SMALL: dict[str, Any] = {"max_tokens": 1024, "sequence_length": 128, "progress": False}
 
 MODELS = {
@@ -79,7 +80,8 @@ def test_budgets_hold_and_the_result_can_be_served(
 ) -> None:
     raw, options = MODELS[name]
     model, out = write(tmp_path / "model", raw, **options), tmp_path / "out"
-    layout = compress(model, out, methods=methods, calibration=[text], **RATIOS, **SMALL)
+    asked = Asked(param_ratio=0.8, kv_ratio=0.75, methods=methods)
+    layout = compress(model, out, asked, calibration=[text], **SMALL)
     dense, small = open_checkpoint(model), open_checkpoint(out)
     assert small.layout == layout
     assert layout.parameters <= 0.8 * dense.layout.parameters
@@ -101,10 +103,13 @@ def test_the_options_choose_the_attention(model: Path, text: Path, tmp_path: Pat
         layout = compress(
             model,
             tmp_path / f"{form}-{key_group}-{value_group}",
-            kv_ratio=0.5,
-            key_form=form,
-            key_group=key_group,
-            value_group=value_group,
+            Asked(
+                param_ratio=0.95,
+                kv_ratio=0.5,
+                key_form=form,
+                key_group=key_group,
+                value_group=value_group,
+            ),
             calibration=[text],
             **SMALL,
         )
@@ -188,10 +193,11 @@ class TestRefused:
         self.refused("exists; remove it or choose another")
 
     def test_a_budget_that_cannot_be_met(self) -> None:
-        self.refused(
-            r"--param-ratio 0.1: not feasible .* at least 0\.\d+", PlanError, param_ratio=0.1
-        )
-        self.refused(r"--kv-ratio 0.01: not feasible .* at least 0\.\d+", PlanError, kv_ratio=0.01)
+        for flag, asked in (
+            ("--param-ratio 0.1", Asked(param_ratio=0.1)),
+            ("--kv-ratio 0.01", Asked(kv_ratio=0.01)),
+        ):
+            self.refused(rf"{flag}: not feasible .* at least 0\.\d+", PlanError, asked=asked)
 
     def test_no_text_to_calibrate_on(self) -> None:
         self.refused("give files with --calibration", calibration=[])
@@ -287,7 +293,7 @@ class TestInterrupted:
         with pytest.raises(CheckpointError, match="continue it with --resume, or remove it"):
             self.run()
         with pytest.raises(CheckpointError, match="was started with"):
-            self.run(resume=True, param_ratio=0.7)
+            self.run(resume=True, asked=Asked(param_ratio=0.7))
         assert self.partial.is_dir()
         self.run(resume=True)
 

@@ -15,6 +15,7 @@ from vllm_gac.compress import compress
 from vllm_gac.errors import CheckpointError
 from vllm_gac.evaluate import perplexity
 from vllm_gac.forward import logits, reference
+from vllm_gac.planner import Asked
 from vllm_gac.tokens import windows
 
 
@@ -47,8 +48,11 @@ def test_max_tokens_takes_the_first_ones_of_all_files(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None:
     model = write(tmp_path / "model", config())
-    (model / "config.json").write_text((model / "config.json").read_text().replace("96", "97"))
-    with pytest.raises(CheckpointError, match="gate_proj"):
+    raw = (model / "config.json").read_text()
+    (model / "config.json").write_text(
+        raw.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3')
+    )
+    with pytest.raises(CheckpointError, match=r"layers\.2\.input_layernorm\.weight: missing"):
         perplexity(model, [write_text(tmp_path / "text")])
 
 
@@ -75,7 +79,8 @@ class TestDemo:
         perplexities = [dense]
         for params, kv in ((0.9, 0.75), (0.8, 0.5), (0.65, 0.375)):
             out = tmp_path / f"{params}-{kv}"
-            compress(demo.MODEL, out, param_ratio=params, kv_ratio=kv, stats=stats, progress=False)
+            asked = Asked(param_ratio=params, kv_ratio=kv)
+            compress(demo.MODEL, out, asked, stats=stats, progress=False)
             perplexities.append(perplexity(out, [demo.HELD_OUT], **self.WINDOWS)[0])
         assert perplexities == sorted(perplexities)
         assert perplexities[-1] < 2 * dense
@@ -93,14 +98,7 @@ class TestDemo:
         loss = {}
         for form in ("latent", "rotary"):
             out = tmp_path / form
-            compress(
-                demo.MODEL,
-                out,
-                kv_ratio=0.375,
-                methods=["heads"],
-                key_form=form,
-                stats=stats,
-                progress=False,
-            )
+            asked = Asked(kv_ratio=0.375, methods=["heads"], key_form=form)
+            compress(demo.MODEL, out, asked, stats=stats, progress=False)
             loss[form] = math.log(perplexity(out, [demo.HELD_OUT], **self.WINDOWS)[0] / dense)
         assert 0 < 2 * loss["latent"] < loss["rotary"]

@@ -2,12 +2,15 @@
 
 One layer's weights and covariances are in memory at a time, beside the hidden states of the
 calibration sequences. After each layer both are on disk, so a run that was stopped goes on there.
+A second pass, over fewer tokens, measures what each part of each layer is worth (sensitivity.py);
+a third one, if asked for, what gradients say (gradients.py).
 """
 
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,20 +21,30 @@ from vllm_gac.checkpoint import Checkpoint, faults, open_checkpoint
 from vllm_gac.durable import sync_directory, write_tensors
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import Reference, batches, embed, layer_forward, layer_weights, reference
+from vllm_gac.gradients import measure_gradients
 from vllm_gac.layout import LayerLayout, ValueLayout
-from vllm_gac.methods.values import spread_output
+from vllm_gac.methods.attended import spread_output
+from vllm_gac.methods.compressor import MeasuredLayer
+from vllm_gac.schema import METHODS
+from vllm_gac.sensitivity import measure, probes
 from vllm_gac.stats import (
     LayerStats,
     StatsFile,
     largest_value_group,
     layer_shapes,
+    linears_with_curves,
+    measured_choices,
+    methods_of,
+    read_layer_stats,
     stats_file,
+    whole_model_shapes,
 )
 from vllm_gac.tokens import calibration_sequences
 from vllm_gac.workspace import locked, partial_of
 
 DEFAULT_MAX_TOKENS = 1 << 16
 DEFAULT_SEQUENCE_LENGTH = 512
+DEFAULT_PROBE_TOKENS = 1 << 11
 
 
 def calibrate(
@@ -41,6 +54,9 @@ def calibrate(
     *,
     max_tokens: int = DEFAULT_MAX_TOKENS,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    probe_tokens: int = DEFAULT_PROBE_TOKENS,
+    gradient_tokens: int = 0,
+    methods: Sequence[str] = METHODS,
     value_group: int | None = None,
     device: str = "cpu",
     progress: bool = True,
@@ -48,7 +64,8 @@ def calibrate(
     """Write the statistics of `model` on `texts` to the safetensors file `out`.
 
     At most `max_tokens` tokens in sequences of `sequence_length` (or of the model's context, if
-    that is less) are used. Up to `value_group`
+    that is less) are used; of these about `probe_tokens` for sensitivities and `gradient_tokens`
+    for gradients, neither with 0. Up to `value_group`
     value heads can be made one by them, None for all that is possible. Work in progress is kept
     in `out`.partial; the same call goes on with it. Raises CheckpointError if the model is
     not a dense Llama or Mistral, the texts are too short, or `out` exists.
@@ -57,22 +74,33 @@ def calibrate(
         raise CheckpointError(f"{out}: exists; remove it or choose another file")
     checkpoint = open_dense(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
+    if sequence_length < 2 and (probe_tokens or gradient_tokens):
+        raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
     tokens = calibration_sequences(model, texts, length=sequence_length, max_tokens=max_tokens)
     metadata = {
         "model_config_sha256": checkpoint.config_sha256,
         "tokens": str(tokens.numel()),
         "sequence_length": str(sequence_length),
+        "probe_tokens": str(min(_whole(probe_tokens, sequence_length), tokens.numel())),
+        "gradient_tokens": str(min(_whole(gradient_tokens, sequence_length), tokens.numel())),
         "tokens_sha256": hashlib.sha256(tokens.numpy().tobytes()).hexdigest(),
+        "methods": ",".join(method for method in METHODS if method in methods),
         "value_group": str(value_group or largest_value_group(checkpoint.layout)),
     }
     workspace = partial_of(out)
     workspace.mkdir(parents=True, exist_ok=True)
     with locked(workspace):
         file = stats_file(workspace / "stats.safetensors", checkpoint.layout, metadata)
-        _stream(checkpoint, tokens, file, int(metadata["value_group"]), device, progress)
+        _stream(checkpoint, tokens, file, metadata, device, progress)
+        _measure_whole(checkpoint, tokens, file, metadata, device, progress)
         file.path.replace(out)
         sync_directory(out.parent)
         shutil.rmtree(workspace)
+
+
+def _whole(tokens: int, length: int) -> int:
+    """As many tokens as whole sequences have; at least one, unless none are wanted."""
+    return max(tokens // length, 1) * length if tokens else 0
 
 
 def open_dense(model: Path) -> Checkpoint:
@@ -91,13 +119,14 @@ def _stream(
     checkpoint: Checkpoint,
     tokens: torch.Tensor,
     file: StatsFile,
-    value_group: int,
+    metadata: Mapping[str, str],
     device: str,
     progress: bool,
 ) -> None:
     """Every layer not on disk yet: observe it, append its statistics, pass its output on."""
     model = reference(checkpoint, device=device)
-    layers = len(model.layout.layers)
+    layers, value_group = len(model.layout.layers), int(metadata["value_group"])
+    compressors = measured_choices(model.layout, metadata)
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
     with checkpoint.reader() as read, torch.inference_mode():
@@ -111,9 +140,46 @@ def _stream(
             for index in range(done, layers):
                 weights = layer_weights(model, read, index)
                 stats, hidden = observe_layer(model, weights, hidden, value_group, bar.update)
+                layer = MeasuredLayer(model.layout, weights, stats, model.inv_freq)
+                errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 write_tensors(_hidden_path(file, index + 1), {"hidden": hidden})
-                file.append(index, stats)
+                file.append(index, {**stats, **errors})
                 _hidden_path(file, index).unlink(missing_ok=True)
+
+
+def _measure_whole(
+    checkpoint: Checkpoint,
+    tokens: torch.Tensor,
+    file: StatsFile,
+    metadata: Mapping[str, str],
+    device: str,
+    progress: bool,
+) -> None:
+    """Measure sensitivities and gradients on some of the sequences, and finish the file."""
+    layout, model = checkpoint.layout, reference(checkpoint, device=device)
+    shapes = whole_model_shapes(layout, metadata)
+    measured = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    file.finish(measured)  # without its last tensor the file cannot be read
+    covariances = partial(read_layer_stats, file.path, device=device)
+    with checkpoint.reader() as read:
+        some = _evenly_spread(tokens, int(metadata["probe_tokens"]))
+        if len(some):
+            tried = probes(layout, methods_of(metadata))
+            with torch.inference_mode():
+                found = measure(model, read, covariances, some, tried, progress=progress)
+            measured["probes"] = found
+        some = _evenly_spread(tokens, int(metadata["gradient_tokens"]))
+        if len(some):
+            linears = linears_with_curves(metadata)
+            measured |= measure_gradients(
+                model, read, covariances, some, linears, progress=progress
+            )
+    file.finish(measured)
+
+
+def _evenly_spread(sequences: torch.Tensor, tokens: int) -> torch.Tensor:
+    wanted = tokens // sequences.shape[1]
+    return sequences[[i * len(sequences) // wanted for i in range(wanted)]]
 
 
 def _hidden_path(file: StatsFile, layer: int) -> Path:

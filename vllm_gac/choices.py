@@ -30,18 +30,23 @@ class Dims:
 
     strategy: Strategy
     gpu: str | None = None
+    tensor_parallel_size: int = 1
 
     def upto(self, full: int, role: Role) -> tuple[int, ...]:
         """Allowed dims in rising order, up to `full`, which takes nothing away and always is."""
-        return _allowed_dims(full, self.strategy, role, self.gpu)
+        return _allowed_dims(full, self.strategy, role, self.gpu, self.tensor_parallel_size)
 
 
 @cache
-def _allowed_dims(full: int, strategy: Strategy, role: Role, gpu: str | None) -> tuple[int, ...]:
-    dims = {full, *contract.candidates(1, full, strategy, role, gpu)}
+def _allowed_dims(
+    full: int, strategy: Strategy, role: Role, gpu: str | None, parallel: int
+) -> tuple[int, ...]:
+    allowed = contract.candidates(1, full, strategy, role, gpu, tensor_parallel_size=parallel)
+    dims = {full, *allowed}
     if strategy == "minimal":
         steps, fewest = _STEPS[role]
         step = next((s for s in steps if s * fewest <= full), steps[-1])
+        step *= parallel if role == "width" else 1
         dims = {d for d in dims if d % step == 0 or d == full}
     rising = sorted(dims)
     count = min(len(rising), _MOST_HEAD_SIZES) if role == "head" else len(rising)
@@ -57,7 +62,10 @@ def attentions(
     any number. Key heads are at least as many as value heads, which they share evenly.
     """
     layer, heads, size = dense.layers[0], dense.num_key_value_heads, dense.head_dim
+    parallel = dims.tensor_parallel_size
     for merged in MERGEABLE if value_group is None else [value_group]:
+        if merged > 1 and heads // merged % parallel:
+            continue
         values = [ValueLayout(heads // merged, d) for d in dims.upto(merged * size, "head")]
         for together in MERGEABLE if key_group is None else [key_group]:
             if heads % merged == 0 and merged % together == 0:
@@ -115,7 +123,13 @@ def _ranks(
     for name in names:
         rows, columns = dense.linear_shape(layer, name)
         whole = rows * columns / (rows + columns)
-        paying = [rank for rank in dims.upto(min(rows, columns), "rank") if rank < whole]
-        if paying:
+        if paying := factorized(dense, layer, name, dims):
             ranks[name] = max((r for r in paying if r <= share * whole), default=paying[0])
     return MappingProxyType(ranks)
+
+
+def factorized(dense: ModelLayout, layer: LayerLayout, name: str, dims: Dims) -> list[int]:
+    """The allowed ranks, rising, at which linear `name` of `layer` is smaller than whole."""
+    rows, columns = dense.linear_shape(layer, name)
+    whole = rows * columns / (rows + columns)
+    return [rank for rank in dims.upto(min(rows, columns), "rank") if rank < whole]

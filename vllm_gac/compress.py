@@ -16,6 +16,7 @@ import torch
 from vllm_gac import __version__, demo
 from vllm_gac.calibrate import (
     DEFAULT_MAX_TOKENS,
+    DEFAULT_PROBE_TOKENS,
     DEFAULT_SEQUENCE_LENGTH,
     calibrate,
     open_dense,
@@ -25,9 +26,11 @@ from vllm_gac.compressed_model import write_compressed
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import ModelLayout
 from vllm_gac.methods.lowrank import Whitening
+from vllm_gac.methods.prune import Criterion
+from vllm_gac.model_directory import fingerprint, size_and_time
 from vllm_gac.plan import planned_layout, read_plan, uniform_plan
-from vllm_gac.schema import Strategy
-from vllm_gac.stats import check_stats
+from vllm_gac.planner import Asked, check_feasible, measured_plan
+from vllm_gac.stats import check_gradients, check_stats
 from vllm_gac.strict_json import read_json
 from vllm_gac.workspace import partial_of, renamed_before_the_end, workspace
 
@@ -35,17 +38,11 @@ from vllm_gac.workspace import partial_of, renamed_before_the_end, workspace
 def compress(
     model: Path,
     out: Path,
+    asked: Asked | None = None,
     *,
-    param_ratio: float = 1.0,
-    kv_ratio: float = 1.0,
     plan: Path | None = None,
-    methods: Sequence[str] = ("heads", "prune"),
-    align: Strategy = "minimal",
-    gpu: str | None = None,
-    key_form: str = "auto",
-    key_group: int | None = None,
-    value_group: int | None = None,
     whitening: Whitening = "svd-llm",
+    prune_criterion: Criterion = "obs",
     calibration: Sequence[Path] = (),
     stats: Path | None = None,
     max_tokens: int = DEFAULT_MAX_TOKENS,
@@ -56,43 +53,40 @@ def compress(
 ) -> ModelLayout:
     """Compress the dense directory `model` into the new directory `out`; the layout of `out`.
 
-    With `plan` (a file) its dims are used, and the ratios and planning options are not; these are
-    `uniform_plan`'s. Statistics are read from `stats` (a file of calibrate.py) or measured on the
-    text files `calibration`; the demo model brings its own, and where nothing shrinks none are
-    needed. Raises a GacError for whatever is wrong with the input before `out`.partial holds work
-    worth resuming, and for a full disk.
+    With `plan` (a file) its dims are used, else those that are best for what is `asked`.
+    `prune_criterion` is what MLP channels are chosen by. Statistics are read from `stats` (a file
+    of calibrate.py) or measured on the text files `calibration`; the demo model brings its own,
+    and where nothing shrinks none are needed. Raises a GacError for whatever is wrong with the
+    input before `out`.partial holds work worth resuming, and for a full disk.
     """
     if resume and renamed_before_the_end(out):
         return open_checkpoint(out).layout
-    checkpoint = open_dense(model)
-    chosen = (
-        read_plan(plan, checkpoint)
-        if plan
-        else uniform_plan(
-            checkpoint,
-            param_ratio=param_ratio,
-            kv_ratio=kv_ratio,
-            methods=methods,
-            align=align,
-            gpu=gpu,
-            key_form=key_form,
-            key_group=key_group,
-            value_group=value_group,
-        )
-    )
-    layout = planned_layout(checkpoint, chosen)
+    checkpoint, asked = open_dense(model), asked or Asked()
+    chosen = None
+    if plan is not None:
+        chosen = read_plan(plan, checkpoint)
+    elif asked.everything:
+        chosen = uniform_plan(checkpoint, param_ratio=1.0, kv_ratio=1.0)
+    else:
+        check_feasible(checkpoint, asked)
+    layout = None if chosen is None else planned_layout(checkpoint, chosen)
     needed = layout != checkpoint.layout
-    value_group = max(layout.num_key_value_heads // layer.value.heads for layer in layout.layers)
+    value_group = _value_group(layout)
     texts = _calibration_texts(checkpoint, calibration) if needed and stats is None else ()
+    gradients = _needs_gradients(asked, prune_criterion)
+    if stats is not None and gradients:
+        metadata = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
+        check_gradients(stats, metadata, gradients)
     threads = _threads(out)
     run = {
         "tool_version": __version__,
         "torch_version": torch.__version__,
         "threads": threads,
         "device": device,
-        "model": _fingerprint(checkpoint),
-        "plan": chosen.model_dump(mode="json"),
+        "model": fingerprint(checkpoint),
+        "plan": asked.record() if chosen is None else chosen.model_dump(mode="json"),
         "whitening": whitening,
+        "prune_criterion": prune_criterion,
         "stats": _stats_fingerprint(stats, checkpoint, value_group) if stats else None,
         "calibration": [_sha256(text) for text in texts],
         "max_tokens": max_tokens,
@@ -108,19 +102,40 @@ def compress(
                     stats,
                     max_tokens=max_tokens,
                     sequence_length=sequence_length,
-                    value_group=value_group,
-                    device=device,
                     progress=progress,
+                    device=device,
+                    # With a plan, what else there would be to choose from does not matter.
+                    methods=asked.methods if chosen is None else (),
+                    probe_tokens=DEFAULT_PROBE_TOKENS if chosen is None else 0,
+                    gradient_tokens=DEFAULT_PROBE_TOKENS if gradients else 0,
                 )
+        if chosen is None:
+            assert stats is not None  # given, or measured above
+            chosen = measured_plan(checkpoint, stats, asked)
         return write_compressed(
             checkpoint,
             chosen,
             directory / "model",
             stats=stats if needed else None,
             whitening=whitening,
+            criterion=prune_criterion,
             device=device,
             progress=progress,
         )
+
+
+def _needs_gradients(asked: Asked, criterion: Criterion) -> str | None:
+    """The option that needs the gradients of the loss, if one does."""
+    if criterion == "taylor":
+        return "--prune-criterion taylor"
+    return asked.needs_gradients
+
+
+def _value_group(layout: ModelLayout | None) -> int:
+    """How many value heads become one at most; 1 before there is a layout."""
+    if layout is None:
+        return 1
+    return max(layout.num_key_value_heads // layer.value.heads for layer in layout.layers)
 
 
 def _calibration_texts(checkpoint: Checkpoint, given: Sequence[Path]) -> Sequence[Path]:
@@ -138,23 +153,9 @@ def _calibration_texts(checkpoint: Checkpoint, given: Sequence[Path]) -> Sequenc
     )
 
 
-def _fingerprint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What tells one model directory from another without reading all of its weights."""
-    files = {info.file for info in checkpoint.tensors.values()}
-    return {
-        "config_sha256": checkpoint.config_sha256,
-        "files": {file: _size_and_time(checkpoint.directory / file) for file in sorted(files)},
-    }
-
-
 def _stats_fingerprint(path: Path, checkpoint: Checkpoint, value_group: int) -> dict[str, Any]:
     metadata = check_stats(path, checkpoint.layout, checkpoint.config_sha256, value_group)
-    return metadata | {"file": _size_and_time(path)}
-
-
-def _size_and_time(path: Path) -> list[int]:
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns]
+    return metadata | {"file": size_and_time(path)}
 
 
 def _sha256(path: Path) -> str:

@@ -1,7 +1,7 @@
 """The directory of a compressed model: shards layer by layer, then what lies beside them."""
 
 import hashlib
-import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +9,21 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac import __version__
-from vllm_gac.checkpoint import INDEX_FILE, Checkpoint, TensorReader, faults, open_checkpoint
-from vllm_gac.durable import copy_file, write_json, write_tensors, write_text
-from vllm_gac.errors import CheckpointError, PlanError
+from vllm_gac.checkpoint import Checkpoint, TensorReader
+from vllm_gac.durable import write_json, write_tensors, write_text
+from vllm_gac.errors import PlanError
 from vllm_gac.layout import ModelLayout
+from vllm_gac.methods.compressor import MeasuredLayer
 from vllm_gac.methods.layer import compress_layer
 from vllm_gac.methods.lowrank import Whitening
+from vllm_gac.methods.prune import Criterion
 from vllm_gac.model_card import model_card
+from vllm_gac.model_directory import copy_companions, shard_path, write_index
 from vllm_gac.plan import planned_layout
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.rope import inverse_frequencies
 from vllm_gac.schema import Plan
-from vllm_gac.stats import LayerStats, check_stats, read_layer_stats
-
-# What lies beside the weights of any model and goes along with them.
-_COMPANIONS = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tekken.json",
-    "generation_config.json",
-    "chat_template*",
-    "LICENSE*",
-    "NOTICE*",
-)
-_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+from vllm_gac.stats import check_stats, read_gradients, read_layer_stats
 
 
 def write_compressed(
@@ -45,41 +33,45 @@ def write_compressed(
     *,
     stats: Path | None,
     whitening: Whitening = "svd-llm",
+    criterion: Criterion = "obs",
     device: str = "cpu",
     progress: bool = True,
 ) -> ModelLayout:
     """Write the model that `plan` makes of `checkpoint`, all but the shards that are there already.
 
-    `stats` may be None if nothing shrinks. One shard per layer and one for the embeddings, each
+    `stats` may be None if nothing shrinks; they must have gradients if MLP channels are chosen by
+    the `criterion` taylor. One shard per layer and one for the embeddings, each
     written atomically. Raises CheckpointError if a weight comes out as NaN or infinity.
     """
     layout = planned_layout(checkpoint, plan)
     layers = len(layout.layers)
+    inv_freq = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim).to(device)
     with checkpoint.reader() as read, torch.inference_mode():
         for index in tqdm(range(layers), desc="compress", unit="layer", disable=not progress):
-            shard = _shard(directory, index, layers)
+            shard = shard_path(directory, index, layers)
             if not shard.exists():
                 weights = _layer_weights(checkpoint, read, index)
                 if layout.layers[index] != checkpoint.layout.layers[index]:
                     if stats is None:
                         raise PlanError(f"layers.{index}: to shrink it, statistics are needed")
-                    measured = read_layer_stats(stats, index, device)
-                    weights = _compressed(
-                        checkpoint, layout, index, weights, measured, whitening, device
+                    layer = MeasuredLayer(
+                        checkpoint.layout,
+                        {name: tensor.to(device) for name, tensor in weights.items()},
+                        read_layer_stats(stats, index, device),
+                        inv_freq,
+                        _taylor(stats, index, device) if criterion == "taylor" else None,
                     )
+                    smaller = compress_layer(layer, layout.layers[index], whitening, criterion)
+                    weights = _stored(layout, index, weights, smaller)
                 prefix = f"model.layers.{index}."
                 write_tensors(shard, {prefix + name: tensor for name, tensor in weights.items()})
-        shard = _shard(directory, layers, layers)
+        shard = shard_path(directory, layers, layers)
         if not shard.exists():
             outside = [name for name in layout.tensors() if not name.startswith("model.layers.")]
             write_tensors(shard, {name: read(name) for name in outside})
-    _write_companions(checkpoint, plan, layout, stats, whitening, directory)
-    _write_index(directory)
+    _write_companions(checkpoint, plan, layout, stats, whitening, criterion, directory)
+    write_index(directory)
     return layout
-
-
-def _shard(directory: Path, index: int, layers: int) -> Path:
-    return directory / f"model-{index + 1:05}-of-{layers + 1:05}.safetensors"
 
 
 def _layer_weights(
@@ -90,25 +82,17 @@ def _layer_weights(
     return {name.removeprefix(prefix): read(name) for name in names}
 
 
-def _compressed(
-    checkpoint: Checkpoint,
+def _taylor(stats: Path, index: int, device: str) -> torch.Tensor:
+    return torch.from_numpy(read_gradients(stats, "taylor")[index]).to(device)
+
+
+def _stored(
     layout: ModelLayout,
     index: int,
-    weights: dict[str, torch.Tensor],
-    stats: LayerStats,
-    whitening: Whitening,
-    device: str,
+    weights: Mapping[str, torch.Tensor],
+    smaller: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """The tensors of layer `index` at the dims of `layout`, as they are stored."""
-    dense = checkpoint.layout
-    smaller = compress_layer(
-        dense,
-        layout.layers[index],
-        {name: tensor.to(device) for name, tensor in weights.items()},
-        stats,
-        inverse_frequencies(checkpoint.config.rope, dense.head_dim).to(device),
-        whitening,
-    )
+    """The tensors of layer `index` of `layout` in the dtypes of its dense `weights`."""
     stored = {}
     for full_name, shape in layout.layer_tensors(index):
         name = full_name.removeprefix(f"model.layers.{index}.")
@@ -130,27 +114,30 @@ def _write_companions(
     layout: ModelLayout,
     stats: Path | None,
     whitening: Whitening,
+    criterion: Criterion,
     directory: Path,
 ) -> None:
     """Tokenizer and the like, plan, config and model card."""
-    for pattern in _COMPANIONS:
-        for path in sorted(checkpoint.directory.glob(pattern)):
-            if path.is_file():
-                copy_file(path, directory / path.name)
+    copy_companions(checkpoint.directory, directory)
     measured = check_stats(stats, checkpoint.layout, checkpoint.config_sha256) if stats else {}
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
-    write_json(directory / "config.json", _config(checkpoint, plan, layout, whitening))
+    write_json(directory / "config.json", _config(checkpoint, plan, layout, whitening, criterion))
     write_text(directory / "README.md", model_card(checkpoint, plan, layout, measured))
 
 
 def _config(
-    checkpoint: Checkpoint, plan: Plan, layout: ModelLayout, whitening: Whitening
+    checkpoint: Checkpoint,
+    plan: Plan,
+    layout: ModelLayout,
+    whitening: Whitening,
+    criterion: Criterion,
 ) -> dict[str, Any]:
     """config.json of the compressed model: the dense one's, with what differs."""
     source = {
         "tool": f"vllm-gac {__version__}",
         "methods": plan.methods,
         "whitening": whitening,
+        "prune_criterion": criterion,
         "plan_sha256": hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
         "model_config_sha256": checkpoint.config_sha256,
     }
@@ -160,19 +147,3 @@ def _config(
         "head_dim": layout.cache_head_dim,
         "gac": layout.section(source),
     }
-
-
-def _write_index(directory: Path) -> None:
-    """Check the finished model, NaN and infinity included, and write the index of its shards."""
-    checkpoint = open_checkpoint(directory)
-    for fault in faults(checkpoint, finite=True):
-        raise CheckpointError(fault)
-    tensors = checkpoint.tensors
-    total = sum(math.prod(info.shape) * _BYTES[info.dtype] for info in tensors.values())
-    write_json(
-        directory / INDEX_FILE,
-        {
-            "metadata": {"total_size": total},
-            "weight_map": {name: tensors[name].file for name in sorted(tensors)},
-        },
-    )

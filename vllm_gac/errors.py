@@ -19,3 +19,7 @@ class ProfileError(GacError):
 
 class VersionError(GacError):
     """A file was written by a format version this release does not read."""
+
+
+class ServerError(GacError):
+    """A server cannot be reached, or does not answer what it was asked."""

@@ -1,4 +1,8 @@
-"""Perplexity of a model directory, dense or compressed, on text files."""
+"""Perplexity of a model directory, dense or compressed, on text files.
+
+By the torch reference here; by what serves the model in `serving.perplexity` (vLLM, in this
+process) and `server_perplexity` (a running server), over the very same tokens.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from vllm_gac.checkpoint import TensorReader, faults, open_checkpoint
+from vllm_gac.checkpoint import Checkpoint, TensorReader, faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import (
     Reference,
@@ -19,6 +23,7 @@ from vllm_gac.forward import (
     layer_weights,
     reference,
 )
+from vllm_gac.model_format import open_any_format
 from vllm_gac.tokens import windows
 
 DEFAULT_SEQUENCE_LENGTH = 512
@@ -40,18 +45,42 @@ def perplexity(
     layer is in memory at a time, beside the hidden states. Raises CheckpointError if the model's
     tensors do not fit its config.
     """
-    checkpoint = open_checkpoint(model)
-    for fault in faults(checkpoint):
-        raise CheckpointError(fault)
+    checkpoint = checked(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
-    parts = windows(model, texts, length=sequence_length, max_tokens=max_tokens)
-    tokens = [batch for part in parts for batch in batches(part)]
+    tokens = window_batches(model, texts, length=sequence_length, max_tokens=max_tokens)
     with checkpoint.reader() as read, torch.inference_mode():
         total = _negative_log_likelihood(
             reference(checkpoint, device=device), read, tokens, progress
         )
+    return exp_of_mean(total, tokens)
+
+
+def checked(model: Path) -> Checkpoint:
+    """The checkpoint in `model`. Raises CheckpointError if its tensors do not fit its config."""
+    _, checkpoint = open_any_format(model)
+    for fault in faults(checkpoint):
+        raise CheckpointError(fault)
+    return checkpoint
+
+
+def window_batches(
+    model: Path, texts: Sequence[Path], *, length: int, max_tokens: int | None
+) -> list[torch.Tensor]:
+    """What is predicted: token ids [windows, at most `length`], a few thousand in each batch.
+
+    `model` is where the tokenizer lies.
+    """
+    parts = windows(model, texts, length=length, max_tokens=max_tokens)
+    return [batch for part in parts for batch in batches(part)]
+
+
+def exp_of_mean(total: float, tokens: Sequence[torch.Tensor]) -> tuple[float, int]:
+    """(perplexity, predicted tokens) where predicting `window_batches` cost `total` nats."""
     count = sum(batch.shape[0] * (batch.shape[1] - 1) for batch in tokens)
-    return math.exp(total / count), count
+    try:
+        return math.exp(total / count), count
+    except OverflowError:
+        return math.inf, count
 
 
 def _negative_log_likelihood(

@@ -2,7 +2,7 @@
 
 Calibration, evaluation and the tests of everything that is served run on it. It knows neither
 vLLM nor transformers, computes in the dtype it is asked for, and lets a caller observe what
-goes into each linear.
+goes into each linear and what comes out.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,8 @@ from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.rope import cos_sin, inverse_frequencies, rotate
 
 Tensor: TypeAlias = torch.Tensor
-# Called with a linear's name, e.g. "self_attn.o_proj", and its input [batch, tokens, in].
+# Called with a linear's name, e.g. "self_attn.o_proj", and its input [batch, tokens, in], or,
+# where outputs are observed, its output [batch, tokens, out].
 Observe: TypeAlias = Callable[[str, Tensor], None]
 
 
@@ -68,13 +69,18 @@ def embed(model: Reference, read: Callable[[str], Tensor], tokens: Tensor) -> Te
 
     Raises CheckpointError for a token that the model does not know.
     """
-    if tokens.numel() and int(tokens.max()) >= model.layout.vocab_size:
-        raise CheckpointError(
-            f"token {int(tokens.max())} in a vocabulary of {model.layout.vocab_size}: "
-            "the tokenizer is another model's"
-        )
+    refuse_unknown_tokens(model.layout, tokens)
     rows = read("model.embed_tokens.weight")[tokens.to("cpu")]
     return rows.to(model.device, model.dtype)
+
+
+def refuse_unknown_tokens(layout: ModelLayout, tokens: Tensor) -> None:
+    """Raise CheckpointError for a token that the model does not know."""
+    if tokens.numel() and int(tokens.max()) >= layout.vocab_size:
+        raise CheckpointError(
+            f"token {int(tokens.max())} in a vocabulary of {layout.vocab_size}: "
+            "the tokenizer is another model's"
+        )
 
 
 def layer_weights(model: Reference, read: Callable[[str], Tensor], index: int) -> dict[str, Tensor]:
@@ -88,10 +94,21 @@ def layer_weights(model: Reference, read: Callable[[str], Tensor], index: int) -
 
 def head(model: Reference, read: Callable[[str], Tensor], hidden: Tensor) -> Tensor:
     """Logits of the hidden states that leave the last layer."""
+    return unembed(model, head_weights(model, read), hidden)
+
+
+def head_weights(model: Reference, read: Callable[[str], Tensor]) -> tuple[Tensor, Tensor]:
+    """The last norm [hidden] and the unembedding [vocab, hidden], in the model's dtype."""
     tied = model.layout.tie_word_embeddings
-    unembed = read("model.embed_tokens.weight" if tied else "lm_head.weight")
-    norm = read("model.norm.weight").to(model.device, model.dtype)
-    return linear(_rms_norm(hidden, norm, model.eps), unembed.to(model.device, model.dtype))
+    names = ("model.norm.weight", "model.embed_tokens.weight" if tied else "lm_head.weight")
+    norm, unembedding = (read(name).to(model.device, model.dtype) for name in names)
+    return norm, unembedding
+
+
+def unembed(model: Reference, weights: tuple[Tensor, Tensor], hidden: Tensor) -> Tensor:
+    """Logits of `hidden`, with `head_weights`."""
+    norm, unembedding = weights
+    return linear(_rms_norm(hidden, norm, model.eps), unembedding)
 
 
 def layer_forward(
@@ -100,35 +117,41 @@ def layer_forward(
     weights: Mapping[str, Tensor],
     hidden: Tensor,
     observe: Observe | None = None,
+    observe_output: Observe | None = None,
 ) -> Tensor:
     """One decoder layer: hidden states [batch, tokens, hidden] in and out, positions from 0.
 
     `weights` as `layer_weights` returns them. `observe` sees the input of q_proj (which k_proj
-    and v_proj share), o_proj, gate_proj (shared by up_proj) and down_proj.
+    and v_proj share), o_proj, gate_proj (shared by up_proj) and down_proj; `observe_output` the
+    output of each of the seven, the very tensors of the autograd graph.
     """
-    observe = observe or _ignore
+    observe, seen = observe or _ignore, observe_output or _ignore
     normed = _rms_norm(hidden, weights["input_layernorm.weight"], model.eps)
     observe("self_attn.q_proj", normed)
-    attended = attention(model, layer, weights, normed)
+    attended = attention(model, layer, weights, normed, seen)
     observe("self_attn.o_proj", attended)
-    hidden = hidden + _project(weights, "self_attn.o_proj", attended)
+    hidden = hidden + _project(weights, "self_attn.o_proj", attended, seen)
     normed = _rms_norm(hidden, weights["post_attention_layernorm.weight"], model.eps)
     observe("mlp.gate_proj", normed)
-    gate, up = (_project(weights, name, normed) for name in ("mlp.gate_proj", "mlp.up_proj"))
+    gate, up = (_project(weights, name, normed, seen) for name in ("mlp.gate_proj", "mlp.up_proj"))
     activated = silu(gate) * up
     observe("mlp.down_proj", activated)
-    return hidden + _project(weights, "mlp.down_proj", activated)
+    return hidden + _project(weights, "mlp.down_proj", activated, seen)
 
 
 def attention(
-    model: Reference, layer: LayerLayout, weights: Mapping[str, Tensor], normed: Tensor
+    model: Reference,
+    layer: LayerLayout,
+    weights: Mapping[str, Tensor],
+    normed: Tensor,
+    seen: Observe,
 ) -> Tensor:
     """Causal attention before o_proj: [batch, tokens, query_heads * value size]."""
     batch, length, _ = normed.shape
-    queries = _project(weights, "self_attn.q_proj", normed)
+    queries = _project(weights, "self_attn.q_proj", normed, seen)
     queries = queries.view(batch, length, layer.query_heads, -1)
-    keys = _keys(model, layer, weights, normed)
-    values = _project(weights, "self_attn.v_proj", normed)
+    keys = _keys(model, layer, weights, normed, seen)
+    values = _project(weights, "self_attn.v_proj", normed, seen)
     values = values.view(batch, length, layer.value.heads, layer.value.size)
 
     table = model.inv_freq[None]
@@ -151,11 +174,15 @@ def attention(
 
 
 def _keys(
-    model: Reference, layer: LayerLayout, weights: Mapping[str, Tensor], normed: Tensor
+    model: Reference,
+    layer: LayerLayout,
+    weights: Mapping[str, Tensor],
+    normed: Tensor,
+    seen: Observe,
 ) -> Tensor:
     """Keys before RoPE [batch, tokens, heads, size]; latents are brought up to full heads."""
     batch, length, _ = normed.shape
-    cached = _project(weights, "self_attn.k_proj", normed)
+    cached = _project(weights, "self_attn.k_proj", normed, seen)
     cached = cached.view(batch, length, layer.key.heads, layer.key.size)
     if layer.key.form == "rotary":
         return cached
@@ -163,11 +190,14 @@ def _keys(
     return full.reshape(batch, length, -1, model.layout.head_dim)
 
 
-def _project(weights: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+def _project(weights: Mapping[str, Tensor], name: str, x: Tensor, seen: Observe) -> Tensor:
     """Linear `name`, stored whole or as its factors B @ A."""
+    stored = name
     if f"{name}.A.weight" in weights:
-        x, name = linear(x, weights[f"{name}.A.weight"]), f"{name}.B"
-    return linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+        x, stored = linear(x, weights[f"{name}.A.weight"]), f"{name}.B"
+    output = linear(x, weights[f"{stored}.weight"], weights.get(f"{stored}.bias"))
+    seen(name, output)
+    return output
 
 
 def _each_query(x: Tensor, layer: LayerLayout) -> Tensor:

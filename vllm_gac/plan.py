@@ -11,7 +11,6 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
-from typing import get_args
 
 from vllm_gac import __version__
 from vllm_gac.checkpoint import Checkpoint
@@ -19,10 +18,8 @@ from vllm_gac.choices import MERGEABLE, Dims, attentions, layer_at, rungs
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout import LayerLayout, ModelLayout, layer_of
 from vllm_gac.prior import expected_loss
-from vllm_gac.schema import LayerSection, Method, Plan, PlanBudget, Strategy, validate
+from vllm_gac.schema import METHODS, LayerSection, Plan, PlanBudget, Strategy, validate
 from vllm_gac.strict_json import read_json
-
-METHODS: tuple[Method, ...] = get_args(Method)
 
 
 def uniform_plan(
@@ -49,8 +46,8 @@ def uniform_plan(
     if model.config.gac is not None:
         raise PlanError(f"{model.directory}: is compressed already; plan for the dense model")
     dense, dims = model.layout, Dims(align, gpu)
-    kv_budget = _budget(kv_ratio, dense.kv_elements)
-    budget = _budget(param_ratio, dense.parameters)
+    kv_budget = budget_of(kv_ratio, dense.kv_elements)
+    budget = budget_of(param_ratio, dense.parameters)
     choices = [dense.layers[0]]
     if "heads" in methods:
         choices = list(attentions(dense, dims, key_form, key_group, value_group))
@@ -139,7 +136,7 @@ def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelL
     return layout
 
 
-def _budget(ratio: float, dense: int) -> PlanBudget:
+def budget_of(ratio: float, dense: int) -> PlanBudget:
     """`ratio` of `dense`, rounded down; a ratio of 0.7 is seven tenths, not the nearest double."""
     return PlanBudget(dense=dense, allowed=math.floor(Fraction(str(ratio)) * dense), used=0)
 

@@ -1,9 +1,12 @@
-"""stats.safetensors: the input covariances of every layer's linears, as calibration measured them.
+"""stats.safetensors: what calibration measured of every layer, all fp32.
 
-One fp32 tensor "layers.{i}.{linear}" [n, n] for each distinct input of a layer: q_proj (shared by
-k_proj and v_proj), o_proj, gate_proj (shared by up_proj) and down_proj. o_proj's input is taken
-over `value_group` neighbouring value heads, as many as are to be made one, so there
-n = query_heads * value_group * head_dim.
+layers.{i}.{linear}       [n, n] covariance of each distinct input of a layer: q_proj (shared by
+                          k_proj and v_proj), o_proj, gate_proj (shared by up_proj) and down_proj;
+                          o_proj's over `value_group` neighbouring value heads, as many as are to
+                          be made one: there n = query_heads * value_group * head_dim
+layers.{i}.errors.{name}  [full + 1] what a method loses at every dim (methods/compressor.py)
+probes                    [layers, probes, 2] what losing that is worth (sensitivity.py)
+fisher, taylor, kfac.*    [layers, ...] what gradients say, where they were asked for (gradients.py)
 
 The layers are appended one by one, which is why the file is laid out here: the header is known
 beforehand, and a file that holds k whole layers is a calibration that can go on with layer k.
@@ -12,20 +15,27 @@ beforehand, and a file that holds k whole layers is a calibration that can go on
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from vllm_gac.choices import MERGEABLE
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import ModelLayout
+from vllm_gac.layout import LINEARS, ModelLayout
+from vllm_gac.methods.compressor import Compressor
+from vllm_gac.methods.layer import choices
+from vllm_gac.methods.lowrank import LowRank
+from vllm_gac.sensitivity import probes
 
 # fp64 covariance [n, n] by the name of the linear whose input it is of.
 LayerStats: TypeAlias = Mapping[str, torch.Tensor]
+Floats: TypeAlias = NDArray[np.float32]
 
 STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 
@@ -43,13 +53,38 @@ def layer_shapes(layout: ModelLayout, value_group: int) -> dict[str, tuple[int, 
     return {name: (size, size) for name, size in zip(STATISTICS, sizes, strict=True)}
 
 
+def measured_choices(layout: ModelLayout, metadata: Mapping[str, str]) -> list[Compressor]:
+    """What errors were measured of."""
+    return list(choices(layout, methods_of(metadata), int(metadata["value_group"])))
+
+
+def methods_of(metadata: Mapping[str, str]) -> list[str]:
+    """The methods that were calibrated for."""
+    return metadata.get("methods", "").split(",")
+
+
+def has_gradients(metadata: Mapping[str, str]) -> bool:
+    """Whether gradients were measured."""
+    return metadata.get("gradient_tokens", "0") != "0"
+
+
+def linears_with_curves(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """The linears of which gradients tell a loss at every rank."""
+    return LINEARS if has_gradients(metadata) and "lowrank" in methods_of(metadata) else ()
+
+
 @dataclass(frozen=True, slots=True)
 class StatsFile:
-    """A statistics file that is being written: its header, and where it is."""
+    """A statistics file that is being written: its header, and where it is.
+
+    `last` are the tensors that follow on those of the layers.
+    """
 
     path: Path
     header: bytes
+    layers: int
     layer_bytes: int
+    last: Sequence[str]
 
     def whole_layers(self) -> int:
         """Layers already on disk; 0 if the file is another calibration's or none."""
@@ -57,7 +92,8 @@ class StatsFile:
             with self.path.open("rb") as file:
                 if file.read(len(self.header)) != self.header:
                     return 0
-                return (os.fstat(file.fileno()).st_size - len(self.header)) // self.layer_bytes
+                size = os.fstat(file.fileno()).st_size - len(self.header)
+                return min(self.layers, size // self.layer_bytes)
         except FileNotFoundError:
             return 0
 
@@ -66,14 +102,23 @@ class StatsFile:
         self._write(0, [self.header])
 
     def append(self, index: int, stats: LayerStats) -> None:
-        """Write layer `index`, which follows on what is there; a torn layer is overwritten."""
+        """Write covariances and errors of layer `index`, which follows on what is there.
+
+        A torn layer is overwritten.
+        """
         # A row at a time: one covariance may be gigabytes.
         pieces = (
             row.to("cpu", torch.float32).numpy().tobytes()
             for tensor in stats.values()
-            for row in tensor
+            for row in (tensor if tensor.ndim > 1 else [tensor])
         )
         self._write(len(self.header) + index * self.layer_bytes, pieces)
+
+    def finish(self, measured: Mapping[str, torch.Tensor]) -> None:
+        """Write what `whole_model_shapes` names, after every layer."""
+        end = len(self.header) + self.layers * self.layer_bytes
+        pieces = (measured[name].to("cpu", torch.float32).contiguous() for name in self.last)
+        self._write(end, (piece.numpy().tobytes() for piece in pieces))
 
     def _write(self, offset: int, pieces: Iterable[bytes]) -> None:
         try:
@@ -89,22 +134,53 @@ class StatsFile:
 def stats_file(path: Path, layout: ModelLayout, metadata: Mapping[str, str]) -> StatsFile:
     """The statistics file of a model of `layout` at `path`; nothing is written yet.
 
-    `metadata` says what was measured how; its "value_group" decides a shape.
+    `metadata` says what was measured how; its "value_group", "methods" and "gradient_tokens"
+    decide shapes.
     """
-    shapes = layer_shapes(layout, int(metadata["value_group"]))
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
-    for index in range(len(layout.layers)):
-        for name, shape in shapes.items():
-            end = offset + 4 * math.prod(shape)
-            header[f"layers.{index}.{name}"] = {
-                "dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]
-            }  # fmt: skip
-            offset = end
+    for name, shape in _shapes(layout, metadata).items():
+        end = offset + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    layer_bytes = sum(4 * math.prod(shape) for shape in shapes.values())
-    return StatsFile(path, len(text).to_bytes(8, "little") + text, layer_bytes)
+    layers, last = len(layout.layers), whole_model_shapes(layout, metadata)
+    layer_bytes = (offset - 4 * sum(map(math.prod, last.values()))) // layers
+    header_bytes = len(text).to_bytes(8, "little") + text
+    return StatsFile(path, header_bytes, layers, layer_bytes, tuple(last))
+
+
+def _shapes(layout: ModelLayout, metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of the file, in its order."""
+    layer: dict[str, tuple[int, ...]] = {
+        **layer_shapes(layout, int(metadata["value_group"])),
+        **{f"errors.{c.name}": (c.full(layout) + 1,) for c in measured_choices(layout, metadata)},
+    }
+    shapes = {
+        f"layers.{index}.{name}": shape
+        for index in range(len(layout.layers))
+        for name, shape in layer.items()
+    }
+    return shapes | whole_model_shapes(layout, metadata)
+
+
+def whole_model_shapes(
+    layout: ModelLayout, metadata: Mapping[str, str]
+) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor that is measured once all layers are there."""
+    layers = len(layout.layers)
+    shapes: dict[str, tuple[int, ...]] = {
+        "probes": (layers, len(probes(layout, methods_of(metadata))), 2)
+    }
+    if has_gradients(metadata):
+        shapes |= {
+            "fisher": (layers, len(LINEARS)),
+            "taylor": (layers, layout.layers[0].intermediate_size),
+        }
+    for name in linears_with_curves(metadata):
+        shapes[f"kfac.{name}"] = (layers, LowRank(name).full(layout) + 1)
+    return shapes
 
 
 def check_stats(
@@ -130,12 +206,11 @@ def check_stats(
             f"{path}: measured for {measured} value heads at a time, {value_group} are to be made "
             "one; calibrate again"
         )
-    expected = layer_shapes(layout, int(measured))
-    for index in range(len(layout.layers)):
-        for name, shape in expected.items():
-            got = found.get(f"layers.{index}.{name}")
-            if got != shape:
-                raise CheckpointError(f"{path}: layers.{index}.{name}: shape {got}, not {shape}")
+    for name, shape in _shapes(layout, metadata).items():
+        if found.get(name) != shape:
+            raise CheckpointError(
+                f"{path}: {name}: shape {found.get(name)}, not {shape}; calibrate again"
+            )
     return metadata
 
 
@@ -149,3 +224,45 @@ def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
                 raise CheckpointError(f"{path}: layers.{index}.{name}: contains NaN or infinity")
             stats[name] = tensor
     return stats
+
+
+def read_errors(
+    path: Path, layout: ModelLayout, metadata: Mapping[str, str]
+) -> list[dict[str, Floats]]:
+    """For every layer the errors of every method, by its name; `metadata` of `check_stats`."""
+    names = [c.name for c in measured_choices(layout, metadata)]
+    with safe_open(path, framework="np") as file:
+        return [
+            {name: file.get_tensor(f"layers.{index}.errors.{name}") for name in names}
+            for index in range(len(layout.layers))
+        ]
+
+
+def read_probes(path: Path) -> Floats:
+    """[layers, probes, 2]: what sensitivity.py measured."""
+    return _read_whole(path, "probes")
+
+
+def check_gradients(path: Path, metadata: Mapping[str, str], flag: str) -> None:
+    """Raise CheckpointError unless the statistics at `path` have what the option `flag` needs."""
+    if not has_gradients(metadata):
+        raise CheckpointError(
+            f"{path}: no gradients were measured, which {flag} needs; calibrate with --gradients"
+        )
+
+
+def read_gradients(path: Path, name: str) -> Floats:
+    """[layers, ...]: fisher, taylor or kfac.{linear} of gradients.py.
+
+    For statistics that have gradients; raises CheckpointError if they are not finite.
+    """
+    measured = _read_whole(path, name)
+    if not np.isfinite(measured).all():
+        raise CheckpointError(f"{path}: {name}: contains NaN or infinity")
+    return measured
+
+
+def _read_whole(path: Path, name: str) -> Floats:
+    with safe_open(path, framework="np") as file:
+        measured: Floats = file.get_tensor(name)
+    return measured

@@ -9,6 +9,7 @@ from tests.dense_models import LLAMA3_ROPE, config, weights
 from vllm_gac.calibrate import observe_layer
 from vllm_gac.forward import Reference, layer_forward
 from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of
+from vllm_gac.methods.compressor import MeasuredLayer
 from vllm_gac.methods.layer import compress_layer
 from vllm_gac.rope import inverse_frequencies
 from vllm_gac.schema import HfConfig, validate
@@ -49,8 +50,12 @@ class OneLayer:
             layer = replace(layer, value=ValueLayout(*value))
         return replace(layer, intermediate_size=width or WIDTH, ranks=ranks or {})
 
+    @property
+    def measured(self) -> MeasuredLayer:
+        return MeasuredLayer(self.layout, self.weights, self.stats, self.model.inv_freq)
+
     def compressed(self, target: LayerLayout) -> dict[str, torch.Tensor]:
-        return compress_layer(self.layout, target, self.weights, self.stats, self.model.inv_freq)
+        return compress_layer(self.measured, target)
 
     def output(self, target: LayerLayout | None = None) -> torch.Tensor:
         """What the layer adds to its input, as it is or compressed to `target`."""

@@ -1,7 +1,11 @@
 """MLP channels: the spare ones go, and the refit is the least-squares one."""
 
+import pytest
 import torch
 
+from tests.methods.one_layer import one_layer
+from vllm_gac.errors import PlanError
+from vllm_gac.methods.layer import compress_layer
 from vllm_gac.methods.prune import prune_channels, prune_order
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -42,12 +46,35 @@ def test_greedy_removal_costs_little_more_than_the_best_pair_to_remove() -> None
         return float((mixed @ DOWN.T - mixed[:, kept] @ refit.T).square().sum())
 
     pairs = [(i, j) for i in range(WIDTH) for j in range(i)]
-    greedy = tuple(prune_order(DOWN, statistics, 2).tolist())
+    greedy = tuple(prune_order(DOWN, statistics, 2)[0].tolist())
     assert cost(greedy) <= 1.1 * min(cost(pair) for pair in pairs)
 
 
 def test_a_shorter_order_is_the_start_of_a_longer_one() -> None:
     statistics = covariance(SAMPLES)
     assert (
-        prune_order(DOWN, statistics, 20)[:7].tolist() == prune_order(DOWN, statistics, 7).tolist()
+        prune_order(DOWN, statistics, 20)[0][:7].tolist()
+        == prune_order(DOWN, statistics, 7)[0].tolist()
     )
+
+
+def test_scores_say_which_channels_stay_and_down_is_refitted_all_the_same() -> None:
+    mixed = SAMPLES @ torch.randn(WIDTH, WIDTH, generator=GENERATOR, dtype=torch.float64)
+    scores = torch.arange(WIDTH, dtype=torch.float64) * 7 % WIDTH
+    gate, _, down, kept = prune_channels(GATE, UP, DOWN, covariance(mixed), 16, scores)
+    assert kept.nonzero().flatten().tolist() == [i for i in range(WIDTH) if scores[i] >= 8]
+    assert torch.equal(gate, GATE[kept])
+    best = torch.linalg.lstsq(mixed[:, kept], mixed @ DOWN.T).solution.T
+    torch.testing.assert_close(down, best, rtol=0, atol=5e-3)
+
+
+def test_magnitude_is_the_energy_of_what_a_channel_adds() -> None:
+    layer = one_layer()
+    down, inputs = layer.weights["mlp.down_proj.weight"], layer.stats["mlp.down_proj"]
+    energies = (down[:, :, None] * down[:, :, None]).sum((0, 2)) * inputs.diagonal()
+    best = energies.topk(80).indices.sort().values
+    small = compress_layer(layer.measured, layer.target(width=80), criterion="magnitude")
+    gate = layer.weights["mlp.gate_proj.weight"]
+    assert torch.equal(small["mlp.gate_proj.weight"], gate[best])
+    with pytest.raises(PlanError, match="needs statistics with gradients"):
+        compress_layer(layer.measured, layer.target(width=80), criterion="taylor")

@@ -12,7 +12,19 @@ import sys
 from collections.abc import Sequence
 
 from vllm_gac import __version__
-from vllm_gac.cli import align, calibrate, compress, evaluate, inspect, plan, solve, verify
+from vllm_gac.cli import (
+    align,
+    calibrate,
+    compress,
+    evaluate,
+    import_model,
+    inspect,
+    plan,
+    profile,
+    repair,
+    solve,
+    verify,
+)
 from vllm_gac.cli.output import one_line
 from vllm_gac.errors import GacError
 
@@ -20,7 +32,19 @@ _EXAMPLE = """\
   vllm-gac compress MODEL --out DIR --param-ratio 0.85 --kv-ratio 0.75
   vllm-gac inspect DIR
   vllm serve DIR --load-format gac"""
-_VERBS = (compress, inspect, verify, evaluate, calibrate, plan, align, solve)
+_VERBS = (
+    compress,
+    import_model,
+    inspect,
+    verify,
+    evaluate,
+    calibrate,
+    plan,
+    profile,
+    align,
+    repair,
+    solve,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _abandon_stdout()  # it may be what failed
         return _failed(f"{e.filename}: {e.strerror}" if e.filename else e.strerror or str(e))
     except ModuleNotFoundError as e:
-        if e.name not in ("torch", "tokenizers"):
+        if e.name not in ("torch", "tokenizers", "vllm", "openai"):
             raise
         return _failed(
             f"'{args.verb}' needs {e.name}, which is not installed: "

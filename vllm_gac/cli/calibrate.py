@@ -2,7 +2,16 @@
 
 import argparse
 
-from vllm_gac.cli.options import Verbs, add_json, add_run, path, run_arguments
+from vllm_gac.cli.options import (
+    Verbs,
+    add_json,
+    add_run,
+    count,
+    given,
+    methods,
+    path,
+    run_arguments,
+)
 from vllm_gac.cli.output import print_json
 
 
@@ -17,6 +26,29 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("model", type=path, metavar="MODEL", help="a model directory")
     parser.add_argument("--text", nargs="+", type=path, required=True, metavar="FILE")
     parser.add_argument("--out", type=path, required=True, metavar="STATS.safetensors")
+    parser.add_argument(
+        "--method",
+        type=methods,
+        metavar="M,...",
+        help="what plans will be made of: heads, prune, lowrank; default: all, the last of which "
+        "takes longest",
+    )
+    parser.add_argument(
+        "--probe-tokens",
+        type=count,
+        metavar="N",
+        help="how many of the tokens measure what each part of each layer is worth, 0 for none; "
+        "default: 2048",
+    )
+    parser.add_argument(
+        "--gradients",
+        nargs="?",
+        type=count,
+        const=2048,
+        metavar="N",
+        help="also measure the gradients of the loss on N of the tokens, 2048 if no number is "
+        "given: for --sensitivity kfac, --prune-criterion taylor and --objective fisher",
+    )
     add_run(parser)
     add_json(parser)
     parser.set_defaults(run=run, hint="; the same command goes on from here")
@@ -26,7 +58,12 @@ def run(args: argparse.Namespace) -> int:
     """Write the statistics and print where they are."""
     from vllm_gac.calibrate import calibrate
 
-    calibrate(args.model, args.text, args.out, **run_arguments(args))
+    options = given(args, "probe_tokens") | run_arguments(args)
+    if args.gradients is not None:
+        options["gradient_tokens"] = args.gradients
+    if args.method is not None:
+        options["methods"] = args.method
+    calibrate(args.model, args.text, args.out, **options)
     if args.json:
         print_json({"out": str(args.out), "bytes": args.out.stat().st_size})
     else:

@@ -1,19 +1,22 @@
 """`vllm-gac compress`: a dense model directory into a smaller one."""
 
 import argparse
-from typing import Any
 
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
+    PLANNING,
     Verbs,
     add_json,
     add_planning,
     add_run,
+    asked,
+    given,
     path,
-    planning_arguments,
     run_arguments,
 )
 from vllm_gac.cli.output import print_json
+
+_BUDGETS = ("param_ratio", "kv_ratio", "latency", "latency_ratio")
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -34,6 +37,12 @@ def add_parser(verbs: Verbs) -> None:
         choices=("svd-llm", "asvd", "svd"),
         help="of low-rank linears; default: svd-llm",
     )
+    parser.add_argument(
+        "--prune-criterion",
+        choices=("obs", "taylor", "magnitude"),
+        help="what MLP channels are chosen by: their loss after the refit, LLM-Pruner's score, or "
+        "the energy of their activations; default: obs",
+    )
     data = parser.add_mutually_exclusive_group()
     data.add_argument(
         "--calibration", nargs="+", type=path, metavar="FILE", help="text files to calibrate on"
@@ -53,27 +62,27 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compress, and print what came out beside what there was."""
-    planning = planning_arguments(args)
+    planning = given(args, *PLANNING)
     if args.plan is not None and planning:
-        flag = next(iter(planning)).replace("methods", "method").replace("_", "-")
+        flag = next(iter(planning)).replace("_", "-")
         args.usage_error(f"--{flag} has no effect with --plan")
-    if args.plan is None and args.param_ratio is None and args.kv_ratio is None:
-        args.usage_error("give --param-ratio, --kv-ratio or both, or a --plan")
+    if args.plan is None and not given(args, *_BUDGETS):
+        args.usage_error("give --param-ratio, --kv-ratio, a --latency or a --plan")
 
     from vllm_gac.checkpoint import open_checkpoint
     from vllm_gac.compress import compress
     from vllm_gac.inspection import KV_CACHE_BYTES
 
+    dense = open_checkpoint(args.model).layout
     layout = compress(
         args.model,
         args.out,
+        asked(args, dense),
         plan=args.plan,
         resume=args.resume,
-        **planning,
         **run_arguments(args),
-        **_given(args, "whitening", "calibration", "stats"),
+        **given(args, "whitening", "prune_criterion", "calibration", "stats"),
     )
-    dense = open_checkpoint(args.model).layout
     if args.json:
         print_json(
             {
@@ -94,7 +103,3 @@ def run(args: argparse.Namespace) -> int:
     print_layers([layer.section() for layer in layout.layers])
     print(f"\nServe it: vllm serve {args.out} --load-format gac")
     return 0
-
-
-def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    return {name: value for name in names if (value := getattr(args, name)) is not None}

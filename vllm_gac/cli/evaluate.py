@@ -1,7 +1,9 @@
-"""`vllm-gac evaluate`: perplexity of a model directory on text."""
+"""`vllm-gac evaluate`: perplexity of a model directory on text, by the reference or as served."""
 
 import argparse
 import math
+from typing import Any
+from urllib.parse import urlsplit
 
 from vllm_gac.cli.options import Verbs, add_json, add_run, path, run_arguments
 from vllm_gac.cli.output import print_json
@@ -9,24 +11,85 @@ from vllm_gac.cli.output import print_json
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb."""
-    parser = verbs.add_parser("evaluate", help="perplexity of a model directory on text files")
-    parser.add_argument("directory", type=path, metavar="DIR", help="a model directory")
+    parser = verbs.add_parser(
+        "evaluate",
+        help="perplexity of a model directory on text files",
+        description="Perplexity of the model in DIR on text files: by the fp32 reference, by vLLM, "
+        "or by a server that runs. Each predicts the same tokens after the same tokens.",
+    )
+    parser.add_argument(
+        "directory",
+        type=path,
+        metavar="DIR",
+        help="a model directory; with --server only its tokenizer.json is read",
+    )
     parser.add_argument("--text", nargs="+", type=path, required=True, metavar="FILE")
+    by = parser.add_mutually_exclusive_group()
+    by.add_argument(
+        "--engine",
+        choices=("reference", "vllm"),
+        default="reference",
+        help="what runs the model: the reference, layer by layer in fp32 (default), or vLLM in "
+        "this process, in the model's own dtype",
+    )
+    by.add_argument(
+        "--server",
+        type=server_url,
+        metavar="URL",
+        help="ask the OpenAI-compatible server at http://HOST:PORT/v1, with OPENAI_API_KEY if set",
+    )
+    parser.add_argument(
+        "--served-model-name", metavar="NAME", help="a model of --server; default: its only one"
+    )
     add_run(parser)
     add_json(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print perplexity and the number of tokens it is the mean over."""
-    from vllm_gac.errors import CheckpointError
-    from vllm_gac.evaluate import perplexity
+    if args.served_model_name is not None and args.server is None:
+        args.usage_error("--served-model-name has no effect without --server")
+    if args.device is not None and (args.server or args.engine == "vllm"):
+        args.usage_error("--device is the reference's; vLLM runs on the device it is built for")
 
-    value, tokens = perplexity(args.directory, args.text, **run_arguments(args))
+    from vllm_gac.errors import CheckpointError
+
+    value, tokens = _perplexity(args, run_arguments(args))
     if not math.isfinite(value):
-        raise CheckpointError(f"{args.directory}: perplexity is {value}; see 'vllm-gac verify'")
+        what = args.server or f"{args.directory}"
+        raise CheckpointError(f"{what}: perplexity is {value}; see 'vllm-gac verify'")
     if args.json:
         print_json({"perplexity": value, "tokens": tokens})
     else:
         print(f"perplexity {value:.4f} over {tokens:,} tokens")
     return 0
+
+
+def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> tuple[float, int]:
+    if args.server is not None:
+        from vllm_gac import server_perplexity
+
+        options["served_model_name"] = args.served_model_name
+        return server_perplexity.perplexity(args.directory, args.text, args.server, **options)
+    if args.engine == "vllm":
+        from vllm_gac.serving import perplexity as vllm_perplexity
+
+        return vllm_perplexity.perplexity(args.directory, args.text, **options)
+    from vllm_gac.evaluate import perplexity
+
+    return perplexity(args.directory, args.text, **options)
+
+
+def server_url(text: str) -> str:
+    """http://HOST:PORT/v1, or without the path, which is then /v1."""
+    try:
+        url = urlsplit(text)
+        known = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:
+        known = False
+    if not known or url.query or url.fragment:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the URL of a server: http://HOST:PORT/v1"
+        )
+    return text.rstrip("/") if url.path.strip("/") else f"{text.rstrip('/')}/v1"

@@ -3,11 +3,15 @@
 import argparse
 import re
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from vllm_gac.contract import STRATEGIES
 from vllm_gac.errors import GacError
 from vllm_gac.schema import Method
+
+if TYPE_CHECKING:
+    from vllm_gac.layout import ModelLayout
+    from vllm_gac.planner import Asked
 
 # What `ArgumentParser.add_subparsers` returns.
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -37,7 +41,9 @@ def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
         "(factorized linears); default: heads,prune",
     )
     group.add_argument("--align", choices=STRATEGIES, help="allowed dims; default: minimal")
-    group.add_argument("--gpu", help="profile for --align measured: h200, or a profile.json")
+    group.add_argument(
+        "--gpu", help="profile to plan for: h200, or a profile.json; it need not be this machine's"
+    )
     group.add_argument(
         "--key-form",
         choices=("auto", "rotary", "latent"),
@@ -52,9 +58,45 @@ def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     group.add_argument(
         "--value-group", type=int, choices=(1, 2), help="value heads made one; likewise"
     )
+    group.add_argument(
+        "--tp",
+        type=positive,
+        metavar="N",
+        help="align widths for N tensor-parallel GPUs; default: 1",
+    )
+    group.add_argument(
+        "--objective",
+        choices=("concave", "linear", "fisher"),
+        help="value of a dim: what is measured to be lost without it, or for comparison in "
+        "proportion to it as in the GAC paper, scored by losses (linear) or as in PaLU (fisher); "
+        "default: concave",
+    )
+    group.add_argument(
+        "--sensitivity",
+        choices=("probe", "kfac"),
+        help="what low-rank linears are judged by: layers tried out, or gradients; default: probe",
+    )
+    time = parser.add_argument_group("predicted time of the decoder layers, on --gpu")
+    limit = time.add_mutually_exclusive_group()
+    limit.add_argument(
+        "--latency", type=above_zero, metavar="US", help="at most so many microseconds a step"
+    )
+    limit.add_argument(
+        "--latency-ratio", type=ratio, metavar="R", help="at most this share of the dense model's"
+    )
+    time.add_argument(
+        "--decode-batch", type=positive, metavar="N", help="sequences in a decode step; default: 64"
+    )
+    time.add_argument(
+        "--decode-context", type=positive, metavar="N", help="tokens of each; default: 2048"
+    )
+    time.add_argument(
+        "--prefill-tokens", type=positive, metavar="N", help="in a prefill step; default: 2048"
+    )
     return group
 
 
+_MIX = ("decode_batch", "decode_context", "prefill_tokens")
 PLANNING = (
     "param_ratio",
     "kv_ratio",
@@ -64,15 +106,50 @@ PLANNING = (
     "key_form",
     "key_group",
     "value_group",
+    "tp",
+    "objective",
+    "sensitivity",
+    "latency",
+    "latency_ratio",
+    *_MIX,
 )
 
 
-def planning_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The planning options that were given, by the names that the planner has for them."""
-    given = {name: value for name in PLANNING if (value := getattr(args, name)) is not None}
-    if "method" in given:
-        given["methods"] = given.pop("method")
-    return given
+def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The options of those `names` that were given."""
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
+
+
+def asked(args: argparse.Namespace, dense: "ModelLayout") -> "Asked":
+    """What the planning options ask for. Raises ProfileError if the profile cannot be had."""
+    from vllm_gac.choices import Dims
+    from vllm_gac.gpu_profile import DEFAULT_GPU, read_profile
+    from vllm_gac.items import Latency
+    from vllm_gac.latency import BatchMix
+    from vllm_gac.planner import Asked, dense_microseconds
+
+    latency = None
+    if given(args, "gpu", "latency", "latency_ratio", *_MIX):
+        latency = Latency(read_profile(args.gpu or DEFAULT_GPU), BatchMix(**given(args, *_MIX)))
+    microseconds = args.latency
+    if args.latency_ratio is not None and latency is not None:
+        microseconds = args.latency_ratio * dense_microseconds(dense, latency)
+    return Asked(
+        dims=Dims(args.align or "minimal", args.gpu, args.tp or 1),
+        methods=tuple(args.method or ("heads", "prune")),
+        latency=latency,
+        microseconds=microseconds,
+        **given(
+            args,
+            "param_ratio",
+            "kv_ratio",
+            "key_form",
+            "key_group",
+            "value_group",
+            "objective",
+            "sensitivity",
+        ),
+    )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +178,22 @@ def positive(text: str) -> int:
     value = int(_number(int, text))
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return value
+
+
+def count(text: str) -> int:
+    """An integer of at least 0."""
+    value = int(_number(int, text))
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 0")
+    return value
+
+
+def above_zero(text: str) -> float:
+    """A number above 0."""
+    value = float(_number(float, text))
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0")
     return value
 
 

@@ -1,10 +1,14 @@
 """`vllm-gac plan`: choose the dims of every layer."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 from vllm_gac.cli.layers import print_layers
-from vllm_gac.cli.options import Verbs, add_json, add_planning, path, planning_arguments
+from vllm_gac.cli.options import Verbs, add_json, add_planning, asked, path
 from vllm_gac.cli.output import print_json
+
+if TYPE_CHECKING:
+    from vllm_gac.schema import Plan
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -13,38 +17,76 @@ def add_parser(verbs: Verbs) -> None:
         "plan",
         help="choose aligned dims for every layer under the budgets",
         description="Choose aligned dims for every layer of MODEL. Nothing is compressed yet: "
-        "give the written plan to compress --plan.",
+        "give the written plan to compress --plan. Without --stats every layer is treated alike, "
+        "by what other models lose.",
     )
     parser.add_argument("model", type=path, metavar="MODEL", help="a model directory")
+    parser.add_argument(
+        "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured of it"
+    )
     parser.add_argument("--out", type=path, metavar="PLAN.json", help="write the plan here")
+    parser.add_argument("--plot", type=path, metavar="FILE.svg", help="draw the plan here")
     add_planning(parser)
     add_json(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan, and write it if asked to."""
+    """Print the plan, write it and draw it if asked to."""
     from vllm_gac.checkpoint import open_checkpoint
-    from vllm_gac.durable import write_json
+    from vllm_gac.durable import write_json, write_text
     from vllm_gac.errors import PlanError
     from vllm_gac.plan import uniform_plan
+    from vllm_gac.plan_plot import draw_plan
+    from vllm_gac.planner import measured_plan
 
-    if args.out is not None and args.out.exists():
-        raise PlanError(f"{args.out}: exists; remove it or choose another file")
-    ratios = {"param_ratio": 1.0, "kv_ratio": 1.0}
-    plan = uniform_plan(open_checkpoint(args.model), **ratios | planning_arguments(args))
+    for file in (args.out, args.plot):
+        if file is not None and file.exists():
+            raise PlanError(f"{file}: exists; remove it or choose another file")
+    model = open_checkpoint(args.model)
+    wanted = asked(args, model.layout)
+    if args.stats is not None:
+        plan = measured_plan(model, args.stats, wanted)
+    elif wanted.latency or args.tp or wanted.objective != "concave" or wanted.needs_gradients:
+        args.usage_error("--latency, --gpu, --tp, --objective and --sensitivity need --stats")
+    else:
+        plan = uniform_plan(
+            model,
+            param_ratio=wanted.param_ratio,
+            kv_ratio=wanted.kv_ratio,
+            methods=wanted.methods,
+            align=wanted.dims.strategy,
+            key_form=wanted.key_form,
+            key_group=wanted.key_group,
+            value_group=wanted.value_group,
+        )
     as_json = plan.model_dump(mode="json")
     if args.out is not None:
         write_json(args.out, as_json)
+    if args.plot is not None:
+        write_text(args.plot, draw_plan(plan, model.layout))
     if args.json:
         print_json(as_json)
-        return 0
-    for name, budget, unit in (
-        ("parameters", plan.parameters, ""),
-        ("KV cache", plan.kv_elements, " numbers per token"),
-    ):
-        share = budget.used / budget.dense
-        print(f"{name:10}  {budget.used:,} of {budget.allowed:,}{unit}, {share:.1%} of dense")
+    else:
+        _print(plan)
+    return 0
+
+
+def _print(plan: "Plan") -> None:
+    budgets = [
+        ("parameters", plan.parameters, 1, ""),
+        ("KV cache", plan.kv_elements, 1, " numbers per token"),
+    ]
+    if plan.nanoseconds is not None:
+        budgets.append(("time", plan.nanoseconds, 1000, " us a step of the decoder layers"))
+    for name, budget, unit, of in budgets:
+        share, left = budget.used / budget.dense, budget.allowed - budget.used
+        print(
+            f"{name:10}  {budget.used // unit:,} of {budget.allowed // unit:,}{of}, "
+            f"{share:.1%} of dense, {left // unit:,} left"
+        )
+    if plan.expected_loss is not None:
+        loss = plan.expected_loss
+        print(f"{'quality':10}  {loss:.4f} nats per token expected to be lost")
     print()
     print_layers([section.model_dump(mode="json") for section in plan.layers])
-    return 0

@@ -6,6 +6,8 @@ import sys
 from vllm_gac.cli.options import Verbs, add_json, path
 from vllm_gac.cli.output import one_line, print_json, print_table
 
+_MAX_BYTES = 256 << 20
+
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb."""
@@ -29,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.schema import KnapsackProblem, validate
     from vllm_gac.strict_json import read_json
 
-    raw = read_json(args.problem, PlanError, max_bytes=256 * 1024 * 1024)
+    raw = read_json(args.problem, PlanError, max_bytes=_MAX_BYTES, max_parts=_MAX_BYTES)
     problem = validate(KnapsackProblem, raw, str(args.problem), PlanError)
     solution = solve(problem)
     if solution.gap:

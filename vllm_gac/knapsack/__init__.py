@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_gac.errors import PlanError
-from vllm_gac.knapsack.instance import Ints, instance_of
+from vllm_gac.knapsack.instance import Floats, Ints, instance_of
 from vllm_gac.knapsack.search import best_choice
 from vllm_gac.schema import KnapsackCandidate, KnapsackProblem
 
@@ -36,6 +36,20 @@ class Solution:
     gap: float
 
 
+def choose(
+    costs: Sequence[Ints], values: Sequence[Floats], limits: Mapping[str, int]
+) -> tuple[list[int], float]:
+    """The position of the best candidate of each item, and the gap; as `solve`, on arrays.
+
+    costs [candidates, budgets] and values [candidates] by item. Raises PlanError if nothing is
+    within the limits.
+    """
+    found = best_choice(instance_of(costs, values, list(limits.values())))
+    if found is None:
+        raise PlanError(_infeasible(list(costs), limits))
+    return list(found.positions), found.gap
+
+
 def solve(problem: KnapsackProblem) -> Solution:
     """The choice of most value within the budgets.
 
@@ -48,15 +62,13 @@ def solve(problem: KnapsackProblem) -> Solution:
     items = [sorted(item.candidates, key=lambda c: c.dim) for item in problem.items]
     costs = [_costs(candidates, list(budgets)) for candidates in items]
     values = [np.array([c.value for c in candidates]) for candidates in items]
-    found = best_choice(instance_of(costs, values, list(budgets.values())))
-    if found is None:
-        raise PlanError(_infeasible(costs, budgets))
-    chosen = [candidates[i] for candidates, i in zip(items, found.positions, strict=True)]
+    positions, gap = choose(costs, values, budgets)
+    chosen = [candidates[i] for candidates, i in zip(items, positions, strict=True)]
     return Solution(
         choice={item.name: c.dim for item, c in zip(problem.items, chosen, strict=True)},
-        costs=dict(zip(budgets, _spent(costs, found.positions), strict=True)),
+        costs=dict(zip(budgets, _spent(costs, positions), strict=True)),
         value=math.fsum(c.value for c in chosen),
-        gap=found.gap,
+        gap=gap,
     )
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from vllm_gac.methods.lowrank import factorize
-from vllm_gac.methods.pairs import pair_energy, to_pairs
+from vllm_gac.methods.factorization import Factorization, factorize
+from vllm_gac.methods.pairs import query_demand
 
 
 def latent_keys(
@@ -24,15 +24,19 @@ def latent_keys(
     Unlike PaLU's, errors of the keys count by what queries ask of them. A query meets a key under
     phases that RoPE spreads over the circle, which leaves of its covariance the energy per pair.
     """
-    pairs = key.shape[0] // key_heads // 2
-    demand = pair_energy(to_pairs(query, -1, pairs), covariance).view(key_heads, -1, pairs).sum(1)
-    demand = demand.clamp_min(demand.max() * 1e-12)
-    weight = torch.cat((demand, demand), 1)  # both rows of a pair: [key_heads, D]
-    ups, downs = [], []
-    for rows, row_weight in zip(
-        key.chunk(key_heads // group), weight.flatten().chunk(key_heads // group), strict=True
-    ):
-        up, down = factorize(rows, covariance, torch.diag(row_weight)).truncate(size)
-        ups.append(up)
-        downs.append(down)
+    factors = latent_factors(query, key, covariance, key_heads, group)
+    ups, downs = zip(*(f.truncate(size) for f in factors), strict=True)
     return torch.cat(downs), torch.stack(ups)
+
+
+def latent_factors(
+    query: torch.Tensor, key: torch.Tensor, covariance: torch.Tensor, key_heads: int, group: int
+) -> list[Factorization]:
+    """For each group its keys, factorized under what the queries ask of them."""
+    demand = query_demand(query, covariance, key_heads, key.shape[0] // key_heads // 2)
+    weight = torch.cat((demand, demand), 1).flatten()  # both rows of a pair
+    groups = key_heads // group
+    return [
+        factorize(rows, covariance, torch.diag(row_weight))
+        for rows, row_weight in zip(key.chunk(groups), weight.chunk(groups), strict=True)
+    ]

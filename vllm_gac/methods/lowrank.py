@@ -1,60 +1,81 @@
-"""Low-rank factors of a linear, truncated under the weights of its input and its output."""
+"""Linears of low rank."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
-from vllm_gac.methods.whitening import inverse_root, root
+from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.methods.attended import own_columns
+from vllm_gac.methods.compressor import MeasuredLayer, tail_sums
+from vllm_gac.methods.factorization import factorize, whitened_components, whitened_spectrum
 
+# How many tokens are in fp64 at a time.
+_TOKENS = 4096
 Whitening = Literal["svd-llm", "asvd", "svd"]
+# Linears that share their input with the one whose covariance was taken.
+_INPUT_OF = {
+    "self_attn.k_proj": "self_attn.q_proj",
+    "self_attn.v_proj": "self_attn.q_proj",
+    "mlp.up_proj": "mlp.gate_proj",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Factorization:
-    """W [out, in] = up [out, k] @ down [k, in], components in falling order of importance.
+class LowRank:
+    """One linear as two factors."""
 
-    Dropping the components from r on costs sum(singular_values[r:] ** 2) of mean squared error.
-    `down` makes components of unit variance, so that they suit any cache dtype.
-    """
+    def __init__(self, linear: str, whitening: Whitening = "svd-llm") -> None:
+        self.linear, self.whitening = linear, whitening
+        self.name = f"rank.{linear}"
 
-    singular_values: torch.Tensor
-    up: torch.Tensor
-    down: torch.Tensor
+    def full(self, dense: ModelLayout) -> int:
+        """The linear's full rank."""
+        return min(dense.linear_shape(dense.layers[0], self.linear))
 
-    def truncate(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(up [out, rank], down [rank, in])."""
-        return self.up[:, :rank], self.down[:rank]
+    def errors(self, layer: MeasuredLayer) -> torch.Tensor:
+        """Share of the output's energy that is lost at every rank, by exact whitening."""
+        weight = layer.weights[f"{self.linear}.weight"]
+        squares = whitened_spectrum(weight, self._covariance(layer))
+        return tail_sums(squares / squares.sum().clamp_min(1e-300))
 
+    def second_order_losses(self, layer: MeasuredLayer, gradients: torch.Tensor) -> torch.Tensor:
+        """fp64 [full + 1]: what every rank is expected to lose, in nats per token.
 
-def factorize(
-    weight: torch.Tensor,
-    input_covariance: torch.Tensor | None = None,
-    output_gram: torch.Tensor | None = None,
-) -> Factorization:
-    """Minimize || M^(1/2) (W - up down) C^(1/2) ||_F at every rank at once.
+        gradients [tokens, out] of the loss, summed over tokens, by the linear's output. With
+        K-FAC's curvature (Martens and Grosse, ICML 2015), the product of the input's covariance
+        and G = E[g g^T], truncation to rank r costs 1/2 sum_{j > r} s_j^2 u_j^T G u_j for the
+        whitened singular values s and left vectors u: half the mean square of g by s_j u_j.
+        """
+        weight = layer.weights[f"{self.linear}.weight"]
+        components = whitened_components(weight, self._covariance(layer))
+        energies = components.new_zeros(components.shape[1])
+        for start in range(0, len(gradients), _TOKENS):
+            some = gradients[start : start + _TOKENS].to(components)
+            energies += (some @ components).square().sum(0)
+        return tail_sums(energies / (2 * len(gradients)))
 
-    weight W [out, in], input_covariance C = E[x x^T] [in, in], output_gram M [out, out]; None is
-    the identity. M = None is SVD-LLM (Wang et al., ICLR 2025, section 3.2); both None plain SVD.
+    def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
+        """The factors in place of the linear."""
+        smaller, rank = dict(layer.weights), target.ranks[self.linear]
+        weight = smaller.pop(f"{self.linear}.weight")
+        a, b = low_rank(weight, self._covariance(layer), rank, self.whitening)
+        smaller |= {f"{self.linear}.A.weight": a, f"{self.linear}.B.weight": b}
+        return replace(layer, weights=smaller)
 
-    The singular vectors come from the Gram matrix of the smaller side. The other factor is then
-    the projection of W itself, so that nothing is divided by a small eigenvalue of C twice and
-    full rank gives W back exactly.
-    """
-    w = weight.double()
-    left = w if output_gram is None else root(output_gram) @ w
-    whitened = left if input_covariance is None else left @ root(input_covariance)
-    wide = w.shape[0] <= w.shape[1]
-    gram = whitened @ whitened.T if wide else whitened.T @ whitened
-    squares, vectors = torch.linalg.eigh((gram + gram.T) / 2)
-    vectors = vectors.flip(1)
-    scale = squares.flip(0).clamp_min(squares[-1] * 1e-16 + 1e-300).sqrt()
-    if wide:
-        up = vectors if output_gram is None else inverse_root(output_gram) @ vectors
-        return Factorization(scale, up * scale, (vectors.T @ left) / scale[:, None])
-    down = vectors.T if input_covariance is None else vectors.T @ inverse_root(input_covariance)
-    back = w @ vectors if input_covariance is None else w @ (root(input_covariance) @ vectors)
-    return Factorization(scale, back, down)
+    def _covariance(self, layer: MeasuredLayer) -> torch.Tensor:
+        """Of the linear's input; o_proj's may be measured over several value heads."""
+        covariance = layer.covariances[_INPUT_OF.get(self.linear, self.linear)]
+        width = layer.weights[f"{self.linear}.weight"].shape[1]
+        if len(covariance) == width:
+            return covariance
+        layout = layer.layout
+        own = own_columns(
+            layout.num_attention_heads,
+            layout.num_key_value_heads,
+            layout.head_dim,
+            len(covariance) // width,
+        )
+        return covariance[own][:, own]
 
 
 def low_rank(

@@ -1,8 +1,10 @@
 """Smaller rotary keys by mixing the heads of a group, frequency by frequency."""
 
+from dataclasses import dataclass
+
 import torch
 
-from vllm_gac.methods.pairs import from_pairs, pair_energy, to_pairs
+from vllm_gac.methods.pairs import from_pairs, query_demand, to_pairs
 from vllm_gac.methods.rotary_keys import RotaryKeys
 
 
@@ -28,20 +30,13 @@ def mix_pairs(
     queries = to_pairs(query, -1, pairs)
     queries = queries.view(groups, group, -1, pairs, queries.shape[-1])  # 2: heads that share a key
 
-    demand = pair_energy(queries.flatten(0, 2), covariance).view(queries.shape[:4]).sum(2)
-    demand = demand.clamp_min(demand.max() * 1e-12).transpose(1, 2)  # [groups, pairs, group]
-    # The geometric mean over the heads orders the pairs; taken out, neither q nor k is rescaled.
-    common = demand.log().mean(-1, keepdim=True).exp()
-    weight = (demand / common).sqrt()
-
-    moment = torch.einsum("gjfd,de,gkfe->gfjk", keys, covariance.to(keys.dtype), keys.conj())
-    strength, axes = torch.linalg.eigh(weight[..., :, None] * moment * weight[..., None, :])
-    to_key = axes.conj() * weight[..., None]  # [groups, pairs, group, axes]
-    to_query = axes.conj() / weight[..., None]
+    axes = principal_axes(query, key, covariance, key_heads, group)
+    to_key = axes.vectors.conj() * axes.weight[..., None]  # [groups, pairs, group, axes]
+    to_query = axes.vectors.conj() / axes.weight[..., None]
     mixed_keys = torch.einsum("gfjc,gjfd->gfcd", to_key, keys).flatten(1, 2)
     mixed_queries = torch.einsum("gfjc,gjsfd->gjsfcd", to_query, queries).flatten(3, 4)
 
-    kept = (strength * common).flatten(1).topk(size // 2, dim=1).indices.sort(dim=1).values
+    kept = axes.strength.topk(size // 2, dim=1).indices.sort(dim=1).values
     return RotaryKeys(
         query=from_pairs(
             torch.cat([m[:, :, k].flatten(0, 1) for m, k in zip(mixed_queries, kept, strict=True)])
@@ -49,3 +44,32 @@ def mix_pairs(
         key=from_pairs(torch.stack([m[k] for m, k in zip(mixed_keys, kept, strict=True)])),
         inv_freq=inv_freq[kept // group],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PrincipalAxes:
+    """The axes of each pair across the heads of a group.
+
+    vectors complex [groups, pairs, group, group], weight of a head [groups, pairs, group] and
+    strength [groups, pairs * group] of a component, in the unit of `pair_scores`.
+    """
+
+    vectors: torch.Tensor
+    weight: torch.Tensor
+    strength: torch.Tensor
+
+
+def principal_axes(
+    query: torch.Tensor, key: torch.Tensor, covariance: torch.Tensor, key_heads: int, group: int
+) -> PrincipalAxes:
+    """How the heads of every group of `group` heads are best mixed; arguments as `mix_pairs`."""
+    groups, pairs = key_heads // group, key.shape[0] // key_heads // 2
+    keys = to_pairs(key, key_heads, pairs).view(groups, group, pairs, -1)
+    demand = query_demand(query, covariance, key_heads, pairs)
+    demand = demand.view(groups, group, pairs).transpose(1, 2)
+    # The geometric mean over the heads orders the pairs; taken out, neither q nor k is rescaled.
+    common = demand.log().mean(-1, keepdim=True).exp()
+    weight = (demand / common).sqrt()
+    moment = torch.einsum("gjfd,de,gkfe->gfjk", keys, covariance.to(keys.dtype), keys.conj())
+    strength, vectors = torch.linalg.eigh(weight[..., :, None] * moment * weight[..., None, :])
+    return PrincipalAxes(vectors, weight, (strength * common).flatten(1))

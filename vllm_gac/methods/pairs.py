@@ -22,3 +22,13 @@ def pair_energy(rows: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
     """E|z x|^2 [heads, pairs] of complex rows z [heads, pairs, hidden] for x of `covariance`."""
     c = covariance.double()
     return (rows.real @ c * rows.real + rows.imag @ c * rows.imag).sum(-1)
+
+
+def query_demand(
+    query: torch.Tensor, covariance: torch.Tensor, key_heads: int, pairs: int
+) -> torch.Tensor:
+    """E|q_f|^2 [key_heads, pairs] of query [query_heads * 2 pairs, hidden], summed over the
+    query heads that share a key head; kept above zero, to be divided by."""
+    energy = pair_energy(to_pairs(query, -1, pairs), covariance)
+    demand = energy.view(key_heads, -1, pairs).sum(1)
+    return demand.clamp_min(demand.max() * 1e-12)

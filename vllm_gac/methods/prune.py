@@ -1,23 +1,92 @@
 """Narrower MLPs: which channels to keep, and down_proj refitted to make up for the others."""
 
+from dataclasses import replace
+from typing import Literal
+
 import torch
+
+from vllm_gac.errors import PlanError
+from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.methods.compressor import MeasuredLayer, tail_sums
 
 # Ridge of inverses and refits, in units of the mean variance of the channels.
 _RIDGE = 1e-4
+# In how many steps all channels would go. In the demo model the error is within 0.1 % of that of
+# one channel at a time.
+_STEPS = 128
+
+# By what channels are chosen: what the loss of one costs after the refit, its Taylor score
+# (gradients.py), or the energy of what it adds to the output.
+Criterion = Literal["obs", "taylor", "magnitude"]
 
 
-def prune_order(down: torch.Tensor, covariance: torch.Tensor, count: int) -> torch.Tensor:
-    """The `count` channels that can best be spared, the most dispensable first.
+class Channels:
+    """Fewer MLP channels. Whichever go, down_proj is refitted."""
+
+    name = "width"
+
+    def __init__(self, criterion: Criterion = "obs") -> None:
+        self.criterion = criterion
+
+    def full(self, dense: ModelLayout) -> int:
+        """The dense width."""
+        return dense.layers[0].intermediate_size
+
+    def errors(self, layer: MeasuredLayer) -> torch.Tensor:
+        """Mean squared error of down_proj's output at every width, channels chosen by obs."""
+        down, covariance = layer.weights["mlp.down_proj.weight"], layer.covariances["mlp.down_proj"]
+        _, costs = prune_order(down, covariance, down.shape[1])
+        return tail_sums(costs.flip(0))
+
+    def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
+        """gate_proj and up_proj with the best channels, down_proj refitted."""
+        full, width = layer.weights["mlp.down_proj.weight"].shape[1], target.intermediate_size
+        if width > full:
+            raise PlanError(f"intermediate_size {width} exceeds the dense {full}")
+        if width == full:
+            return layer
+        names = [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
+        gate, up, down = (layer.weights[name] for name in names)
+        covariance = layer.covariances["mlp.down_proj"]
+        scores = self._scores(layer)
+        gate, up, down, kept = prune_channels(gate, up, down, covariance, width, scores)
+        return replace(
+            layer,
+            weights={**layer.weights, **dict(zip(names, (gate, up, down), strict=True))},
+            covariances={**layer.covariances, "mlp.down_proj": covariance[kept][:, kept]},
+            taylor=None if layer.taylor is None else layer.taylor[kept.to(layer.taylor.device)],
+        )
+
+    def _scores(self, layer: MeasuredLayer) -> torch.Tensor | None:
+        """[width] what each channel is worth by itself; None for obs, which takes them in turn."""
+        if self.criterion == "obs":
+            return None
+        if self.criterion == "taylor":
+            if layer.taylor is None:
+                raise PlanError("pruning by taylor needs statistics with gradients")
+            return layer.taylor
+        down, covariance = layer.weights["mlp.down_proj.weight"], layer.covariances["mlp.down_proj"]
+        energies: torch.Tensor = down.double().square().sum(0) * covariance.double().diagonal()
+        return energies
+
+
+def prune_order(
+    down: torch.Tensor, covariance: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` channels that can best be spared, the most dispensable first, and their costs.
 
     down [hidden, width], covariance [width, width] of down_proj's input. Optimal Brain Surgeon
     (Hassibi and Stork 1992) for whole channels: repeatedly the one whose removal costs least after
     the remaining columns have made up for it. Wide layers are taken a few channels at a time.
+    Costs are the mean squared error that each adds to down_proj's output; in one step, an even
+    share of it.
     """
     width = down.shape[1]
-    block = max(1, width // 1024)
+    block = max(1, width // _STEPS)
     weight, inverse = down.double().clone(), torch.linalg.inv(_ridged(covariance))
     gone = torch.zeros(width, dtype=torch.bool, device=down.device)
     order: list[torch.Tensor] = []
+    costs: list[torch.Tensor] = []
     while (left := count - len(order) * block) > 0:
         cost = weight.square().sum(0) / inverse.diagonal().abs()
         cost[gone] = torch.inf
@@ -25,21 +94,34 @@ def prune_order(down: torch.Tensor, covariance: torch.Tensor, count: int) -> tor
         order.append(take)
         gone[take] = True
         step = torch.linalg.solve(inverse[take][:, take], inverse[take])  # [block, width]
+        removed = weight[:, take]
+        added = (removed * torch.linalg.solve(inverse[take][:, take], removed.T).T).sum()
+        costs.append((added / len(take)).expand(len(take)))
         weight.addmm_(weight[:, take], step, alpha=-1)
         inverse.addmm_(inverse[:, take], step, alpha=-1)
-    return torch.cat(order)
+    return torch.cat(order), torch.cat(costs)
 
 
 def prune_channels(
-    gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, covariance: torch.Tensor, width: int
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    covariance: torch.Tensor,
+    width: int,
+    scores: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """gate and up [width, hidden], down [hidden, width] with the best `width` channels.
 
-    down is refitted by least squares: W S[:, K] (S[K, K] + ridge)^-1 for kept channels K and
-    covariance S. Also returns K, in the order of the dense channels.
+    The best are those of the highest `scores`, or what `prune_order` leaves. down is refitted by
+    least squares: W S[:, K] (S[K, K] + ridge)^-1 for kept channels K and covariance S. Also
+    returns K, in the order of the dense channels.
     """
-    kept = torch.ones(down.shape[1], dtype=torch.bool)
-    kept[prune_order(down, covariance, down.shape[1] - width).cpu()] = False
+    kept, spare = torch.ones(down.shape[1], dtype=torch.bool), down.shape[1] - width
+    if scores is None:
+        gone, _ = prune_order(down, covariance, spare)
+    else:
+        gone = scores.argsort(stable=True)[:spare]
+    kept[gone.cpu()] = False
     ridged = _ridged(covariance)
     crossed = down.double() @ ridged[:, kept]
     refitted = torch.linalg.solve(ridged[kept][:, kept], crossed.T).T

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.methods.pairs import from_pairs, pair_energy, to_pairs
+from vllm_gac.methods.pairs import from_pairs, pair_energy, query_demand, to_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,23 @@ def select_pairs(
     """
     keys = to_pairs(key, key_heads, inv_freq.numel())
     queries = to_pairs(query, -1, inv_freq.numel())
-    shared = queries.shape[0] // key_heads
-    demand = pair_energy(queries, covariance).view(key_heads, shared, -1).sum(1)
-    score = pair_energy(keys, covariance) * demand
-    kept = score.topk(size // 2, dim=1).indices.sort(dim=1).values
-    per_query = kept.repeat_interleave(shared, 0)
+    scores = pair_scores(query, key, covariance, key_heads)
+    kept = scores.topk(size // 2, dim=1).indices.sort(dim=1).values
+    per_query = kept.repeat_interleave(queries.shape[0] // key_heads, 0)
     return RotaryKeys(
         query=from_pairs(_take(queries, per_query)),
         key=from_pairs(_take(keys, kept)),
         inv_freq=inv_freq[kept],
     )
+
+
+def pair_scores(
+    query: torch.Tensor, key: torch.Tensor, covariance: torch.Tensor, key_heads: int
+) -> torch.Tensor:
+    """E|q_f|^2 E|k_f|^2 [key_heads, D / 2]: twice what dropping pair f takes from the logits."""
+    pairs = key.shape[0] // key_heads // 2
+    supply = pair_energy(to_pairs(key, key_heads, pairs), covariance)
+    return supply * query_demand(query, covariance, key_heads, pairs)
 
 
 def _take(pairs: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

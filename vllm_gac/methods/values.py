@@ -1,11 +1,80 @@
 """Fewer and smaller value heads, the way back absorbed in o_proj."""
 
+from dataclasses import replace
+
 import torch
 
-from vllm_gac.methods.lowrank import factorize
+from vllm_gac.errors import PlanError
+from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.methods.attended import own_columns, spread_output
+from vllm_gac.methods.compressor import MeasuredLayer, tail_sums
+from vllm_gac.methods.factorization import Factorization, factorize
 
 # Ridge of the o_proj refit, in units of the mean variance of its inputs.
 _RIDGE = 1e-5
+
+
+class Values:
+    """Fewer and smaller value heads: `group` neighbouring ones become one."""
+
+    def __init__(self, group: int) -> None:
+        self.group = group
+        self.name = f"value{group}"
+
+    def full(self, dense: ModelLayout) -> int:
+        """All numbers of the heads that become one."""
+        return self.group * dense.head_dim
+
+    def errors(self, layer: MeasuredLayer) -> torch.Tensor:
+        """Mean squared error of o_proj's output at every size, before o_proj is refitted."""
+        layout, (_, output, covariance) = layer.layout, self._inputs(layer)
+        heads, size = layout.num_key_value_heads, layout.head_dim
+        dense_output = spread_output(output.double(), heads, size, self.group)
+        factors = _factors(dense_output, covariance, heads // self.group, size * self.group)
+        return tail_sums(torch.stack([f.singular_values.square() for f in factors]).sum(0))
+
+    def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
+        """v_proj with the merged heads, o_proj refitted."""
+        layout, heads = layer.layout, target.value.heads
+        if heads * self.group != layout.num_key_value_heads:
+            raise PlanError(
+                f"{heads} value heads cannot be made of {layout.num_key_value_heads} by "
+                f"making {self.group} one"
+            )
+        value, output, covariance = self._inputs(layer)
+        if self.group > 1 or target.value.size < layout.head_dim:
+            value, output, covariance = merge_values(
+                value,
+                output,
+                covariance,
+                layout.num_key_value_heads,
+                self.group,
+                target.value.size,
+            )
+        weights = {"self_attn.v_proj.weight": value, "self_attn.o_proj.weight": output}
+        return replace(
+            layer,
+            weights={**layer.weights, **weights},
+            covariances={**layer.covariances, "self_attn.o_proj": covariance},
+        )
+
+    def _inputs(self, layer: MeasuredLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """v_proj, o_proj and what o_proj reads, over as many value heads as become one."""
+        layout, covariance = layer.layout, layer.covariances["self_attn.o_proj"]
+        spanned = len(covariance) // (layout.num_attention_heads * layout.head_dim)
+        if self.group not in (1, spanned):
+            heads = layout.num_key_value_heads
+            raise PlanError(
+                f"{heads // self.group} value heads cannot be made of {heads} with statistics of "
+                f"{spanned} at a time"
+            )
+        if self.group < spanned:
+            own = own_columns(
+                layout.num_attention_heads, layout.num_key_value_heads, layout.head_dim, spanned
+            )
+            covariance = covariance[own][:, own]
+        weights = layer.weights
+        return weights["self_attn.v_proj.weight"], weights["self_attn.o_proj.weight"], covariance
 
 
 def merge_values(
@@ -35,8 +104,8 @@ def merge_values(
     ridge = _RIDGE * covariance.diagonal().mean()
     covariance = covariance + ridge * torch.eye(len(covariance), device=output.device)
 
-    heads = torch.arange(query_heads).chunk(groups)
-    down = torch.stack([_projection(dense_output, covariance, h, wide, size) for h in heads])
+    factors = _factors(dense_output, covariance, groups, wide)
+    down = torch.stack([f.truncate(size)[1] for f in factors])
     per_query = down.repeat_interleave(query_heads // groups, 0)
     # [query_heads * size, query_heads * wide]
     project: torch.Tensor = torch.block_diag(*per_query)  # type: ignore[no-untyped-call]
@@ -47,34 +116,18 @@ def merge_values(
     return smaller.flatten(0, 1), refitted, inner
 
 
-def spread_output(
-    output: torch.Tensor, value_heads: int, head_dim: int, group: int
-) -> torch.Tensor:
-    """o_proj for query heads that read `group` value heads at once, of which only one is theirs.
-
-    [hidden, query_heads * D] -> [hidden, query_heads * group * D], zero for the others.
-    """
-    own = own_columns(output.shape[1] // head_dim, value_heads, head_dim, group)
-    spread = output.new_zeros(output.shape[0], output.shape[1] * group)
-    spread[:, own.to(output.device)] = output
-    return spread
-
-
-def own_columns(query_heads: int, value_heads: int, head_dim: int, group: int) -> torch.Tensor:
-    """Which of query_heads * group * D columns are each query head's own, [query_heads * D]."""
-    head = torch.arange(query_heads)
-    slot = head * group + head // (query_heads // value_heads) % group
-    return (slot[:, None] * head_dim + torch.arange(head_dim)).flatten()
-
-
-def _projection(
-    output: torch.Tensor, covariance: torch.Tensor, heads: torch.Tensor, wide: int, size: int
-) -> torch.Tensor:
-    """The best projection [size, wide] for the query heads `heads`, which share one value head."""
-    metric = torch.zeros(wide, wide, dtype=torch.float64, device=output.device)
-    moment = torch.zeros_like(metric)
-    for head in heads.tolist():
-        columns = slice(head * wide, (head + 1) * wide)
-        metric += output[:, columns].T @ output[:, columns]
-        moment += covariance[columns, columns]
-    return factorize(torch.eye(wide, device=output.device), moment, metric).truncate(size)[1]
+def _factors(
+    output: torch.Tensor, covariance: torch.Tensor, groups: int, wide: int
+) -> list[Factorization]:
+    """For each group the identity [wide, wide], factorized under what its query heads read
+    and o_proj makes of it: every projection's best truncation."""
+    identity = torch.eye(wide, dtype=torch.float64, device=output.device)
+    factors = []
+    for heads in torch.arange(output.shape[1] // wide).chunk(groups):
+        metric, moment = torch.zeros_like(identity), torch.zeros_like(identity)
+        for head in heads.tolist():
+            columns = slice(head * wide, (head + 1) * wide)
+            metric += output[:, columns].T @ output[:, columns]
+            moment += covariance[columns, columns]
+        factors.append(factorize(identity, moment, metric))
+    return factors

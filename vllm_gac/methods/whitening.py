@@ -7,16 +7,10 @@ import torch
 _FLOOR = 1e-7
 
 
-def root(covariance: torch.Tensor) -> torch.Tensor:
-    """Symmetric square root [n, n] of a covariance [n, n]."""
+def roots(covariance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric square root of a covariance [n, n], and its inverse."""
     values, vectors = _eigen(covariance)
-    return (vectors * values.sqrt()) @ vectors.T
-
-
-def inverse_root(covariance: torch.Tensor) -> torch.Tensor:
-    """Inverse of `root(covariance)`."""
-    values, vectors = _eigen(covariance)
-    return (vectors * values.rsqrt()) @ vectors.T
+    return (vectors * values.sqrt()) @ vectors.T, (vectors * values.rsqrt()) @ vectors.T
 
 
 def _eigen(covariance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

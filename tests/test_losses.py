@@ -1,0 +1,141 @@
+"""Losses: what probes measure, and the curves that are drawn through them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.dense_models import config, write, write_text
+from vllm_gac.calibrate import calibrate
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.errors import PlanError
+from vllm_gac.forward import logits, reference
+from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.losses import MeasuredLosses, measured_losses, read_losses
+from vllm_gac.methods.compressor import MeasuredLayer
+from vllm_gac.methods.layer import choices, compress_layer
+from vllm_gac.planner import Asked, measured_plan
+from vllm_gac.sensitivity import probes
+from vllm_gac.stats import read_layer_stats, read_probes
+from vllm_gac.tokens import calibration_sequences
+
+METHODS = ("heads", "prune", "lowrank")
+RUN: dict[str, Any] = {
+    "max_tokens": 1024,
+    "sequence_length": 128,
+    "probe_tokens": 256,
+    "progress": False,
+}
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    directory = tmp_path_factory.mktemp("calibrated")
+    model = write(directory / "model", config(), torch.bfloat16)
+    text = write_text(directory / "text.txt")
+    calibrate(model, [text], directory / "stats", **RUN)
+    return model, text, directory / "stats"
+
+
+def test_a_probe_is_the_model_with_that_part_compressed(
+    calibrated: tuple[Path, Path, Path],
+) -> None:
+    directory, text, stats = calibrated
+    checkpoint = open_checkpoint(directory)
+    dense, model = checkpoint.layout, reference(checkpoint)
+    tokens = calibration_sequences(directory, [text], length=128, max_tokens=1024)[[0, 4]]
+    measured = read_probes(stats)
+    with checkpoint.reader() as read, torch.inference_mode():
+        whole = {name: read(name).float() for name in dense.tensors()}
+        before = torch.log_softmax(logits(model, whole.__getitem__, tokens)[:, :-1], -1)
+        for index, number in ((0, 0), (1, 3), (0, 5), (1, 6), (0, 9), (1, 11)):
+            probe = probes(dense, METHODS)[number]
+            prefix = f"model.layers.{index}."
+            own = {n.removeprefix(prefix): t for n, t in whole.items() if n.startswith(prefix)}
+            layer = MeasuredLayer(dense, own, read_layer_stats(stats, index, "cpu"), model.inv_freq)
+            small = compress_layer(layer, probe.layer)
+            layers = [probe.layer if i == index else a for i, a in enumerate(dense.layers)]
+            probed = replace(model, layout=replace(dense, layers=tuple(layers)))
+            tensors = {n: t for n, t in whole.items() if not n.startswith(prefix)}
+            tensors |= {prefix + name: tensor.float() for name, tensor in small.items()}
+            after = torch.log_softmax(logits(probed, tensors.__getitem__, tokens)[:, :-1], -1)
+            targets = tokens[:, 1:, None]
+            divergence = (before.exp() * (before - after)).sum(-1).mean()
+            increase = (before - after).gather(-1, targets).mean()
+            assert measured[index, number, 0] == pytest.approx(
+                divergence.item(), rel=0.02, abs=1e-6
+            )
+            assert measured[index, number, 1] == pytest.approx(increase.item(), rel=0.02, abs=1e-5)
+
+
+def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
+    calibrated: tuple[Path, Path, Path],
+) -> None:
+    directory, _, stats = calibrated
+    checkpoint = open_checkpoint(directory)
+    dense = checkpoint.layout
+    losses = read_losses(stats, dense, checkpoint.config_sha256)
+    assert isinstance(losses, MeasuredLosses)
+    for layer in losses.curves:
+        assert set(layer) == {c.name for c in choices(dense, METHODS, 2)}
+        for name, curve in layer.items():
+            assert np.isfinite(curve).all()
+            assert curve[-1] == pytest.approx(0, abs=1e-9)
+            assert (np.diff(curve) <= 1e-9).all(), name
+            # Rotary sizes come in pairs, and channels are taken greedily.
+            if not name.startswith("rotary") and name != "width":
+                assert (np.diff(curve, 2) >= -1e-7 * curve[0]).all(), name
+
+
+def synthetic(strong: float, weak: float, text: float = 1.0) -> tuple[ModelLayout, MeasuredLosses]:
+    """One layer whose errors fall linearly, with the given losses at the two width probes."""
+    dense = layout_of(config(num_hidden_layers=1))
+    full = dense.layers[0].intermediate_size
+    errors = [{"width": 1 - np.arange(full + 1) / full}]
+    measured = np.array([[[strong, text * strong], [weak, text * weak]]])
+    return dense, measured_losses(probes(dense, ("prune",)), errors, measured)
+
+
+def test_the_power_of_a_curve_comes_of_its_two_probes() -> None:
+    dense, losses = synthetic(strong=0.25, weak=0.25 * (1 - 76 / 96) ** 1.5 / 0.5**1.5)
+    full = dense.layers[0].intermediate_size
+    assert losses.width(0)[full // 2] == pytest.approx(0.25)
+    assert losses.width(0)[full // 4] == pytest.approx(0.25 * (0.75 / 0.5) ** 1.5, rel=1e-3)
+
+
+def test_noise_does_not_make_a_curve_concave_and_nothing_is_worth_nothing() -> None:
+    dense, losses = synthetic(strong=0.1, weak=0.2)  # the weaker probe lost more
+    curve = losses.width(0)
+    assert (np.diff(curve, 2) >= -1e-12).all()
+    _, losses = synthetic(strong=0.0, weak=-1e-9)
+    assert np.isfinite(losses.width(0)).all()
+    assert (losses.width(0) >= 0).all()
+    assert dense.layers
+
+
+def test_what_the_text_loses_corrects_what_the_predictions_diverge() -> None:
+    _, plain = synthetic(strong=0.1, weak=0.02)
+    _, worse = synthetic(strong=0.1, weak=0.02, text=1.5)
+    _, noisy = synthetic(strong=0.1, weak=0.02, text=-7.0)
+    np.testing.assert_allclose(worse.width(0), 1.5 * plain.width(0))
+    np.testing.assert_allclose(noisy.width(0), 0.5 * plain.width(0))
+
+
+def test_a_plan_needs_what_was_calibrated_for(
+    calibrated: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    directory, text, stats = calibrated
+    checkpoint = open_checkpoint(directory)
+    assert measured_plan(checkpoint, stats, Asked(kv_ratio=0.5)).expected_loss is not None
+    calibrate(directory, [text], tmp_path / "some", methods=["prune"], **RUN)
+    with pytest.raises(PlanError, match=r"calibrated for prune, not for heads; .* --method"):
+        measured_plan(checkpoint, tmp_path / "some", Asked(kv_ratio=0.5))
+    calibrate(directory, [text], tmp_path / "unprobed", **RUN | {"probe_tokens": 0})
+    with pytest.raises(PlanError, match="no sensitivities were measured"):
+        measured_plan(checkpoint, tmp_path / "unprobed", Asked(kv_ratio=0.5))
+    calibrate(directory, [text], tmp_path / "single", value_group=1, **RUN)
+    plan = measured_plan(checkpoint, tmp_path / "single", Asked(kv_ratio=0.5))
+    assert {layer.value.heads for layer in plan.layers} == {2}

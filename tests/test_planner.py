@@ -1,0 +1,219 @@
+"""The planner: exact budgets, the best choice there is, and a reason where there is none."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.dense_models import config
+from tests.measured_layers import made_up_losses
+from tests.test_plan import DEMO, LLAMA_8B, model
+from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.choices import Dims
+from vllm_gac.contract import align
+from vllm_gac.errors import PlanError
+from vllm_gac.gpu_profile import read_profile
+from vllm_gac.items import Latency
+from vllm_gac.latency import BatchMix, attention_microseconds, layer_microseconds
+from vllm_gac.layout import layout_of
+from vllm_gac.plan import planned_layout
+from vllm_gac.planner import Asked, best_plan, check_feasible, dense_microseconds
+from vllm_gac.schema import Plan
+
+LATENCY = Latency(read_profile("h200"), BatchMix())
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
+    directory = tmp_path_factory.mktemp("models")
+    return {
+        "8B": model(directory / "8b", **LLAMA_8B | {"num_hidden_layers": 3}),
+        "demo": model(directory / "demo", **DEMO),
+        "tiny": model(directory / "tiny"),
+    }
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    name=st.sampled_from(["8B", "demo", "tiny"]),
+    param_ratio=st.floats(0.5, 1.0),
+    kv_ratio=st.floats(0.2, 1.0),
+    methods=st.sets(st.sampled_from(["heads", "prune", "lowrank"]), min_size=1),
+    strategy=st.sampled_from(["minimal", "optimal"]),
+    objective=st.sampled_from(["concave", "linear"]),
+    seed=st.integers(0, 3),
+)
+def test_no_budget_is_exceeded_and_every_dim_is_an_allowed_one(
+    models: dict[str, Checkpoint],
+    name: str,
+    param_ratio: float,
+    kv_ratio: float,
+    methods: set[str],
+    strategy: Any,
+    objective: Any,
+    seed: int,
+) -> None:
+    dense = models[name].layout
+    asked = Asked(
+        param_ratio=param_ratio,
+        kv_ratio=kv_ratio,
+        methods=sorted(methods),
+        dims=Dims(strategy),
+        objective=objective,
+    )
+    try:
+        plan = best_plan(models[name], made_up_losses(dense, seed), asked)
+    except PlanError as e:
+        assert "feasible" in str(e) or "infeasible" in str(e) or "no aligned size" in str(e)  # noqa: PT017
+        return
+    layout = planned_layout(models[name], plan)
+    assert layout.parameters <= Fraction(str(param_ratio)) * dense.parameters
+    assert layout.kv_elements <= Fraction(str(kv_ratio)) * dense.kv_elements
+    whole = {dense.head_dim, 2 * dense.head_dim, dense.layers[0].intermediate_size}
+    for where, role, dim in layout.dims():
+        assert dim == align(dim, strategy, role) or dim in whole, (where, dim)
+
+
+def test_it_is_the_best_of_all_choices(models: dict[str, Checkpoint]) -> None:
+    """Two layers with keys and values of their own sizes, every combination tried."""
+    tiny = models["tiny"]
+    dense, losses = tiny.layout, made_up_losses(models["tiny"].layout)
+    asked = Asked(
+        param_ratio=1.0,
+        kv_ratio=0.6,
+        methods=("heads",),
+        key_form="rotary",
+        key_group=1,
+        value_group=1,
+    )
+    plan = best_plan(tiny, losses, asked)
+    sizes = asked.dims.upto(dense.head_dim, "head")
+    best = math.inf
+    for k0, v0, k1, v1 in itertools.product(sizes, repeat=4):
+        if dense.num_key_value_heads * (k0 + v0 + k1 + v1) <= plan.kv_elements.allowed:
+            lost = (
+                losses.key(0, "rotary", 1)[k0]
+                + losses.value(0, 1)[v0]
+                + losses.key(1, "rotary", 1)[k1]
+                + losses.value(1, 1)[v1]
+            )
+            best = min(best, float(lost))
+    assert plan.expected_loss == pytest.approx(best, abs=2e-6)
+
+
+def test_a_layer_that_suffers_more_keeps_more(models: dict[str, Checkpoint]) -> None:
+    demo = models["demo"]
+    losses = made_up_losses(demo.layout)
+    width = (1 - np.arange(1025) / 1024) ** 2
+    for index, worth in enumerate((0.01, 0.1, 1.0, 0.1)):
+        losses.curves[index]["width"] = worth * width  # type: ignore[index]
+    plan = best_plan(demo, losses, Asked(param_ratio=0.85, methods=("prune",)))
+    widths = [layer.intermediate_size for layer in plan.layers]
+    assert widths[0] < widths[1] == widths[3] < widths[2]
+
+
+def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) -> None:
+    big = models["8B"]
+    before = dense_microseconds(big.layout, LATENCY)
+    for methods in (("heads", "prune"), ("lowrank",)):
+        asked = Asked(methods=methods, latency=LATENCY, microseconds=0.9 * before)
+        plan = best_plan(big, made_up_losses(big.layout), asked)
+        layers = planned_layout(big, plan).layers
+        time = sum(layer_microseconds(big.layout, a, LATENCY.mix, LATENCY.profile) for a in layers)
+        assert time <= 0.9 * before
+        assert plan.nanoseconds is not None
+        assert plan.nanoseconds.used == pytest.approx(1000 * time, abs=2)
+        # As much as is allowed is used: less time would cost quality.
+        assert time > 0.85 * before
+
+
+def test_a_deployment_to_plan_for_without_a_budget_is_only_told(
+    models: dict[str, Checkpoint],
+) -> None:
+    plain = best_plan(models["demo"], made_up_losses(models["demo"].layout), Asked(kv_ratio=0.5))
+    asked = Asked(kv_ratio=0.5, latency=LATENCY)
+    told = best_plan(models["demo"], made_up_losses(models["demo"].layout), asked)
+    assert plain.nanoseconds is None
+    assert told.nanoseconds is not None
+    assert told.layers == plain.layers
+
+
+def test_free_to_choose_it_takes_no_attention_slower_than_the_dense_one(
+    models: dict[str, Checkpoint],
+) -> None:
+    big = models["8B"]
+    losses = made_up_losses(big.layout)
+    for layer in losses.curves:
+        layer["latent1"][:] = layer["latent2"][:] = 0
+    slow = best_plan(big, losses, Asked(kv_ratio=0.7, methods=("heads",), key_form="latent"))
+    free = best_plan(big, losses, Asked(kv_ratio=0.7, methods=("heads",)))
+
+    def times(plan: Plan) -> list[float]:
+        layers = planned_layout(big, plan).layers
+        return [attention_microseconds(big.layout, a, LATENCY.mix, LATENCY.profile) for a in layers]
+
+    longest = attention_microseconds(big.layout, big.layout.layers[0], LATENCY.mix, LATENCY.profile)
+    assert max(times(free)) <= longest < max(times(slow))
+
+
+def test_widths_are_aligned_after_sharding(models: dict[str, Checkpoint]) -> None:
+    big = models["8B"]
+    asked = Asked(param_ratio=0.8, dims=Dims("minimal", tensor_parallel_size=4))
+    plan = best_plan(big, made_up_losses(big.layout), asked)
+    for layer in plan.layers:
+        assert layer.intermediate_size % 4 == 0
+        assert layer.intermediate_size // 4 % 8 == 0
+        assert layer.key.heads % 4 == layer.value.heads % 4 == 0
+
+
+def test_the_linear_objective_stays_near_the_proportional_dims(
+    models: dict[str, Checkpoint],
+) -> None:
+    demo = models["demo"]
+    losses = made_up_losses(demo.layout)
+    asked = Asked(param_ratio=0.8, methods=("prune",))
+    straight = best_plan(demo, losses, replace(asked, objective="linear"))
+    ours = best_plan(demo, losses, asked)
+    assert straight.expected_loss is not None
+    assert ours.expected_loss is not None
+    assert ours.expected_loss <= straight.expected_loss
+
+
+@pytest.mark.parametrize("ratio", ["param_ratio", "kv_ratio"])
+def test_an_infeasible_budget_names_the_least_that_is_feasible(
+    models: dict[str, Checkpoint], ratio: str
+) -> None:
+    demo, losses = models["demo"], made_up_losses(models["demo"].layout)
+    flag = "--" + ratio.replace("_", "-")
+    with pytest.raises(PlanError, match=rf"{flag} 0.02: not feasible .* at least 0\.\d+") as caught:
+        check_feasible(demo, Asked(**{ratio: 0.02}))
+    least = float(str(caught.value).split("at least ")[1].split()[0])
+    best_plan(demo, losses, Asked(**{ratio: least}))
+    with pytest.raises(PlanError, match="not feasible"):
+        best_plan(demo, losses, Asked(**{ratio: least - 2e-4}))
+
+
+def test_an_infeasible_time_is_explained(models: dict[str, Checkpoint]) -> None:
+    demo = models["demo"]
+    asked = Asked(latency=LATENCY, microseconds=1.0)
+    with pytest.raises(PlanError, match=r"--latency 1: not feasible .* at least \d+ microseconds"):
+        best_plan(demo, made_up_losses(demo.layout), asked)
+
+
+def test_a_compressed_model_is_not_planned_for(tmp_path: Path) -> None:
+    raw = config()
+    raw |= {"architectures": ["GacLlamaForCausalLM"], "gac": layout_of(raw).section()}
+    compressed = model(tmp_path / "m")
+    compressed = replace(
+        compressed, config=compressed.config.model_validate(json.loads(json.dumps(raw)))
+    )
+    with pytest.raises(PlanError, match="compressed already"):
+        best_plan(compressed, made_up_losses(compressed.layout), Asked(kv_ratio=0.5))

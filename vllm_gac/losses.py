@@ -1,0 +1,157 @@
+"""What every dim of every layer is expected to lose, in nats per token.
+
+The errors of a method (methods/compressor.py) times what they are worth (sensitivity.py). A loss
+is `strong * (error / error of the stronger probe) ** power`; the power comes from the weaker
+probe and is at least 1: errors are convex, so losses are too, and no allocation runs into a corner.
+For the ranks of linears there are also curves that come in nats as they are (gradients.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_gac.layout import LINEARS, LayerLayout, ModelLayout
+from vllm_gac.sensitivity import Part, Probe, probes
+from vllm_gac.stats import (
+    check_gradients,
+    check_stats,
+    linears_with_curves,
+    methods_of,
+    read_errors,
+    read_gradients,
+    read_probes,
+)
+
+Curve: TypeAlias = NDArray[np.float64]
+# What the ranks of linears are judged by: probes of whole layers, or one backward pass.
+Sensitivity: TypeAlias = Literal["probe", "kfac"]
+
+# Two probes of one part tell a power up to their noise.
+_POWERS = (1.0, 2.0)
+# The increase of the loss on the text, added up over the layers, corrects the divergences of a
+# part by no more than this factor either way.
+_CORRECTION = 2.0
+_SMALLEST = 1e-12
+
+
+class Losses(Protocol):
+    """Curves [full + 1] of a layer: the loss at a dim of 0, 1, ..., full, where it is 0."""
+
+    def key(self, layer: int, form: str, group: int) -> Curve:
+        """By the size of a key head."""
+
+    def value(self, layer: int, group: int) -> Curve:
+        """By the size of a value head."""
+
+    def width(self, layer: int) -> Curve:
+        """By the MLP's width."""
+
+    def rank(self, layer: int, linear: str) -> Curve:
+        """By the rank of a linear."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLosses:
+    """Curves by method name, one mapping for each layer."""
+
+    curves: Sequence[Mapping[str, Curve]]
+
+    def key(self, layer: int, form: str, group: int) -> Curve:
+        """By the size of a key head."""
+        return self.curves[layer][f"{form}{group}"]
+
+    def value(self, layer: int, group: int) -> Curve:
+        """By the size of a value head."""
+        return self.curves[layer][f"value{group}"]
+
+    def width(self, layer: int) -> Curve:
+        """By the MLP's width."""
+        return self.curves[layer]["width"]
+
+    def rank(self, layer: int, linear: str) -> Curve:
+        """By the rank of a linear."""
+        return self.curves[layer][f"rank.{linear}"]
+
+
+def read_losses(
+    path: Path, dense: ModelLayout, config_sha256: str, sensitivity: Sensitivity = "probe"
+) -> MeasuredLosses:
+    """The losses that the statistics at `path` tell of.
+
+    Those of ranks by `sensitivity`, all others by probes. Raises CheckpointError as `check_stats`,
+    and if kfac is asked of statistics without gradients.
+    """
+    metadata = check_stats(path, dense, config_sha256)
+    errors = [
+        {name: curve.astype(np.float64) for name, curve in layer.items()}
+        for layer in read_errors(path, dense, metadata)
+    ]
+    tried = probes(dense, methods_of(metadata))
+    losses = measured_losses(tried, errors, read_probes(path).astype(np.float64))
+    if sensitivity == "probe":
+        return losses
+    check_gradients(path, metadata, "--sensitivity kfac")
+    curves = [dict(layer) for layer in losses.curves]
+    for linear in linears_with_curves(metadata):
+        for index, curve in enumerate(read_gradients(path, f"kfac.{linear}")):
+            curves[index][f"rank.{linear}"] = curve.astype(np.float64)
+    return MeasuredLosses(curves)
+
+
+def measured_losses(
+    tried: Sequence[Probe],
+    errors: Sequence[Mapping[str, Curve]],
+    measured: NDArray[np.float64],
+) -> MeasuredLosses:
+    """Losses by `errors` of every layer and what was `measured` [layers, probes, 2] of `tried`."""
+    losses = np.maximum(measured[:, :, 0] * _corrections(measured), _SMALLEST)
+    return MeasuredLosses(
+        [_layer_curves(tried, layer, lost) for layer, lost in zip(errors, losses, strict=True)]
+    )
+
+
+def _corrections(measured: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[probes]: how much more the text loses than the divergence says, by part."""
+    total = measured[:, ::2].sum(0)  # the stronger probes: [parts, 2]
+    ratio = total[:, 1] / np.maximum(total[:, 0], _SMALLEST)
+    corrections: NDArray[np.float64] = np.clip(ratio, 1 / _CORRECTION, _CORRECTION).repeat(2)
+    return corrections
+
+
+def _layer_curves(
+    tried: Sequence[Probe], errors: Mapping[str, Curve], losses: NDArray[np.float64]
+) -> dict[str, Curve]:
+    """Curves by name; `losses` [probes] of one layer."""
+    curves: dict[str, Curve] = {}
+    for number in range(0, len(tried), 2):
+        part, strong, weak = tried[number].part, losses[number], losses[number + 1]
+        left, right = (_probed(errors, p.part, p.layer) for p in tried[number : number + 2])
+        if part.startswith("rank."):
+            # Linears add up, so their losses must be in proportion to their errors.
+            worth = np.sqrt(strong / left * weak / right)
+            names = [f"rank.{n}" for n in LINEARS if n.startswith(part.removeprefix("rank."))]
+            curves |= {name: worth * errors[name] for name in names}
+            continue
+        power = np.log(strong / weak) / np.log(left / right)
+        power = np.clip(np.nan_to_num(power, nan=1.0), *_POWERS)
+        for name in (name for name in errors if name.rstrip("12") == part):
+            curves[name] = strong * (errors[name] / left) ** power
+    return curves
+
+
+def _probed(errors: Mapping[str, Curve], part: Part, layer: LayerLayout) -> float:
+    """The error of `part` in a probe's layer."""
+    match part:
+        case "rotary" | "latent":
+            error = errors[f"{part}1"][layer.key.size]
+        case "value":
+            error = errors["value1"][layer.value.size]
+        case "width":
+            error = errors["width"][layer.intermediate_size]
+        case _:
+            error = sum(errors[f"rank.{name}"][rank] for name, rank in layer.ranks.items())
+    return max(float(error), _SMALLEST)

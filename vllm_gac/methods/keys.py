@@ -1,0 +1,77 @@
+"""Fewer and smaller key heads, in either of the forms that a cache can hold them in."""
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from vllm_gac.errors import PlanError
+from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.methods.compressor import MeasuredLayer, tail_sums
+from vllm_gac.methods.latent_keys import latent_factors, latent_keys
+from vllm_gac.methods.mixed_keys import mix_pairs, principal_axes
+from vllm_gac.methods.rotary_keys import pair_scores, select_pairs
+
+
+class Keys:
+    """`group` neighbouring key heads become one.
+
+    rotary: pairs are selected, or mixed across the group and selected. latent: PaLU's.
+    """
+
+    def __init__(self, form: Literal["rotary", "latent"], group: int) -> None:
+        self.form, self.group = form, group
+        self.name = f"{form}{group}"
+
+    def full(self, dense: ModelLayout) -> int:
+        """All numbers of the heads that become one."""
+        return self.group * dense.head_dim
+
+    def errors(self, layer: MeasuredLayer) -> torch.Tensor:
+        """Mean squared error of the logits at every size, summed over the query heads."""
+        heads = layer.layout.num_key_value_heads
+        query, key, covariance = _inputs(layer)
+        if self.form == "latent":
+            factors = latent_factors(query, key, covariance, heads, self.group)
+            return tail_sums(torch.stack([f.singular_values.square() for f in factors]).sum(0))
+        scores = pair_scores(query, key, covariance, heads)
+        if self.group > 1:
+            scores = principal_axes(query, key, covariance, heads, self.group).strength
+        left = tail_sums(scores.sort(1, descending=True).values.sum(0))
+        # A pair is two dims; an odd size keeps what the even one below it does.
+        return left.repeat_interleave(2)[:-1]
+
+    def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
+        """q_proj and k_proj with smaller heads, and the table or the up-projection they need."""
+        dense, heads, size = layer.layout, target.key.heads, target.key.size
+        full = dense.num_key_value_heads
+        if heads * self.group != full or size > self.group * dense.head_dim:
+            raise PlanError(
+                f"{heads} key heads of {size} cannot be made of {full} of {dense.head_dim}"
+            )
+        query, key, covariance = _inputs(layer)
+        smaller = dict(layer.weights)
+        if self.form == "latent":
+            down, up = latent_keys(query, key, covariance, full, self.group, size)
+            smaller |= {"self_attn.k_proj.weight": down, "self_attn.k_up_proj.weight": up}
+        elif self.group > 1 or size < dense.head_dim or target.key.rope_table:
+            rotary = (
+                mix_pairs(query, key, covariance, layer.inv_freq, full, self.group, size)
+                if self.group > 1
+                else select_pairs(query, key, covariance, layer.inv_freq, heads, size)
+            )
+            smaller |= {
+                "self_attn.q_proj.weight": rotary.query,
+                "self_attn.k_proj.weight": rotary.key,
+                "self_attn.rope_inv_freq": rotary.inv_freq,
+            }
+        return replace(layer, weights=smaller)
+
+
+def _inputs(layer: MeasuredLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q_proj, k_proj and the covariance of what both read."""
+    return (
+        layer.weights["self_attn.q_proj.weight"],
+        layer.weights["self_attn.k_proj.weight"],
+        layer.covariances["self_attn.q_proj"],
+    )

@@ -1,0 +1,277 @@
+"""Dims in proportion to importance: what compression tools do, and the GAC paper starts from.
+
+PaLU and ASVD give every matrix a rank in proportion to a score of its own, under one budget for
+all, and take whatever integer comes out: dims that no kernel likes. The GAC paper then lets a
+knapsack choose aligned dims near these, whose value is the dim times the score (`linear`). The
+scores are what is measured to be lost, or PaLU's own (`fisher`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_gac.items import linears_to_factorize, part_parameters
+from vllm_gac.layout import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.losses import Curve, Losses
+from vllm_gac.stats import read_gradients
+
+# How far from the proportional dim a candidate of the linear objective may be: the paper's
+# windows, as shares of the dense dim.
+WINDOW = 1 / 8
+
+
+class Scores(Protocol):
+    """The importance of every part of a layer as a whole, above 0."""
+
+    def key(self, layer: int, form: str, group: int) -> float:
+        """Of the keys."""
+
+    def value(self, layer: int, group: int) -> float:
+        """Of the values."""
+
+    def width(self, layer: int) -> float:
+        """Of the MLP."""
+
+    def rank(self, layer: int, linear: str) -> float:
+        """Of a linear."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossScores:
+    """By what halving a part's dim loses (`importance`)."""
+
+    losses: Losses
+
+    def key(self, layer: int, form: str, group: int) -> float:
+        """Of the keys."""
+        return importance(self.losses.key(layer, form, group))
+
+    def value(self, layer: int, group: int) -> float:
+        """Of the values."""
+        return importance(self.losses.value(layer, group))
+
+    def width(self, layer: int) -> float:
+        """Of the MLP."""
+        return importance(self.losses.width(layer))
+
+    def rank(self, layer: int, linear: str) -> float:
+        """Of a linear."""
+        return importance(self.losses.rank(layer, linear))
+
+
+@dataclass(frozen=True, slots=True)
+class FisherScores:
+    """PaLU's (Chang et al., ICLR 2025): Fisher information of a linear's weights (gradients.py).
+
+    Keys and values have that of their projections. PaLU does not prune; an MLP's score is the
+    mean of its three. `fisher` [layers, linears] in the order of LINEARS.
+    """
+
+    fisher: NDArray[np.float64]
+
+    def key(self, layer: int, form: str, group: int) -> float:
+        """Of the keys."""
+        return self.rank(layer, "self_attn.k_proj")
+
+    def value(self, layer: int, group: int) -> float:
+        """Of the values."""
+        return self.rank(layer, "self_attn.v_proj")
+
+    def width(self, layer: int) -> float:
+        """Of the MLP."""
+        names = [name for name in LINEARS if name.startswith("mlp.")]
+        return sum(self.rank(layer, name) for name in names) / len(names)
+
+    def rank(self, layer: int, linear: str) -> float:
+        """Of a linear."""
+        return float(self.fisher[layer, LINEARS.index(linear)])
+
+
+def read_fisher_scores(path: Path) -> FisherScores:
+    """Those of the statistics at `path`, which have gradients; their mean is 1."""
+    fisher = np.maximum(read_gradients(path, "fisher").astype(np.float64), np.finfo(float).tiny)
+    fisher /= fisher.mean()
+    return FisherScores(np.maximum(fisher, 1e-9))
+
+
+def proportional_layers(
+    dense: ModelLayout,
+    scores: Scores,
+    methods: Sequence[str],
+    form: str,
+    parameters: int,
+    kv_elements: int,
+) -> list[LayerLayout]:
+    """Layers with dims in proportion to their scores, under budgets for the whole model.
+
+    Every head keeps its own, smaller keys (of `form`) and values. Rotary sizes are even, since
+    pairs are; nothing else is aligned.
+    """
+    layers = list(dense.layers)
+    if "heads" in methods:
+        layers = _heads(dense, scores, layers, form, kv_elements)
+    if "prune" in methods:
+        layers = _widths(dense, scores, layers, parameters)
+    if linears := linears_to_factorize(methods):
+        layers = _ranks(dense, scores, layers, linears, parameters)
+    return layers
+
+
+def within_window(dense: ModelLayout, layer: LayerLayout, near: LayerLayout, prefix: str) -> bool:
+    """Whether the dims of `layer` that belong to `prefix` are about those of `near`."""
+    pairs = zip(_shares(dense, layer, prefix), _shares(dense, near, prefix), strict=True)
+    return all(abs(one - other) <= WINDOW for one, other in pairs)
+
+
+def _shares(dense: ModelLayout, layer: LayerLayout, prefix: str) -> list[float]:
+    own = dense.layers[0]
+    if prefix == "mlp.":
+        return [layer.intermediate_size / own.intermediate_size]
+    shares = [part_parameters(dense, layer, prefix) / part_parameters(dense, own, prefix)]
+    if prefix == "self_attn.":
+        for one, other in ((layer.key, own.key), (layer.value, own.value)):
+            shares.append(one.heads * one.size / (other.heads * other.size))
+    return shares
+
+
+def _heads(
+    dense: ModelLayout, scores: Scores, layers: list[LayerLayout], form: str, budget: int
+) -> list[LayerLayout]:
+    heads, size = dense.num_key_value_heads, dense.head_dim
+    shares = [
+        Share(score, heads, size, heads * size)
+        for index in range(len(layers))
+        for score in (scores.key(index, form, 1), scores.value(index, 1))
+    ]
+    dims = iter(proportional(shares, budget))
+    found = []
+    for layer, key, value in zip(layers, dims, dims, strict=False):
+        kept = layer.key
+        if form == "latent" and key < size:
+            kept = KeyLayout("latent", heads, key)
+        elif key < size:
+            kept = KeyLayout("rotary", heads, max(2, key // 2 * 2), rope_table=True)
+        found.append(replace(layer, key=kept, value=ValueLayout(heads, value)))
+    return found
+
+
+def _widths(
+    dense: ModelLayout, scores: Scores, layers: list[LayerLayout], budget: int
+) -> list[LayerLayout]:
+    full, cost = dense.layers[0].intermediate_size, 3 * dense.hidden_size
+    others = replace(dense, layers=tuple(layers)).parameters - len(layers) * cost * full
+    shares = [Share(scores.width(index), cost, full, cost * full) for index in range(len(layers))]
+    widths = proportional(shares, budget - others)
+    return [replace(a, intermediate_size=w) for a, w in zip(layers, widths, strict=True)]
+
+
+def _ranks(
+    dense: ModelLayout,
+    scores: Scores,
+    layers: list[LayerLayout],
+    linears: Sequence[str],
+    budget: int,
+) -> list[LayerLayout]:
+    shapes = [dense.linear_shape(layer, name) for layer in layers for name in linears]
+    wholes = [rows * columns for rows, columns in shapes]
+    others = replace(dense, layers=tuple(layers)).parameters - sum(wholes)
+    own = [scores.rank(index, name) for index in range(len(layers)) for name in linears]
+    shares = [
+        Share(score, sum(shape), min(shape), whole)
+        for score, shape, whole in zip(own, shapes, wholes, strict=True)
+    ]
+    dims = iter(proportional(shares, budget - others))
+    found = []
+    for layer in layers:
+        ranks = {}
+        for name in linears:
+            full = min(dense.linear_shape(layer, name))
+            if (rank := next(dims)) < full:
+                ranks[name] = rank
+        found.append(replace(layer, ranks=MappingProxyType(ranks)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One dim to be chosen: its score, what one unit of it costs, its range.
+
+    `whole` is what it costs at `full`, where it is left as it was; a linear of full rank costs
+    less than its factors.
+    """
+
+    importance: float
+    cost: int
+    full: int
+    whole: int
+
+
+def proportional(dims: Sequence[Share], budget: int) -> list[int]:
+    """Dims in proportion to importance, none above its full one, within `budget` if it can be.
+
+    What the capped ones leave is shared out among the others, in the same proportion.
+    """
+    scores = [d.importance for d in dims]
+    # Factors of proportion between which nothing and everything is kept.
+    low, high = 1e-9 / max(scores), 2 / min(scores)
+    for _ in range(200):
+        factor = math.sqrt(low * high)
+        cost = sum(_cost(d, factor) for d in dims)
+        low, high = (factor, high) if cost <= budget else (low, factor)
+    return [_dim(d, low) for d in dims]
+
+
+def _dim(share: Share, factor: float) -> int:
+    """Scores are of a whole part, so a factor gives a share of the dense dim."""
+    dim = max(1, int(share.importance * factor * share.full))
+    return share.full if dim >= share.full or dim * share.cost >= share.whole else dim
+
+
+def _cost(share: Share, factor: float) -> int:
+    dim = _dim(share, factor)
+    return share.whole if dim == share.full else dim * share.cost
+
+
+def importance(curve: Curve) -> float:
+    """The score of a part: the root of what halving its dim loses.
+
+    PaLU's Fisher score is a mean of root mean squares too; losses themselves differ by orders of
+    magnitude from layer to layer, and dims in proportion to them would be all or nothing.
+    """
+    return max(math.sqrt(curve[len(curve) // 2]), 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLosses:
+    """Straight lines in place of `losses`: a dim is worth its share of the part's score."""
+
+    losses: Losses
+    scores: Scores
+
+    def key(self, layer: int, form: str, group: int) -> Curve:
+        """By the size of a key head."""
+        return _line(self.losses.key(layer, form, group), self.scores.key(layer, form, group))
+
+    def value(self, layer: int, group: int) -> Curve:
+        """By the size of a value head."""
+        return _line(self.losses.value(layer, group), self.scores.value(layer, group))
+
+    def width(self, layer: int) -> Curve:
+        """By the MLP's width."""
+        return _line(self.losses.width(layer), self.scores.width(layer))
+
+    def rank(self, layer: int, linear: str) -> Curve:
+        """By the rank of a linear."""
+        return _line(self.losses.rank(layer, linear), self.scores.rank(layer, linear))
+
+
+def _line(curve: Curve, score: float) -> Curve:
+    full = len(curve) - 1
+    line: Curve = score * (1 - np.arange(full + 1) / full)
+    return line

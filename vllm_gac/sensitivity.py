@@ -1,0 +1,156 @@
+"""What a loss of information is worth: each part of each layer compressed alone, and measured.
+
+A method's errors say how much better one dim is than another within a layer; they say nothing
+about other layers or other methods. So every part is probed at two sizes, everything else dense.
+Two numbers come of it: the divergence of the model's predictions from the dense model's, which
+has little noise, and the increase of the loss on the text itself, which has much but is what
+counts.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+import torch
+from tqdm import tqdm
+
+from vllm_gac.checkpoint import TensorReader
+from vllm_gac.forward import (
+    Reference,
+    batches,
+    embed,
+    head_weights,
+    layer_forward,
+    layer_weights,
+    unembed,
+)
+from vllm_gac.layout import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.methods.compressor import MeasuredLayer
+from vllm_gac.methods.layer import compress_layer
+
+Part: TypeAlias = Literal["rotary", "latent", "value", "width", "rank.self_attn", "rank.mlp"]
+METHOD_PARTS: Mapping[str, tuple[Part, ...]] = {
+    "heads": ("rotary", "latent", "value"),
+    "prune": ("width",),
+    "lowrank": ("rank.self_attn", "rank.mlp"),
+}
+# Shares of the dense dim, or for ranks of the parameters: the stronger probe, then the weaker.
+_SHARES: Mapping[Part, tuple[float, float]] = {
+    "rotary": (0.5, 0.75),
+    "latent": (0.25, 0.5),
+    "value": (0.25, 0.625),
+    "width": (0.5, 0.8),
+    "rank.self_attn": (0.5, 0.8),
+    "rank.mlp": (0.5, 0.8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A layer with one part smaller."""
+
+    part: Part
+    layer: LayerLayout
+
+
+def probes(dense: ModelLayout, methods: Sequence[str]) -> list[Probe]:
+    """The probes of any layer of `dense`: of every part the stronger one, then the weaker."""
+    parts = [part for method in METHOD_PARTS if method in methods for part in METHOD_PARTS[method]]
+    return [Probe(part, _smaller(dense, part, share)) for part in parts for share in _SHARES[part]]
+
+
+def _smaller(dense: ModelLayout, part: Part, share: float) -> LayerLayout:
+    layer, heads = dense.layers[0], dense.num_key_value_heads
+    match part:
+        case "rotary":
+            size = max(2, int(dense.head_dim * share) // 2 * 2)
+            return replace(layer, key=KeyLayout("rotary", heads, size, rope_table=True))
+        case "latent":
+            size = max(1, int(dense.head_dim * share))
+            return replace(layer, key=KeyLayout("latent", heads, size))
+        case "value":
+            return replace(layer, value=ValueLayout(heads, max(1, int(dense.head_dim * share))))
+        case "width":
+            width = max(1, int(layer.intermediate_size * share))
+            return replace(layer, intermediate_size=width)
+    ranks = {}
+    for name in LINEARS:
+        if name.startswith(part.removeprefix("rank.")):
+            rows, columns = dense.linear_shape(layer, name)
+            ranks[name] = max(1, int(share * rows * columns / (rows + columns)))
+    return replace(layer, ranks=MappingProxyType(ranks))
+
+
+def measure(
+    model: Reference,
+    read: TensorReader,
+    covariances: Callable[[int], Mapping[str, torch.Tensor]],
+    tokens: torch.Tensor,
+    tried: Sequence[Probe],
+    *,
+    progress: bool = False,
+) -> torch.Tensor:
+    """[layers, probes, 2]: Kullback-Leibler divergence and increase of the loss, nats per token.
+
+    `model` is dense; `covariances` gives a layer's; tokens [count, length]; `tried` in any layer.
+    One pass over the layers: the hidden states of every probe made so far go along, on the
+    model's device.
+    """
+    dense, count = model.layout, len(model.layout.layers)
+    states = {(-1, 0): embed(model, read, tokens)}  # the dense model's own
+    with tqdm(total=count, desc="probe", unit="layer", disable=not progress) as bar:
+        for index in range(count):
+            weights = layer_weights(model, read, index)
+            measured = MeasuredLayer(dense, weights, covariances(index), model.inv_freq)
+            entering = states[-1, 0]
+            states = {
+                key: _forward(model, dense.layers[index], weights, hidden)
+                for key, hidden in states.items()
+            }
+            for number, probe in enumerate(tried):
+                smaller = _in_dtype(compress_layer(measured, probe.layer), model.dtype)
+                states[index, number] = _forward(model, probe.layer, smaller, entering)
+            bar.update()
+    return _distances(model, read, tokens, states, count, len(tried))
+
+
+def _forward(
+    model: Reference,
+    layer: LayerLayout,
+    weights: Mapping[str, torch.Tensor],
+    hidden: torch.Tensor,
+) -> torch.Tensor:
+    return torch.cat([layer_forward(model, layer, weights, batch) for batch in batches(hidden)])
+
+
+def _in_dtype(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(dtype) for name, tensor in weights.items()}
+
+
+def _distances(
+    model: Reference,
+    read: TensorReader,
+    tokens: torch.Tensor,
+    states: Mapping[tuple[int, int], torch.Tensor],
+    layers: int,
+    tried: int,
+) -> torch.Tensor:
+    """Sequence by sequence: the logits of one are the most that is in memory."""
+    last = head_weights(model, read)
+
+    def log_probabilities(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(unembed(model, last, hidden)[:-1].float(), -1)
+
+    sums = torch.zeros(layers, tried, 2, dtype=torch.float64)
+    for row, sequence in enumerate(tokens):
+        targets = sequence[1:, None].to(model.device)
+        dense = log_probabilities(states[-1, 0][row])
+        weight, loss = dense.exp(), -dense.gather(1, targets).sum()
+        for (index, number), hidden in states.items():
+            if index >= 0:
+                probed = log_probabilities(hidden[row])
+                divergence = (weight * (dense - probed)).sum()
+                increase = -probed.gather(1, targets).sum() - loss
+                sums[index, number] += torch.stack((divergence, increase)).double().cpu()
+    return sums / (tokens.shape[0] * (tokens.shape[1] - 1))

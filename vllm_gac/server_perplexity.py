@@ -1,0 +1,138 @@
+"""Perplexity of the model that a running OpenAI-compatible server has, on text files.
+
+Prompts go to the completions API as token ids and come back echoed with their log probabilities,
+which is how lm-eval asks, too.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from tqdm import tqdm
+
+from vllm_gac.errors import ServerError
+from vllm_gac.evaluate import DEFAULT_SEQUENCE_LENGTH, exp_of_mean, window_batches
+
+if TYPE_CHECKING:
+    import torch
+    from openai import OpenAI
+
+
+class _Model(BaseModel):
+    id: str
+    max_model_len: int | None = None  # vLLM's addition
+
+
+class _Models(BaseModel):
+    data: list[_Model]
+
+
+class _Logprobs(BaseModel):
+    token_logprobs: list[float | None]
+
+
+class _Choice(BaseModel):
+    logprobs: _Logprobs | None = None
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice]
+
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+
+
+def perplexity(
+    tokenizer: Path,
+    texts: Sequence[Path],
+    url: str,
+    *,
+    served_model_name: str | None = None,
+    sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    max_tokens: int | None = None,
+    progress: bool = False,
+) -> tuple[float, int]:
+    """(perplexity, predicted tokens) on `texts` of a model of the server at `url`.
+
+    `url` ends where /models and /completions begin, mostly in /v1; OPENAI_API_KEY is sent if it
+    is set. `tokenizer` is the directory of the model's tokenizer.json. `served_model_name` may be
+    left out if the server has one model. Windows are those of `vllm_gac.evaluate.perplexity`.
+    Raises ServerError if the server cannot be reached, has no such model or too short a context,
+    or does not answer with log probabilities.
+    """
+    from openai import OpenAI, Timeout
+
+    key = os.environ.get("OPENAI_API_KEY") or "none"
+    with OpenAI(base_url=url, api_key=key, timeout=Timeout(600, connect=10)) as client:
+        model = _served(client, url, served_model_name)
+        if model.max_model_len is not None and sequence_length >= model.max_model_len:
+            raise ServerError(
+                f"{url}: {model.id} has a context of {model.max_model_len} tokens, too short for "
+                f"windows of {sequence_length} and the one token that it generates; use "
+                f"--sequence-length {model.max_model_len - 1}, or less"
+            )
+        tokens = window_batches(tokenizer, texts, length=sequence_length, max_tokens=max_tokens)
+        bar = tqdm(tokens, desc="evaluate", disable=not progress)
+        total = sum(_negative_log_likelihood(client, url, model.id, batch) for batch in bar)
+    return exp_of_mean(total, tokens)
+
+
+def _served(client: "OpenAI", url: str, name: str | None) -> _Model:
+    """The server's model of that `name`, or its only one."""
+    models = _ask(client, url, "/models", None, _Models).data
+    names = ", ".join(model.id for model in models)
+    if name is None and len(models) != 1:
+        raise ServerError(f"{url}: serves {names or 'no model'}; choose by --served-model-name")
+    for model in models:
+        if name in (None, model.id):
+            return model
+    raise ServerError(f"{url}: --served-model-name {name}: no such model; it serves {names}")
+
+
+def _negative_log_likelihood(client: "OpenAI", url: str, name: str, batch: "torch.Tensor") -> float:
+    """Sum over the predicted tokens of a batch [windows, length], in nats."""
+    windows = batch.tolist()
+    # One token is generated, since not every server takes 0 for an answer.
+    request = {"model": name, "prompt": windows, "max_tokens": 1, "temperature": 0}
+    answer = _ask(client, url, "/completions", request | {"echo": True, "logprobs": 1}, _Completion)
+    total, found = 0.0, 0
+    for choice in answer.choices:
+        logprobs = choice.logprobs.token_logprobs if choice.logprobs else []
+        predicted = logprobs[1 : batch.shape[1]]
+        found += len(predicted)
+        total -= sum(math.nan if logprob is None else logprob for logprob in predicted)
+    expected = len(windows) * (batch.shape[1] - 1)
+    if found != expected:
+        raise ServerError(
+            f"{url}: {found} log probabilities of {expected} prompt tokens: the server does not "
+            "support 'echo' with 'logprobs'"
+        )
+    return total
+
+
+def _ask(
+    client: "OpenAI", url: str, path: str, body: dict[str, Any] | None, kind: type[_Answer]
+) -> _Answer:
+    """Ask and validate: GET without a body, else POST. Raises ServerError."""
+    import openai
+
+    try:
+        if body is None:
+            answer = client.get(path, cast_to=object)
+        else:
+            answer = client.post(path, body=body, cast_to=object)
+        return kind.model_validate(answer)
+    except openai.APIConnectionError as e:
+        raise ServerError(f"{url}: no answer ({e.__cause__ or e}); is the server running?") from e
+    except (openai.AuthenticationError, openai.PermissionDeniedError) as e:
+        raise ServerError(f"{url}{path}: {e.message}; set OPENAI_API_KEY to its key") from e
+    except openai.APIStatusError as e:
+        raise ServerError(f"{url}{path}: {e.message}") from e
+    except (ValidationError, ValueError) as e:
+        raise ServerError(
+            f"{url}{path}: not an answer of an OpenAI-compatible server; "
+            "expected http://HOST:PORT/v1"
+        ) from e
