@@ -1,0 +1,1 @@
+"""Quality of plans on the demo model: perplexity of its held-out text, measured."""

@@ -1,0 +1,202 @@
+"""Who gets the dims: five allocations at the same budgets.
+
+    python -m benchmarks.quality.allocations OUT [--device cuda]     # allocations.json and .md
+
+a  uniform: every layer alike, aligned
+b  proportional: dims in proportion to importance, as they fall (what PaLU and ASVD do)
+c  rounded: b, every dim to the nearest multiple of 8, whatever becomes of the budget
+d  linear: the GAC paper's knapsack, aligned dims near b's, worth their share of importance
+e  ours: the knapsack on measured losses; and the same where every dim is allowed
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.quality.provenance import provenance
+from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
+from vllm_gac.calibrate import DEFAULT_PROBE_TOKENS
+from vllm_gac.choices import Dims
+from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout
+from vllm_gac.plan import budget_of, planned_layout, uniform_plan
+from vllm_gac.planner import Asked, best_plan
+from vllm_gac.proportional import LossScores, proportional_layers
+
+STRATEGIES = {
+    "uniform": "a uniform, aligned",
+    "proportional": "b proportional, misaligned",
+    "rounded": "c nearest rounding of b",
+    "linear": "d linear knapsack (the paper's)",
+    "ours": "e ours",
+    "unaligned": "e, dims as they fall",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Budgets, and what may be made smaller; keys of one form, so that all choose alike."""
+
+    methods: tuple[str, ...]
+    param_ratio: float
+    kv_ratio: float
+    key_form: str
+
+    def __str__(self) -> str:
+        keys = f", {self.key_form} keys" if "heads" in self.methods else ""
+        return f"{'+'.join(self.methods)}{keys}: parameters {self.param_ratio}, KV {self.kv_ratio}"
+
+
+SETTINGS = (
+    *(Setting(("lowrank",), ratio, 1.0, "rotary") for ratio in (0.9, 0.8, 0.7)),
+    *(
+        Setting(("heads",), 1.0, ratio, form)
+        for form in ("latent", "rotary")
+        for ratio in (0.75, 0.5)
+    ),
+    *(
+        Setting(("heads", "prune"), params, kv, "rotary")
+        for params in (0.9, 0.8, 0.7)
+        for kv in (0.75, 0.5)
+    ),
+)
+
+
+def main() -> None:
+    """Measure every setting under every allocation and seed; write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--commit", help="git commit, where the sources came without .git")
+    parser.add_argument("--probe-tokens", type=int, default=DEFAULT_PROBE_TOKENS)
+    parser.add_argument("--settings", type=int, default=len(SETTINGS), help="only the first N")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    seeds = calibrations(args.out, args.device, args.probe_tokens)
+    settings = SETTINGS[: args.settings]
+    trials = [
+        Trial((str(setting), strategy, seed), layers, calibrated.stats)
+        for seed, calibrated in enumerate(seeds)
+        for setting in settings
+        for strategy, layers in allocations(calibrated, setting)
+    ]
+    found = measured(trials, args.device)
+    result = {
+        **provenance("python -m benchmarks.quality.allocations OUT --device cuda", args),
+        "dense": dense_perplexity(args.device),
+        "dense_parameters": seeds[0].model.layout.parameters,
+        "dense_kv_elements": seeds[0].model.layout.kv_elements,
+        "trials": [[*name, values] for name, values in found.items()],
+        "settings": [[str(s), s.param_ratio, s.kv_ratio] for s in settings],
+    }
+    (args.out / "allocations.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "allocations.md").write_text(page(result))
+    print(page(result))
+
+
+def allocations(
+    calibrated: Calibrated, setting: Setting
+) -> Iterator[tuple[str, Sequence[LayerLayout]]]:
+    """The layers of every strategy."""
+    model, losses = calibrated.model, calibrated.losses
+    asked = Asked(
+        param_ratio=setting.param_ratio,
+        kv_ratio=setting.kv_ratio,
+        methods=setting.methods,
+        key_form=setting.key_form,
+        key_group=1,
+        value_group=1,
+    )
+    plain = uniform_plan(
+        model,
+        param_ratio=asked.param_ratio,
+        kv_ratio=asked.kv_ratio,
+        methods=asked.methods,
+        key_form=asked.key_form,
+        key_group=1,
+        value_group=1,
+    )
+    yield "uniform", planned_layout(model, plain).layers
+    proportional = proportional_layers(
+        model.layout,
+        LossScores(losses),
+        asked.methods,
+        asked.key_form,
+        budget_of(asked.param_ratio, model.layout.parameters).allowed,
+        budget_of(asked.kv_ratio, model.layout.kv_elements).allowed,
+    )
+    yield "proportional", proportional
+    yield "rounded", [rounded(model.layout, layer) for layer in proportional]
+    for name, question in (
+        ("linear", replace(asked, objective="linear")),
+        ("ours", asked),
+        ("unaligned", replace(asked, dims=Dims("none"))),
+    ):
+        yield name, planned_layout(model, best_plan(model, losses, question)).layers
+
+
+def rounded(dense: ModelLayout, layer: LayerLayout) -> LayerLayout:
+    """Every dim to the nearest multiple of 8, up to the dense one."""
+    own = dense.layers[0]
+    key = _nearest(layer.key.size, own.key.size)
+    if key == own.key.size:
+        kept = own.key
+    else:
+        kept = KeyLayout(layer.key.form, layer.key.heads, key, layer.key.form == "rotary")
+    ranks = {
+        name: _nearest(rank, min(dense.linear_shape(layer, name)))
+        for name, rank in layer.ranks.items()
+    }
+    return replace(
+        layer,
+        key=kept,
+        value=replace(layer.value, size=_nearest(layer.value.size, own.value.size)),
+        intermediate_size=_nearest(layer.intermediate_size, own.intermediate_size),
+        ranks=MappingProxyType(ranks),
+    )
+
+
+def _nearest(dim: int, full: int) -> int:
+    return min(full, max(8, (dim + 4) // 8 * 8))
+
+
+def page(result: dict[str, Any]) -> str:
+    """The table in Markdown."""
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for setting, strategy, _, values in result["trials"]:
+        rows.setdefault(setting, {}).setdefault(strategy, []).append(values)
+    lines = [
+        "# Who gets the dims: five allocations at the same budgets",
+        "",
+        f"Demo model, held-out perplexity (dense {result['dense']:.3f}); mean and standard "
+        f"deviation over {len(next(iter(next(iter(rows.values())).values())))} calibration texts. "
+        f"`{result['command']}` on {result['machine']}, {result['date']}, torch {result['torch']}, "
+        f"on top of commit {result['commit']}.",
+        "",
+        "| methods and budgets | allocation | perplexity | aligned dims | parameters over budget | "
+        "KV numbers over budget |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for setting, param_ratio, kv_ratio in result["settings"]:
+        allowed = int(param_ratio * result["dense_parameters"])
+        allowed_kv = int(kv_ratio * result["dense_kv_elements"])
+        for strategy, label in STRATEGIES.items():
+            values = rows[setting][strategy]
+            perplexities = [v["perplexity"] for v in values]
+            over = statistics.mean(v["parameters"] - allowed for v in values)
+            over_kv = statistics.mean(v["kv_elements"] - allowed_kv for v in values)
+            lines.append(
+                f"| {setting} | {label} | {statistics.mean(perplexities):.3f} ± "
+                f"{statistics.stdev(perplexities):.3f} | "
+                f"{statistics.mean(v['aligned'] for v in values):.0%} | {over:+,.0f} | "
+                f"{over_kv:+,.0f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Calibrate, plan and compress a random model of Llama-3-8B's shape: minutes and memory.
+
+    python -m benchmarks.quality.eight_billion OUT [--device cuda] [--directory /dev/shm]
+
+Writes eight_billion.json and .md into OUT. The models themselves (16 GB, statistics of 39 GB) are
+written to --directory and removed.
+"""
+
+import argparse
+import json
+import resource
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.quality.provenance import provenance
+from vllm_gac import demo
+from vllm_gac.calibrate import calibrate
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.compress import compress
+from vllm_gac.layout import layout_of
+from vllm_gac.planner import Asked, measured_plan
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+# Llama-3-70B: layers, and FLOPs of a layer's products with and among covariances and weights,
+# as multiples of the 8B model's (hidden 8192 / 4096 cubed for eigenvectors and inverses).
+LAYERS_70B, WORK_70B = 80, 8
+
+
+def main() -> None:
+    """Run every step once."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--directory", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
+    parser.add_argument("--tokens", type=int, default=1 << 15)
+    parser.add_argument("--commit", help="git commit, where the sources came without .git")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    work = args.directory / "eight-billion"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        result = provenance(
+            "python -m benchmarks.quality.eight_billion OUT --device cuda", args
+        ) | _run(args, work)
+    finally:
+        shutil.rmtree(work)
+    (args.out / "eight_billion.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "eight_billion.md").write_text(page(result))
+    print(page(result))
+
+
+def _run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    model, stats, plan = work / "model", work / "stats.safetensors", work / "plan.json"
+    _write_model(model, args.layers, args.device)
+    steps: dict[str, Any] = {}
+
+    def step(name: str, act: Callable[[], None]) -> None:
+        if args.device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats()
+        begun = time.monotonic()
+        act()
+        steps[name] = {"seconds": time.monotonic() - begun}
+        if args.device.startswith("cuda"):
+            steps[name]["gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        print(name, steps[name], flush=True)
+
+    def planned() -> None:
+        asked = Asked(param_ratio=0.8, kv_ratio=0.75)
+        plan.write_text(measured_plan(open_checkpoint(model), stats, asked).model_dump_json())
+
+    step(
+        "calibrate",
+        lambda: calibrate(
+            model,
+            [demo.CALIBRATION],
+            stats,
+            max_tokens=args.tokens,
+            methods=("heads", "prune"),
+            device=args.device,
+        ),
+    )
+    step("plan", planned)
+    step(
+        "compress",
+        lambda: _ignore(compress(model, work / "out", plan=plan, stats=stats, device=args.device)),
+    )
+    return {
+        "layers": args.layers,
+        "tokens": args.tokens,
+        "steps": steps,
+        "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "stats_gb": stats.stat().st_size / 1e9,
+    }
+
+
+def _ignore(result: object) -> None:
+    """A step returns nothing."""
+
+
+def _write_model(directory: Path, layers: int, device: str) -> None:
+    """Random weights in bf16, one shard a layer, with the demo model's tokenizer."""
+    raw = CONFIG | {"num_hidden_layers": layers}
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(raw))
+    shutil.copy(demo.MODEL / "tokenizer.json", directory)
+    generator = torch.Generator(device).manual_seed(0)
+    shards: dict[str, dict[str, torch.Tensor]] = {}
+    for name, shape in layout_of(raw).tensors().items():
+        tensor = torch.ones(shape, dtype=torch.bfloat16)
+        if len(shape) > 1:
+            random = torch.randn(shape, generator=generator, device=device) * shape[-1] ** -0.5
+            tensor = random.to("cpu", torch.bfloat16)
+        parts = name.split(".")
+        shards.setdefault(parts[2] if parts[1] == "layers" else "ends", {})[name] = tensor
+        if len(shards) > 2:  # a layer is complete when the next but one begins
+            _save(directory, shards, next(key for key in shards if key != "ends"))
+    for key in list(shards):
+        _save(directory, shards, key)
+
+
+def _save(directory: Path, shards: dict[str, dict[str, torch.Tensor]], key: str) -> None:
+    save_file(shards.pop(key), directory / f"model-{key}.safetensors")
+
+
+def page(result: dict[str, Any]) -> str:
+    """The table in Markdown."""
+    lines = [
+        "# Compressing a model of Llama-3-8B's shape",
+        "",
+        f"Random weights, {result['layers']} layers, {result['tokens']:,} calibration tokens, "
+        f"heads and MLPs at parameters 0.8 and KV 0.75. `{result['command']}` on "
+        f"{result['machine']}, {result['date']}, torch {result['torch']}, on top of commit "
+        f"{result['commit']}. Statistics {result['stats_gb']:.1f} GB; largest resident memory "
+        f"{result['peak_rss_gib']:.1f} GiB, files mapped into memory included.",
+        "",
+        "| step | minutes | peak GPU memory | a 70B model, predicted |",
+        "| --- | --- | --- | --- |",
+    ]
+    scale = LAYERS_70B / result["layers"] * WORK_70B
+    for name, values in result["steps"].items():
+        later = "-" if name == "plan" else f"at most {values['seconds'] * scale / 60:.0f} minutes"
+        memory = f"{values['gpu_gib']:.1f} GiB" if "gpu_gib" in values else "-"
+        lines.append(f"| {name} | {values['seconds'] / 60:.2f} | {memory} | {later} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

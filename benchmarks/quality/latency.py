@@ -1,0 +1,135 @@
+"""Plans under a time budget against plans under size budgets, at the same perplexity.
+
+    python -m benchmarks.quality.latency OUT [--device cuda]     # latency.json and .md
+
+Every size-planned model has a predicted time on an H200. The latency-planned one is given the
+budget at which as much loss is expected; both are compressed and measured.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality.provenance import provenance
+from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
+from vllm_gac.errors import PlanError
+from vllm_gac.gpu_profile import read_profile
+from vllm_gac.items import Latency
+from vllm_gac.latency import BatchMix
+from vllm_gac.plan import planned_layout
+from vllm_gac.planner import Asked, best_plan, dense_microseconds
+from vllm_gac.schema import Plan
+
+BUDGETS = ((0.9, 0.75), (0.8, 0.75), (0.8, 0.5), (0.7, 0.5))
+_STEPS = 9
+
+
+def main() -> None:
+    """Measure both kinds of plans; write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--commit", help="git commit, where the sources came without .git")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    seeds = calibrations(args.out, args.device)
+    plans = {
+        (*name, seed): plan
+        for seed, calibrated in enumerate(seeds)
+        for name, plan in _plans(calibrated)
+    }
+    trials = [
+        Trial(name, planned_layout(seeds[name[-1]].model, plan).layers, seeds[name[-1]].stats)
+        for name, plan in plans.items()
+    ]
+    found = measured(trials, args.device)
+    result = {
+        **provenance("python -m benchmarks.quality.latency OUT --device cuda", args),
+        "dense": dense_perplexity(args.device),
+        "dense_microseconds": dense_microseconds(seeds[0].model.layout, _latency()),
+        "dense_parameters": seeds[0].model.layout.parameters,
+        "dense_kv_elements": seeds[0].model.layout.kv_elements,
+        "trials": [
+            [*name, values | {"microseconds": _used(plans[name]) / 1000}]
+            for name, values in found.items()
+        ],
+    }
+    (args.out / "latency.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "latency.md").write_text(page(result))
+    print(page(result))
+
+
+def _latency() -> Latency:
+    return Latency(read_profile("h200"), BatchMix())
+
+
+def _plans(calibrated: Calibrated) -> Iterator[tuple[tuple[str, str], Plan]]:
+    for params, kv in BUDGETS:
+        asked = Asked(param_ratio=params, kv_ratio=kv, latency=_latency())
+        sized = best_plan(calibrated.model, calibrated.losses, asked)
+        yield (f"parameters {params}, KV {kv}", "size"), sized
+        timed = _as_good(calibrated, float(sized.expected_loss or 0), _used(sized) / 1000)
+        yield (f"parameters {params}, KV {kv}", "time"), timed
+
+
+def _as_good(calibrated: Calibrated, loss: float, microseconds: float) -> Plan:
+    """The fastest plan that is expected to lose no more than `loss`, by bisection."""
+    best = None
+    low, high = 0.3 * microseconds, dense_microseconds(calibrated.model.layout, _latency())
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        asked = replace(Asked(), latency=_latency(), microseconds=middle)
+        try:
+            plan = best_plan(calibrated.model, calibrated.losses, asked)
+        except PlanError:
+            low = middle
+            continue
+        if float(plan.expected_loss or 0) <= loss:
+            best, high = plan, middle
+        else:
+            low = middle
+    assert best is not None  # the dense model loses nothing
+    return best
+
+
+def _used(plan: Plan) -> int:
+    assert plan.nanoseconds is not None  # a latency was given
+    return plan.nanoseconds.used
+
+
+def page(result: dict[str, Any]) -> str:
+    """The table in Markdown."""
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for budget, kind, _, values in result["trials"]:
+        rows.setdefault((budget, kind), []).append(values)
+    lines = [
+        "# Planned for size, planned for time",
+        "",
+        f"Demo model (dense: held-out perplexity {result['dense']:.3f}, predicted "
+        f"{result['dense_microseconds']:.0f} us for the decoder layers of a mean step on an H200, "
+        "64 sequences at context 2048 and chunks of 2048 tokens, 4 decode steps to a prefill "
+        f"step); mean over calibration texts. `{result['command']}` on {result['machine']}, "
+        f"{result['date']}, torch {result['torch']}, on top of commit {result['commit']}.",
+        "",
+        "| budgets | planned for | predicted time | of dense | perplexity | parameters | KV |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (budget, kind), values in rows.items():
+        time = statistics.mean(v["microseconds"] for v in values)
+        parameters = statistics.mean(v["parameters"] for v in values) / result["dense_parameters"]
+        cache = statistics.mean(v["kv_elements"] for v in values) / result["dense_kv_elements"]
+        lines.append(
+            f"| {budget} | {kind} | {time:.1f} us | {time / result['dense_microseconds']:.1%} | "
+            f"{statistics.mean(v['perplexity'] for v in values):.3f} ± "
+            f"{statistics.stdev(v['perplexity'] for v in values):.3f} | {parameters:.1%} | "
+            f"{cache:.1%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Compress the demo model to given layers and measure it, many at once."""
+
+import json
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vllm_gac import demo
+from vllm_gac.calibrate import DEFAULT_PROBE_TOKENS, calibrate
+from vllm_gac.checkpoint import Checkpoint, open_checkpoint
+from vllm_gac.compress import compress
+from vllm_gac.evaluate import perplexity
+from vllm_gac.inspection import aligned_dims
+from vllm_gac.layout import LayerLayout
+from vllm_gac.losses import MeasuredLosses, read_losses
+from vllm_gac.plan import uniform_plan
+from vllm_gac.schema import LayerSection
+
+SEEDS = 3
+WINDOW, HELD_OUT_TOKENS = 1024, 1 << 16
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The demo model with statistics of one part of its calibration text."""
+
+    model: Checkpoint
+    stats: Path
+    losses: MeasuredLosses
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Layers to be measured with the statistics `stats`; `name` says what they are."""
+
+    name: tuple[Any, ...]
+    layers: Sequence[LayerLayout]
+    stats: Path
+
+
+def calibrations(
+    directory: Path, device: str, probe_tokens: int = DEFAULT_PROBE_TOKENS
+) -> list[Calibrated]:
+    """One for each seed, on parts of the text that do not overlap."""
+    model = open_checkpoint(demo.MODEL)
+    blocks = demo.CALIBRATION.read_text(encoding="utf-8").split("\n\n\n")
+    found = []
+    for seed in range(SEEDS):
+        text, stats = directory / f"text-{seed}.txt", directory / f"stats-{seed}.safetensors"
+        text.write_text("\n\n\n".join(blocks[seed::SEEDS]), encoding="utf-8")
+        if not stats.exists():
+            calibrate(
+                demo.MODEL, [text], stats, probe_tokens=probe_tokens, device=device, progress=False
+            )
+        losses = read_losses(stats, model.layout, model.config_sha256)
+        found.append(Calibrated(model, stats, losses))
+    return found
+
+
+def dense_perplexity(device: str) -> float:
+    """Of the model as it is."""
+    return _perplexity(demo.MODEL, device)
+
+
+def measured(trials: Sequence[Trial], device: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """For each trial by its name: perplexity, parameters, KV numbers, alignment."""
+    workers = max(1, min(8, (os.cpu_count() or 2) // 2))
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        model = open_checkpoint(demo.MODEL)
+        tasks = [(_plan(model, trial.layers), trial.stats, device) for trial in trials]
+        found = pool.starmap(_measure, tasks, chunksize=1)
+    return {trial.name: values for trial, values in zip(trials, found, strict=True)}
+
+
+def _measure(planned: Mapping[str, Any], stats: Path, device: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        plan, out = Path(directory) / "plan.json", Path(directory) / "out"
+        plan.write_text(json.dumps(planned))
+        layout = compress(demo.MODEL, out, plan=plan, stats=stats, device=device, progress=False)
+        value = _perplexity(out, device)
+    aligned, dims = aligned_dims(layout)
+    return {
+        "perplexity": value,
+        "parameters": layout.parameters,
+        "kv_elements": layout.kv_elements,
+        "aligned": aligned / dims,
+    }
+
+
+def _perplexity(directory: Path, device: str) -> float:
+    value, _ = perplexity(
+        directory,
+        [demo.HELD_OUT],
+        sequence_length=WINDOW,
+        max_tokens=HELD_OUT_TOKENS,
+        device=device,
+    )
+    return value
+
+
+def _plan(model: Checkpoint, layers: Sequence[LayerLayout]) -> Mapping[str, Any]:
+    """plan.json of `layers` whatever their size; whether that is allowed is for the table."""
+    layout = replace(model.layout, layers=tuple(layers))
+    base = uniform_plan(model, param_ratio=1.0, kv_ratio=1.0).model_dump(mode="json")
+    return base | {
+        "methods": ["heads", "prune", "lowrank"],
+        "parameters": _all(layout.parameters),
+        "kv_elements": _all(layout.kv_elements),
+        "layers": [
+            LayerSection.model_validate(layer.section()).model_dump(mode="json") for layer in layers
+        ],
+    }
+
+
+def _all(count: int) -> dict[str, int]:
+    return {"dense": count, "allowed": count, "used": count}
