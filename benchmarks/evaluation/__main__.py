@@ -1,0 +1,107 @@
+"""Model directories by lm-eval and by perplexity, each of them served; prints Markdown.
+
+    python -m benchmarks.evaluation MODEL...
+
+Serves one model after the other with `vllm serve`, lets lm-eval ask for the tasks of this folder
+through the OpenAI API, and takes the perplexity of the demo model's held-out text by the
+reference, by vLLM in a process of its own and by that server. Needs `make install-eval`; takes a
+few minutes a model on two cores.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.evaluation import tasks
+from loadtest.server import running_server
+from vllm_gac import demo
+
+BIN = Path(sys.executable).parent
+HERE = Path(__file__).parent
+URL = "http://127.0.0.1:8090"
+CONTEXT = 1024
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TQDM_MININTERVAL": "30"}
+SERVER = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": str(os.cpu_count())}
+
+
+def main(models: list[Path]) -> None:
+    """Measure all `models`, then print the table."""
+    tasks.main()
+    rows = [_row(model) for model in models]
+    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {_machine()}.\n")
+    print("| " + " | ".join(("model", *rows[0])) + " |")
+    print("| --- " * (1 + len(rows[0])) + "|")
+    for model, row in zip(models, rows, strict=True):
+        print("| " + " | ".join((model.name, *row.values())) + " |")
+
+
+def _row(model: Path) -> dict[str, str]:
+    """Cells of one model by their heads."""
+    out = tasks.OUT / model.name
+    serve = [f"{BIN}/vllm", "serve", f"{model}", "--load-format", "gac", "--enforce-eager"]
+    serve += ["--host", "127.0.0.1", "--port", URL.rpartition(":")[2]]
+    serve += ["--max-model-len", f"{CONTEXT}", "--served-model-name", "served"]
+    row = {
+        "perplexity, reference": _perplexity(model),
+        "vLLM": _perplexity(model, "--engine", "vllm"),
+    }
+    with running_server(serve, SERVER, URL, out / "server.log", patience=600):
+        row["server"] = _perplexity(model, "--server", URL)
+        scores = _lm_eval(model, out)
+    for task, metric in (("continuation", "acc"), ("continuation", "acc_norm")):
+        score = scores[f"gac_{task}"]
+        error = score[f"{metric}_stderr,none"]
+        row[f"{task} {metric}"] = f"{score[f'{metric},none']:.3f} ± {error:.3f}"
+    row["modules bits_per_byte"] = f"{scores['gac_modules']['bits_per_byte,none']:.4f}"
+    return row
+
+
+def _perplexity(model: Path, *by: str) -> str:
+    command = [f"{BIN}/vllm-gac", "evaluate", f"{model}", "--text", f"{demo.HELD_OUT}", *by]
+    # One less than the server's context: it generates a token after each prompt.
+    answer = json.loads(_run(*command, "--sequence-length", f"{CONTEXT - 1}", "--json"))
+    return f"{answer['perplexity']:.4f}"
+
+
+def _lm_eval(model: Path, out: Path) -> Mapping[str, Any]:
+    """Scores by task and metric."""
+    arguments = {
+        "model": "served",
+        "base_url": f"{URL}/v1/completions",
+        "tokenizer": model.resolve(),
+        "tokenizer_backend": "huggingface",
+        "max_length": CONTEXT,
+    }
+    command = [f"{BIN}/lm-eval", "run", "--model", "local-completions"]
+    command += ["--model_args", ",".join(f"{name}={value}" for name, value in arguments.items())]
+    command += ["--include_path", f"{HERE}", "--tasks", "gac_continuation,gac_modules"]
+    _run(*command, "--batch_size", "16", "--output_path", f"{out / 'scores.json'}")
+    newest = max(out.glob("scores*.json"), key=lambda path: path.stat().st_mtime)
+    scores: Mapping[str, Any] = json.loads(newest.read_text())["results"]
+    return scores
+
+
+def _run(*command: str) -> str:
+    print("$", *command, file=sys.stderr, flush=True)
+    environment = {**os.environ, **OFFLINE}
+    return subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def _machine() -> str:
+    packages = ", ".join(f"{name} {version(name)}" for name in ("vllm", "torch", "lm-eval"))
+    return f"{platform.machine()}, {os.cpu_count()} cores, {packages}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    main([Path(model) for model in sys.argv[1:]])

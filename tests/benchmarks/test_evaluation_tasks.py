@@ -1,0 +1,29 @@
+"""The lm-eval tasks ask what they say they ask."""
+
+import random
+
+from benchmarks.evaluation.tasks import CHOICES, CONTEXT_LINES, continuations, modules
+from vllm_gac import demo
+
+HELD_OUT = demo.HELD_OUT.read_text()
+
+
+def test_modules_are_the_text_cut_at_their_first_lines() -> None:
+    parts = modules(HELD_OUT)
+    assert "".join(parts) == HELD_OUT
+    assert len(parts) == 21
+    assert all(part.startswith("# Lib/") for part in parts)
+
+
+def test_only_the_right_choice_follows_the_context_and_none_stands_out() -> None:
+    rng, places = random.Random(0), []
+    for module in modules(HELD_OUT):
+        for question in continuations(module, rng):
+            context, choices = question["context"], question["choices"]
+            assert context.count("\n") == CONTEXT_LINES
+            assert len(set(choices)) == CHOICES
+            assert [context + c in module for c in choices].index(True) == question["answer"]
+            assert all(c in module and c.strip() for c in choices)
+            assert len({len(c) - len(c.lstrip()) for c in choices}) == 1
+            places.append(question["answer"])
+    assert all(places.count(i) > len(places) / CHOICES / 2 for i in range(CHOICES))
