@@ -1,7 +1,8 @@
-"""`python -m loadtest schedule | report | ab | mock`: argument parsing and printing only."""
+"""`python -m loadtest STEP`: argument parsing and printing only."""
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -57,10 +58,21 @@ def _parser() -> argparse.ArgumentParser:
     ab.add_argument("out", type=Path, help="directory for the runs and report.html")
     ab.set_defaults(step=_ab)
 
+    check = steps.add_parser(
+        "crosscheck", help="replay a schedule here and by `vllm bench serve`, and compare"
+    )
+    check.add_argument("schedule", type=Path, help="the schedule to replay (.jsonl)")
+    check.add_argument("out", type=Path, help="directory for both results")
+    check.add_argument("--host", required=True, help="the running server, http://HOST:PORT")
+    check.add_argument("--model", required=True, help="model name to ask the server for")
+    check.add_argument("--tokenizer", required=True, help="directory of the model's tokenizer")
+    check.set_defaults(step=_crosscheck)
+
     mock = steps.add_parser("mock", help="serve a mock that answers on the dot, on 127.0.0.1")
     mock.add_argument("--port", type=int, default=8000)
     mock.add_argument("--ttft", type=float, default=0.1, help="seconds")
     mock.add_argument("--itl", type=float, default=0.02, help="seconds")
+    mock.add_argument("--log", type=Path, help="write down here when each token was really sent")
     mock.set_defaults(step=_mock)
     return parser
 
@@ -114,6 +126,17 @@ def _ab(options: argparse.Namespace) -> None:
     print(run_comparison(load_comparison(options.comparison), options.out))
 
 
+def _crosscheck(options: argparse.Namespace) -> None:
+    from loadtest.crosscheck import crosscheck, markdown
+
+    found = crosscheck(
+        options.schedule, options.host, options.model, options.tokenizer, options.out
+    )
+    print(markdown(found), end="")
+    if apart := [a.name for a in found if a.judged and not a.agrees]:
+        raise LoadTestError(f"the two clients differ by more than 5 % in {', '.join(apart)}")
+
+
 def _mock(options: argparse.Namespace) -> None:
     asyncio.run(_serve_mock(options))
 
@@ -121,10 +144,16 @@ def _mock(options: argparse.Namespace) -> None:
 async def _serve_mock(options: argparse.Namespace) -> None:
     from loadtest.mock_server import Timing, serve
 
-    server = await serve(Timing(options.ttft, options.itl), "127.0.0.1", options.port)
-    port = server.sockets[0].getsockname()[1]
-    print(f"http://127.0.0.1:{port}", flush=True)
-    await server.serve_forever()
+    with contextlib.ExitStack() as files:
+        # Line by line: whoever reads it does so while the mock goes on.
+        log = options.log and files.enter_context(
+            options.log.open("w", encoding="utf-8", buffering=1)
+        )
+        timing = Timing(options.ttft, options.itl)
+        server = await serve(timing, "127.0.0.1", options.port, log)
+        port = server.sockets[0].getsockname()[1]
+        print(f"http://127.0.0.1:{port}", flush=True)
+        await server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,22 @@
 """A/B runs: several servers in turn under the same schedules, in the order A B C C B A A B C ...
 
 Alternating the order keeps what drifts (clocks, temperature, neighbours) from favouring one
-server. Every turn is a fresh server, warmed up before it counts, and stopped afterwards, also on
-Ctrl-C.
+server. In its turn a server climbs one staircase of rates for each kind of traffic. Every turn is
+a fresh server, warmed up before it counts and stopped afterwards, also on Ctrl-C; or else all
+servers are up `together`, each in its part of the GPU, and only the one whose turn it is has work.
 """
 
+import contextlib
+import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +27,8 @@ from loadtest.report import ReportOptions, write_report
 from loadtest.scenario import find_scenario, load_scenario
 from loadtest.schedule import write_schedule
 from loadtest.server import running_server
-from loadtest.server_metrics import facts, gpu_memory_mib, scrape, write_facts
+from loadtest.server_metrics import Metrics, facts, gpu_memory_mib, scrape, write_facts
+from loadtest.staircase import Step, take_apart, write_staircase
 from loadtest.traffic import generate
 from loadtest.yaml_file import load_yaml
 
@@ -45,22 +54,39 @@ class Server(_Strict):
     environment: dict[str, str] = Field(default_factory=dict)
 
 
+class Traffic(_Strict):
+    """A scenario at ascending rates (requests per second), `duration` seconds of each."""
+
+    scenario: str
+    rates: Annotated[list[Rate], Field(min_length=1)]
+    duration: Seconds
+
+
 class Comparison(_Strict):
     """An A/B file. `ideal` as in `report --ideal`; `warmup` seconds of traffic are not counted."""
 
     title: str
-    scenario: str
+    traffic: Annotated[list[Traffic], Field(min_length=1)]
     servers: Annotated[list[Server], Field(min_length=1, max_length=16)]
     baseline: str
-    rates: Annotated[list[Rate], Field(min_length=1)]
-    duration: Seconds | None = None
+    together: bool = False
     repeats: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
     warmup: Seconds = 10.0
     processes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
-    port: Annotated[int, Field(strict=True, ge=1024, le=65535)] = 8100
+    port: Annotated[int, Field(strict=True, ge=1024, le=65000)] = 8100
     patience: Seconds = 900.0
     drain: Seconds = 120.0
     ideal: list[str] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Staircase:
+    """One scenario of one repeat: the whole schedule, its steps, and what to call their runs."""
+
+    name: str
+    schedule: Path
+    steps: tuple[Step, ...]
+    names: tuple[str, ...]
 
 
 def load_comparison(path: Path) -> Comparison:
@@ -69,6 +95,9 @@ def load_comparison(path: Path) -> Comparison:
     labels = [server.label for server in comparison.servers]
     if len(set(labels)) < len(labels) or comparison.baseline not in labels:
         raise LoadTestError(f"{path}: labels must differ, and one must be the baseline's")
+    for traffic in comparison.traffic:
+        if traffic.rates != sorted(set(traffic.rates)):
+            raise LoadTestError(f"{path}: rates of {traffic.scenario} must ascend")
     return comparison
 
 
@@ -80,65 +109,136 @@ def run_comparison(comparison: Comparison, out: Path) -> Path:
     if (out / "runs").exists():
         raise LoadTestError(f"{out}: holds runs already; name another directory")
     (out / "runs").mkdir(parents=True)
-    schedules = [_schedule(comparison, rate, out) for rate in comparison.rates]
-    warmup = _schedule(comparison, comparison.rates[0], out, comparison.warmup)
+    repeats = [_staircases(comparison, repeat, out) for repeat in range(comparison.repeats)]
+    warmup = _warmup(comparison, out)
+    seconds = sum(traffic.duration * len(traffic.rates) for traffic in comparison.traffic)
+    turns = comparison.repeats * len(comparison.servers)
+    print(f"{turns} turns with {seconds:g} s of traffic each", flush=True)
     runs: list[Path] = []
-    for repeat in range(comparison.repeats):
-        turns = comparison.servers if repeat % 2 == 0 else comparison.servers[::-1]
-        for server in turns:
-            runs += _turn(comparison, server, repeat, schedules, warmup, out)
+    with contextlib.ExitStack() as all_of_them:
+        if comparison.together:
+            for server in comparison.servers:
+                all_of_them.enter_context(_up(comparison, server, server.label, warmup, out))
+        for repeat, staircases in enumerate(repeats):
+            order = comparison.servers if repeat % 2 == 0 else comparison.servers[::-1]
+            for server in order:
+                name = f"{server.label}-{repeat + 1}"
+                print(f"{name}:", flush=True)
+                with contextlib.ExitStack() as its_own:
+                    if not comparison.together:
+                        its_own.enter_context(_up(comparison, server, name, warmup, out))
+                    for staircase in staircases:
+                        runs += _climb(comparison, server, name, staircase, out)
     report = out / "report.html"
     options = ReportOptions(comparison.title, comparison.baseline, ideal=tuple(comparison.ideal))
     write_report(runs, report, options)
     return report
 
 
-def _schedule(comparison: Comparison, rate: float, out: Path, warmup: float | None = None) -> Path:
-    path = find_scenario(comparison.scenario)
-    seed = None if warmup is None else _WARMUP_SEED
-    scenario = load_scenario(path, rate=rate, duration=warmup or comparison.duration, seed=seed)
-    name = f"{rate:g}-per-second" if warmup is None else "warmup"
-    written = out / f"{name}.jsonl"
-    write_schedule(generate(scenario), written)
-    return written
+def _staircases(comparison: Comparison, repeat: int, out: Path) -> list[_Staircase]:
+    """The same requests in every repeat, but other prompts: a server may have kept the last."""
+    staircases = []
+    for traffic in comparison.traffic:
+        path = find_scenario(traffic.scenario)
+        steps, names = [], []
+        for number, rate in enumerate(traffic.rates):
+            scenario = load_scenario(path, rate=rate, duration=traffic.duration)
+            step = Step(out / f"{path.stem}-{rate:g}-per-second.jsonl", number * traffic.duration)
+            write_schedule(generate(scenario), step.schedule)
+            steps.append(step)
+            names.append(step.schedule.stem)
+        name = f"{path.stem}-{repeat + 1}"
+        whole = out / f"{name}.jsonl"
+        write_staircase(steps, zlib.crc32(name.encode()), whole)
+        staircases.append(_Staircase(path.stem, whole, tuple(steps), tuple(names)))
+    return staircases
 
 
-def _turn(
-    comparison: Comparison,
-    server: Server,
-    repeat: int,
-    schedules: Sequence[Path],
-    warmup: Path,
-    out: Path,
+def _warmup(comparison: Comparison, out: Path) -> Path:
+    first = comparison.traffic[0]
+    scenario = load_scenario(
+        find_scenario(first.scenario),
+        rate=first.rates[0],
+        duration=comparison.warmup,
+        seed=_WARMUP_SEED,
+    )
+    path = out / "warmup.jsonl"
+    write_schedule(generate(scenario), path)
+    return path
+
+
+@contextlib.contextmanager
+def _up(
+    comparison: Comparison, server: Server, name: str, warmup: Path, out: Path
+) -> Iterator[None]:
+    """The server, warmed up, as long as the block lasts."""
+    command = shlex.split(_command(comparison, server))
+    print(f"starting {name}: {shlex.join(command)}", flush=True)
+    url, log = _base_url(comparison, server), out / f"{name}.log"
+    with running_server(command, server.environment, url, log, comparison.patience):
+        _locust(comparison, server, warmup, out / "warmups" / name)
+        yield
+
+
+def _port(comparison: Comparison, server: Server) -> int:
+    return comparison.port + (comparison.servers.index(server) if comparison.together else 0)
+
+
+def _base_url(comparison: Comparison, server: Server) -> str:
+    return f"http://127.0.0.1:{_port(comparison, server)}"
+
+
+def _command(comparison: Comparison, server: Server) -> str:
+    return server.command.replace("{port}", str(_port(comparison, server)))
+
+
+def _climb(
+    comparison: Comparison, server: Server, name: str, staircase: _Staircase, out: Path
 ) -> list[Path]:
-    """One server's turn: start, warm up, one run per rate, stop."""
-    base_url = f"http://127.0.0.1:{comparison.port}"
-    command = shlex.split(server.command.replace("{port}", str(comparison.port)))
-    name = f"{server.label}-{repeat + 1}"
-    print(f"{name}: {shlex.join(command)}", flush=True)
-    runs = []
-    log = out / f"{name}.log"
-    with running_server(command, server.environment, base_url, log, comparison.patience):
-        _locust(comparison, server, base_url, warmup, out / "warmups" / name)
-        for schedule in schedules:
-            directory = out / "runs" / f"{name}-{schedule.stem}"
-            before = scrape(base_url)
-            _locust(comparison, server, base_url, schedule, directory)
-            found = facts(before, scrape(base_url))
-            if (memory := gpu_memory_mib()) is not None:
-                found["gpu_memory_mib"] = memory
-            write_facts(found, directory)
-            runs.append(directory)
+    """One staircase of one server's turn; the directories of its steps' runs."""
+    directory = out / "staircases" / f"{name}-{staircase.name}"
+    scraped: list[Metrics] = []
+    begins = [step.begin for step in staircase.steps]
+    url = _base_url(comparison, server)
+    scraper = threading.Thread(
+        target=_scrape_at, args=(url, directory, begins, scraped), daemon=True
+    )
+    scraper.start()
+    _locust(comparison, server, staircase.schedule, directory)
+    scraper.join()
+    scraped.append(scrape(url))
+    runs = [out / "runs" / f"{name}-{step}" for step in staircase.names]
+    take_apart(directory, staircase.steps, runs, _command(comparison, server))
+    for run, (before, after) in zip(runs, pairwise(scraped), strict=True):
+        found = facts(before, after)
+        # Of servers that are up together it is not known whose memory it is.
+        if not comparison.together and (memory := gpu_memory_mib()) is not None:
+            found["gpu_memory_mib"] = memory
+        write_facts(found, run)
     return runs
 
 
-def _locust(
-    comparison: Comparison, server: Server, base_url: str, schedule: Path, directory: Path
+def _scrape_at(
+    base_url: str, directory: Path, begins: Sequence[float], scraped: list[Metrics]
 ) -> None:
+    """Scrape as each step begins; the client says in run.json when the first one does."""
+    start = None
+    give_up = time.monotonic() + 60
+    while start is None and time.monotonic() < give_up:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            start = json.loads((directory / "run.json").read_text(encoding="utf-8"))["start_at"]
+        time.sleep(0.1)
+    for begin in begins:
+        time.sleep(max((start or 0.0) + begin - time.time(), 0.0))
+        scraped.append(scrape(base_url))
+
+
+def _locust(comparison: Comparison, server: Server, schedule: Path, directory: Path) -> None:
     command = [
         *(sys.executable, "-m", "locust", "-f", str(_HERE / "locustfile.py")),
-        *("--headless", "--only-summary", "--host", base_url, "--model", server.model),
-        *("--label", server.label, "--schedule", str(schedule), "--out", str(directory)),
+        *("--headless", "--only-summary", "--host", _base_url(comparison, server)),
+        *("--model", server.model, "--label", server.label),
+        *("--schedule", str(schedule), "--out", str(directory)),
         *("--drain", str(comparison.drain)),
     ]
     if comparison.processes > 1:

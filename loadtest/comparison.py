@@ -24,6 +24,7 @@ class Comparison:
 
     label: str
     baseline: str
+    traffic: str
     rate: float
     speedup: dict[str, dict[float, Estimate]]
     ideal: dict[str, float]
@@ -35,6 +36,7 @@ class Capacity:
     """The highest tested rate of requests per second up to which all rates kept 99 % good."""
 
     label: str
+    traffic: str
     rate: float | None
     tested: tuple[float, ...]
 
@@ -77,19 +79,20 @@ def compare(
 
 
 def capacities(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[Capacity]:
-    """How much each server takes at 99 % goodput."""
-    tested: dict[str, list[tuple[float, bool]]] = {}
+    """How much of each kind of traffic each server takes at 99 % goodput."""
+    tested: dict[tuple[str, str], list[tuple[float, bool]]] = {}
     for group, summary in zip(groups, summaries, strict=True):
         kept = summary.good_fraction.value >= GOOD_ENOUGH
-        tested.setdefault(group.label, []).append((group.rate, kept))
+        tested.setdefault((group.label, group.traffic), []).append((group.rate, kept))
     found = []
-    for label, results in tested.items():
+    for (label, traffic), results in tested.items():
         best = None
         for rate, kept in sorted(results):
             if not kept:
                 break
             best = rate
-        found.append(Capacity(label, best, tuple(rate for rate, _ in sorted(results))))
+        rates = tuple(rate for rate, _ in sorted(results))
+        found.append(Capacity(label, traffic, best, rates))
     return found
 
 
@@ -105,7 +108,7 @@ def _compare(base: Group, other: Group, ideals: Mapping[tuple[str, str], float])
     for phase, best in ideal.items():
         value, draws = _ratio(base, other, PHASES[phase], 50.0)
         realized[phase] = interval((value - 1) / (best - 1), (draws - 1) / (best - 1))
-    return Comparison(other.label, base.label, other.rate, speedup, ideal, realized)
+    return Comparison(other.label, base.label, other.traffic, other.rate, speedup, ideal, realized)
 
 
 def _ratio(base: Group, other: Group, measure: str, percent: float) -> tuple[float, Floats]:

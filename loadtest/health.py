@@ -51,6 +51,10 @@ class HealthMonitor:
             self._process, cpu / wall, float(p50), float(p99), float(max(self._late))
         )
 
+    def late_since(self, count: int) -> list[float]:
+        """Seconds by which sleeps overran, all but the first `count` of them."""
+        return self._late[count:]
+
     def _watch(self) -> None:
         while not (self._done.is_set() and self._late):
             before = time.perf_counter()

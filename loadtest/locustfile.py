@@ -25,6 +25,7 @@ from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 from loadtest.client import Target
 from loadtest.errors import LoadTestError
 from loadtest.health import HealthMonitor, write_health
+from loadtest.live_metrics import LiveMetrics, exported
 from loadtest.open_loop import Share, replay
 from loadtest.records import Record, to_line
 from loadtest.run import begin_run, load_run
@@ -58,6 +59,12 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
     group.add_argument("--drain", type=float, default=120.0, help="seconds after the last arrival")
     group.add_argument(
         "--respect-eos", action="store_true", help="for servers that refuse vLLM's ignore_eos"
+    )
+    group.add_argument(
+        "--metrics-port",
+        type=int,
+        env_var="LOADTEST_METRICS_PORT",
+        help="serve /metrics for Prometheus, process N on this port + N (default: not at all)",
     )
 
 
@@ -162,15 +169,19 @@ def _replay_share(environment: Environment, schedule: Schedule, target: Target) 
     directory = Path(options.out)
     directory.mkdir(parents=True, exist_ok=True)
     monitor = HealthMonitor(share.index)
+    live = LiveMetrics(target.model, monitor, share.index)
     # "x": never over the records of another run. Line by line: a kill loses none that ended.
     path = directory / f"records.{share.index}.jsonl"
     with path.open("x", encoding="utf-8", buffering=1) as file:
 
         def on_record(record: Record) -> None:
             file.write(to_line(record) + "\n")
+            live.add(record)
             _tell_locust(environment, record)
 
-        replay(schedule, target, share, options.gac_start_at, options.drain, on_record, _stopped)
+        begin, drain = options.gac_start_at, options.drain
+        with exported(live, options.metrics_port, share.index):
+            replay(schedule, target, share, begin, drain, on_record, _stopped)
     write_health(monitor.stop(), directory / f"health.{share.index}.json")
     if isinstance(runner, WorkerRunner):
         runner.send_message("replayed")

@@ -1,15 +1,20 @@
 """An OpenAI-compatible server without a model that keeps time: the gauge the client is checked on.
 
-Token k of an answer leaves at arrival + ttft + k x itl. The moments are absolute, so a late one
-does not delay the next. Serves /v1/completions, /v1/chat/completions, /v1/models and /health.
+Token k of an answer is due at arrival + ttft + k x itl. The moments are absolute, so a late one
+does not delay the next. On a busy machine some do leave late; with a log the mock says when each
+one left, so that what the client measured can be held against what was sent and not against what
+was due. Serves /v1/completions, /v1/chat/completions, /v1/models and /health.
 """
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 _MAX_BODY = 64 << 20
+# Prompts are told apart by their first tokens (or words): enough of them never to collide.
+_OPENING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +25,17 @@ class Timing:
     itl: float = 0.02
 
 
-async def serve(timing: Timing, host: str, port: int) -> asyncio.Server:
-    """Start serving; port 0 takes a free one (`server.sockets[0].getsockname()`)."""
+async def serve(timing: Timing, host: str, port: int, log: TextIO | None = None) -> asyncio.Server:
+    """Start serving; port 0 takes a free one (`server.sockets[0].getsockname()`).
+
+    `log` gets a line of JSON for each whole answer: `opening`, the first tokens of its prompt,
+    `arrived`, when its request had come, and `sent`, when each token was handed to the socket, in
+    seconds since the epoch.
+    """
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while await _serve_one(reader, writer, timing):
+            while await _serve_one(reader, writer, timing, log):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the client has gone
@@ -36,7 +46,10 @@ async def serve(timing: Timing, host: str, port: int) -> asyncio.Server:
 
 
 async def _serve_one(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timing: Timing
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    timing: Timing,
+    log: TextIO | None,
 ) -> bool:
     """Answer one request; whether the connection can carry another."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -54,10 +67,15 @@ async def _serve_one(
     try:
         request = json.loads(body)
         count = int(request.get("max_completion_tokens") or request["max_tokens"])
-        prompt_tokens = _prompt_tokens(request)
+        prompt = _prompt(request)
     except (ValueError, KeyError, TypeError) as error:
         return _reply(writer, 400, {"error": {"message": f"bad request: {error!r}"}})
-    await _stream(writer, timing, arrived, path.endswith("chat/completions"), count, prompt_tokens)
+    chat = path.endswith("chat/completions")
+    sent = await _stream(writer, timing, arrived, chat, count, len(prompt))
+    if log is not None:
+        came = time.time() - (asyncio.get_running_loop().time() - arrived)
+        line = {"opening": prompt[:_OPENING], "arrived": came, "sent": sent}
+        log.write(json.dumps(line) + "\n")
     return True
 
 
@@ -68,11 +86,13 @@ async def _stream(
     chat: bool,
     count: int,
     prompt_tokens: int,
-) -> None:
+) -> list[float]:
+    """Answer token by token; when each was sent, in seconds since the epoch."""
     writer.write(
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
     loop = asyncio.get_running_loop()
+    sent = []
     for k in range(count):
         await asyncio.sleep(arrived + timing.ttft + k * timing.itl - loop.time())
         if chat and k == 0:
@@ -80,6 +100,7 @@ async def _stream(
             _event(writer, {"choices": [role]})
         finish = "length" if k == count - 1 else None
         token = {"delta": {"content": " mock"}} if chat else {"text": " mock"}
+        sent.append(time.time())
         _event(writer, {"choices": [{"index": 0, **token, "finish_reason": finish}]})
         await writer.drain()
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count}
@@ -87,13 +108,15 @@ async def _stream(
     _chunk(writer, b"data: [DONE]\n\n")
     writer.write(b"0\r\n\r\n")
     await writer.drain()
+    return sent
 
 
-def _prompt_tokens(request: dict[str, Any]) -> int:
+def _prompt(request: dict[str, Any]) -> list[Any]:
+    """The prompt's token ids, or its words."""
     if "messages" in request:
-        return sum(len(message["content"].split()) for message in request["messages"])
+        return [word for message in request["messages"] for word in message["content"].split()]
     prompt = request["prompt"]
-    return len(prompt) if isinstance(prompt, list) else len(prompt.split())
+    return prompt if isinstance(prompt, list) else prompt.split()
 
 
 def _event(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:

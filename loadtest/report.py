@@ -104,9 +104,11 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
 def _notes(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[str]:
     """What a careful reader would ask about, each with the runs that it concerns."""
     concerned: dict[str, list[str]] = {}
+    many = len({group.traffic for group in groups}) > 1
     for group, summary in zip(groups, summaries, strict=True):
         for note in _notes_on(group, summary, alone=len({g.label for g in groups}) == 1):
-            concerned.setdefault(note, []).append(f"{group.label} at {group.rate:g}/s")
+            at = f"{group.rate:g}/s" + (f" of {group.traffic}" if many else "")
+            concerned.setdefault(note, []).append(f"{group.label} at {at}")
     return [
         f"{'All' if len(names) == len(groups) else ', '.join(names)}: {note}"
         for note, names in concerned.items()
@@ -167,13 +169,33 @@ def _render(report: Report) -> str:
                 "errors": _errors(members),
             }
         )
-    over_rate = ""
-    if len({group.rate for group in report.groups}) > 1:
-        over_rate = plots.latency_over_rate(report.groups, report.summaries, report.labels)
     page: str = environment.get_template("report.html.j2").render(
-        report=report, rates=rates, over_rate=over_rate, percents=PERCENTS, measures=MEASURES
+        report=report,
+        rates=rates,
+        over_rate=_over_rate(report),
+        many=len({group.traffic for group in report.groups}) > 1,
+        percents=PERCENTS,
+        measures=MEASURES,
     )
     return page
+
+
+def _over_rate(report: Report) -> list[tuple[str, str, list[Capacity]]]:
+    """(traffic, plot, capacities) of each kind of traffic that was sent at more than one rate."""
+    found = []
+    for traffic in dict.fromkeys(group.traffic for group in report.groups):
+        pairs = [
+            (group, summary)
+            for group, summary in zip(report.groups, report.summaries, strict=True)
+            if group.traffic == traffic
+        ]
+        groups, summaries = [group for group, _ in pairs], [summary for _, summary in pairs]
+        if len({group.rate for group in groups}) > 1:
+            labels = [label for label in report.labels if label in {g.label for g in groups}]
+            plot = plots.latency_over_rate(groups, summaries, labels)
+            kept = [c for c in report.capacities if c.traffic == traffic]
+            found.append((traffic, plot, kept))
+    return found
 
 
 def _errors(groups: Sequence[Group]) -> list[tuple[str, str, int]]:
@@ -195,6 +217,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "groups": [
             {
                 "label": group.label,
+                "traffic": group.traffic,
                 "rate": group.rate,
                 "schedule_sha256": group.schedule,
                 "repeats": len(group.runs),
@@ -239,9 +262,11 @@ def _plain(value: Any) -> Any:
 def _as_csv(report: Report) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["label", "rate", "measure", "statistic", "value", "low", "high", "unit"])
+    writer.writerow(
+        ["label", "traffic", "rate", "measure", "statistic", "value", "low", "high", "unit"]
+    )
     for group, summary in zip(report.groups, report.summaries, strict=True):
-        start = [group.label, f"{group.rate:g}"]
+        start = [group.label, group.traffic, f"{group.rate:g}"]
         for measure, estimates in summary.latency.items():
             for percent, e in estimates.items():
                 row = [measure, f"p{percent:g}", *_cells(e), _UNITS[measure]]

@@ -7,6 +7,7 @@ and in the failure rate; latencies are of the answers that came.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,17 @@ class Group:
     weights: Ints
 
     @property
+    def traffic(self) -> str:
+        """The scenario's name."""
+        return str(self.scenario.get("name", "replayed trace"))
+
+    @property
+    def scenario(self) -> dict[str, Any]:
+        """What the schedule was made from; nothing for a foreign trace."""
+        found: dict[str, Any] = self.runs[0].schedule.traffic.get("scenario", {})
+        return found
+
+    @property
     def records(self) -> list[Record]:
         """The records of all repeats, without the warm-up."""
         return [r for run in self.runs for r in run.records if r.scheduled >= self.warmup]
@@ -69,7 +81,7 @@ class Summary:
 def group_runs(
     runs: Sequence[Run], warmup: float, slo_ttft: float | None, slo_tpot: float | None
 ) -> list[Group]:
-    """Pool the repeats; groups in order of rate, then of first appearance."""
+    """Pool the repeats; groups by traffic, then in order of rate, then of first appearance."""
     by_key: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         key = (run.info["schedule_sha256"], run.info["label"])
@@ -78,7 +90,8 @@ def group_runs(
         _group(label, sha, members, warmup, _slo(members[0], slo_ttft, slo_tpot))
         for (sha, label), members in by_key.items()
     ]
-    return sorted(groups, key=lambda group: group.rate)
+    kinds = list(dict.fromkeys(group.traffic for group in groups))
+    return sorted(groups, key=lambda group: (kinds.index(group.traffic), group.rate))
 
 
 def summarize(group: Group) -> Summary:

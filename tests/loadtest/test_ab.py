@@ -2,7 +2,6 @@
 
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,17 @@ from loadtest.errors import LoadTestError
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
 from loadtest.ab import load_comparison, run_comparison
+from tests.loadtest.locusts import is_installed
 from tests.loadtest.test_server import free_port
 
 SHIPPED = sorted((Path(loadtest.__file__).parent / "comparisons").glob("*.yaml"))
 TEXT = """
 title: Two mocks
-scenario: smoke
+traffic:
+  - {{scenario: smoke, rates: [5, 8], duration: 3}}
+  - {{scenario: calibration, rates: [6], duration: 2}}
 baseline: slow
-rates: [5]
-duration: 3
+together: {together}
 repeats: 2
 warmup: 1
 port: {port}
@@ -41,34 +42,53 @@ def test_shipped_comparisons_are_right(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("title: x", "scenario: Field required"),
+        ("title: x", "traffic: Field required"),
         (TEXT.replace("baseline: slow", "baseline: none"), "one must be the baseline's"),
         (TEXT.replace("label: fast", "label: slow"), "labels must differ"),
         (TEXT.replace("label: fast", "label: ../fast"), "servers.1.label"),
+        (TEXT.replace("[5, 8]", "[8, 5]"), "rates of smoke must ascend"),
     ],
 )
 def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "ab.yaml"
-    path.write_text(text.format(port=8100, python="python"))
+    path.write_text(text.format(port=8100, python="python", together="false"))
     with pytest.raises(LoadTestError, match=message):
         load_comparison(path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("together", ["false", "true"])
 def test_a_comparison_runs_every_server_in_alternating_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], together: str
 ) -> None:
-    if find_spec("locust") is None:  # not imported: that would patch every socket of the tests
+    if not is_installed():
         pytest.skip("needs the extra `loadtest` (locust)")
-    path = tmp_path / "ab.yaml"
-    path.write_text(TEXT.format(port=free_port(), python=sys.executable))
+    path, port = tmp_path / "ab.yaml", free_port()
+    path.write_text(TEXT.format(port=port, python=sys.executable, together=together))
     report = run_comparison(load_comparison(path), tmp_path / "out")
-    started = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if "-m" in line]
-    assert started == ["slow-1", "fast-1", "fast-2", "slow-2"]
+    lines = capsys.readouterr().out.splitlines()
+    turns = [line.removesuffix(":") for line in lines if line.endswith(":")]
+    assert turns == ["slow-1", "fast-1", "fast-2", "slow-2"]
+    starts = [line.split()[1] for line in lines if line.startswith("starting")]
+    assert starts == (["slow:", "fast:"] if together == "true" else [f"{t}:" for t in turns])
     content = json.loads(report.with_suffix(".json").read_text())
-    assert len(content["runs"]) == 4
-    assert len({run["schedule_sha256"] for run in content["runs"]}) == 1
-    speedup = content["comparisons"][0]["speedup"]["tpot"]["p50"]["value"]
-    assert speedup == pytest.approx(2.0, rel=0.1)
+    assert len(content["runs"]) == 4 * 3
+    # The same requests for all, and repeats that the prefix cache does not know.
+    assert len({run["schedule_sha256"] for run in content["runs"]}) == 3
+    seeds = {
+        json.loads(about.read_text())["prompts"]["seed"]
+        for about in (tmp_path / "out").glob("*-[12].traffic.json")
+    }
+    assert len(seeds) == 4
+    for comparison in content["comparisons"]:
+        assert comparison["speedup"]["tpot"]["p50"]["value"] == pytest.approx(2.0, rel=0.1)
+    assert [(c["traffic"], c["label"]) for c in content["capacities"]] == [
+        ("smoke", "slow"),
+        ("smoke", "fast"),
+        ("calibration", "slow"),
+        ("calibration", "fast"),
+    ]
+    expected = f"--port {port + 1 if together == 'true' else port} --itl 0.02"
+    assert any(run["server_command"].endswith(expected) for run in content["runs"])
     with pytest.raises(LoadTestError, match="holds runs already"):
         run_comparison(load_comparison(path), tmp_path / "out")

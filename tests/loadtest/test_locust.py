@@ -1,7 +1,6 @@
 """The whole client under locust, against a server whose answers are known."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -9,25 +8,23 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from loadtest.run import load_run
-from loadtest.scenario import Scenario
-from loadtest.schedule import write_schedule
-from loadtest.traffic import generate
+from tests.loadtest.locusts import (
+    PRIORITY,
+    ROOT,
+    command,
+    is_installed,
+    locust,
+    written_schedule,
+)
 
-# find_spec by pytest: importing locust here would patch the sockets of every other test.
-if not any(Path(path, "locust", "__init__.py").exists() for path in sys.path):
+if not is_installed():
     pytest.skip("needs the extra `loadtest` (locust)", allow_module_level=True)
 
-ROOT = Path(__file__).parents[2]
-LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
 STARVED = Path(__file__).with_name("starved_locustfile.py")
-# Where it may be had, so that what else runs on the machine does not decide over the instrument.
-PRIORITY = ["nice", "-n", "-15"] if os.geteuid() == 0 else []
 
 
 @pytest.fixture(scope="module")
@@ -38,35 +35,6 @@ def server() -> Iterator[str]:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
         process.terminate()
-
-
-def written_schedule(directory: Path, rate: float, duration: float, output: int) -> Path:
-    scenario = Scenario.model_validate(
-        {
-            "name": "test",
-            "lengths": {"input": 32, "output": output},
-            "rate": rate,
-            "duration": duration,
-        }
-    )
-    path = directory / "schedule.jsonl"
-    write_schedule(generate(scenario), path)
-    return path
-
-
-def command(schedule: Path, server: str, out: Path, *more: str) -> list[str]:
-    return [
-        *PRIORITY,
-        *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"),
-        *("--host", server, "--model", "mock", "--schedule", str(schedule), "--out", str(out)),
-        *more,
-    ]
-
-
-def locust(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
@@ -149,24 +117,3 @@ def test_a_run_is_never_overwritten(server: str, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "holds a run already" in done.stderr
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
-
-
-@pytest.mark.slow  # the one test of time: the instrument itself, on a machine left alone
-def test_the_client_measures_a_known_server_right(server: str, tmp_path: Path) -> None:
-    # TTFT 100 ms, ITL 20 ms and, at 93 answers of 1.08 s per second, 100 users at a time.
-    schedule = written_schedule(tmp_path, rate=93, duration=8, output=50)
-    for attempt in range(4):
-        out = tmp_path / f"run{attempt}"
-        done = locust(schedule, server, out, "--processes", "2")
-        if done.returncode == 0:
-            break
-    else:
-        pytest.fail(f"the machine is too busy to measure anything: {done.stdout}")
-    run = load_run(out)
-    assert all(record.ok for record in run.records)
-    assert np.median([r.ttft for r in run.records]) == pytest.approx(0.100, rel=0.05)
-    itls = np.concatenate([r.itls for r in run.records])
-    assert np.median(itls) == pytest.approx(0.020, rel=0.02)
-    # Clients that read into a buffer of 1 KB show 86 % here.
-    assert np.mean(itls < 0.001) < 0.002
-    assert run.verdict.lag_p99 < 0.010

@@ -88,9 +88,10 @@ def test_a_wrong_option_is_one_clear_error(
 
 @pytest.mark.slow
 def test_a_browser_opens_the_page_without_a_complaint(runs: list[Path], tmp_path: Path) -> None:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    names = ("chromium-headless-shell", "chromium", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)), None)
     if chromium is None:
-        pytest.skip("needs chromium")
+        pytest.skip("needs a browser: apt install chromium-headless-shell")
     out = tmp_path / "report.html"
     write_report(runs, out, ReportOptions(baseline="dense"))
     picture = tmp_path / "report.png"

@@ -39,6 +39,13 @@ def test_counters_are_differences_and_engines_are_added() -> None:
     }
 
 
+def test_the_exact_room_is_taken_where_it_is_told() -> None:
+    told = parse(
+        AFTER + 'gac_kv_cache_tokens{engine="0"} 900\ngac_kv_cache_tokens{engine="1"} 800\n'
+    )
+    assert facts({}, told)["kv_cache_tokens"] == 1700
+
+
 def test_a_server_without_metrics_gives_no_facts() -> None:
     assert scrape("http://127.0.0.1:9") == {}
     assert facts({}, {}) == {}

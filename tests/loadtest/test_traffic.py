@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import loadtest
 from loadtest.errors import LoadTestError
-from loadtest.lengths import length_tables
+from loadtest.lengths import length_table, length_tables
 from loadtest.scenario import PRESETS, Scenario, load_scenario
 from loadtest.schedule import read_schedule, write_schedule
 from loadtest.traffic import generate
@@ -142,3 +142,26 @@ def test_a_wrong_scenario_is_one_clear_error(tmp_path: Path, text: str, message:
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(length_tables()))
+def test_a_schedule_has_the_marginals_of_the_trace_and_the_gaps_asked_for(name: str) -> None:
+    scenario = Scenario.model_validate(
+        {
+            "name": "whole",
+            "lengths": name,
+            "rate": 4,
+            "duration": 20_000,
+            "arrivals": name if name in PRESETS else "poisson",
+        }
+    )
+    schedule = generate(scenario)
+    table = length_table(name)
+    for side in ("input", "output"):
+        drawn = np.array([getattr(r, f"{side}_length") for r in schedule.requests])
+        # The Kolmogorov-Smirnov distance to all that is known of the trace (test_lengths.py).
+        for p, value in zip(table.probabilities, getattr(table, side), strict=True):
+            assert np.mean(drawn <= value) >= p - 0.04
+            assert np.mean(drawn < value) <= p + 0.04
+    gaps = np.diff([r.timestamp for r in schedule.requests])  # whole milliseconds, as replayed
+    assert gaps.std() / gaps.mean() == pytest.approx(scenario.process.cv, rel=0.05)

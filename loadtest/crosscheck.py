@@ -1,0 +1,151 @@
+"""The same schedule replayed by this client and by `vllm bench serve`: do they agree?
+
+Both send the same lengths at the same moments to the same server, one after the other; prompts
+differ, so that neither finds the other's in the prefix cache. Latencies here count from sending,
+as they do there, and percentiles interpolate, as they do there.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loadtest.errors import LoadTestError
+from loadtest.machine import hardware, server_version, versions
+from loadtest.records import Record
+from loadtest.run import load_run
+from loadtest.schedule import read_schedule
+
+_LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+_INVALID = 3
+_PERCENTS = (50, 90, 99)
+# Our name of a measure, and theirs.
+_MEASURES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
+TOLERANCE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A number by both clients, milliseconds or tokens per second; `judged` must agree to 5 %."""
+
+    name: str
+    ours: float
+    theirs: float
+    judged: bool
+
+    @property
+    def ratio(self) -> float:
+        """Ours over theirs."""
+        return self.ours / self.theirs
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both are within 5 %."""
+        return abs(self.ratio - 1) <= TOLERANCE
+
+
+def crosscheck(
+    schedule: Path, base_url: str, model: str, tokenizer: str, out: Path
+) -> list[Agreement]:
+    """Run both against the server at `base_url`, and write out/crosscheck.json and .md.
+
+    Medians and throughput are judged; the tails of two runs differ by what happened in each.
+    Raises LoadTestError if either client fails, or if ours says that it was a bottleneck.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if (out / "crosscheck.json").exists():
+        raise LoadTestError(f"{out}: holds a cross-check already; name another directory")
+    theirs = _bench(schedule, base_url, model, tokenizer, out)
+    ours = _locust(schedule, base_url, model, out / "run")
+    found = _compare(ours, theirs)
+    about = {
+        "server_version": server_version(base_url),
+        "versions": versions(),
+        "hardware": hardware(),
+        "requests": len(ours),
+        "numbers": {a.name: {"ours": a.ours, "theirs": a.theirs} for a in found},
+    }
+    (out / "crosscheck.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    (out / "crosscheck.md").write_text(markdown(found), encoding="utf-8")
+    return found
+
+
+def markdown(found: Sequence[Agreement]) -> str:
+    """The numbers as a table."""
+    rows = ["| | this client | vllm bench serve | ratio | within 5 % |", "| --- " * 5 + "|"]
+    for a in found:
+        judgement = ("yes" if a.agrees else "NO") if a.judged else ""
+        rows.append(f"| {a.name} | {a.ours:.2f} | {a.theirs:.2f} | {a.ratio:.3f} | {judgement} |")
+    return "\n".join(rows) + "\n"
+
+
+def _bench(
+    schedule: Path, base_url: str, model: str, tokenizer: str, out: Path
+) -> dict[str, float]:
+    read = read_schedule(schedule)
+    command = [
+        *(str(Path(sys.executable).with_name("vllm")), "bench", "serve", "--backend", "vllm"),
+        *("--base-url", base_url, "--model", model, "--tokenizer", tokenizer),
+        *("--dataset-name", "timed_trace", "--dataset-path", str(schedule)),
+        *("--timed-trace-sec-multiplier", "0.001"),
+        *("--timed-trace-chunk-hash-size", str(read.prompts.block_tokens)),
+        *("--num-prompts", str(len(read.requests)), "--temperature", "0", "--disable-tqdm"),
+        # It would send the first prompt twice.
+        *("--ready-check-timeout-sec", "0"),
+        *("--percentile-metrics", ",".join(_MEASURES.values())),
+        *("--metric-percentiles", ",".join(map(str, _PERCENTS))),
+        *("--save-result", "--result-dir", str(out), "--result-filename", "vllm-bench.json"),
+    ]
+    _run(command, (0,))
+    found: dict[str, float] = json.loads((out / "vllm-bench.json").read_text(encoding="utf-8"))
+    if found["completed"] != len(read.requests):
+        raise LoadTestError(
+            f"vllm bench serve: {found['completed']} of {len(read.requests)} requests answered"
+        )
+    return found
+
+
+def _locust(schedule: Path, base_url: str, model: str, out: Path) -> list[Record]:
+    command = [
+        *(sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), "--headless", "--only-summary"),
+        *("--host", base_url, "--model", model, "--schedule", str(schedule), "--out", str(out)),
+    ]
+    _run(command, (0, _INVALID))
+    run = load_run(out)
+    if not run.verdict.valid:
+        raise LoadTestError(f"{out}: INVALID: {'; '.join(run.verdict.reasons)}")
+    failed = [record for record in run.records if not record.ok]
+    if failed:
+        raise LoadTestError(f"{out}: {len(failed)} requests failed: {failed[0].error}")
+    return run.records
+
+
+def _run(command: Sequence[str], good: Sequence[int]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in good:
+        tail = "\n".join((done.stderr or done.stdout).splitlines()[-15:])
+        raise LoadTestError(f"{command[0]} exited with {done.returncode}: {tail}")
+
+
+def _compare(records: Sequence[Record], theirs: dict[str, float]) -> list[Agreement]:
+    values = {
+        "ttft": [r.ttft - r.lag for r in records],
+        "tpot": [r.tpot for r in records if r.tpot == r.tpot],
+        "itl": [gap for r in records for gap in r.itls],
+        "e2e": [r.e2e - r.lag for r in records],
+    }
+    found = []
+    for measure, their_name in _MEASURES.items():
+        for percent in _PERCENTS:
+            ours = float(np.percentile(values[measure], percent)) * 1e3
+            name = f"{measure.upper() if measure != 'e2e' else 'answer'} p{percent}, ms"
+            number = float(theirs[f"p{percent}_{their_name}_ms"])
+            found.append(Agreement(name, ours, number, percent == 50))
+    tokens = sum(record.output_tokens for record in records)
+    seconds = max(record.ended for record in records)
+    throughput = float(theirs["output_throughput"])
+    return [*found, Agreement("output tokens per second", tokens / seconds, throughput, True)]

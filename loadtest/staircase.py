@@ -1,0 +1,102 @@
+"""Several schedules one after another in one run, and that run taken apart again.
+
+Between the steps of a staircase nothing stops, as little as traffic does: a request belongs to the
+step in which it was due, also if its answer comes in the next. So a measurement of several rates
+pays for starting the client and for the last answers once, and only the first step starts with an
+idle server.
+"""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.errors import LoadTestError
+from loadtest.records import read_records, to_line
+from loadtest.schedule import (
+    PromptRules,
+    Schedule,
+    ScheduledRequest,
+    fingerprint,
+    read_schedule,
+    write_schedule,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: its own schedule file, and the second of the staircase's run that it begins at."""
+
+    schedule: Path
+    begin: float
+
+
+def write_staircase(steps: Sequence[Step], seed: int, path: Path) -> None:
+    """Write the schedule of all steps, its prompts drawn from `seed`.
+
+    Steps never share a prompt, though their schedules may have the same hash ids: a server would
+    answer the second from its prefix cache. Raises LoadTestError for a step that begins before
+    the one before it ends, and for steps with prompts of different kinds.
+    """
+    requests: list[ScheduledRequest] = []
+    rules: PromptRules | None = None
+    used = 0
+    for step in steps:
+        schedule = read_schedule(step.schedule)
+        mine = dataclasses.replace(schedule.prompts, seed=seed)
+        if rules is not None and mine != rules:
+            raise LoadTestError(f"{step.schedule}: prompts of another kind than the steps before")
+        rules = mine
+        begin = round(step.begin * 1000)
+        if requests and begin < requests[-1].timestamp:
+            raise LoadTestError(f"{step.schedule}: begins before the step before it ends")
+        for request in schedule.requests:
+            moved = {
+                "timestamp": request.timestamp + begin,
+                "hash_ids": tuple(used + i for i in request.hash_ids),
+            }
+            requests.append(request.model_copy(update=moved))
+        used += 1 + max((max(r.hash_ids, default=0) for r in schedule.requests), default=0)
+    write_schedule(Schedule(tuple(requests), rules or PromptRules(), {}), path)
+
+
+def take_apart(directory: Path, steps: Sequence[Step], runs: Sequence[Path], about: str) -> None:
+    """Write the run of a staircase in `directory` as one run per step, each into its directory.
+
+    `about` is the command of the server, which run.json keeps. Processes are judged as a whole:
+    every step has the health of the staircase.
+    """
+    info = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+    records = read_records(sorted(directory.glob("records.*.jsonl")))
+    first = 0
+    for step, run in zip(steps, runs, strict=True):
+        schedule = read_schedule(step.schedule)
+        run.mkdir(parents=True)
+        shutil.copyfile(step.schedule, run / "schedule.jsonl")
+        traffic = step.schedule.with_suffix(".traffic.json")
+        shutil.copyfile(traffic, run / "schedule.traffic.json")
+        mine = [r for r in records if first <= r.index < first + len(schedule.requests)]
+        lines = []
+        for record in mine:
+            index = record.index - first
+            moved = dataclasses.replace(
+                record,
+                index=index,
+                scheduled=schedule.requests[index].timestamp / 1000,
+                sent=record.sent - step.begin,
+                tokens=[token - step.begin for token in record.tokens],
+                ended=record.ended - step.begin,
+            )
+            lines.append(to_line(moved) + "\n")
+        (run / "records.0.jsonl").write_text("".join(lines), encoding="utf-8")
+        for health in directory.glob("health.*.json"):
+            shutil.copyfile(health, run / health.name)
+        mine_info = info | {
+            "start_at": info["start_at"] + step.begin,
+            "schedule_sha256": fingerprint(run / "schedule.jsonl"),
+            "server_command": about,
+        }
+        (run / "run.json").write_text(json.dumps(mine_info, indent=2) + "\n", encoding="utf-8")
+        first += len(schedule.requests)

@@ -1,0 +1,50 @@
+"""Starting the client as its users do: locust, in processes of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from loadtest.scenario import Scenario
+from loadtest.schedule import write_schedule
+from loadtest.traffic import generate
+
+ROOT = Path(__file__).parents[2]
+LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
+# Where it may be had, so that what else runs on the machine does not decide over the instrument.
+PRIORITY = ["nice", "-n", "-15"] if os.geteuid() == 0 else []
+
+
+def is_installed() -> bool:
+    """Whether locust is there. It is not imported: that would patch every socket of the tests."""
+    return any(Path(path, "locust", "__init__.py").exists() for path in sys.path)
+
+
+def written_schedule(directory: Path, rate: float, duration: float, output: int) -> Path:
+    scenario = Scenario.model_validate(
+        {
+            "name": "test",
+            "lengths": {"input": 32, "output": output},
+            "rate": rate,
+            "duration": duration,
+        }
+    )
+    path = directory / "schedule.jsonl"
+    write_schedule(generate(scenario), path)
+    return path
+
+
+def command(schedule: Path, server: str, out: Path, *more: str) -> list[str]:
+    return [
+        *PRIORITY,
+        *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"),
+        *("--host", server, "--model", "mock", "--schedule", str(schedule), "--out", str(out)),
+        *more,
+    ]
+
+
+def locust(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )

@@ -1,0 +1,161 @@
+"""The instrument itself: what the client measures is what a server of known timing did.
+
+The mock, the client and this test have processes of their own. The mock writes down when each
+token really left, and a witness how late the machine woke a process that did nothing. So a busy
+machine is told apart from a client that mis-measures: only the machine's fault is tried again.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtest import prompts
+from loadtest.bootstrap import Floats
+from loadtest.run import Run, load_run
+from loadtest.verdict import Limits
+from tests.loadtest.locusts import PRIORITY, ROOT, is_installed, locust, written_schedule
+
+if not is_installed():
+    pytest.skip("needs the extra `loadtest` (locust)", allow_module_level=True)
+
+TTFT, ITL = 0.100, 0.020
+TRIES = 3
+# Where the p99 of waking an idle process, and of the mock's sending, is above these seconds,
+# tails and totals are the machine's. A machine left alone stays below a millisecond.
+IDLE_LATE, MOCK_LATE = 0.0025, 0.005
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run, and what really happened, in seconds of the run.
+
+    arrived [request] and sent [request, token] are when the mock had the request and sent each
+    token; `witness` is by how much an idle process woke late.
+    """
+
+    run: Run
+    arrived: Floats
+    sent: Floats
+    witness: float
+
+    @property
+    def received(self) -> Floats:
+        return np.array([record.tokens for record in self.run.records])
+
+    @property
+    def lags(self) -> Floats:
+        return np.array([record.lag for record in self.run.records])
+
+    @property
+    def ttft(self) -> Floats:
+        return np.array([record.ttft for record in self.run.records])
+
+    def excuse(self) -> str | None:
+        """Why the machine, and not the client, decided over tails and totals; None if not."""
+        if any(process.cpu > Limits().cpu for process in self.run.processes):
+            return None
+        due = self.arrived[:, None] + TTFT + ITL * np.arange(self.sent.shape[1])
+        mock = float(np.percentile(self.sent - due, 99))
+        if self.witness > IDLE_LATE or mock > MOCK_LATE:
+            return (
+                f"an idle process woke {self.witness * 1e3:.1f} ms late at the 99th percentile, "
+                f"the mock sent {mock * 1e3:.1f} ms late"
+            )
+        return None
+
+
+def trial(schedule: Path, directory: Path) -> Trial:
+    directory.mkdir()
+    log = directory / "sent.jsonl"
+    mock = [*PRIORITY, sys.executable, "-m", "loadtest", "mock", "--port", "0", "--log", str(log)]
+    witness = [*PRIORITY, sys.executable, "-m", "tests.loadtest.witness"]
+    with (
+        subprocess.Popen(mock, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server,
+        subprocess.Popen(
+            witness, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as idle,
+    ):
+        assert server.stdout is not None
+        try:
+            url = server.stdout.readline().strip()
+            done = locust(schedule, url, directory / "run", "--processes", "2")
+        finally:
+            late, _ = idle.communicate()
+            server.terminate()
+    assert done.returncode in (0, 3), done.stderr
+    run = load_run(directory / "run")
+    assert [record.error for record in run.records] == [None] * len(run.schedule.requests)
+    arrived, sent = what_happened(run, log)
+    return Trial(run, arrived, sent, float(late))
+
+
+def what_happened(run: Run, log: Path) -> tuple[Floats, Floats]:
+    """When the mock had each request and sent each token, in the order of the schedule."""
+    answers = [json.loads(line) for line in log.read_text().splitlines()]
+    by_opening = {tuple(answer["opening"]): answer for answer in answers}
+    assert len(by_opening) == len(answers)
+    rules = run.schedule.prompts
+    found = [
+        by_opening[tuple(prompts.token_ids(request, index, rules)[:8])]
+        for index, request in enumerate(run.schedule.requests)
+    ]
+    start = run.info["start_at"]
+    arrived = np.array([answer["arrived"] for answer in found])
+    return arrived - start, np.array([answer["sent"] for answer in found]) - start
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("instrument")
+
+
+@pytest.fixture(scope="module")
+def schedule(directory: Path) -> Path:
+    # At 93 answers of 1.08 s per second, 100 users at a time.
+    return written_schedule(directory, rate=93, duration=8, output=50)
+
+
+@pytest.fixture(scope="module")
+def first(schedule: Path, directory: Path) -> Trial:
+    return trial(schedule, directory / "0")
+
+
+@pytest.mark.slow
+def test_a_run_is_right_or_says_that_it_is_not_on_any_machine(first: Trial) -> None:
+    received, sent = first.received, first.sent
+    assert received.shape == sent.shape == (len(first.run.schedule.requests), 50)
+    delivery = received - sent
+    assert delivery.min() > -0.001  # nothing is seen before it was sent
+    assert first.lags.min() >= 0  # nor asked before its time, which is a whole millisecond
+    if not first.run.verdict.valid:
+        return
+    # Of the time to the first token, all but this was spent after sending and before the answer.
+    assert np.median(first.lags + delivery[:, 0]) < 0.05 * TTFT
+    itls, actual = np.diff(received), np.diff(sent)
+    assert np.median(itls) == pytest.approx(np.median(actual), rel=0.02)
+    assert np.mean(itls) == pytest.approx(np.mean(actual), rel=0.02)
+    # Tokens that left apart did not arrive together. Readers into a buffer of 1 KB show 86 % here.
+    assert np.mean((itls < 0.001) & (actual > 0.010)) < 0.005
+
+
+@pytest.mark.slow
+def test_a_server_that_keeps_time_is_measured_right(
+    first: Trial, schedule: Path, directory: Path
+) -> None:
+    found, excuses = first, []
+    while (excuse := found.excuse()) is not None:
+        excuses.append(excuse)
+        if len(excuses) == TRIES:
+            pytest.skip(f"this machine is too busy to time anything: {'; '.join(excuses)}")
+        found = trial(schedule, directory / str(len(excuses)))
+    assert found.run.verdict.valid, found.run.verdict.reasons
+    assert np.median(found.ttft) == pytest.approx(TTFT, rel=0.05)
+    itls = np.diff(found.received)
+    assert np.median(itls) == pytest.approx(ITL, rel=0.02)
+    assert np.mean(itls < 0.001) < 0.002
+    assert np.percentile(found.lags, 99) < 0.010

@@ -1,0 +1,64 @@
+"""`make loadtest-smoke` from end to end: three real servers, their numbers, one report."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import loadtest
+from tests.loadtest.locusts import ROOT, is_installed
+from vllm_gac import demo
+from vllm_gac.layout import layout_of
+
+pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
+
+from loadtest.ab import load_comparison, run_comparison
+from tests.loadtest.test_server import free_port
+
+SMOKE = Path(loadtest.__file__).parent / "comparisons" / "smoke.yaml"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_smoke_comparison_runs_and_says_how_much_room_each_server_has(
+    compressed_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_installed() or find_spec("vllm") is None:
+        pytest.skip("needs vllm and the extra `loadtest` (locust)")
+    programs = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(ROOT)
+    misaligned = tmp_path / "demo-misaligned"
+    compress = [programs / "vllm-gac", "compress", demo.MODEL, "--out", misaligned]
+    ratios = ["--param-ratio", "0.85", "--kv-ratio", "0.75", "--align", "none"]
+    subprocess.run([*compress, *ratios], check=True)
+    text = SMOKE.read_text()
+    for made, here in (("demo-gac", compressed_demo), ("demo-misaligned", misaligned)):
+        assert f"build/{made}" in text
+        text = text.replace(f"build/{made}", str(here))
+    path = tmp_path / "smoke.yaml"
+    path.write_text(text + f"port: {free_port()}\n")
+    report = run_comparison(load_comparison(path), tmp_path / "out")
+    content = json.loads(report.with_suffix(".json").read_text())
+    assert [run["label"] for run in content["runs"]] == [
+        label for label in ("dense", "misaligned", "gac") for _ in range(2)
+    ]
+    for group in content["groups"]:
+        assert group["failed"] == 0
+        assert group["latency"]["tpot"]["p50"]["value"] > 0
+    room = {run["label"]: run["server"]["kv_cache_tokens"] for run in content["runs"]}
+    per_token = {
+        name: layout_of(json.loads((directory / "config.json").read_text())).kv_elements
+        for name, directory in (("dense", demo.MODEL), ("gac", compressed_demo))
+    }
+    # The same memory; what compression saved of it is room.
+    assert room["gac"] / room["dense"] == pytest.approx(
+        per_token["dense"] / per_token["gac"], rel=0.02
+    )
+    assert all(run["server"]["preemptions"] == 0 for run in content["runs"])
+    # No repeat and no step finds its prompts in the prefix cache, but for the scenario's prefixes.
+    assert all(run["server"].get("prefix_hits", 0) < 0.3 for run in content["runs"])

@@ -1,0 +1,89 @@
+"""Steps in a row are replayed as one run, and each comes out as the run it would have been."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from loadtest import prompts
+from loadtest.errors import LoadTestError
+from loadtest.health import ProcessHealth, write_health
+from loadtest.records import Record, to_line
+from loadtest.run import load_run
+from loadtest.scenario import Scenario
+from loadtest.schedule import fingerprint, read_schedule, write_schedule
+from loadtest.staircase import Step, take_apart, write_staircase
+from loadtest.traffic import generate
+
+
+def steps(directory: Path, duration: float = 5.0, block_tokens: int = 16) -> list[Step]:
+    found = []
+    for number, rate in enumerate((2.0, 6.0)):
+        scenario = Scenario.model_validate(
+            {
+                "name": "step",
+                "lengths": {"input": 40, "output": 3},
+                "rate": rate,
+                "duration": 5.0,
+                "block_tokens": block_tokens + number * (block_tokens != 16),
+            }
+        )
+        step = Step(directory / f"{rate:g}.jsonl", number * duration)
+        write_schedule(generate(scenario), step.schedule)
+        found.append(step)
+    return found
+
+
+def test_steps_share_no_prompt_and_neither_do_seeds(tmp_path: Path) -> None:
+    parts = steps(tmp_path)
+    sent = set()
+    for seed in (1, 2):
+        path = tmp_path / f"whole-{seed}.jsonl"
+        write_staircase(parts, seed, path)
+        whole = read_schedule(path)
+        sent |= {
+            tuple(prompts.token_ids(request, index, whole.prompts)[:16])
+            for index, request in enumerate(whole.requests)
+        }
+    assert len(sent) == 2 * len(whole.requests)
+    assert len(whole.requests) == sum(len(read_schedule(s.schedule).requests) for s in parts)
+
+
+def test_each_step_is_the_run_that_it_would_have_been(tmp_path: Path) -> None:
+    parts = steps(tmp_path)
+    directory = tmp_path / "whole"
+    directory.mkdir()
+    write_staircase(parts, 1, directory / "schedule.jsonl")
+    lines: tuple[list[str], list[str]] = ([], [])
+    for index, request in enumerate(read_schedule(directory / "schedule.jsonl").requests):
+        due = request.timestamp / 1000
+        # Answers come late into the next step, and count where they were due.
+        record = Record(index, due, 40, 3, sent=due + 0.001, tokens=[due + 1, due + 7])
+        record.ended = due + 7
+        lines[index % 2].append(to_line(record) + "\n")
+    for process in range(2):
+        (directory / f"records.{process}.jsonl").write_text("".join(lines[process]))
+        health = ProcessHealth(process, 0.1, 0.0, 0.001, 0.001)
+        write_health(health, directory / f"health.{process}.json")
+    info = {"label": "x", "start_at": 100.0, "processes": 2, "schedule_sha256": ""}
+    (directory / "run.json").write_text(json.dumps(info))
+    out = [tmp_path / "a", tmp_path / "b"]
+    take_apart(directory, parts, out, "vllm serve x")
+    for step, where in zip(parts, out, strict=True):
+        run = load_run(where)
+        assert run.verdict.valid, run.verdict.reasons
+        assert run.info["schedule_sha256"] == fingerprint(step.schedule)
+        assert run.info["start_at"] == 100 + step.begin
+        assert run.info["server_command"] == "vllm serve x"
+        assert run.schedule == read_schedule(step.schedule)
+        for record in run.records:
+            assert record.ttft == pytest.approx(1)
+            assert record.lag == pytest.approx(0.001)
+            assert record.tpot == pytest.approx(6)
+
+
+def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadTestError, match="begins before the step before it ends"):
+        write_staircase(steps(tmp_path, duration=0.5), 1, tmp_path / "w.jsonl")
+    with pytest.raises(LoadTestError, match="prompts of another kind"):
+        write_staircase(steps(tmp_path, block_tokens=8), 1, tmp_path / "w.jsonl")
