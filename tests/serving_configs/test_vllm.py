@@ -1,0 +1,78 @@
+"""Every flag of serving_configs/vllm is one that this vLLM knows, with a reason beside it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.serving_configs.debian import CONFIGS
+
+FILES = sorted((CONFIGS / "vllm").glob("*.yaml"))
+
+# vLLM's own parser, as `vllm serve` calls it. It exits with 2 at a flag it does not know.
+PARSE = """
+import json, sys
+from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+parser = FlexibleArgumentParser()
+ServeSubcommand().subparser_init(parser.add_subparsers())
+parsed = [vars(parser.parse_args(["serve", "MODEL", "--config", path])) for path in sys.argv[1:]]
+print(json.dumps(parsed, default=str))
+"""
+
+
+@pytest.fixture(scope="module")
+def parsed() -> dict[str, dict[str, Any]]:
+    """What `vllm serve MODEL --config FILE` sets, by the name of FILE."""
+    pytest.importorskip("vllm")
+    run = subprocess.run(
+        [sys.executable, "-c", PARSE, *FILES], capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    options = json.loads(run.stdout.splitlines()[-1])
+    return dict(zip((path.stem for path in FILES), options, strict=True))
+
+
+def test_the_common_deployments_are_there() -> None:
+    assert {path.stem for path in FILES} == {"one-gpu", "two-gpus", "long-context", "cpu-demo"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_vllm_takes_every_flag_as_it_stands(path: Path, parsed: dict[str, dict[str, Any]]) -> None:
+    options = parsed[path.stem]
+    for flag, value in yaml.safe_load(path.read_text()).items():
+        got = options[flag.replace("-", "_")]
+        got = got[0] if isinstance(got, list) else got
+        expected = {"auto": -1, "1G": 1 << 30}.get(value, value)
+        assert got == expected, flag
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_flag_has_its_reason_in_its_line(path: Path) -> None:
+    lines = [line for line in path.read_text().splitlines() if line and line[0] != "#"]
+    assert len(lines) == len(yaml.safe_load(path.read_text()))
+    assert all(len(line.partition("  # ")[2]) > 10 for line in lines), lines
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_what_sets_each_deployment_apart(parsed: dict[str, dict[str, Any]]) -> None:
+    assert all(options["load_format"] == "gac" for options in parsed.values())
+    assert {name: options["tensor_parallel_size"] for name, options in parsed.items()} == {
+        "cpu-demo": 1,
+        "long-context": 1,
+        "one-gpu": 1,
+        "two-gpus": 2,
+    }
+    assert parsed["cpu-demo"]["enforce_eager"] is True
+    assert parsed["long-context"]["enable_prefix_caching"] is True
+    # With several API servers vLLM 0.32 does not drain: they let go of the engine at SIGTERM, and
+    # streams hang until the timeout ends them.
+    assert all(o["api_server_count"] in (None, 1) for o in parsed.values() if o["shutdown_timeout"])
+    # No queue without a limit, and none that an overloaded server only fills further.
+    for options in parsed.values():
+        assert options["max_num_queued_reqs"] or options["max_num_queued_tokens"]
