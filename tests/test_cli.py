@@ -229,7 +229,9 @@ def test_solve_two_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_solve_an_infeasible_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = error(capsys, "solve", problem_file(tmp_path, budget=191), "--json")
-    assert said == ("infeasible: cost <= 191 cannot be met: the smallest feasible cost is 192")
+    assert said.startswith(
+        "infeasible: cost <= 191 cannot be met: the smallest feasible cost is 192"
+    )
 
 
 def test_solve_a_malformed_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -256,7 +256,10 @@ def test_a_hard_problem_ends_with_an_honest_gap() -> None:
 @pytest.mark.parametrize(
     ("budgets", "sentence"),
     [
-        ({"params": 3}, "params <= 3 cannot be met: the smallest feasible params is 4"),
+        (
+            {"params": 3},
+            "params <= 3 cannot be met: the smallest feasible params is 4; .*: a 2, b 2$",
+        ),
         ({"params": 9, "kv": 1}, "kv <= 1 .* smallest feasible kv with params <= 9 is 2"),
         ({"params": 6, "kv": 4}, "kv <= 4 .* smallest feasible kv with params <= 6 is 5"),
     ],

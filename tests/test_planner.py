@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -21,9 +22,14 @@ from vllm_gac.choices import Dims
 from vllm_gac.contract import align
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu_profile import read_profile
-from vllm_gac.items import Latency
-from vllm_gac.latency import BatchMix, attention_microseconds, layer_microseconds
-from vllm_gac.layout import layout_of
+from vllm_gac.items import Latency, items
+from vllm_gac.latency import (
+    BatchMix,
+    attention_microseconds,
+    layer_microseconds,
+    mlp_microseconds,
+)
+from vllm_gac.layout import LayerLayout, layout_of
 from vllm_gac.plan import planned_layout
 from vllm_gac.planner import Asked, best_plan, check_feasible, dense_microseconds
 from vllm_gac.schema import Plan
@@ -146,6 +152,27 @@ def test_a_deployment_to_plan_for_without_a_budget_is_only_told(
     assert told.layers == plain.layers
 
 
+def test_a_dim_that_takes_as_long_as_a_larger_one_is_not_chosen(
+    models: dict[str, Checkpoint],
+) -> None:
+    big = models["8B"]
+    asked = Asked(methods=("prune",), latency=LATENCY, dims=Dims("minimal"))
+    (item,) = items(big.layout, asked.methods, asked.dims, latency=LATENCY)
+    (every,) = items(big.layout, asked.methods, asked.dims)
+
+    def time(layer: LayerLayout) -> float:
+        return mlp_microseconds(big.layout, layer, LATENCY.mix, LATENCY.profile)
+
+    times = [time(layer) for layer in item.layers]
+    assert times == sorted(set(times))
+    kept = {layer.intermediate_size for layer in item.layers}
+    dropped = [a for a in every.layers if a.intermediate_size not in kept]
+    assert dropped
+    for layer in dropped:
+        larger = [a for a in item.layers if a.intermediate_size > layer.intermediate_size]
+        assert min(map(time, larger)) <= time(layer)
+
+
 def test_free_to_choose_it_takes_no_attention_slower_than_the_dense_one(
     models: dict[str, Checkpoint],
 ) -> None:
@@ -195,6 +222,7 @@ def test_an_infeasible_budget_names_the_least_that_is_feasible(
     flag = "--" + ratio.replace("_", "-")
     with pytest.raises(PlanError, match=rf"{flag} 0.02: not feasible .* at least 0\.\d+") as caught:
         check_feasible(demo, Asked(**{ratio: 0.02}))
+    assert re.search(r"\(self_attn 0\.\d+.*\)$", str(caught.value))  # what it is made of
     least = float(str(caught.value).split("at least ")[1].split()[0])
     best_plan(demo, losses, Asked(**{ratio: least}))
     with pytest.raises(PlanError, match="not feasible"):

@@ -85,12 +85,34 @@ def items(
     if "prune" in methods:
         widths = dims.upto(layer.intermediate_size, "width")
         choices = [replace(layer, intermediate_size=width) for width in widths]
+        if latency is not None:
+            choices = _worth_their_time(dense, choices, mlp_microseconds, latency)
         found.append(_mlp(dense, choices, budgeted))
     for name in linears:
         ranks = _thinned(factorized(dense, layer, name, dims))
-        choices = [layer, *(replace(layer, ranks=MappingProxyType({name: r})) for r in ranks)]
+        choices = [replace(layer, ranks=MappingProxyType({name: rank})) for rank in ranks]
+        if latency is not None:
+            time = attention_microseconds if name.startswith("self_attn.") else mlp_microseconds
+            choices = _worth_their_time(dense, choices, time, latency)
+        choices = [layer, *choices]
         found.append(_linear(dense, name, choices, budgeted))
     return found
+
+
+def _worth_their_time(
+    dense: ModelLayout,
+    layers: Sequence[LayerLayout],
+    time: Callable[[ModelLayout, LayerLayout, BatchMix, GpuProfile], float],
+    latency: Latency,
+) -> list[LayerLayout]:
+    """`layers`, whose dims rise, without those that take as long as one of a larger dim."""
+    kept: list[LayerLayout] = []
+    shortest = math.inf
+    for layer in reversed(layers):
+        if (needed := time(dense, layer, latency.mix, latency.profile)) < shortest:
+            kept.insert(0, layer)
+            shortest = needed
+    return kept
 
 
 def _no_slower(

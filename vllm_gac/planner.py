@@ -160,7 +160,7 @@ def check_feasible(model: Checkpoint, asked: Asked) -> None:
     parameters = budget_of(asked.param_ratio, dense.parameters)
     kv_elements = budget_of(asked.kv_ratio, dense.kv_elements)
     limits = _limits(dense, asked, choices, parameters, kv_elements, slack=0)
-    _check_feasible(dense, asked, _left(dense, choices, limits))
+    _check_feasible(dense, asked, choices, _left(dense, choices, limits))
 
 
 def _items(dense: ModelLayout, asked: Asked) -> list[Item]:
@@ -243,7 +243,7 @@ def _solve(
 ) -> tuple[list[LayerLayout], float, float]:
     count = len(dense.layers)
     left = _left(dense, choices, limits)
-    _check_feasible(dense, asked, left)
+    _check_feasible(dense, asked, choices, left)
     costs = [above for item in choices for above in [item.costs - item.costs.min(0)] * count]
     lost = [item.losses(losses, index) for item in choices for index in range(count)]
     objective, allowed = lost, [np.arange(len(loss)) for loss in lost]
@@ -290,18 +290,19 @@ def _left(dense: ModelLayout, choices: Sequence[Item], limits: Mapping[str, int]
     return left
 
 
-def _check_feasible(dense: ModelLayout, asked: Asked, left: Ints) -> None:
+def _check_feasible(dense: ModelLayout, asked: Asked, choices: Sequence[Item], left: Ints) -> None:
     """Raise PlanError naming the option whose budget nothing meets, and the least that it takes."""
     methods = ",".join(asked.methods)
-    for flag, ratio, whole, short in (
-        ("--kv-ratio", asked.kv_ratio, dense.kv_elements, -int(left[1])),
-        ("--param-ratio", asked.param_ratio, dense.parameters, -int(left[0])),
+    for flag, ratio, whole, budget in (
+        ("--kv-ratio", asked.kv_ratio, dense.kv_elements, 1),
+        ("--param-ratio", asked.param_ratio, dense.parameters, 0),
     ):
-        if short > 0:
+        if (short := -int(left[budget])) > 0:
             needed = math.floor(Fraction(str(ratio)) * whole) + short
             raise PlanError(
                 f"{flag} {ratio}: not feasible with --method {methods}; at least "
                 f"{math.ceil(10_000 * needed / whole) / 10_000} is needed"
+                + _what_binds(dense, choices, budget, needed, whole)
             )
     if len(left) > 2 and left[2] < 0 and asked.microseconds is not None:
         needed_time = asked.microseconds - int(left[2]) / 1000
@@ -309,6 +310,17 @@ def _check_feasible(dense: ModelLayout, asked: Asked, left: Ints) -> None:
             f"--latency {asked.microseconds:.0f}: not feasible with --method {methods}; at least "
             f"{needed_time:.0f} microseconds are needed"
         )
+
+
+def _what_binds(
+    dense: ModelLayout, choices: Sequence[Item], budget: int, needed: int, whole: int
+) -> str:
+    """What the least of every part adds up to, as shares of the dense model."""
+    count = len(dense.layers)
+    parts = {item.prefix.strip("."): count * int(item.costs[:, budget].min()) for item in choices}
+    parts["what is not compressed"] = needed - sum(parts.values())
+    shares = (f"{name} {part / whole:.3f}" for name, part in parts.items() if part)
+    return f" ({', '.join(shares)})"
 
 
 def _nanoseconds(dense: ModelLayout, layers: Sequence[LayerLayout], latency: Latency) -> float:

@@ -20,6 +20,8 @@ from vllm_gac.schema import KnapsackCandidate, KnapsackProblem
 
 # What the budget of a problem with only one is called.
 SINGLE = "cost"
+# Items that are named where a budget cannot be met.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +39,19 @@ class Solution:
 
 
 def choose(
-    costs: Sequence[Ints], values: Sequence[Floats], limits: Mapping[str, int]
+    costs: Sequence[Ints],
+    values: Sequence[Floats],
+    limits: Mapping[str, int],
+    names: Sequence[str] = (),
 ) -> tuple[list[int], float]:
     """The position of the best candidate of each item, and the gap; as `solve`, on arrays.
 
-    costs [candidates, budgets] and values [candidates] by item. Raises PlanError if nothing is
-    within the limits.
+    costs [candidates, budgets] and values [candidates] by item, whose `names` are for the
+    PlanError that is raised if nothing is within the limits.
     """
     found = best_choice(instance_of(costs, values, list(limits.values())))
     if found is None:
-        raise PlanError(_infeasible(list(costs), limits))
+        raise PlanError(_infeasible(list(costs), limits, names))
     return list(found.positions), found.gap
 
 
@@ -62,7 +67,7 @@ def solve(problem: KnapsackProblem) -> Solution:
     items = [sorted(item.candidates, key=lambda c: c.dim) for item in problem.items]
     costs = [_costs(candidates, list(budgets)) for candidates in items]
     values = [np.array([c.value for c in candidates]) for candidates in items]
-    positions, gap = choose(costs, values, budgets)
+    positions, gap = choose(costs, values, budgets, [item.name for item in problem.items])
     chosen = [candidates[i] for candidates, i in zip(items, positions, strict=True)]
     return Solution(
         choice={item.name: c.dim for item, c in zip(problem.items, chosen, strict=True)},
@@ -83,8 +88,9 @@ def _spent(costs: list[Ints], positions: Sequence[int]) -> list[int]:
     return [sum(column) for column in zip(*rows, strict=True)]
 
 
-def _infeasible(costs: list[Ints], budgets: Mapping[str, int]) -> str:
-    """A sentence: the first budget that cannot be met, and its least, given those before it."""
+def _infeasible(costs: list[Ints], budgets: Mapping[str, int], items: Sequence[str]) -> str:
+    """A sentence: the first budget that cannot be met, its least, given those before it, and
+    the items whose cheapest candidates take most of it."""
     names, limits = list(budgets), list(budgets.values())
     least = [_least(costs, 0, [])]
     while least[-1] <= limits[len(least) - 1]:
@@ -93,8 +99,17 @@ def _infeasible(costs: list[Ints], budgets: Mapping[str, int]) -> str:
     given = "".join(f" with {names[i]} <= {limits[i]}" for i in range(k))
     return (
         f"infeasible: {names[k]} <= {limits[k]} cannot be met: "
-        f"the smallest feasible {names[k]}{given} is {least[k]}"
+        f"the smallest feasible {names[k]}{given} is {least[k]}{_binding(costs, k, items)}"
     )
+
+
+def _binding(costs: list[Ints], k: int, items: Sequence[str]) -> str:
+    if not items:
+        return ""
+    cheapest = [int(c[:, k].min()) for c in costs]
+    most = sorted(range(len(items)), key=lambda i: -cheapest[i])[:_MOST_NAMED]
+    named = ", ".join(f"{items[i]} {cheapest[i]}" for i in most)
+    return f"; the cheapest candidates that take most of it: {named}"
 
 
 def _least(costs: list[Ints], k: int, limits: list[int]) -> int:
