@@ -1,4 +1,4 @@
-"""A broken or hostile model is refused with one sentence that names file and key or tensor."""
+"""What is read of a model and what is no fault; what is refused is in tests/hostile."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,10 +21,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import layout_of
 
 A, B = "model.layers.0.mlp.down_proj.A.weight", "model.layers.0.mlp.down_proj.B.weight"
-BIAS = "model.layers.0.mlp.down_proj.B.bias"
-DENSE = "model.layers.0.mlp.down_proj.weight"
 TABLE = "model.layers.0.self_attn.rope_inv_freq"
-UP = "model.layers.1.self_attn.k_up_proj.weight"
 
 
 @pytest.mark.parametrize("raw", [config(), gac_config()], ids=["dense", "gac"])
@@ -39,8 +36,7 @@ def test_a_sound_model_has_no_faults(
     assert checkpoint.tensors.keys() == tensors_of(raw).keys()
 
 
-# ---- config.json -----------------------------------------------------------------------------
-
+# ---- config.json; what is refused of it, tests/hostile/configs.py has ------------------------
 
 ODD_VALUES = (None, True, 0, -1, 7, 2**64, 1e-320, 1e300, "", "8", [], [1], {}, {"a": 1}, [[[]]])
 

@@ -1,4 +1,4 @@
-"""Which files of a directory are read, and that a broken or hostile one is refused by its name."""
+"""Which files of a directory are read; what is refused of them is in tests/hostile."""
 
 import json
 import pickle

@@ -27,7 +27,10 @@ def draw_plan(plan: Plan, dense: ModelLayout) -> str:
     layers = [_layer(dense, section) for section in plan.layers]
     parts = _budgets(plan)
     top = 34.0 + 26 * len(_named_budgets(plan))
-    for title, bars in (("cached numbers per token", _cache), ("parameters", _parameters)):
+    for title, bars in (
+        ("cached numbers per token: keys, above them values", _cache),
+        ("parameters: attention, above it the MLP", _parameters),
+    ):
         parts += _row(title, [bars(dense, layer) for layer in layers], top)
         top += _HEIGHT + _GAP
     return (

@@ -1,0 +1,62 @@
+"""One hostile directory, and what must be said of it."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tests.hostile.formats import CONFIGS, written_tensors
+from tests.model_files import Tensors, write_model
+
+Write: TypeAlias = Callable[[Path], object]
+Change: TypeAlias = Callable[[Tensors], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`write` makes the directory; a line of what is said of it contains each of `says`.
+
+    The first of them is the file, or what else in the directory is to blame.
+    """
+
+    write: Write
+    says: tuple[str, ...]
+
+
+def bad_config(raw: Any, *says: str) -> Case:
+    """A config.json that does not fit: `says` is the key."""
+    return written("config.json", raw, *says)
+
+
+def written(file: str, contents: Any, *says: str) -> Case:
+    """A dense model of whose files one has other contents: bytes, or JSON."""
+
+    def write(directory: Path) -> None:
+        write_model(directory, CONFIGS["dense"])
+        if isinstance(contents, bytes):
+            (directory / file).write_bytes(contents)
+        else:
+            (directory / file).write_text(json.dumps(contents))
+
+    return Case(write, (file, *says))
+
+
+def bad_tensors(
+    change: Change,
+    *says: str,
+    model: str = "gac",
+    fill: Mapping[str, bytes] | None = None,
+    shards: int = 1,
+) -> Case:
+    """A model of the format `model` whose tensors are others: `says` is which and why."""
+
+    def write(directory: Path) -> None:
+        def changed(tensors: Tensors) -> None:
+            tensors.clear()
+            tensors.update(written_tensors(model))
+            change(tensors)
+
+        write_model(directory, CONFIGS[model], changed, fill=fill, shards=shards)
+
+    return Case(write, says)

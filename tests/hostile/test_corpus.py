@@ -1,0 +1,45 @@
+"""The fuzzer's corpus, read once each, without the fuzzer: what it found stays found."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fuzz.mutations import mutated
+from fuzz.seeds import CORPUS, seed
+from fuzz.target import SEPARATOR, check
+from tests.hostile.formats import CONFIGS
+
+INPUTS = sorted(path.name for path in CORPUS.iterdir())
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_it_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    check((CORPUS / name).read_bytes(), tmp_path)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_seed_is_in_the_corpus_and_accepted(name: str, tmp_path: Path) -> None:
+    assert (CORPUS / name).read_bytes() == seed(name)
+    assert check(seed(name), tmp_path)
+
+
+def test_mutations_stay_two_texts_within_the_limit_and_differ() -> None:
+    def flip(data: bytes, limit: int) -> bytes:
+        return bytes([data[0] ^ 1, *data[1:]])[:limit] if data else b"x"
+
+    data = seed("palu")
+    mutants = [mutated(data, 4000, number, flip) for number in range(300)]
+    assert all(len(mutant) <= 4000 for mutant in mutants)
+    assert sum(SEPARATOR in mutant for mutant in mutants) > 290
+    assert len(set(mutants)) > 200
+    assert mutated(data, 4000, 5, flip) == mutated(data, 4000, 5, flip)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_some_mutants_of_a_seed_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    chance = random.Random(name)
+    data = seed(name)
+    for _ in range(60):
+        mutant = mutated(data, 1 << 16, chance.getrandbits(32), lambda raw, limit: raw[:limit])
+        check(mutant, tmp_path)
