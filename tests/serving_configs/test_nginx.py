@@ -119,13 +119,22 @@ def test_keys_and_ids_reach_vllm_and_neither_keys_nor_prompts_the_log(
     headers = vllm.requests[-1][1]
     assert headers["Authorization"] == "Bearer secret"
     assert headers["X-Forwarded-For"] == "127.0.0.1"
-    log = (directory / "access.log").read_text()
+    log = _log_with(directory / "access.log", headers["X-Request-Id"])
     entry = json.loads(log.splitlines()[-1])
     assert entry["id"] == headers["X-Request-Id"]
     assert entry["request"] == "POST /v1/completions"
     assert entry["status"] == 200
     assert "secret" not in log
     assert "a prompt" not in log
+
+
+def _log_with(path: Path, text: str) -> str:
+    """The log once `text` is in it: nginx writes it after the client has its answer."""
+    for _ in range(100):
+        if text in (log := path.read_text()):
+            break
+        time.sleep(0.1)
+    return log
 
 
 def test_errors_of_vllm_stay_as_they_are(front: int) -> None:
