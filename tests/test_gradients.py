@@ -35,7 +35,7 @@ from vllm_gac.methods.whitening import roots
 from vllm_gac.proportional import FisherScores, proportional_layers
 from vllm_gac.rope import inverse_frequencies
 from vllm_gac.schema import HfConfig, validate
-from vllm_gac.stats import read_gradients
+from vllm_gac.stats import check_stats, read_gradients
 from vllm_gac.tokens import calibration_sequences
 
 INPUT_OF = {
@@ -292,9 +292,8 @@ def test_beside_other_methods_only_ranks_are_judged_otherwise(
 ) -> None:
     file = stats("--gradients", 256)
     model = open_checkpoint(dense)
-    probe, kfac = (
-        read_losses(file, model.layout, model.config_sha256, kind) for kind in ("probe", "kfac")
-    )
+    metadata = check_stats(file, model.layout, model.config_sha256)
+    probe, kfac = (read_losses(file, model.layout, metadata, kind) for kind in ("probe", "kfac"))
     for index in range(2):
         for name, curve in kfac.curves[index].items():
             ranks = name.startswith("rank.")

@@ -19,7 +19,7 @@ from vllm_gac.methods.compressor import MeasuredLayer
 from vllm_gac.methods.layer import choices, compress_layer
 from vllm_gac.planner import Asked, measured_plan
 from vllm_gac.sensitivity import probes
-from vllm_gac.stats import read_layer_stats, read_probes
+from vllm_gac.stats import check_stats, read_layer_stats, read_probes
 from vllm_gac.tokens import calibration_sequences
 
 METHODS = ("heads", "prune", "lowrank")
@@ -77,7 +77,8 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
     directory, _, stats = calibrated
     checkpoint = open_checkpoint(directory)
     dense = checkpoint.layout
-    losses = read_losses(stats, dense, checkpoint.config_sha256)
+    metadata = check_stats(stats, dense, checkpoint.config_sha256)
+    losses = read_losses(stats, dense, metadata)
     assert isinstance(losses, MeasuredLosses)
     for layer in losses.curves:
         assert set(layer) == {c.name for c in choices(dense, METHODS, 2)}

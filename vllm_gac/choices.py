@@ -49,8 +49,13 @@ def _allowed_dims(
         step *= parallel if role == "width" else 1
         dims = {d for d in dims if d % step == 0 or d == full}
     rising = sorted(dims)
-    count = min(len(rising), _MOST_HEAD_SIZES) if role == "head" else len(rising)
-    return tuple(rising[(i + 1) * len(rising) // count - 1] for i in range(count))
+    return tuple(evenly_spread(rising, _MOST_HEAD_SIZES) if role == "head" else rising)
+
+
+def evenly_spread(rising: Sequence[int], most: int) -> list[int]:
+    """At most so many of the dims, the last among them."""
+    count = min(len(rising), most)
+    return [rising[(i + 1) * len(rising) // count - 1] for i in range(count)]
 
 
 def attentions(
@@ -121,8 +126,7 @@ def _ranks(
     """
     ranks = {}
     for name in names:
-        rows, columns = dense.linear_shape(layer, name)
-        whole = rows * columns / (rows + columns)
+        whole = breakeven_rank(dense, layer, name)
         if paying := factorized(dense, layer, name, dims):
             ranks[name] = max((r for r in paying if r <= share * whole), default=paying[0])
     return MappingProxyType(ranks)
@@ -130,6 +134,12 @@ def _ranks(
 
 def factorized(dense: ModelLayout, layer: LayerLayout, name: str, dims: Dims) -> list[int]:
     """The allowed ranks, rising, at which linear `name` of `layer` is smaller than whole."""
+    whole = breakeven_rank(dense, layer, name)
+    full = min(dense.linear_shape(layer, name))
+    return [rank for rank in dims.upto(full, "rank") if rank < whole]
+
+
+def breakeven_rank(dense: ModelLayout, layer: LayerLayout, name: str, share: float = 1.0) -> float:
+    """The rank at which factors of linear `name` have `share` of the parameters it has whole."""
     rows, columns = dense.linear_shape(layer, name)
-    whole = rows * columns / (rows + columns)
-    return [rank for rank in dims.upto(min(rows, columns), "rank") if rank < whole]
+    return share * rows * columns / (rows + columns)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_gac.choices import Dims, attentions, factorized
+from vllm_gac.choices import Dims, attentions, breakeven_rank, evenly_spread, factorized
 from vllm_gac.gpu_profile import read_profile
 from vllm_gac.knapsack.instance import Ints
 from vllm_gac.latency import BatchMix, attention_microseconds, mlp_microseconds
@@ -89,7 +89,7 @@ def items(
             choices = _worth_their_time(dense, choices, mlp_microseconds, latency)
         found.append(_mlp(dense, choices, budgeted))
     for name in linears:
-        ranks = _thinned(factorized(dense, layer, name, dims))
+        ranks = evenly_spread(factorized(dense, layer, name, dims), _MOST_RANKS)
         choices = [replace(layer, ranks=MappingProxyType({name: rank})) for rank in ranks]
         if latency is not None:
             time = attention_microseconds if name.startswith("self_attn.") else mlp_microseconds
@@ -138,21 +138,15 @@ def _shares(
     if not linears:
         return [attention]
     found: dict[tuple[tuple[str, int], ...], LayerLayout] = {(): attention}
+    paying = {name: factorized(dense, attention, name, dims) for name in linears}
     for share in _SHARES:
         ranks = {}
         for name in linears:
-            rows, columns = dense.linear_shape(attention, name)
-            most = share * rows * columns / (rows + columns)
-            paying = factorized(dense, attention, name, dims)
-            if paying and paying[0] <= most:
-                ranks[name] = max(rank for rank in paying if rank <= most)
+            most = breakeven_rank(dense, attention, name, share)
+            if fitting := [rank for rank in paying[name] if rank <= most]:
+                ranks[name] = fitting[-1]
         found[tuple(ranks.items())] = replace(attention, ranks=MappingProxyType(ranks))
     return list(found.values())
-
-
-def _thinned(ranks: Sequence[int]) -> list[int]:
-    count = min(len(ranks), _MOST_RANKS)
-    return [ranks[(i + 1) * len(ranks) // count - 1] for i in range(count)]
 
 
 def _attention(dense: ModelLayout, layers: Sequence[LayerLayout], latency: Latency | None) -> Item:

@@ -18,7 +18,6 @@ from vllm_gac.layout import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.sensitivity import Part, Probe, probes
 from vllm_gac.stats import (
     check_gradients,
-    check_stats,
     linears_with_curves,
     methods_of,
     read_errors,
@@ -78,14 +77,16 @@ class MeasuredLosses:
 
 
 def read_losses(
-    path: Path, dense: ModelLayout, config_sha256: str, sensitivity: Sensitivity = "probe"
+    path: Path,
+    dense: ModelLayout,
+    metadata: Mapping[str, str],
+    sensitivity: Sensitivity = "probe",
 ) -> MeasuredLosses:
-    """The losses that the statistics at `path` tell of.
+    """The losses that the statistics at `path` tell of; `metadata` is what `check_stats` said.
 
-    Those of ranks by `sensitivity`, all others by probes. Raises CheckpointError as `check_stats`,
-    and if kfac is asked of statistics without gradients.
+    Those of ranks by `sensitivity`, all others by probes. Raises CheckpointError if kfac is asked
+    of statistics without gradients.
     """
-    metadata = check_stats(path, dense, config_sha256)
     errors = [
         {name: curve.astype(np.float64) for name, curve in layer.items()}
         for layer in read_errors(path, dense, metadata)

@@ -19,7 +19,7 @@ from vllm_gac.knapsack import choose
 from vllm_gac.knapsack.instance import Ints
 from vllm_gac.latency import layer_microseconds
 from vllm_gac.layout import LayerLayout, ModelLayout
-from vllm_gac.losses import Losses, Sensitivity, read_losses
+from vllm_gac.losses import Curve, Losses, Sensitivity, read_losses
 from vllm_gac.plan import budget_of
 from vllm_gac.proportional import (
     LinearLosses,
@@ -98,7 +98,7 @@ def measured_plan(model: Checkpoint, stats: Path, asked: Asked) -> Plan:
         )
     if int(metadata["value_group"]) == 1:  # nothing is known of merged heads
         asked = replace(asked, value_group=1, key_group=1)
-    losses = read_losses(stats, model.layout, model.config_sha256, asked.sensitivity)
+    losses = read_losses(stats, model.layout, metadata, asked.sensitivity)
     scores = read_fisher_scores(stats) if asked.objective == "fisher" else None
     known = ("tokens", "tokens_sha256", "sequence_length", "probe_tokens", "gradient_tokens")
     calibration = {key: metadata[key] for key in known if key in metadata}
@@ -123,12 +123,8 @@ def best_plan(
     choices = _items(dense, asked)
     parameters = budget_of(asked.param_ratio, dense.parameters)
     kv_elements = budget_of(asked.kv_ratio, dense.kv_elements)
-    straight = None
-    if asked.objective != "concave":
-        straight = LinearLosses(losses, scores or LossScores(losses))
-    layers, loss, gap = _within_time(
-        dense, losses, straight, asked, choices, parameters, kv_elements
-    )
+    problem = _problem(dense, losses, scores, asked, choices)
+    layers, loss, gap = _within_time(problem, asked, parameters, kv_elements)
     layout = replace(dense, layers=tuple(layers))
     return Plan(
         version=1,
@@ -159,7 +155,7 @@ def check_feasible(model: Checkpoint, asked: Asked) -> None:
     choices = _items(dense, asked)
     parameters = budget_of(asked.param_ratio, dense.parameters)
     kv_elements = budget_of(asked.kv_ratio, dense.kv_elements)
-    limits = _limits(dense, asked, choices, parameters, kv_elements, slack=0)
+    limits = _limits(dense, asked, choices, parameters, kv_elements)
     _check_feasible(dense, asked, choices, _left(dense, choices, limits))
 
 
@@ -185,26 +181,56 @@ def _items(dense: ModelLayout, asked: Asked) -> list[Item]:
     return found
 
 
-def _within_time(
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """All of a plan's knapsack but its limits: one entry for each item in each layer.
+
+    `lost` is what every candidate loses, `values` what they are chosen by, `allowed` which may be.
+    """
+
+    dense: ModelLayout
+    choices: Sequence[Item]
+    costs: Sequence[Ints]
+    lost: Sequence[Curve]
+    values: Sequence[Curve]
+    allowed: Sequence[NDArray[np.intp]]
+
+
+def _problem(
     dense: ModelLayout,
     losses: Losses,
-    straight: LinearLosses | None,
+    scores: Scores | None,
     asked: Asked,
     choices: Sequence[Item],
-    parameters: PlanBudget,
-    kv_elements: PlanBudget,
+) -> _Problem:
+    count = len(dense.layers)
+    costs = [above for item in choices for above in [item.costs - item.costs.min(0)] * count]
+    lost = objective = _of_every_layer(dense, losses, choices)
+    allowed: Sequence[NDArray[np.intp]] = [np.arange(len(loss)) for loss in lost]
+    if asked.objective != "concave":
+        scores = scores or LossScores(losses)
+        objective = _of_every_layer(dense, LinearLosses(losses, scores), choices)
+        allowed = _windows(dense, scores, asked, choices)
+    return _Problem(dense, choices, costs, lost, [-loss for loss in objective], allowed)
+
+
+def _of_every_layer(dense: ModelLayout, losses: Losses, choices: Sequence[Item]) -> list[Curve]:
+    return [item.losses(losses, index) for item in choices for index in range(len(dense.layers))]
+
+
+def _within_time(
+    problem: _Problem, asked: Asked, parameters: PlanBudget, kv_elements: PlanBudget
 ) -> tuple[list[LayerLayout], float, float]:
     """Layers, their loss and the gap of what is solved; the time is checked on whole layers."""
-    slack = 0
+    limits = _limits(problem.dense, asked, problem.choices, parameters, kv_elements)
     for _ in range(_ATTEMPTS):
-        limits = _limits(dense, asked, choices, parameters, kv_elements, slack)
-        layers, loss, gap = _solve(dense, losses, straight, asked, choices, limits)
+        layers, loss, gap = _solve(problem, asked, limits)
         if asked.microseconds is None or asked.latency is None:
             return layers, loss, gap
-        over = _nanoseconds(dense, layers, asked.latency) - 1000 * asked.microseconds
+        over = _nanoseconds(problem.dense, layers, asked.latency) - 1000 * asked.microseconds
         if over <= 0:
             return layers, loss, gap
-        slack += math.ceil(over)
+        limits["nanoseconds"] -= math.ceil(over)
     raise PlanError(
         f"--latency {asked.microseconds:.0f}: a plan of its parts fits, none of whole layers was "
         f"found in {_ATTEMPTS} attempts; allow more"
@@ -217,7 +243,6 @@ def _limits(
     choices: Sequence[Item],
     parameters: PlanBudget,
     kv_elements: PlanBudget,
-    slack: int,
 ) -> dict[str, int]:
     """What is left for the items once everything that is no item's has been counted."""
     count, layer = len(dense.layers), dense.layers[0]
@@ -229,38 +254,27 @@ def _limits(
     }
     if asked.microseconds is not None and asked.latency is not None:
         whole = _nanoseconds(dense, dense.layers, asked.latency)
-        limits["nanoseconds"] = math.floor(1000 * asked.microseconds - whole) - slack
+        limits["nanoseconds"] = math.floor(1000 * asked.microseconds - whole)
     return limits
 
 
 def _solve(
-    dense: ModelLayout,
-    losses: Losses,
-    straight: LinearLosses | None,
-    asked: Asked,
-    choices: Sequence[Item],
-    limits: Mapping[str, int],
+    problem: _Problem, asked: Asked, limits: Mapping[str, int]
 ) -> tuple[list[LayerLayout], float, float]:
-    count = len(dense.layers)
+    dense, choices = problem.dense, problem.choices
     left = _left(dense, choices, limits)
     _check_feasible(dense, asked, choices, left)
-    costs = [above for item in choices for above in [item.costs - item.costs.min(0)] * count]
-    lost = [item.losses(losses, index) for item in choices for index in range(count)]
-    objective, allowed = lost, [np.arange(len(loss)) for loss in lost]
-    if straight is not None:
-        objective = [item.losses(straight, index) for item in choices for index in range(count)]
-        allowed = _windows(dense, straight.scores, asked, choices)
     positions, gap = choose(
-        [cost[a] for cost, a in zip(costs, allowed, strict=True)],
-        [-value[a] for value, a in zip(objective, allowed, strict=True)],
+        [cost[a] for cost, a in zip(problem.costs, problem.allowed, strict=True)],
+        [value[a] for value, a in zip(problem.values, problem.allowed, strict=True)],
         dict(zip(limits, left.tolist(), strict=True)),
     )
-    chosen = [int(a[position]) for a, position in zip(allowed, positions, strict=True)]
-    layers = list(dense.layers)
+    chosen = [int(a[position]) for a, position in zip(problem.allowed, positions, strict=True)]
+    layers, count = list(dense.layers), len(dense.layers)
     for number, position in enumerate(chosen):
         item, index = choices[number // count], number % count
         layers[index] = item.put(layers[index], item.layers[position])
-    return layers, math.fsum(loss[p] for loss, p in zip(lost, chosen, strict=True)), gap
+    return layers, math.fsum(loss[p] for loss, p in zip(problem.lost, chosen, strict=True)), gap
 
 
 def _windows(

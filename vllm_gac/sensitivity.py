@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac.checkpoint import TensorReader
+from vllm_gac.choices import breakeven_rank
 from vllm_gac.forward import (
     Reference,
     batches,
@@ -77,8 +78,7 @@ def _smaller(dense: ModelLayout, part: Part, share: float) -> LayerLayout:
     ranks = {}
     for name in LINEARS:
         if name.startswith(part.removeprefix("rank.")):
-            rows, columns = dense.linear_shape(layer, name)
-            ranks[name] = max(1, int(share * rows * columns / (rows + columns)))
+            ranks[name] = max(1, int(breakeven_rank(dense, layer, name, share)))
     return replace(layer, ranks=MappingProxyType(ranks))
 
 

@@ -9,16 +9,13 @@ d  linear: the GAC paper's knapsack, aligned dims near b's, worth their share of
 e  ours: the knapsack on measured losses; and the same where every dim is allowed
 """
 
-import argparse
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.quality.provenance import provenance
+from benchmarks.quality.provenance import arguments, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.calibrate import DEFAULT_PROBE_TOKENS
 from vllm_gac.choices import Dims
@@ -68,10 +65,7 @@ SETTINGS = (
 
 def main() -> None:
     """Measure every setting under every allocation and seed; write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--commit", help="git commit, where the sources came without .git")
+    parser = arguments(__doc__)
     parser.add_argument("--probe-tokens", type=int, default=DEFAULT_PROBE_TOKENS)
     parser.add_argument("--settings", type=int, default=len(SETTINGS), help="only the first N")
     args = parser.parse_args()
@@ -93,9 +87,7 @@ def main() -> None:
         "trials": [[*name, values] for name, values in found.items()],
         "settings": [[str(s), s.param_ratio, s.kv_ratio] for s in settings],
     }
-    (args.out / "allocations.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "allocations.md").write_text(page(result))
-    print(page(result))
+    save(args.out, "allocations", result, page)
 
 
 def allocations(

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.quality.provenance import provenance
+from benchmarks.llama3_8b import DENSE
+from benchmarks.quality.provenance import arguments, provenance, save
 from vllm_gac import demo
 from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint import open_checkpoint
@@ -26,22 +27,6 @@ from vllm_gac.compress import compress
 from vllm_gac.layout import layout_of
 from vllm_gac.planner import Asked, measured_plan
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
 # Llama-3-70B: layers, and FLOPs of a layer's products with and among covariances and weights,
 # as multiples of the 8B model's (hidden 8192 / 4096 cubed for eigenvectors and inverses).
 LAYERS_70B, WORK_70B = 80, 8
@@ -49,15 +34,11 @@ LAYERS_70B, WORK_70B = 80, 8
 
 def main() -> None:
     """Run every step once."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--device", default="cpu")
+    parser = arguments(__doc__)
     parser.add_argument("--directory", type=Path, default=Path("/dev/shm"))
-    parser.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
+    parser.add_argument("--layers", type=int, default=DENSE["num_hidden_layers"])
     parser.add_argument("--tokens", type=int, default=1 << 15)
-    parser.add_argument("--commit", help="git commit, where the sources came without .git")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
     work = args.directory / "eight-billion"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -67,9 +48,7 @@ def main() -> None:
         ) | _run(args, work)
     finally:
         shutil.rmtree(work)
-    (args.out / "eight_billion.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "eight_billion.md").write_text(page(result))
-    print(page(result))
+    save(args.out, "eight_billion", result, page)
 
 
 def _run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
@@ -122,7 +101,7 @@ def _ignore(result: object) -> None:
 
 def _write_model(directory: Path, layers: int, device: str) -> None:
     """Random weights in bf16, one shard a layer, with the demo model's tokenizer."""
-    raw = CONFIG | {"num_hidden_layers": layers}
+    raw = DENSE | {"num_hidden_layers": layers}
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(raw))
     shutil.copy(demo.MODEL / "tokenizer.json", directory)

@@ -3,15 +3,12 @@
 python -m benchmarks.quality.kv_forms OUT [--device cuda]     # kv_forms.json and .md
 """
 
-import argparse
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.provenance import provenance
+from benchmarks.quality.provenance import arguments, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.gpu_profile import read_profile
 from vllm_gac.items import Latency
@@ -35,11 +32,7 @@ LATENCY_RATIO = 0.97
 
 def main() -> None:
     """Measure all of it; write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--commit", help="git commit, where the sources came without .git")
-    args = parser.parse_args()
+    args = arguments(__doc__).parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     seeds = calibrations(args.out, args.device)
     trials = [
@@ -55,9 +48,7 @@ def main() -> None:
         "trials": [[*name, values] for name, values in found.items()],
         "plans": {name: plan for name, plan in plans.items() if name.startswith("planned")},
     }
-    (args.out / "kv_forms.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "kv_forms.md").write_text(page(result))
-    print(page(result))
+    save(args.out, "kv_forms", result, page)
 
 
 def _cases(calibrated: Calibrated) -> Iterator[tuple[tuple[Any, ...], Sequence[LayerLayout]]]:

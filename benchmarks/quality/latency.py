@@ -6,15 +6,12 @@ Every size-planned model has a predicted time on an H200. The latency-planned on
 budget at which as much loss is expected; both are compressed and measured.
 """
 
-import argparse
-import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.provenance import provenance
+from benchmarks.quality.provenance import arguments, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu_profile import read_profile
@@ -30,11 +27,7 @@ _STEPS = 9
 
 def main() -> None:
     """Measure both kinds of plans; write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--commit", help="git commit, where the sources came without .git")
-    args = parser.parse_args()
+    args = arguments(__doc__).parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     seeds = calibrations(args.out, args.device)
     plans = {
@@ -58,9 +51,7 @@ def main() -> None:
             for name, values in found.items()
         ],
     }
-    (args.out / "latency.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "latency.md").write_text(page(result))
-    print(page(result))
+    save(args.out, "latency", result, page)
 
 
 def _latency() -> Latency:

@@ -1,10 +1,32 @@
-"""Where and when a table was measured."""
+"""What the commands of this folder share: their options, where and when they ran, two files."""
 
 import argparse
+import json
 import platform
 import subprocess
+from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every command has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("out", type=Path, help="directory for the results")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--commit", help="git commit, where the sources came without .git")
+    return parser
+
+
+def save(
+    out: Path, name: str, result: dict[str, Any], page: Callable[[dict[str, Any]], str]
+) -> None:
+    """Write `result` as NAME.json and what `page` makes of it as NAME.md, and print that."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / f"{name}.md").write_text(page(result))
+    print(page(result))
 
 
 def provenance(command: str, args: argparse.Namespace) -> dict[str, Any]:

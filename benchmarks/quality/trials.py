@@ -19,6 +19,7 @@ from vllm_gac.layout import LayerLayout
 from vllm_gac.losses import MeasuredLosses, read_losses
 from vllm_gac.plan import uniform_plan
 from vllm_gac.schema import LayerSection
+from vllm_gac.stats import check_stats
 
 SEEDS = 3
 WINDOW, HELD_OUT_TOKENS = 1024, 1 << 16
@@ -56,7 +57,8 @@ def calibrations(
             calibrate(
                 demo.MODEL, [text], stats, probe_tokens=probe_tokens, device=device, progress=False
             )
-        losses = read_losses(stats, model.layout, model.config_sha256)
+        metadata = check_stats(stats, model.layout, model.config_sha256)
+        losses = read_losses(stats, model.layout, metadata)
         found.append(Calibrated(model, stats, losses))
     return found
 

@@ -5,6 +5,7 @@ import itertools
 from pathlib import Path
 
 from vllm_gac.checkpoint import Checkpoint, faults, read_config
+from vllm_gac.contract import align
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.importers import palu
 from vllm_gac.importers.imported import Format, Imported
@@ -37,9 +38,10 @@ def fits_decode_kernel(layout: ModelLayout, layer: LayerLayout) -> bool:
         query_heads=layer.query_heads,
         query_size=layout.query_size(layer),
         key_heads=layer.key.heads,
-        key_size=_padded(layer.key.size),
+        # At their largest, as padding at load time may leave them.
+        key_size=align(layer.key.size, "optimal"),
         value_heads=layer.value.heads,
-        value_size=_padded(layer.value.size),
+        value_size=align(layer.value.size, "optimal"),
     )
     latent = layer.key.form == "latent"
     group = layout.num_key_value_heads // layer.key.heads if latent else 0
@@ -49,11 +51,6 @@ def fits_decode_kernel(layout: ModelLayout, layer: LayerLayout) -> bool:
     except GacError:
         return False
     return max(geometry.query_size, geometry.value_size) <= _LARGEST_HEAD
-
-
-def _padded(size: int) -> int:
-    """The size at which it may be served (contract.py)."""
-    return -(-size // 16) * 16
 
 
 def preflight(directory: Path, layout: ModelLayout) -> Checkpoint:
