@@ -1,8 +1,9 @@
 """Decode attention: our kernel against vLLM's, and against the copy bandwidth of the GPU.
 
-python -m benchmarks.decode [--stock] [--out benchmarks/results/decode_h200]
+python -m benchmarks.decode [--keys rotary|latent] [--stock] [--out benchmarks/results/decode_h200]
 
-Without --stock it needs no vLLM. Writes OUT.json and OUT.md; everything from one run.
+Without --stock it needs no vLLM. Latent keys are compared with FA3 on the dense model's heads of
+128. Writes OUT.json and OUT.md; everything from one run.
 """
 
 import argparse
@@ -23,31 +24,30 @@ BATCHES = (
     (1, 512), (1, 4096), (1, 32768), (16, 512), (16, 2048), (16, 4096), (16, 32768),
     (64, 512), (64, 2048), (256, 512), (256, 1024), (256, 4096),
 )  # fmt: skip
-LATENT = ((64, 8, 4), (64, 8, 8), (32, 8, 4))  # r_k, latents, value heads
+# r_k, latents, value heads; where there are fewer latents, each gives two heads their keys.
+LATENT = (
+    (32, 8, 4), (64, 8, 4), (96, 8, 4), (128, 8, 4), (32, 8, 8), (64, 8, 8), (96, 8, 8),
+    (64, 4, 4), (128, 4, 4),
+)  # fmt: skip
+LATENT_BATCHES = ((1, 512), (1, 4096), (1, 32768), (16, 512), (16, 4096), (64, 512), (256, 1024))
 
 
 def main() -> None:
     """Measure, print each row as it comes, write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stock", action="store_true", help="measure vLLM's kernels too")
+    parser.add_argument("--keys", choices=("rotary", "latent"), default="rotary")
     parser.add_argument("--out", type=Path, help="path without suffix")
     options = parser.parse_args()
     bandwidth = copy_bandwidth()
-    rows = []
-    for r_k in SIZES:
-        for r_v in SIZES:
-            rows.append(_measure(r_k, r_v, 64, 4096, bandwidth, options.stock))
-    for r_k, r_v in SHORT:
-        for sequences, context in BATCHES:
-            rows.append(_measure(r_k, r_v, sequences, context, bandwidth, options.stock))
-        rows.append(_measure(r_k, r_v, 64, 4096, bandwidth, False, dtype=torch.float8_e4m3fn))
-    for r_k, latents, value_heads in LATENT:
-        rows.append(_measure(r_k, 128, 64, 4096, bandwidth, False, latents, value_heads))
+    measured = _latent if options.keys == "latent" else _rotary
+    rows = measured(bandwidth, options.stock)
     result = {
         "gpu": torch.cuda.get_device_name(),
         "date": date.today().isoformat(),
         "torch": torch.__version__,
-        "command": "python -m benchmarks.decode" + (" --stock" if options.stock else ""),
+        "command": f"python -m benchmarks.decode --keys {options.keys}"
+        + (" --stock" if options.stock else ""),
         "copy_tb_per_s": round(bandwidth, 3),
         "query_heads": 32,
         "rows": rows,
@@ -56,6 +56,35 @@ def main() -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
         options.out.with_suffix(".md").write_text(_markdown(result))
+
+
+def _rotary(bandwidth: float, stock: bool) -> list[dict[str, Any]]:
+    """All pairs of sizes at one batch, all batches for some, and fp8."""
+    rows = []
+    for r_k in SIZES:
+        for r_v in SIZES:
+            rows.append(_measure(r_k, r_v, 64, 4096, bandwidth, stock))
+    for r_k, r_v in SHORT:
+        for sequences, context in BATCHES:
+            rows.append(_measure(r_k, r_v, sequences, context, bandwidth, stock))
+        rows.append(_measure(r_k, r_v, 64, 4096, bandwidth, False, dtype=torch.float8_e4m3fn))
+    return rows
+
+
+def _latent(bandwidth: float, stock: bool) -> list[dict[str, Any]]:
+    """Latents at one batch, one of them at others, each beside the dense heads' FA3."""
+    rows = []
+    for sequences, context in ((64, 4096), *LATENT_BATCHES):
+        dense = _measure(128, 128, sequences, context, bandwidth, stock)
+        rows.append(dense)
+        for r_k, latents, value_heads in (
+            LATENT if (sequences, context) == (64, 4096) else LATENT[1:2]
+        ):
+            row = _measure(r_k, 128, sequences, context, bandwidth, False, latents, value_heads)
+            if dense.get("FA3"):
+                row["dense_FA3_over_own"] = round(dense["FA3"] / row["own"], 2)
+            rows.append(row)
+    return rows
 
 
 def _measure(
@@ -72,7 +101,10 @@ def _measure(
     """One row of the table: times in microseconds, None where a kernel refuses the dims."""
     geometry = CacheGeometry(32, 128 if latents else r_k, latents or 8, r_k, value_heads, r_v)
     head_dim = 128 if latents else None
-    batch = DecodeBatch(geometry, sequences, context, dtype=dtype, head_dim=head_dim)
+    kv_heads = 8 if latents else None
+    batch = DecodeBatch(
+        geometry, sequences, context, dtype=dtype, head_dim=head_dim, kv_heads=kv_heads
+    )
     row: dict[str, Any] = {
         "r_k": r_k,
         "r_v": r_v,

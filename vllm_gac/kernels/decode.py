@@ -9,6 +9,7 @@ the rows of a tensor-core tile that grouped queries leave empty pay for it.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -16,6 +17,7 @@ import triton
 from vllm_gac.kernels.latent_split_kv import latent_split_kv
 from vllm_gac.kernels.merge import merge
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.schedule import sequence_bound
 from vllm_gac.kernels.split_kv import split_kv
 from vllm_gac.kernels.tiling import Tiling, tiling_of
 
@@ -74,6 +76,7 @@ def decode_attention(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     tiling: Tiling | None = None,
+    only_compile: bool = False,
 ) -> None:
     """Causal attention of 1..max_query_len last tokens of every sequence over its cached context.
 
@@ -85,8 +88,11 @@ def decode_attention(
     value / v_scale, fp32 tensors of one element. With `latent`, queries are rotated and as wide as
     the rebuilt keys; its `up` must be contiguous and of the queries' dtype.
 
-    Nothing here looks at a value on the device: the launch can be captured and replayed.
+    Nothing here looks at a value on the device: the launch can be captured and replayed. With
+    `only_compile` nothing is launched, and of sizes that differ between launches only the number
+    of sequences counts.
     """
+    run = _compile if only_compile else _launch
     tiling = tiling or tiling_of(geometry, max_query_len, kv_cache.itemsize, _group_of(latent))
     sequences = seq_lens.shape[0]
     group = geometry.query_heads // geometry.value_heads
@@ -96,7 +102,7 @@ def decode_attention(
         "GROUP": group,
         "MAX_QUERIES": max_query_len,
         "VALUE_SIZE": geometry.value_size,
-        "SEQUENCES": triton.next_power_of_2(sequences),
+        "SEQUENCES": sequence_bound(sequences),
         "TILE": tiling.tile,
         "WINDOW": window or 0,
         "LEAST": tiling.least_tiles,
@@ -133,10 +139,12 @@ def decode_attention(
         "num_stages": tiling.stages,
     }
     if latent is None:
-        split_kv[(programs,)](*arguments, **constants, **key_constants)
+        run(split_kv, (programs,), *arguments, **constants, **key_constants)
     else:
         pairs = latent.inv_freq.shape[-1]
-        latent_split_kv[(programs,)](
+        run(
+            latent_split_kv,
+            (programs,),
             *arguments,
             latent.up,
             latent.inv_freq,
@@ -147,7 +155,9 @@ def decode_attention(
             PADDED=triton.next_power_of_2(pairs),
             ASSEMBLY=query.is_cuda,
         )
-    merge[(sequences, geometry.query_heads)](
+    run(
+        merge,
+        (sequences, geometry.query_heads),
         query_start_loc,
         seq_lens,
         output,
@@ -158,6 +168,14 @@ def decode_attention(
         num_warps=1,
         **({"launch_pdl": True} if overlap else {}),
     )
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *arguments: object, **options: object) -> None:
+    kernel[grid](*arguments, **options)
+
+
+def _compile(kernel: Any, grid: tuple[int, ...], *arguments: object, **options: object) -> None:
+    kernel.warmup(*arguments, grid=grid, **options)
 
 
 def _group_of(latent: LatentKeys | None) -> int:

@@ -11,10 +11,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from vllm_gac.kernels.rows import cache_piece, locate, store_result
-from vllm_gac.kernels.schedule import tile_counts, tile_range, tiles_per_program
+from vllm_gac.kernels.schedule import (
+    NOT_SPECIALIZED,
+    tile_counts,
+    tile_range,
+    tiles_per_program,
+)
 
 
-@triton.jit(do_not_specialize=["programs", "multiprocessors", "sequences"])
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def latent_split_kv(
     query,
     kv_cache,
@@ -87,7 +92,7 @@ def latent_split_kv(
     pair = tl.arange(0, PADDED)
     frequency = tl.load(inv_freq + pair, mask=pair < PAIRS, other=0.0)
     relative = tl.arange(0, TILE).to(tl.float32)[:, None] * frequency[None, :]
-    tile_cos_sin = _pack(tl.cos(relative), tl.sin(relative))
+    tile_cos, tile_sin = _cos_sin(relative, ASSEMBLY)
     step_cos, step_sin = tl.cos(frequency * TILE)[None, :], tl.sin(frequency * TILE)[None, :]
     while position < end:
         length = tl.load(seq_lens + sequence)
@@ -110,15 +115,15 @@ def latent_split_kv(
         dtype: tl.constexpr = tl.float16 if fp8 else query.dtype.element_ty
         angle = frequency * ((first + skipped) * TILE).to(tl.float32)
         q_low, q_high = _rotate_back(
-            q_low.to(tl.float32),
-            q_high.to(tl.float32),
+            q_low.to(tl.float32) * scale,
+            q_high.to(tl.float32) * scale,
             tl.cos(angle)[None, :],
             tl.sin(angle)[None, :],
         )
         row_end = tl.where(used, length - queries + row_token + 1, 0)  # tokens a row sees, absolute
 
         highest = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
-        denominator = tl.zeros([ROWS], tl.float32)
+        sums = tl.zeros([TILE, ROWS], tl.float32)  # of weights, over tiles: added up at the end
         acc0 = tl.zeros([ROWS, V0], tl.float32)
         acc1 = tl.zeros([ROWS, V1 if V1 > 0 else 16], tl.float32)
         acc2 = tl.zeros([ROWS, V2 if V2 > 0 else 16], tl.float32)
@@ -132,16 +137,18 @@ def latent_split_kv(
             # One step ahead in registers, so that the pipeline's stages are all left to rows.
             page, page_row = locate(token + TILE, length, oldest, table, BLOCK_SIZE)
             cache_row = head_cache + (offset * 8)[:, None]
-            met = tl.reshape(tl.join(q_low.to(dtype), q_high.to(dtype)), [ROWS, 2 * PADDED])
-            met = tl.trans(met)
+            met_low, met_high = tl.trans(q_low.to(tl.float16)), tl.trans(q_high.to(tl.float16))
             scores = tl.zeros([TILE, ROWS], tl.float32)
             for part in tl.static_range(PARTS):
                 part_row = cache_row + part * KEY_SIZE
                 latent0 = cache_piece(part_row, 0, K0, KEY_SIZE).to(dtype)
+                latent0 = _in_registers(latent0, ASSEMBLY)
                 if K1 > 0:
                     latent1 = cache_piece(part_row, K0, K1, KEY_SIZE).to(dtype)
+                    latent1 = _in_registers(latent1, ASSEMBLY)
                 if K2 > 0:
                     latent2 = cache_piece(part_row, K0 + K1, K2, KEY_SIZE).to(dtype)
+                    latent2 = _in_registers(latent2, ASSEMBLY)
                 for member in tl.static_range(REBUILT):
                     up_head = up + ((head * PARTS + part) * REBUILT + member) * 2 * PAIRS * KEY_SIZE
                     key = tl.dot(
@@ -153,36 +160,39 @@ def latent_split_kv(
                     if K2 > 0:
                         piece = _up_piece(up_head, PAIRS, PADDED, K0 + K1, K2, KEY_SIZE).to(dtype)
                         key = tl.dot(latent2, piece, key)
-                    low, high = tl.split(tl.reshape(key, [TILE, PADDED, 2]))
-                    low, high = _rotate(low, high, tile_cos_sin, ASSEMBLY)
-                    rotated = tl.join(low.to(dtype), high.to(dtype))
-                    rotated = tl.reshape(rotated, [TILE, 2 * PADDED])
-                    own = (original == part * REBUILT + member)[None, :]
-                    scores = tl.where(own, tl.dot(rotated, met), scores)
+                    low, high = tl.split(tl.trans(tl.reshape(key, [TILE, 2, PADDED]), 0, 2, 1))
+                    low16, high16 = _rotate(low, high, tile_cos, tile_sin, ASSEMBLY)
+                    met = tl.dot(low16, met_low)
+                    met = tl.dot(high16, met_high, met)
+                    # Rows of the heads to come get theirs later.
+                    if part + member > 0:
+                        met = tl.where((original == part * REBUILT + member)[None, :], met, scores)
+                    scores = met
             q_low, q_high = _rotate_back(q_low, q_high, step_cos, step_sin)
-            seen = tl.trans(scores)
-            visible = token[None, :] < row_end[:, None]
+            visible = token[:, None] < row_end[None, :]
             if WINDOW > 0:
-                visible &= token[None, :] >= row_end[:, None] - WINDOW
-            seen = tl.where(visible, seen * scale, float("-inf"))
+                visible &= token[:, None] >= row_end[None, :] - WINDOW
+            scores = tl.where(visible, scores, float("-inf"))
 
-            higher = tl.maximum(highest, tl.max(seen, 1))
-            shrink = tl.exp2(highest - higher)
+            higher = tl.maximum(highest, tl.max(scores, 0))
+            shrink = tl.exp2(highest - higher)[None, :]
             highest = higher
-            weights = tl.exp2(seen - higher[:, None])
-            denominator = denominator * shrink + tl.sum(weights, 1)
-            weights = weights.to(dtype)
+            weights = tl.exp2(scores - higher[None, :])
+            sums = sums * shrink + weights
+            weights = tl.trans(weights.to(dtype))
+            shrinking = tl.reshape(shrink, [ROWS, 1])
             value_row = cache_row + PARTS * KEY_SIZE
             v0 = cache_piece(value_row, 0, V0, VALUE_SIZE)
-            acc0 = tl.dot(weights, v0.to(dtype), acc0 * shrink[:, None])
+            acc0 = tl.dot(weights, v0.to(dtype), acc0 * shrinking)
             if V1 > 0:
                 v1 = cache_piece(value_row, V0, V1, VALUE_SIZE)
-                acc1 = tl.dot(weights, v1.to(dtype), acc1 * shrink[:, None])
+                acc1 = tl.dot(weights, v1.to(dtype), acc1 * shrinking)
             if V2 > 0:
                 v2 = cache_piece(value_row, V0 + V1, V2, VALUE_SIZE)
-                acc2 = tl.dot(weights, v2.to(dtype), acc2 * shrink[:, None])
+                acc2 = tl.dot(weights, v2.to(dtype), acc2 * shrinking)
             token += TILE
 
+        denominator = tl.sum(sums, 0)
         output_row = (query_start + row_token).to(tl.int64) * output_token_stride
         output_row = output + output_row + (head * GROUP + row_head) * output_head_stride
         slot = 2 * tl.program_id(0) + (skipped == 0).to(tl.int32)
@@ -212,46 +222,66 @@ def latent_split_kv(
 
 
 @triton.jit
-def _pack(cos, sin):
-    """Two fp16 numbers in 32 bits: half the registers for a table that all tiles share."""
-    low = cos.to(tl.float16).to(tl.uint16, bitcast=True).to(tl.uint32)
-    high = sin.to(tl.float16).to(tl.uint16, bitcast=True).to(tl.uint32)
-    return low | (high << 16)
-
-
-@triton.jit
-def _rotate(low, high, cos_sin, ASSEMBLY: tl.constexpr):
-    """Rotate pairs (low, high) forward by the angles of a packed table."""
+def _cos_sin(angle, ASSEMBLY: tl.constexpr):
+    """In fp16, of angles of no more than a tile's tokens: exact enough as the hardware gives it."""
     if ASSEMBLY:
-        # As an opaque unit: else the compiler unpacks the table before the loop, and spills.
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b16 c, s;
-            .reg .f32 cos, sin, low, high;
-            mov.b32 {c, s}, $4;
-            cvt.f32.f16 cos, c;
-            cvt.f32.f16 sin, s;
-            mul.f32 low, $3, sin;
-            mul.f32 high, $2, sin;
-            neg.f32 low, low;
-            fma.rn.f32 $0, $2, cos, low;
-            fma.rn.f32 $1, $3, cos, high;
-            }""",
-            "=&f,=&f,f,f,r",
-            [low, high, cos_sin],
+        cos, sin = tl.inline_asm_elementwise(
+            "cos.approx.ftz.f32 $0, $2; sin.approx.ftz.f32 $1, $2;",
+            "=&f,=f,f",
+            [angle],
             dtype=(tl.float32, tl.float32),
             is_pure=True,
             pack=1,
         )
     else:
-        cos = (cos_sin & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-        sin = (cos_sin >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+        cos, sin = tl.cos(angle), tl.sin(angle)
+    return cos.to(tl.float16), sin.to(tl.float16)
+
+
+@triton.jit
+def _rotate(low, high, cos, sin, ASSEMBLY: tl.constexpr):
+    """Rotate pairs (low, high) forward, fp32 in and fp16 out, two at a time."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 l, h, t, u;
+            cvt.rn.f16x2.f32 l, $3, $2;
+            cvt.rn.f16x2.f32 h, $5, $4;
+            mul.rn.f16x2 t, h, $7;
+            neg.f16x2 t, t;
+            mul.rn.f16x2 u, l, $7;
+            fma.rn.f16x2 $0, l, $6, t;
+            fma.rn.f16x2 $1, h, $6, u;
+            }""",
+            "=&r,=&r,f,f,f,f,r,r",
+            [low, high, cos, sin],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        low, high = low.to(tl.float16), high.to(tl.float16)
         return low * cos - high * sin, high * cos + low * sin
 
 
 @triton.jit
 def _rotate_back(low, high, cos, sin):
     return low * cos + high * sin, high * cos - low * sin
+
+
+@triton.jit
+def _in_registers(x, ASSEMBLY: tl.constexpr):
+    """x as it is, but in registers.
+
+    Hopper's matrix unit could read it where it was staged, and would hold on to one stage more:
+    without that, two programs fit on a multiprocessor.
+    """
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=True, pack=2
+        )
+    else:
+        return x
 
 
 @triton.jit
@@ -263,13 +293,10 @@ def _up_piece(
     SIZE: tl.constexpr,
     KEY_SIZE: tl.constexpr,
 ):
-    """Columns START.. of one head's up-projection, transposed, halves of a pair side by side.
-
-    [SIZE, 2 PADDED]: what tensor cores give one thread is then whole pairs, rotated in registers.
-    """
+    """Columns START.. of one head's up-projection, transposed: [SIZE, 2 PADDED], low half first."""
     output = tl.arange(0, 2 * PADDED)
-    pair = output // 2
+    half, pair = output // PADDED, output % PADDED
     column = START + tl.arange(0, SIZE)
     mask = (pair < PAIRS)[:, None] & (column < KEY_SIZE)[None, :]
-    offset = ((output % 2) * PAIRS + pair)[:, None] * KEY_SIZE + column[None, :]
+    offset = (half * PAIRS + pair)[:, None] * KEY_SIZE + column[None, :]
     return tl.trans(tl.load(up_head + offset, mask=mask, other=0.0))

@@ -11,6 +11,27 @@ partial result goes to its slot 0, and the one it ends inside, to its slot 1.
 import triton
 import triton.language as tl
 
+# Arguments of the kernels that differ between launches, or are not known when these are compiled
+# ahead (warmup.py). They align nothing: offsets into the cache are multiples of 8 by construction.
+NOT_SPECIALIZED = (
+    "programs",
+    "multiprocessors",
+    "sequences",
+    "table_stride",
+    "cache_block_stride8",
+    "cache_head_stride8",
+    "cache_token_stride8",
+)
+
+
+def sequence_bound(sequences: int) -> int:
+    """The kernels' SEQUENCES for a batch of so many: a power of four from 16 up.
+
+    Each is one more kernel to compile.
+    """
+    bits = (max(1, sequences) - 1).bit_length()
+    return 1 << max(4, bits + bits % 2)
+
 
 @triton.jit
 def tile_range(length, queries, TILE: tl.constexpr, WINDOW: tl.constexpr):

@@ -6,10 +6,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from vllm_gac.kernels.rows import cache_piece, locate, store_result
-from vllm_gac.kernels.schedule import tile_counts, tile_range, tiles_per_program
+from vllm_gac.kernels.schedule import (
+    NOT_SPECIALIZED,
+    tile_counts,
+    tile_range,
+    tiles_per_program,
+)
 
 
-@triton.jit(do_not_specialize=["programs", "multiprocessors", "sequences"])
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def split_kv(
     query,
     kv_cache,

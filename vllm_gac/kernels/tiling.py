@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.reference import CacheGeometry
 
-SHARED_MEMORY = 227 * 1024  # bytes a multiprocessor gives its programs on Hopper
+SHARED_MEMORY = 228 * 1024  # bytes a multiprocessor gives its programs on Hopper
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,20 @@ class Tiling:
     least_tiles: int = 4
 
 
-def pieces_of(width: int, start: int = 0) -> tuple[int, int, int]:
+def pieces_of(width: int, start: int = 0, largest: int = 256) -> tuple[int, int, int]:
     """At most three powers of two from 16 up that add up to `width`, or to a little more.
+
+    None is larger than `largest`, while three of that are enough.
 
     Largest first; smallest first where that lets the larger ones begin on a whole cache line of 64
     16-bit numbers, `start` numbers into a row. What reaches past `width` comes last, and is masked.
     """
     pieces: list[int] = []
     remaining = width
+    while 3 * largest < width:
+        largest *= 2
     while remaining > 0:
-        piece = max(16, 1 << (remaining.bit_length() - 1))
+        piece = min(largest, max(16, 1 << (remaining.bit_length() - 1)))
         if len(pieces) == 2 and piece < remaining:
             piece *= 2
         pieces.append(piece)
@@ -73,21 +77,22 @@ def _latent_tiling(
     geometry: CacheGeometry, max_query_len: int, itemsize: int, latent_group: int
 ) -> Tiling:
     """The first that fits of: two programs a multiprocessor, one large one, ever smaller ones."""
-    key_pieces = pieces_of(geometry.key_size)
-    value_pieces = pieces_of(geometry.value_size, geometry.key_width)
+    # Pieces of 64 at most: rows of all pieces are then found by the same threads.
+    key_pieces = pieces_of(geometry.key_size, largest=64)
+    value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=64)
     latents = geometry.key_heads // geometry.value_heads
     rows = max(16, geometry.query_heads // geometry.value_heads * max_query_len)
-    up = 2 * latents * latent_group * geometry.query_size * sum(key_pieces)
+    padded = 1 << (geometry.query_size - 1).bit_length()
+    up = 2 * latents * latent_group * padded * sum(key_pieces)
     fp8_rows = itemsize == 1 and rows > 32  # see above
     for tile, warps, stages, programs in (
-        (64, 4, 3, 2), (128, 8, 3, 1), (64, 4, 3, 1), (64, 4, 2, 1), (32, 4, 2, 1), (16, 2, 2, 1)
+        (64, 4, 3, 2), (128, 8, 3, 1), (64, 4, 2, 2), (128, 8, 2, 1),
+        (64, 4, 2, 1), (32, 4, 2, 1), (16, 2, 2, 1),
     ):  # fmt: skip
-        keys = stages * latents * sum(key_pieces)  # the matrix unit holds on to one stage more
-        values = max(1, stages - 1) * sum(value_pieces)
-        # fp8 tiles are staged twice, once converted. Then queries, weights, and 8 KB to exchange.
-        staged = tile * (keys + values) * itemsize + tile * (itemsize == 1) * 2 * keys
-        queries = rows * (2 * geometry.query_size + 4 * sum(value_pieces))
-        needed = up + staged + queries + 8192
+        row = latents * sum(key_pieces) + sum(value_pieces)
+        # fp8 tiles are staged twice, once converted. Then queries, and what each program reserves.
+        staged = tile * row * ((stages - 1) * itemsize + 2 * (itemsize == 1))
+        needed = up + staged + 2 * rows * padded + 1024
         if programs * needed <= SHARED_MEMORY and not (fp8_rows and warps > 2):
             return Tiling(key_pieces, value_pieces, tile, warps, stages, programs)
     raise GacError(

@@ -1,0 +1,230 @@
+"""Which kernels serve a layer, decided without torch."""
+
+import subprocess
+import sys
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_gac.gpu_profile import read_profile
+from vllm_gac.kernels.select import (
+    AttentionClass,
+    Gpu,
+    Kernels,
+    at_or_above,
+    prefill_times,
+    select,
+    whole,
+    widths,
+)
+from vllm_gac.profile_schema import GpuProfile, PrefillTime
+
+AMPERE = Gpu((8, 0), ("FA2", "xformers"))
+HOPPER = Gpu((9, 0), ("FA2", "FA3", "FA4", "xformers"))
+BLACKWELL = Gpu((10, 0), ("FA2", "FA4"))
+TURING = Gpu((7, 5), ())
+SIZES = (64, 80, 96, 112, 128)
+
+
+def heads(r_k: int, r_v: int, key: int = 8, value: int = 8, latent: bool = False) -> AttentionClass:
+    form: Any = "latent" if latent else "rotary"
+    return AttentionClass(form, 32, 128 if latent else r_k, key, r_k, value, r_v)
+
+
+def profile(
+    decode: dict[str, float] | None = None, **prefill: dict[tuple[int, int], tuple[float, float]]
+) -> GpuProfile:
+    """H200's, with decode times at (96, 96) by kernel, and {kernel: {sizes: (fresh, cached)}}."""
+    plain = next(p for p in read_profile("h200").decode if p.form == "rotary")
+    points = [
+        plain.model_copy(
+            update={
+                "kernel": kernel, "key_heads": 8, "value_heads": 8, "key_size": 96,
+                "value_size": 96, "microseconds": time,
+            }
+        )
+        for kernel, time in (decode or {}).items()
+    ]  # fmt: skip
+    times = [
+        PrefillTime(
+            kernel=kernel, context=context, query_heads=32, kv_heads=8, key_size=sizes[0],
+            value_size=sizes[1], batch=4, length=2048, microseconds=time,
+        )
+        for kernel, by in prefill.items()
+        for sizes, both in by.items()
+        for context, time in zip(("fresh", "cached"), both, strict=True)
+    ]  # fmt: skip
+    changes = {"decode": points, "prefill_kernels": times}
+    return read_profile("h200").model_copy(
+        update=changes | {"gpu": f"made up {hash(str(changes))}"}
+    )
+
+
+# ---- what kernels take -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("r_k", "r_v"), list(product(SIZES, SIZES)))
+def test_flash_attention_3_pads_unequal_heads_and_4_does_not(r_k: int, r_v: int) -> None:
+    wide = max(r_k, r_v)
+    assert widths("FA3", (r_k, r_v), (9, 0)) == (wide, wide)
+    assert widths("FA2", (r_k, r_v), (8, 0)) == (wide, wide)
+    assert widths("FA4", (r_k, r_v), (9, 0)) == (r_k, r_v)
+    assert widths("xformers", (r_k, r_v), (8, 6)) == (r_k, r_v)
+
+
+def test_flash_attention_3_takes_the_groups_of_two_as_they_are() -> None:
+    assert widths("FA3", (192, 128), (9, 0)) == (192, 128)
+    assert widths("FA3", (48, 64), (9, 0)) == (48, 64)
+    assert widths("FA3", (128, 192), (9, 0)) == (192, 192)
+
+
+@pytest.mark.parametrize("sizes", [(48, 128), (64, 160), (72, 64), (64, 72), (264, 264)])
+def test_flash_attention_4_is_not_given_what_it_gets_wrong_on_hopper(
+    sizes: tuple[int, int],
+) -> None:
+    assert widths("FA4", sizes, (9, 0)) is None
+
+
+def test_kernels_are_not_run_on_gpus_they_are_not_for() -> None:
+    assert widths("FA3", (64, 64), (8, 0)) is None
+    assert widths("FA4", (64, 64), (8, 0)) is None
+    assert widths("FA3", (64, 64), (10, 0)) is None
+    assert widths("FA4", (192, 192), (10, 0)) is None
+    assert widths("FA2", (64, 64), (7, 5)) is None
+
+
+kernels = st.sampled_from(["FA2", "FA3", "FA4", "xformers"])
+sizes = st.integers(1, 32).map(lambda n: 8 * n)
+capabilities = st.sampled_from([(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+
+
+@given(kernels, sizes, sizes, capabilities)
+def test_views_over_a_packed_row_hold_what_kernels_run_at(
+    kernel: str, r_k: int, r_v: int, capability: tuple[int, int]
+) -> None:
+    at = widths(kernel, (r_k, r_v), capability)
+    if at is not None:
+        assert r_k <= at[0] <= r_k + r_v
+        assert r_v <= at[1] <= r_k + r_v
+        assert at[0] % 8 == at[1] % 8 == 0
+
+
+@given(st.integers(1, 256))
+def test_a_whole_size_is_the_next_multiple_of_8(size: int) -> None:
+    assert whole(size) % 8 == 0
+    assert size <= whole(size) < size + 8
+
+
+# ---- without a profile -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("r_k", "r_v", "gpu", "expected"),
+    [
+        (128, 128, HOPPER, Kernels("stock", "stock", "stock", False)),
+        (96, 96, HOPPER, Kernels("gac", "gac", "FA3", False)),
+        (96, 64, HOPPER, Kernels("gac", "gac", "FA4", False)),
+        (64, 96, HOPPER, Kernels("gac", "gac", "FA3", False)),
+        (72, 64, HOPPER, Kernels("gac", "gac", "FA3", False)),
+        (44, 36, HOPPER, Kernels("gac", "gac", "FA3", False)),
+        (96, 96, AMPERE, Kernels("stock", "stock", "stock", False)),
+        (80, 80, AMPERE, Kernels("gac", "gac", "FA2", False)),
+        (96, 64, AMPERE, Kernels("gac", "gac", "FA2", False)),
+        (96, 64, BLACKWELL, Kernels("gac", "gac", "FA4", False)),
+        (160, 128, BLACKWELL, Kernels("gac", "gac", "FA2", False)),
+        (96, 64, Gpu((8, 0), ("xformers",)), Kernels("gac", "gac", "xformers", False)),
+        (96, 64, TURING, None),
+        (512, 64, HOPPER, None),
+    ],
+)
+def test_by_default_the_capability_decides(
+    r_k: int, r_v: int, gpu: Gpu, expected: Kernels | None
+) -> None:
+    assert select(heads(r_k, r_v), gpu, None) == expected
+
+
+@pytest.mark.parametrize(
+    ("layer", "prefill"),
+    [
+        (heads(128, 128, value=4), "FA3"),
+        (heads(192, 128, key=4, value=4), "FA3"),
+        (heads(64, 128, latent=True), "FA3"),  # rebuilt to 128
+        (heads(64, 64, latent=True), "FA4"),
+    ],
+)
+def test_what_vllm_cannot_serve_is_ours(layer: AttentionClass, prefill: str) -> None:
+    assert select(layer, HOPPER, None) == Kernels("gac", "gac", prefill, False)
+
+
+# ---- by a profile ----------------------------------------------------------------------------
+
+
+def test_of_the_kernels_that_take_the_heads_the_fastest_in_both_contexts_prefills() -> None:
+    known = profile(FA3={(96, 96): (200, 210), (96, 64): (250, 260)}, FA4={(96, 64): (230, 255)})
+    assert prefill_times(known)["FA3"][96, 64] == pytest.approx((250 * 260) ** 0.5)
+    assert select(heads(96, 64), HOPPER, known) == Kernels("gac", "gac", "FA4", True)
+    assert select(heads(96, 64), Gpu((9, 0), ("FA3",)), known) == Kernels("gac", "gac", "FA3", True)
+    slower = profile(FA3={(96, 64): (250, 260)}, FA4={(96, 64): (250, 280)})
+    assert select(heads(96, 64), HOPPER, slower) == Kernels("gac", "gac", "FA3", True)
+
+
+def test_sizes_between_measured_ones_run_as_the_next_larger() -> None:
+    assert at_or_above({(64, 64): 1.0, (96, 64): 2.0, (96, 96): 3.0}, (72, 64)) == 2.0
+    assert at_or_above({(64, 64): 1.0}, (64, 72)) is None
+    known = profile(FA3={(96, 96): (200, 200)}, FA4={(96, 64): (190, 190)})
+    assert select(heads(80, 64), HOPPER, known) == Kernels("gac", "gac", "FA4", True)
+    # FA4 does not take a key size of 72; nothing larger than (96, 96) was measured.
+    assert select(heads(72, 64), HOPPER, known) == Kernels("gac", "gac", "FA3", True)
+    assert select(heads(128, 96), HOPPER, known) == Kernels("gac", "gac", "FA4", False)
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "backend"),
+    [
+        ((200, 260), (210, 220), "gac"),  # faster at both
+        ((200, 260), (230, 220), "gac"),  # loses less than it gains
+        ((200, 260), (300, 220), "stock"),
+        ((200, 202), (220, 220), "stock"),  # within noise, vLLM's own
+        ((260, 200), (220, 220), "stock"),
+    ],
+)
+def test_a_layer_that_both_backends_take_gets_the_one_that_gains_more(
+    decode: tuple[float, float], prefill: tuple[float, float], backend: str
+) -> None:
+    known = profile(
+        dict(zip(("gac", "stock"), decode, strict=True)),
+        FA3={(96, 96): (prefill[0],) * 2},
+        stock={(96, 96): (prefill[1],) * 2},
+    )
+    found = select(heads(96, 96), HOPPER, known)
+    assert found is not None
+    assert (found.backend, found.measured) == (backend, True)
+    assert found.prefill == ("FA3" if backend == "gac" else "stock")
+    assert select(heads(96, 96, value=4), HOPPER, known) == Kernels("gac", "gac", "FA3", True)
+
+
+def test_without_vllms_times_the_default_stands() -> None:
+    known = profile({"gac": 200}, FA3={(128, 128): (200, 200)})
+    assert select(heads(128, 128), HOPPER, known) == Kernels("stock", "stock", "stock", False)
+    assert select(heads(96, 96), HOPPER, known) == Kernels("gac", "gac", "FA3", True)
+
+
+@given(st.sampled_from(SIZES), st.sampled_from(SIZES), st.sampled_from([1, 2, 4, 8]))
+def test_ranks_choose_as_the_whole_layer(r_k: int, r_v: int, tp: int) -> None:
+    whole_layer = heads(r_k, r_v)
+    rank = AttentionClass("rotary", 32 // tp, r_k, 8 // tp, r_k, 8 // tp, r_v)
+    for known in (None, read_profile("h200")):
+        assert select(rank, HOPPER, known) == select(whole_layer, HOPPER, known)
+
+
+def test_every_layer_that_can_be_served_is_on_every_gpu_of_vllm() -> None:
+    for gpu, r_k, r_v in product((AMPERE, HOPPER, BLACKWELL), range(8, 257, 8), range(8, 257, 8)):
+        assert select(heads(r_k, r_v), gpu, None) is not None
+
+
+def test_choosing_needs_no_torch() -> None:
+    code = "import sys, vllm_gac.kernels.select; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

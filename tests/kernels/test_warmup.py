@@ -1,0 +1,126 @@
+"""What is compiled ahead is what is launched: not one kernel is left to compile for later.
+
+Triton is stopped where it would compile, so no GPU is needed to see what it would.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from vllm_gac.kernels.decode import decode_attention, decode_scratch
+from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.schedule import sequence_bound
+from vllm_gac.kernels.warmup import DecodeKind, compile_ahead
+
+CPU = torch.device("cpu")
+MOST_SEQUENCES = 300
+
+
+class NoGpu:
+    """A driver for Triton that says it is a Hopper."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What Triton was asked to compile, as long as it did not have it."""
+    asked: list[str] = []
+
+    def hook(*, key: object, repr: str, **_: Any) -> bool:
+        asked.append(f"{repr} {key}")
+        return True  # handled: do not compile
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", hook)
+    monkeypatch.setattr(driver, "_active", NoGpu())
+    return asked
+
+
+ROTARY = CacheGeometry(32, 96, 8, 96, 8, 64)
+NARROW = CacheGeometry(32, 72, 8, 72, 8, 56)  # head strides that 16 does not divide
+SHARED = CacheGeometry(32, 64, 8, 64, 4, 128)
+LATENT = CacheGeometry(32, 128, 8, 64, 4, 128)
+
+
+def kind(
+    geometry: CacheGeometry,
+    latent: bool = False,
+    cache_dtype: torch.dtype = torch.bfloat16,
+    queries: int = 1,
+    window: int | None = None,
+    block_size: int = 16,
+) -> DecodeKind:
+    keys = None
+    if latent:
+        up = torch.empty(geometry.key_heads, 128, geometry.key_size, dtype=torch.bfloat16)
+        keys = LatentKeys(up, torch.empty(1, 64))
+    return DecodeKind(geometry, torch.bfloat16, cache_dtype, block_size, queries, window, keys)
+
+
+KINDS = [
+    kind(ROTARY),
+    kind(NARROW),
+    kind(SHARED, window=4096),
+    kind(SHARED, block_size=128, queries=4),
+    kind(ROTARY, cache_dtype=torch.float8_e4m3fn),
+    kind(LATENT, latent=True),
+    kind(LATENT, latent=True, cache_dtype=torch.float8_e4m3fn, queries=3),
+]
+
+
+def launch(kind: DecodeKind, sequences: int, blocks: int) -> None:
+    """Decode a batch as a server would: of a larger buffer, a cache of many pages, any scale."""
+    geometry, row = kind.geometry, kind.geometry.key_width + kind.geometry.value_size
+    tokens = sequences * kind.max_query_len
+    layers = torch.empty(3, 5, geometry.value_heads, kind.block_size, row, dtype=kind.cache_dtype)
+    quantized = kind.cache_dtype.itemsize == 1
+    decode_attention(
+        torch.empty(tokens + 5, geometry.query_heads, geometry.query_size, dtype=kind.dtype)[
+            :tokens
+        ],
+        layers[1],
+        torch.zeros(MOST_SEQUENCES, blocks, dtype=torch.int32)[:sequences],
+        torch.zeros(MOST_SEQUENCES + 1, dtype=torch.int32)[: sequences + 1],
+        torch.zeros(MOST_SEQUENCES, dtype=torch.int32)[:sequences],
+        geometry,
+        geometry.query_size**-0.5,
+        torch.empty(tokens, geometry.query_heads, geometry.value_size, dtype=kind.dtype),
+        decode_scratch(geometry, kind.max_query_len, CPU, kind.latent),
+        max_query_len=kind.max_query_len,
+        window=kind.window,
+        latent=kind.latent,
+        k_scale=torch.tensor([0.5]) if quantized else None,
+        v_scale=torch.tensor([0.5]) if quantized else None,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_launch_needs_a_kernel_that_was_not_compiled_ahead(
+    kind: DecodeKind, compiled: list[str]
+) -> None:
+    compile_ahead([kind], MOST_SEQUENCES, CPU)
+    ahead = set(compiled)
+    # One of either kernel for each of 16, 64, 256 and 1024 sequences.
+    assert len(ahead) == 2 * 4
+    for sequences in (1, 2, 16, 17, 64, 100, 256, 257, MOST_SEQUENCES):
+        for blocks in (1, 7, 512):
+            launch(kind, sequences, blocks)
+    assert set(compiled) == ahead
+
+
+def test_bounds_are_few_and_never_too_small() -> None:
+    bounds = [sequence_bound(n) for n in range(1025)]
+    assert all(n <= bound for n, bound in enumerate(bounds))
+    assert set(bounds) == {16, 64, 256, 1024}
+    assert sequence_bound(1025) == 4096
