@@ -11,11 +11,13 @@ import torch
 from tests.command import error, result
 from vllm_gac.cli import main
 from vllm_gac.errors import ProfileError
-from vllm_gac.gpu_profile import read_profile, write_profile
-from vllm_gac.profile_schema import DecodeTime, GpuProfile
-from vllm_gac.profiling import attention, decode, gemms, profile
-from vllm_gac.profiling.decode import decode_plans, kernels_of
+from vllm_gac.gpu_profile import profile_of_gpu, read_profile, write_profile
+from vllm_gac.kernels.select import Gpu
+from vllm_gac.profile_schema import DecodeTime, GpuProfile, PrefillTime
+from vllm_gac.profiling import attention, decode, gemms, prefill, profile
+from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
 from vllm_gac.profiling.gemms import contract_plans, linear_plans
+from vllm_gac.profiling.prefill import prefill_plans, worth_measuring
 from vllm_gac.schema import validate
 
 H200 = read_profile("h200")
@@ -38,6 +40,15 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         def own(self) -> None:
             pass
 
+        def stock(self) -> Callable[[], None]:
+            return self.own
+
+    def prefill_times(plan: prefill.PrefillPlan) -> list[PrefillTime]:
+        return [
+            prefill._entry(plan, kernel, context, 10.0)
+            for kernel, context in (("FA3", "fresh"), ("FA3", "cached"), ("stock", "cached"))
+        ]
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Made Up 100")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
@@ -46,6 +57,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (attention, gemms):
         monkeypatch.setattr(module, "_random", random)
     monkeypatch.setattr(decode.DecodePlan, "decode_batch", lambda plan: Batch())
+    monkeypatch.setattr(prefill, "_measure", prefill_times)
     monkeypatch.setattr(profile, "compile_kernels", lambda kernels, tick: None)
     monkeypatch.setattr(profile, "warm_up", lambda: None)
     monkeypatch.setattr(profile, "copy_bandwidth", lambda: 4.2)
@@ -65,6 +77,9 @@ def test_the_file_it_writes_is_a_profile(
     found = read_profile(str(out))
     assert found.gpu == "Made Up 100"
     assert all((found.attention, found.gemm, found.linear, found.decode, found.prefill))
+    stock = [point for point in found.decode if point.kernel == "stock"]
+    assert len(stock) == len(stock_plans(decode_plans(quick=True))) > 0
+    assert len(found.prefill_kernels) == 3 * len(prefill_plans(quick=True))
     assert result(capsys, "align", 1001, "--strategy", "measured", "--gpu", out) == {"1001": 1008}
 
 
@@ -131,6 +146,7 @@ def test_the_shipped_profile_is_what_this_release_measures() -> None:
     assert [
         (p.form, p.key_heads, p.key_size, p.value_heads, p.value_size, p.batch, p.context)
         for p in H200.decode
+        if p.kernel == "gac"
     ] == [
         (p.form, p.key_heads, p.key_size, p.value_heads, p.value_size, p.batch, p.context)
         for p in decode_plans(quick=False)
@@ -161,6 +177,36 @@ def test_every_kernel_is_compiled_once_and_those_of_latent_keys_first() -> None:
     assert all(kernel.context for kernel in kernels)
 
 
+def test_vllm_s_own_decode_is_measured_where_it_could_serve() -> None:
+    plans = decode_plans(quick=False)
+    stock = stock_plans(plans)
+    assert {plan.form for plan in stock} == {"rotary"}
+    assert all(p.key_heads == p.value_heads and p.key_size == p.value_size for p in stock)
+    assert set(stock) < set(plans)
+    # Also at other batches and contexts than the one of all sizes.
+    assert len({(plan.batch, plan.context) for plan in stock if plan.key_size == 128}) > 5
+
+
+def test_fa4_is_measured_where_fa3_pads_and_fa2_where_there_is_neither() -> None:
+    hopper = Gpu((9, 0), ("FA2", "FA3", "FA4", "xformers"))
+    assert worth_measuring((96, 96), hopper) == ["FA3", "xformers"]
+    assert worth_measuring((96, 64), hopper) == ["FA3", "FA4", "xformers"]
+    assert worth_measuring((80, 64), hopper) == ["FA3", "xformers"]
+    assert worth_measuring((192, 128), hopper) == ["FA3", "xformers"]
+    assert worth_measuring((96, 64), Gpu((8, 0), ("FA2", "xformers"))) == ["FA2", "xformers"]
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_all_head_sizes_are_prefilled_at_one_batch_and_length(quick: bool) -> None:
+    plans = prefill_plans(quick)
+    assert len(plans) == len(set(plans))
+    reference = [p for p in plans if (p.batch, p.length) == (4, 2048)]
+    sizes = {(p.key_size, p.value_size) for p in reference}
+    for plan in plans:
+        assert (plan.key_size, plan.value_size) in sizes
+    assert len({p.length for p in plans if p.batch == 1}) == 4
+
+
 # ---- the file --------------------------------------------------------------------------------
 
 
@@ -170,6 +216,11 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     sections = json.loads((tmp_path / "copy.json").read_text())
     lines = (tmp_path / "copy.json").read_text().count("\n")
     assert lines < 3 * len(sections) + sum(len(s) for s in sections.values() if type(s) is list)
+
+
+def test_a_gpu_is_known_by_its_drivers_name() -> None:
+    assert profile_of_gpu("NVIDIA H200") == H200
+    assert profile_of_gpu("NVIDIA H200 NVL") is None
 
 
 def test_what_is_made_of_a_profile_can_be_cached() -> None:
@@ -193,6 +244,13 @@ def test_an_impossible_decode_time_is_refused(changes: dict[str, Any], message: 
         validate(DecodeTime, raw, "profile.json", ProfileError)
 
 
+def test_a_prefill_time_says_where_its_context_is() -> None:
+    raw = prefill._entry(prefill.PrefillPlan(96, 64), "FA4", "fresh", 219.4).model_dump()
+    assert validate(PrefillTime, raw, "profile.json", ProfileError).microseconds == 219.4
+    with pytest.raises(ProfileError, match="fresh"):
+        validate(PrefillTime, raw | {"context": "here"}, "profile.json", ProfileError)
+
+
 # ---- on a GPU --------------------------------------------------------------------------------
 
 
@@ -202,4 +260,7 @@ def test_a_gpu_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = tmp_path / "profile.json"
     said = result(capsys, "profile", "--quick", "--quiet", "--out", out)
     assert said["gpu"] == torch.cuda.get_device_name()
-    assert len(read_profile(str(out)).decode) == len(decode_plans(quick=True))
+    found = read_profile(str(out))
+    own = [point for point in found.decode if point.kernel == "gac"]
+    assert len(own) == len(decode_plans(quick=True))
+    assert {point.kernel for point in found.prefill_kernels} >= {"stock", "xformers"}

@@ -8,9 +8,13 @@ A dim has a role: `head` (size of a key or value head), `rank` (of a factorized 
     optimal     multiples of 16, a tensor core tile
     predefined  head sizes that attention kernels are compiled for; otherwise as optimal
     measured    the fastest dim nearby by the GPU's profile (see measured_dims.py)
+
+What quantization asks of dims comes on top, as multiples (`Quantized`): also rows of 16 bytes, of
+more numbers, and whole blocks where every block has a scale of its own.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import get_args
 
 from vllm_gac.errors import PlanError
@@ -24,6 +28,28 @@ ROLES: tuple[Role, ...] = get_args(Role)
 PREDEFINED_HEADS = (32, 64, 96, 112, 128, 160, 192, 224, 256)
 
 
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """What must be a multiple of what: each side of every linear, each head's row in the cache."""
+
+    linear: int = 1
+    cache: int = 1
+
+
+NOT_QUANTIZED = Quantized()
+# By vLLM's names for quantizing while loading. CUTLASS pads other dims of FP8 by itself, the
+# activations again in every step; a block's scale must not be shared by two fused linears.
+LINEAR_MULTIPLES = {
+    "fp8_per_tensor": 16,
+    "fp8_per_channel": 16,
+    "fp8_per_block": 128,
+    "mxfp8": 32,
+    "mxfp4": 32,
+}
+# FlashAttention takes no other head sizes from an FP8 cache.
+FP8_CACHE_MULTIPLE = 16
+
+
 def align(
     dim: int,
     strategy: Strategy,
@@ -31,8 +57,9 @@ def align(
     gpu: str | None = None,
     *,
     tensor_parallel_size: int = 1,
+    multiple: int = 1,
 ) -> int:
-    """The smallest allowed dim that is not below `dim`.
+    """The smallest allowed dim that is not below `dim`, among the multiples of `multiple`.
 
     A `width` is split over `tensor_parallel_size` GPUs, and each part is aligned; head sizes and
     ranks are whole on every GPU. `gpu` is the name of a shipped profile or the path of another
@@ -44,7 +71,10 @@ def align(
     if role not in ROLES:
         raise PlanError(f"role {role!r}: expected {', '.join(ROLES)}")
     parts = tensor_parallel_size if role == "width" else 1
-    return parts * _align_part(-(-dim // parts), strategy, role, gpu)
+    part = _align_part(-(-dim // parts), strategy, role, gpu)
+    while part % multiple:
+        part = _align_part(_next_multiple(part, multiple), strategy, role, gpu)
+    return parts * part
 
 
 def candidates(

@@ -37,6 +37,12 @@ def read_profile(gpu: str = DEFAULT_GPU) -> GpuProfile:
     return validate(GpuProfile, read_json(path, ProfileError), str(path), ProfileError)
 
 
+def profile_of_gpu(name: str) -> GpuProfile | None:
+    """The shipped profile that was measured on a GPU of this name, as its driver gives it."""
+    profiles = (read_profile(shipped) for shipped in shipped_profiles())
+    return next((profile for profile in profiles if profile.gpu == name), None)
+
+
 def write_profile(path: Path, profile: GpuProfile) -> None:
     """Write `path` atomically, one sweep a line. Raises CheckpointError if it cannot be written."""
     members = []

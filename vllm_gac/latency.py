@@ -111,19 +111,18 @@ def _linears(
 ) -> float:
     """Linears of one input: one GEMM together, unless one is of low rank; then each its own.
 
-    A linear of low rank is two GEMMs.
+    A linear of low rank is two GEMMs, but the first ones of several are one (serving/linear.py).
     """
     shapes = {name: dense.linear_shape(layer, name) for name in names}
-    if not any(name in layer.ranks for name in names):
-        _, in_size = shapes[names[0]]
+    _, in_size = shapes[names[0]]
+    ranks = {name: layer.ranks[name] for name in names if name in layer.ranks}
+    if not ranks:
         return gemm_microseconds(tokens, sum(n for n, _ in shapes.values()), in_size, profile)
-    time = 0.0
-    for name, (out_size, in_size) in shapes.items():
-        if rank := layer.ranks.get(name):
-            time += gemm_microseconds(tokens, rank, in_size, profile)
-            time += gemm_microseconds(tokens, out_size, rank, profile)
-        else:
-            time += gemm_microseconds(tokens, out_size, in_size, profile)
+    aligned = all(rank % 8 == 0 for rank in ranks.values())
+    firsts = [sum(ranks.values())] if aligned else list(ranks.values())
+    time = sum(gemm_microseconds(tokens, rank, in_size, profile) for rank in firsts)
+    for name, (out_size, _) in shapes.items():
+        time += gemm_microseconds(tokens, out_size, ranks.get(name, in_size), profile)
     return time
 
 

@@ -19,6 +19,7 @@ from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout import LayerLayout, ModelLayout, layer_of
 from vllm_gac.prior import expected_loss
 from vllm_gac.schema import METHODS, LayerSection, Plan, PlanBudget, Strategy, validate
+from vllm_gac.sharding import check_planned_for
 from vllm_gac.strict_json import read_json
 
 
@@ -30,6 +31,7 @@ def uniform_plan(
     methods: Sequence[str] = ("heads", "prune"),
     align: Strategy = "minimal",
     gpu: str | None = None,
+    tensor_parallel_size: int = 1,
     key_form: str = "auto",
     key_group: int | None = None,
     value_group: int | None = None,
@@ -37,7 +39,8 @@ def uniform_plan(
     """The plan that keeps at most the given shares of `model`'s parameters and KV cache.
 
     `methods`: heads (fewer and smaller key and value heads), prune (narrower MLPs), lowrank
-    (factorized linears). `align` and `gpu` say which dims are allowed (see contract.py).
+    (factorized linears). `align`, `gpu` and `tensor_parallel_size` say which dims are allowed (see
+    contract.py).
     `key_form` (auto, rotary, latent) and the groups (1 or 2 heads made one; None is free)
     restrict the attention. Of all attentions that fit, with what they leave to the rest, the one
     that prior.py expects to lose least is taken. Raises PlanError naming the smallest feasible
@@ -45,7 +48,8 @@ def uniform_plan(
     """
     if model.config.gac is not None:
         raise PlanError(f"{model.directory}: is compressed already; plan for the dense model")
-    dense, dims = model.layout, Dims(align, gpu)
+    dense, dims = model.layout, Dims(align, gpu, tensor_parallel_size)
+    check_planned_for(dense, tensor_parallel_size)
     kv_budget = budget_of(kv_ratio, dense.kv_elements)
     budget = budget_of(param_ratio, dense.parameters)
     choices = [dense.layers[0]]

@@ -30,6 +30,7 @@ from vllm_gac.proportional import (
     within_window,
 )
 from vllm_gac.schema import METHODS, LayerSection, Plan, PlanBudget
+from vllm_gac.sharding import check_planned_for
 from vllm_gac.stats import check_gradients, check_stats, methods_of
 
 # Fused GEMMs make the time of a layer a little more or less than that of its parts. A plan that
@@ -120,6 +121,7 @@ def best_plan(
     if model.config.gac is not None:
         raise PlanError(f"{model.directory}: is compressed already; plan for the dense model")
     dense = model.layout
+    check_planned_for(dense, asked.dims.tensor_parallel_size)
     choices = _items(dense, asked)
     parameters = budget_of(asked.param_ratio, dense.parameters)
     kv_elements = budget_of(asked.kv_ratio, dense.kv_elements)
@@ -152,6 +154,7 @@ def best_plan(
 def check_feasible(model: Checkpoint, asked: Asked) -> None:
     """Raise PlanError if no plan can be within the budgets, whatever is measured later."""
     dense = model.layout
+    check_planned_for(dense, asked.dims.tensor_parallel_size)
     choices = _items(dense, asked)
     parameters = budget_of(asked.param_ratio, dense.parameters)
     kv_elements = budget_of(asked.kv_ratio, dense.kv_elements)

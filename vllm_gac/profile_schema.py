@@ -61,7 +61,7 @@ class LinearSweep(Sweep):
 class DecodeTime(StrictModel):
     """Decode attention: one new token each of `batch` sequences that have `context` tokens.
 
-    Over a packed 16-bit cache. `kernel` is gac for ours, else the stock kernel's name. `kv_heads`
+    Over a packed 16-bit cache. `kernel` is gac for ours, stock for vLLM's backend. `kv_heads`
     and `head_dim` are those before compression; latent keys are rebuilt to them.
     """
 
@@ -86,6 +86,25 @@ class DecodeTime(StrictModel):
         return self
 
 
+class PrefillTime(StrictModel):
+    """Prefill attention: `batch` sequences of `length` tokens, causal, in 16-bit types.
+
+    `kernel` is one of select.PREFILL_KERNELS, or stock for vLLM's own backend. As many key as value
+    heads. `context` says where keys and values come from: `fresh`, the step's own, or `cached`,
+    the paged cache; what brings them to the kernel counts.
+    """
+
+    kernel: str
+    context: Literal["fresh", "cached"]
+    query_heads: Heads
+    kv_heads: Heads
+    key_size: HeadSize
+    value_size: HeadSize
+    batch: Dim
+    length: Dim
+    microseconds: Positive
+
+
 class Ceilings(StrictModel):
     """What bounds every kernel: a copy (read plus written), and the fastest of large GEMMs."""
 
@@ -97,7 +116,8 @@ class GpuProfile(StrictModel):
     """profile.json: times of a GPU's kernels over dims, and how they were measured.
 
     `attention` and `gemm` say which dims are fast (contract.py); the rest predicts how long a layer
-    takes (latency.py), and may be missing. `prefill` is causal, and over head sizes as `attention`.
+    takes (latency.py) and which kernels serve it (select.py), and may be missing. `prefill` is
+    causal, over head sizes as `attention`, and counts where there are no `prefill_kernels`.
     """
 
     version: Version
@@ -113,6 +133,7 @@ class GpuProfile(StrictModel):
     linear: list[LinearSweep] = Field(default_factory=list)
     decode: list[DecodeTime] = Field(default_factory=list)
     prefill: list[AttentionSweep] = Field(default_factory=list)
+    prefill_kernels: list[PrefillTime] = Field(default_factory=list)
 
     def __hash__(self) -> int:
         """So that what is made of a profile can be kept by functools.cache; lists have none."""

@@ -22,6 +22,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--gpu", help="profile for measured: h200 (default), or a profile.json")
     parser.add_argument(
         "--tensor-parallel-size",
+        "--tp",
         "-tp",
         type=positive,
         default=1,

@@ -60,6 +60,8 @@ def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     )
     group.add_argument(
         "--tp",
+        "--tensor-parallel-size",
+        "-tp",
         type=positive,
         metavar="N",
         help="align widths for N tensor-parallel GPUs; default: 1",

@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     wanted = asked(args, model.layout)
     if args.stats is not None:
         plan = measured_plan(model, args.stats, wanted)
-    elif wanted.latency or args.tp or wanted.objective != "concave" or wanted.needs_gradients:
-        args.usage_error("--latency, --gpu, --tp, --objective and --sensitivity need --stats")
+    elif wanted.latency or wanted.objective != "concave" or wanted.needs_gradients:
+        args.usage_error("--latency, --gpu, --objective and --sensitivity need --stats")
     else:
         plan = uniform_plan(
             model,
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
             kv_ratio=wanted.kv_ratio,
             methods=wanted.methods,
             align=wanted.dims.strategy,
+            tensor_parallel_size=wanted.dims.tensor_parallel_size,
             key_form=wanted.key_form,
             key_group=wanted.key_group,
             value_group=wanted.value_group,

@@ -31,6 +31,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--tensor-parallel-size",
+        "--tp",
         "-tp",
         type=positive,
         default=1,

@@ -29,8 +29,8 @@ def contract_plan(quick: bool) -> AttentionPlan:
     return AttentionPlan(4, 2048, False, torch.float16, tuple(range(64, 161, 8 if quick else 1)))
 
 
-def prefill_plans(quick: bool) -> list[AttentionPlan]:
-    """What prefill chunks of several lengths take, for prefill_latency.py."""
+def causal_plans(quick: bool) -> list[AttentionPlan]:
+    """What prefill chunks of several lengths take, for machines without vLLM's kernels."""
     sizes = tuple(range(32, 257, 32 if quick else 16))
     return [
         AttentionPlan(1, length, True, torch.bfloat16, sizes) for length in (256, 1024, 2048, 8192)

@@ -1,4 +1,4 @@
-"""Times of our decode kernel over head sizes, key forms, batches and contexts."""
+"""Times of our decode kernel over head sizes, key forms, batches and contexts; and of vLLM's."""
 
 import itertools
 import multiprocessing
@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from multiprocessing.queues import Queue
 from queue import Empty
 from typing import Literal, TypeAlias
@@ -16,6 +17,7 @@ from triton.runtime.errors import OutOfResources
 
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.select import GAC, STOCK
 from vllm_gac.profile_schema import DecodeTime
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import microseconds
@@ -153,24 +155,55 @@ def compile_kernels(kernels: Sequence[DecodePlan], tick: Callable[[], object]) -
                 worker.terminate()
 
 
+def stock_plans(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
+    """Those of `plans` that vLLM's own backend takes: equal heads and sizes, not latent."""
+    return [
+        plan
+        for plan in plans
+        if plan.form == "rotary"
+        and (plan.key_heads, plan.key_size) == (plan.value_heads, plan.value_size)
+    ]
+
+
 def measure_decode(plans: Iterable[DecodePlan], tick: Callable[[], object]) -> list[DecodeTime]:
     """Times of `plans`, without those for which the GPU is too small; `tick` after each."""
+    return _measured(plans, GAC, lambda batch: batch.own, tick)
+
+
+def measure_stock_decode(
+    plans: Iterable[DecodePlan], tick: Callable[[], object]
+) -> list[DecodeTime]:
+    """Times of vLLM's own backend; none where vLLM is not installed."""
+    if find_spec("vllm") is None:
+        return []
+    return _measured(plans, STOCK, lambda batch: batch.stock(), tick)
+
+
+def _measured(
+    plans: Iterable[DecodePlan],
+    kernel: str,
+    decode: Callable[[DecodeBatch], Callable[[], None]],
+    tick: Callable[[], object],
+) -> list[DecodeTime]:
     times = []
     for plan in plans:
-        if (time := _measure(plan)) is not None:
-            times.append(time)
+        if (time := _measure(plan, decode)) is not None:
+            times.append(_entry(plan, kernel, time))
         tick()
     return times
 
 
-def _measure(plan: DecodePlan) -> DecodeTime | None:
+def _measure(plan: DecodePlan, decode: Callable[[DecodeBatch], Callable[[], None]]) -> float | None:
     try:
         batch = plan.decode_batch()
-        time = microseconds(batch.own, batch.calls)
+        return microseconds(decode(batch), batch.calls)
     except _TOO_SMALL:
         return None
+
+
+def _entry(plan: DecodePlan, kernel: str, time: float) -> DecodeTime:
     return DecodeTime(
-        kernel="gac",
+        kernel=kernel,
         form=plan.form,
         query_heads=_QUERY_HEADS,
         kv_heads=_KV_HEADS,

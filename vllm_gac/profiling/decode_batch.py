@@ -1,6 +1,7 @@
 """A decode batch on the GPU for our kernel, of any head sizes."""
 
 import itertools
+from collections.abc import Callable
 
 import torch
 
@@ -79,6 +80,22 @@ class DecodeBatch:
             self.output,
             self.scratch,
             latent=self.latent,
+        )
+
+    def stock(self) -> Callable[[], None]:
+        """What decodes with vLLM's own backend, which takes equal heads and sizes only."""
+        # Not at the top: our kernel is measured without vLLM.
+        from vllm_gac.serving.stock_attention import stock_decode
+
+        return stock_decode(
+            self.query,
+            self.cache,
+            self.next_table,
+            self.query_start_loc,
+            self.seq_lens,
+            self.context,
+            self.scale,
+            self.output,
         )
 
     def own_error(self) -> float:

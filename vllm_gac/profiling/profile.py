@@ -11,8 +11,15 @@ from tqdm import tqdm
 from vllm_gac import __version__
 from vllm_gac.errors import ProfileError
 from vllm_gac.profile_schema import Ceilings, GemmSweep, GpuProfile, LinearSweep
-from vllm_gac.profiling.attention import attention_sweep, contract_plan, prefill_plans
-from vllm_gac.profiling.decode import compile_kernels, decode_plans, kernels_of, measure_decode
+from vllm_gac.profiling.attention import attention_sweep, causal_plans, contract_plan
+from vllm_gac.profiling.decode import (
+    compile_kernels,
+    decode_plans,
+    kernels_of,
+    measure_decode,
+    measure_stock_decode,
+    stock_plans,
+)
 from vllm_gac.profiling.gemms import (
     GemmPlan,
     Gemms,
@@ -21,6 +28,7 @@ from vllm_gac.profiling.gemms import (
     linear_plans,
     linear_sweep,
 )
+from vllm_gac.profiling.prefill import measure_prefill, prefill_plans
 from vllm_gac.profiling.timing import copy_bandwidth, warm_up
 
 _PEAK = 8192  # of a square GEMM
@@ -29,8 +37,8 @@ _NOISE = 0.02
 _METHOD = (
     "medians of CUDA graph replays, weights and caches rotated past L2, the GPU at rest as long as "
     "it is busy; torch.mm in bfloat16, "
-    "scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), the project's "
-    "decode kernel in bfloat16"
+    "scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), decode and prefill "
+    "kernels in bfloat16"
 )
 
 
@@ -51,12 +59,12 @@ def measure_profile(*, quick: bool = False, progress: bool = True) -> GpuProfile
 
 def _measure(quick: bool, progress: bool) -> GpuProfile:
     contract, linear = contract_plans(quick), linear_plans(quick)
-    heads, prefill = contract_plan(quick), prefill_plans(quick)
-    decode = decode_plans(quick)
-    kernels = kernels_of(decode)
+    heads, causal = contract_plan(quick), causal_plans(quick)
+    decode, prefill = decode_plans(quick), prefill_plans(quick)
+    kernels, stock = kernels_of(decode), stock_plans(decode)
     gemms = sum(len(plan.dims) for plan in contract + linear)
-    sizes = sum(len(plan.dims) for plan in [heads, *prefill])
-    steps = len(kernels) + gemms + sizes + len(decode)
+    sizes = sum(len(plan.dims) for plan in [heads, *causal])
+    steps = len(kernels) + gemms + sizes + len(decode) + len(stock) + len(prefill)
     with tqdm(total=steps, disable=not progress, unit="kernel") as bar:
         bar.set_description("compiling decode kernels")
         compile_kernels(kernels, bar.update)
@@ -67,9 +75,12 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
         peak, gemm, linears = _gemms(contract, linear, bar)
         bar.set_description("attention by head size")
         attention = attention_sweep(heads, bar.update)
-        causal = [attention_sweep(plan, bar.update) for plan in prefill]
+        causals = [attention_sweep(plan, bar.update) for plan in causal]
         bar.set_description("decode attention")
         decoded = measure_decode(decode, bar.update)
+        decoded += measure_stock_decode(stock, bar.update)
+        bar.set_description("prefill attention")
+        prefilled = measure_prefill(prefill, bar.update)
     return GpuProfile(
         version=1,
         gpu=torch.cuda.get_device_name(),
@@ -86,7 +97,8 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
         ceilings=Ceilings(terabytes_per_second=round(bandwidth, 3), teraflops=round(peak, 1)),
         linear=linears,
         decode=decoded,
-        prefill=causal,
+        prefill=causals,
+        prefill_kernels=prefilled,
     )
 
 

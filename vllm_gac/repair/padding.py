@@ -76,7 +76,7 @@ def padded_tensor(stored: ModelLayout, padded: ModelLayout, name: str, tensor: T
     before = axes(stored, stored.layers[index], name)
     after = axes(padded, padded.layers[index], name)
     for axis, (old, new) in enumerate(zip(before, after, strict=True)):
-        tensor = _grown(tensor, axis, old, new)
+        tensor = grown(tensor, axis, old, new)
     return tensor
 
 
@@ -126,7 +126,8 @@ def linear_axes(layout: ModelLayout, layer: LayerLayout, name: str) -> tuple[Blo
     raise KeyError(name)
 
 
-def _grown(tensor: Tensor, axis: int, old: Blocks, new: Blocks) -> Tensor:
+def grown(tensor: Tensor, axis: int, old: Blocks, new: Blocks) -> Tensor:
+    """`tensor` with blocks `old` along `axis` padded to `new`, which are as many."""
     if old == new:
         return tensor
     before, behind = tensor.shape[:axis], tensor.shape[axis + 1 :]

@@ -6,8 +6,9 @@ from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.repair.dims import padded_layout
-from vllm_gac.serving.hf_layout import serve_padded, stored_layout
+from vllm_gac.serving.hf_layout import serve_as, stored_layout
 from vllm_gac.serving.loader_options import loader_options
+from vllm_gac.serving.quantization import asked_quantization
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -18,25 +19,27 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 def align_config(vllm_config: "VllmConfig") -> None:
     """Pad the layout in `vllm_config` as the loader's option `align` says; minimal by default.
 
-    Tensors that a quantizer packed, and LoRA adapters, which are made for the dims in the files,
-    cannot follow: by default they keep theirs, and asking for more raises CheckpointError.
+    What quantizing while loading wants of dims comes on top. Tensors that a quantizer packed
+    cannot follow: by default they keep their dims, and asking for more raises CheckpointError.
     """
     model_config = vllm_config.model_config
     options = loader_options(vllm_config.load_config.model_loader_extra_config)
     stored = stored_layout(model_config.hf_config)
     tp = vllm_config.parallel_config.tensor_parallel_size
-    padded = padded_layout(stored, options.align or "minimal", options.gpu, tp)
+    quantized = asked_quantization(vllm_config)
+    padded = padded_layout(stored, options.align or "minimal", options.gpu, tp, quantized)
     if padded == stored:
         return
-    if (what := _made_for_its_dims(vllm_config)) is not None:
+    if getattr(model_config.hf_config, "quantization_config", None) is not None:
         if options.align is not None:
             raise CheckpointError(
-                f"--model-loader-extra-config: align {options.align} would pad dims that {what} "
-                "made for; leave it out"
+                f"--model-loader-extra-config: align {options.align} would pad dims that quantized "
+                "tensors are made for; leave it out, or quantize what 'vllm-gac repair' makes of "
+                "the model"
             )
-        logger.info("Serving misaligned dims as they are, since %s made for them", what)
+        logger.info("Serving misaligned dims as they are: quantized tensors are made for them")
         return
-    serve_padded(model_config.hf_config, padded)
+    serve_as(model_config.hf_config, padded)
     # vLLM sizes scratch by its head size.
     model_config.model_arch_config = model_config.get_model_arch_config()
     pairs = zip(stored.dims(), padded.dims(), strict=True)
@@ -47,9 +50,3 @@ def align_config(vllm_config: "VllmConfig") -> None:
         100 * (padded.parameters / stored.parameters - 1),
         100 * (padded.kv_elements / stored.kv_elements - 1),
     )
-
-
-def _made_for_its_dims(vllm_config: "VllmConfig") -> str | None:
-    if getattr(vllm_config.model_config.hf_config, "quantization_config", None) is not None:
-        return "quantized tensors are"
-    return "LoRA adapters are" if vllm_config.lora_config is not None else None

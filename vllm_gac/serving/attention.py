@@ -1,33 +1,96 @@
-"""Which attention backend serves a layer, and the attention layer itself.
+"""Which attention kernels serve a layer, and the attention layer itself.
 
 For vLLM a layer has num_kv_heads = value heads, head_size = the key numbers of one value head's
 cache row and head_size_v = r_v; its cache page is exactly block_size times what is cached.
 """
 
+import functools
+from typing import Any
+
 import torch
+from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.attention.backend import AttentionBackend
 
+from vllm_gac.errors import GacError
+from vllm_gac.gpu_profile import profile_of_gpu, read_profile
 from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.select import GAC, STOCK, AttentionClass, Kernels, select
+from vllm_gac.serving.prefill_kernels import installed_gpu
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
+
+REFERENCE = "reference"
 
 
-def stock_backend_serves(geometry: CacheGeometry, latent: bool) -> bool:
-    """Whether vLLM's own backend for this platform can be trusted with the layer.
+def attention_kernels(
+    geometry: CacheGeometry, latent: bool, loader_config: dict[str, Any] | None = None
+) -> Kernels:
+    """The kernels that serve a layer of these heads here.
+
+    `loader_config` is vLLM's --model-loader-extra-config: its `gpu` names the profile that decides,
+    by default the one measured on such a GPU. Raises GacError if no kernel takes the heads.
+    """
+    heads = AttentionClass(
+        form="latent" if latent else "rotary",
+        query_heads=geometry.query_heads,
+        query_size=geometry.query_size,
+        key_heads=geometry.key_heads,
+        key_size=geometry.key_size,
+        value_heads=geometry.value_heads,
+        value_size=geometry.value_size,
+    )
+    return _attention_kernels(heads, (loader_config or {}).get("gpu"))
+
+
+@functools.cache
+def _attention_kernels(heads: AttentionClass, gpu: str | None) -> Kernels:
+    if current_platform.is_cuda():
+        name = current_platform.get_device_name()
+        profile = read_profile(gpu) if gpu is not None else profile_of_gpu(name)
+        found = select(heads, installed_gpu(), profile)
+        if found is None:
+            raise GacError(
+                f"attention heads of ({heads.query_size}, {heads.value_size}): no prefill kernel "
+                f"takes them on {name}; serve sizes up to 256"
+            )
+    else:
+        found = Kernels(GAC, REFERENCE, REFERENCE, measured=False)
+        if _cpu_attention_takes(heads):
+            found = Kernels(STOCK, STOCK, STOCK, measured=False)
+    return found
+
+
+def announce(geometry: CacheGeometry, form: str, kernels: Kernels) -> None:
+    """Log what serves layers of these heads, once per class of them."""
+    logger.info_once(
+        "Attention of %d query heads, %s keys %d x %d, values %d x %d: decode %s, prefill %s (%s)",
+        geometry.query_heads,
+        form,
+        geometry.key_heads,
+        geometry.key_size,
+        geometry.value_heads,
+        geometry.value_size,
+        kernels.decode,
+        kernels.prefill,
+        "measured" if kernels.measured else "by default",
+        scope="local",  # one of the tensor-parallel ranks
+    )
+
+
+def _cpu_attention_takes(heads: AttentionClass) -> bool:
+    """Whether vLLM's CPU backend can be trusted with the layer.
 
     vLLM does not ask a backend about head_size_v, and its CPU backend does not check head sizes
-    before it runs, so this is decided here.
+    before it runs.
     """
-    if latent or geometry.key_heads != geometry.value_heads:
+    if not heads.is_plain or heads.key_size != heads.value_size or not current_platform.is_cpu():
         return False
-    if geometry.key_size != geometry.value_size:
-        return False
-    if current_platform.is_cpu():
-        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-        return geometry.key_size in CPUAttentionBackend.get_supported_head_sizes()
-    return geometry.key_size % 8 == 0 and geometry.key_size <= 256
+    return heads.key_size in CPUAttentionBackend.get_supported_head_sizes()
 
 
 def gac_backend() -> type[AttentionBackend]:

@@ -1,10 +1,14 @@
 """Attention backend GAC: any layout on a CUDA GPU, decode in full CUDA graphs.
 
 Decoding requests come first in a batch and run on our kernel; the others on `prefill.py`.
+
+vLLM makes a builder for every class of heads, and asks each of them in every step. What they build
+is the same but for the scratch of the decode kernel, so the first one builds it for all.
 """
 
+import operator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from vllm.config import VllmConfig, get_layers_from_vllm_config
@@ -26,16 +30,25 @@ from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
 from vllm_gac.kernels.decode import DecodeScratch, decode_attention, decode_scratch
+from vllm_gac.serving.decode_warmup import compiling_decode_kernels
 from vllm_gac.serving.packed_impl import PackedImpl
-from vllm_gac.serving.prefill import PrefillBatch, prefill_attention, prefill_batch
+from vllm_gac.serving.prefill import (
+    PrefillBatch,
+    PrefillLayer,
+    prefill_attention,
+    prefill_batch,
+)
+from vllm_gac.serving.prefill_kernels import installed_gpu
+from vllm_gac.serving.prefill_warmup import compile_prefill_kernels
 
 # Query tokens of a request that the decode kernel takes: one, or those of a speculation.
 MAX_DECODE_QUERY = 8
+_KEPT = "gac_step"
 
 
-@dataclass
-class GacMetadata:
-    """One step of one group of layers; tensors of the decoding requests, then the prefill."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step's batch: tensors of the decoding requests, then the prefill; for every layer."""
 
     decode_tokens: int
     decode_query_starts: torch.Tensor
@@ -43,8 +56,15 @@ class GacMetadata:
     decode_block_table: torch.Tensor
     max_decode_query: int
     tokens: int
-    scratch: DecodeScratch
     prefill: PrefillBatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class GacMetadata:
+    """What layers of one class of heads get."""
+
+    step: Step
+    scratch: DecodeScratch
 
 
 class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
@@ -75,6 +95,9 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
             ),
             key=lambda scratch: scratch.values.numel(),
         )
+        block_size = kv_cache_spec.block_size
+        with compiling_decode_kernels(vllm_config, block_size, self.max_decode_query, device):
+            compile_prefill_kernels(vllm_config, block_size, device)
 
     def build(
         self,
@@ -82,20 +105,51 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> GacMetadata:
-        common = common_attn_metadata
-        decodes, prefills, decode_tokens, _ = split_decodes_and_prefills(
-            common, decode_threshold=self.max_decode_query
-        )
-        return GacMetadata(
-            decode_tokens=decode_tokens,
-            decode_query_starts=common.query_start_loc[: decodes + 1],
-            decode_lengths=common.seq_lens[:decodes],
-            decode_block_table=common.block_table_tensor[:decodes],
-            max_decode_query=self.max_decode_query,
-            tokens=common.num_actual_tokens,
-            scratch=self.scratch,
-            prefill=_prefill(common, decodes, prefills, decode_tokens) if prefills else None,
-        )
+        return GacMetadata(step_of(common_attn_metadata, self.max_decode_query), self.scratch)
+
+    def build_for_drafting(
+        self, common_attn_metadata: CommonAttentionMetadata, draft_index: int
+    ) -> GacMetadata:
+        """As `build`, but a speculator changes its batch in place from draft to draft."""
+        return GacMetadata(_step(common_attn_metadata, self.max_decode_query), self.scratch)
+
+
+def step_of(common: CommonAttentionMetadata, max_decode_query: int) -> Step:
+    """The step that `common` describes; built once however many builders ask.
+
+    It is kept on `common`, which vLLM makes anew for every step, beside what it was made of.
+    """
+    made_of = (
+        common.query_start_loc,
+        common.query_start_loc_cpu,
+        common.seq_lens,
+        common.seq_lens_cpu_upper_bound,
+        common.block_table_tensor,
+        common.num_actual_tokens,
+        common.max_query_len,
+        max_decode_query,
+    )
+    kept: tuple[tuple[object, ...], Step] | None = vars(common).get(_KEPT)
+    if kept is not None and all(map(operator.is_, kept[0], made_of)):
+        return kept[1]
+    step = _step(common, max_decode_query)
+    vars(common)[_KEPT] = made_of, step
+    return step
+
+
+def _step(common: CommonAttentionMetadata, max_decode_query: int) -> Step:
+    decodes, prefills, decode_tokens, _ = split_decodes_and_prefills(
+        common, decode_threshold=max_decode_query
+    )
+    return Step(
+        decode_tokens=decode_tokens,
+        decode_query_starts=common.query_start_loc[: decodes + 1],
+        decode_lengths=common.seq_lens[:decodes],
+        decode_block_table=common.block_table_tensor[:decodes],
+        max_decode_query=max_decode_query,
+        tokens=common.num_actual_tokens,
+        prefill=_prefill(common, decodes, prefills, decode_tokens) if prefills else None,
+    )
 
 
 def _prefill(
@@ -107,12 +161,24 @@ def _prefill(
         lengths = common.seq_lens.cpu()
     starts = common.query_start_loc_cpu[decodes : decodes + prefills + 1] - decode_tokens
     return prefill_batch(
-        starts, lengths[requests].to(torch.int32), common.block_table_tensor[requests]
+        starts, lengths[requests], common.seq_lens[requests], common.block_table_tensor[requests]
     )
 
 
 class GacImpl(PackedImpl[GacMetadata]):
     """Attention of one layer over its packed cache."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert self.prefill is not None  # attention.py chooses one for every layer of this backend
+        self.prefill_layer = PrefillLayer(
+            geometry=self.geometry,
+            kernel=self.prefill,
+            capability=installed_gpu().capability,
+            scale=self.scale,
+            window=self.window,
+            latent=self.latent,
+        )
 
     @property
     def quantized(self) -> bool:
@@ -151,7 +217,8 @@ class GacImpl(PackedImpl[GacMetadata]):
     ) -> torch.Tensor:
         if attn_metadata is None:  # profiling run: no cache yet
             return output.fill_(0)
-        step, first = attn_metadata, attn_metadata.decode_tokens
+        step = attn_metadata.step
+        first, last = step.decode_tokens, step.tokens
         k_scale: torch.Tensor | None = None
         v_scale: torch.Tensor | None = None
         if self.quantized:
@@ -167,7 +234,7 @@ class GacImpl(PackedImpl[GacMetadata]):
                 self.geometry,
                 self.scale,
                 output[:first],
-                step.scratch,
+                attn_metadata.scratch,
                 max_query_len=step.max_decode_query,
                 window=self.window,
                 latent=self.latent,
@@ -176,14 +243,13 @@ class GacImpl(PackedImpl[GacMetadata]):
             )
         if step.prefill is not None:
             prefill_attention(
-                query[first : step.tokens],
+                self.prefill_layer,
+                query[first:last],
+                key[first:last],
+                value[first:last],
                 kv_cache,
                 step.prefill,
-                self.geometry,
-                self.scale,
-                output[first : step.tokens],
-                self.window,
-                self.latent,
+                output[first:last],
                 k_scale,
                 v_scale,
             )

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered
 from vllm_gac.serving.align import align_config
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
+from vllm_gac.serving.kv_transfer import check_kv_transfer
+from vllm_gac.serving.packed import check_packed
 from vllm_gac.serving.preflight import preflight
+from vllm_gac.serving.sharding import shard_config
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -36,7 +37,7 @@ class GacConfigHook:
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
-        """Load strictly by default, pad dims, and check them against the parallel config.
+        """Load strictly by default, pad dims, and check them against what was asked for.
 
         The headers of a local directory are checked here already, before a GPU is touched.
         """
@@ -47,35 +48,17 @@ class GacConfigHook:
         if load_config.load_format == LOAD_FORMAT:
             _preflight(Path(model_config.model), vllm_config)
             align_config(vllm_config)
-        layout = layout_of_hf(model_config.hf_config)
-        check_tensor_parallel(layout, vllm_config.parallel_config.tensor_parallel_size)
+        shard_config(vllm_config)
+        check_kv_transfer(vllm_config, layout_of_hf(model_config.hf_config))
 
 
 def _preflight(directory: Path, vllm_config: "VllmConfig") -> None:
-    """Check a directory's headers, unless there is nothing to load or a quantizer packed it."""
-    dummy = vllm_config.load_config.model_loader_extra_config.get("weights") == "dummy"
+    """Check a directory's headers, unless there is nothing to load."""
     hf_config = vllm_config.model_config.hf_config
-    packed = getattr(hf_config, "quantization_config", None) is not None
-    if directory.is_dir() and not dummy and not packed:
+    dummy = vllm_config.load_config.model_loader_extra_config.get("weights") == "dummy"
+    if not directory.is_dir() or dummy:
+        return
+    if getattr(hf_config, "quantization_config", None) is None:
         preflight(directory, stored_layout(hf_config))
-
-
-def check_tensor_parallel(layout: ModelLayout, tp: int) -> None:
-    """Raise CheckpointError naming the first layer whose dims `tp` ranks cannot share evenly."""
-    for index, layer in enumerate(layout.layers):
-        for what, dim in _sharded_dims(layer):
-            if dim % tp:
-                fits = max(n for n in range(1, tp + 1) if dim % n == 0)
-                raise CheckpointError(
-                    f"layer {index} has {what} = {dim}, which --tensor-parallel-size {tp} does not "
-                    f"divide; use a size that divides it (at most {fits} of those up to {tp})"
-                )
-
-
-def _sharded_dims(layer: LayerLayout) -> tuple[tuple[str, int], ...]:
-    return (
-        ("query heads", layer.query_heads),
-        ("key heads", layer.key.heads),
-        ("value heads", layer.value.heads),
-        ("intermediate_size", layer.intermediate_size),
-    )
+    else:
+        check_packed(directory, stored_layout(hf_config))

@@ -1,7 +1,8 @@
 """The layouts in a transformers config: what is served, and what the files have.
 
-They differ where dims are padded at load time. Both travel with the config to every process, so
-that loading, reloading, quantization and sleeping go by the same ones.
+They differ where dims are padded at load time, or heads repeated for many GPUs. Both travel with
+the config to every process, so that loading, reloading, quantization and sleeping go by the same
+ones.
 """
 
 from typing import TYPE_CHECKING
@@ -11,8 +12,9 @@ from vllm_gac.layout import ModelLayout, layout_of
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# The "gac" object as the files have it, where what is served is padded.
+# The "gac" object as the files have it, where what is served is padded or has heads repeated.
 _STORED = "gac_stored"
+_STORED_KV_HEADS = "gac_stored_kv_heads"
 
 
 def layout_of_hf(hf_config: "PreTrainedConfig") -> ModelLayout:
@@ -23,15 +25,19 @@ def layout_of_hf(hf_config: "PreTrainedConfig") -> ModelLayout:
 def stored_layout(hf_config: "PreTrainedConfig") -> ModelLayout:
     """The layout that the files have. Raises CheckpointError."""
     raw = hf_config.to_dict()
-    return layout_of(raw | {"gac": raw.get(_STORED, raw.get("gac"))}, _where(hf_config))
+    if _STORED in raw:
+        raw |= {"gac": raw[_STORED], "num_key_value_heads": raw[_STORED_KV_HEADS]}
+    return layout_of(raw, _where(hf_config))
 
 
-def serve_padded(hf_config: "PreTrainedConfig", padded: ModelLayout) -> None:
-    """Make `padded` the layout to serve, and keep the one that the files have."""
-    stored = getattr(hf_config, _STORED, hf_config.gac)
-    setattr(hf_config, _STORED, stored)
-    hf_config.gac = padded.section(stored.get("source"))
-    hf_config.head_dim = padded.cache_head_dim
+def serve_as(hf_config: "PreTrainedConfig", served: ModelLayout) -> None:
+    """Make `served` the layout to serve, and keep the one that the files have."""
+    if not hasattr(hf_config, _STORED):
+        setattr(hf_config, _STORED, hf_config.gac)
+        setattr(hf_config, _STORED_KV_HEADS, hf_config.num_key_value_heads)
+    hf_config.gac = served.section(getattr(hf_config, _STORED).get("source"))
+    hf_config.num_key_value_heads = served.num_key_value_heads
+    hf_config.head_dim = served.cache_head_dim
 
 
 def _where(hf_config: "PreTrainedConfig") -> str:

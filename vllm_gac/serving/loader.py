@@ -21,6 +21,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.weight_utils import enable_tqdm
+from vllm.model_executor.models.utils import is_pp_missing_parameter
 
 from vllm_gac.checkpoint import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
@@ -30,8 +31,10 @@ from vllm_gac.repair.padding import padded_tensors
 from vllm_gac.schema import HfConfig, validate
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.loader_options import loader_options
+from vllm_gac.serving.packed import check_packed
 from vllm_gac.serving.parallel_reads import read_in_parallel
 from vllm_gac.serving.preflight import preflight
+from vllm_gac.sharding import repeated_tensor, with_heads_of
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -86,14 +89,21 @@ class GacModelLoader(DefaultModelLoader):
             return
         self.counter_before_loading_weights = time.perf_counter()  # vLLM logs how long it took
         served = validate(HfConfig, model_config.hf_config.to_dict(), "config.json")
-        padded = layout_of_hf(model_config.hf_config)
-        with checkpoint.reader() as read, closing(self._stored_tensors(checkpoint, read)) as stored:
-            yield from padded_tensors(checkpoint.layout, padded, served.rope, stored)
+        repeated = layout_of_hf(model_config.hf_config)
+        padded = with_heads_of(repeated, checkpoint.layout)
+        # A stage of a pipeline has some of the layers only.
+        names = [n for n in checkpoint.layout.tensors() if not is_pp_missing_parameter(n, model)]
+        with (
+            checkpoint.reader() as read,
+            closing(self._stored_tensors(checkpoint, names, read)) as stored,
+        ):
+            for name, tensor in padded_tensors(checkpoint.layout, padded, served.rope, stored):
+                yield name, repeated_tensor(padded, repeated, name, tensor)
 
     def _stored_tensors(
-        self, checkpoint: Checkpoint, read: TensorReader
+        self, checkpoint: Checkpoint, names: list[str], read: TensorReader
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Names and tensors of the checkpoint's layout: as they are, else made of what there is."""
+        """Tensors of the checkpoint's layout by name: as they are, else made of what there is."""
 
         def checked(name: str) -> torch.Tensor:
             tensor = read(name)
@@ -102,7 +112,7 @@ class GacModelLoader(DefaultModelLoader):
             return tensor
 
         # The embeddings are the largest: first, so that nobody waits for them at the end.
-        names = sorted(checkpoint.layout.tensors(), key=lambda n: n.startswith("model.layers."))
+        names = sorted(names, key=lambda name: name.startswith("model.layers."))
         hidden = not enable_tqdm(self.load_config.use_tqdm_on_load)
         with closing(read_in_parallel(checked, names, self.options.threads)) as tensors:
             yield from tqdm(tensors, "Loading tensors", len(names), disable=hidden)
@@ -118,8 +128,9 @@ class GacModelLoader(DefaultModelLoader):
     def _preflight(self, model_config: ModelConfig) -> Checkpoint | None:
         """The checkpoint, whose headers are right; None for a model that is not ours to check."""
         hf_config = model_config.hf_config
-        if getattr(hf_config, "quantization_config", None) is not None:
-            return None  # packed as the quantizer likes
+        packed = getattr(hf_config, "quantization_config", None) is not None
+        if packed and getattr(hf_config, "gac", None) is None:
+            return None
         try:
             layout = stored_layout(hf_config)
         except CheckpointError as e:
@@ -128,6 +139,9 @@ class GacModelLoader(DefaultModelLoader):
             return None
         revision = model_config.revision
         folder, *_ = self._prepare_weights(model_config.model, None, revision, False, None)
+        if packed:
+            check_packed(Path(folder), layout)
+            return None  # read as the quantizer's format wants it
         checkpoint = preflight(Path(folder), layout)
         logger.info("All %d tensor headers are as the config says", len(checkpoint.tensors))
         return checkpoint

@@ -17,6 +17,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm_gac import __version__
 from vllm_gac.inspection import aligned_dims
 from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.select import STOCK
 from vllm_gac.layout import LayerLayout, ModelLayout, layout_of
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.serving.hf_layout import layout_of_hf
@@ -46,7 +47,8 @@ class GacStatLogger(StatLoggerBase):
         dtype = cache_config.cache_dtype
         kv_bytes = 1 if dtype.startswith(("fp8", "int8")) else _bytes(model_config.dtype)
         _publish(layout, _dense(model_config.hf_config.to_dict(), layout), model, kv_bytes)
-        _publish_kernels(layout, model)
+        loader_config = self.vllm_config.load_config.model_loader_extra_config
+        _publish_kernels(layout, model, loader_config)
 
     def record(self, *args: Any, **kwargs: Any) -> None:
         """Nothing changes from step to step."""
@@ -80,20 +82,23 @@ def _publish(layout: ModelLayout, dense: ModelLayout, model: str, kv_bytes: int)
         _gauge(metric, text).labels(model).set(value)
 
 
-def _publish_kernels(layout: ModelLayout, model: str) -> None:
-    """Layers by attention backend and class of heads: a model has few classes."""
-    text = "Layers whose attention runs on a backend, by their key and value heads."
-    gauge = _gauge("gac_attention_layers", text, "backend", "keys", "values")
-    kinds = Counter(_attention(layout, layer) for layer in layout.layers)
+def _publish_kernels(layout: ModelLayout, model: str, loader_config: dict[str, Any]) -> None:
+    """Layers by their kernels and class of heads: a model has few classes."""
+    text = "Layers by attention backend, its decode and prefill kernels, and key and value heads."
+    names = ("backend", "decode", "prefill", "keys", "values")
+    gauge = _gauge("gac_attention_layers", text, *names)
+    kinds = Counter(_attention(layout, layer, loader_config) for layer in layout.layers)
     for kind, layers in kinds.items():
         gauge.labels(model, *kind).set(layers)
 
 
-def _attention(layout: ModelLayout, layer: LayerLayout) -> tuple[str, str, str]:
+def _attention(
+    layout: ModelLayout, layer: LayerLayout, loader_config: dict[str, Any]
+) -> tuple[str, str, str, str, str]:
     # Not at the top: the front end has no other use for vLLM's layers.
     from vllm.platforms import current_platform
 
-    from vllm_gac.serving.attention import stock_backend_serves
+    from vllm_gac.serving.attention import attention_kernels
 
     key, value = layer.key, layer.value
     geometry = CacheGeometry(
@@ -104,10 +109,12 @@ def _attention(layout: ModelLayout, layer: LayerLayout) -> tuple[str, str, str]:
         value_heads=value.heads,
         value_size=value.size,
     )
+    kernels = attention_kernels(geometry, key.form == "latent", loader_config)
     backend = "GAC" if current_platform.is_cuda() else "GAC_REFERENCE"
-    if stock_backend_serves(geometry, key.form == "latent"):
+    if kernels.backend == STOCK:
         backend = "vllm"
-    return backend, f"{key.form} {key.heads}x{key.size}", f"{value.heads}x{value.size}"
+    heads = f"{key.form} {key.heads}x{key.size}", f"{value.heads}x{value.size}"
+    return backend, kernels.decode, kernels.prefill, *heads
 
 
 def _gauge(name: str, text: str, *labels: str) -> Gauge:

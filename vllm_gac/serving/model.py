@@ -5,6 +5,7 @@ Everything that does not depend on a layer's dims is vLLM's own Llama.
 
 import functools
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -25,8 +26,15 @@ from vllm.model_executor.models.utils import (
 from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.schema import HfConfig, validate
 from vllm_gac.serving.hf_layout import layout_of_hf
-from vllm_gac.serving.linear import column_parallel, row_parallel
+from vllm_gac.serving.linear import Shards, add_column_parallel, project, row_parallel
+from vllm_gac.serving.lora import fit_adapters
 from vllm_gac.serving.self_attention import GacSelfAttention
+
+if TYPE_CHECKING:
+    from vllm.lora.model_manager import LoRAModelManager
+
+
+GATE_AND_UP = ("gate_proj", "up_proj")
 
 
 class GacMLP(nn.Module):
@@ -41,10 +49,9 @@ class GacMLP(nn.Module):
     ) -> None:
         super().__init__()
         hidden, width, bias = layout.hidden_size, layer.intermediate_size, layout.mlp_bias
-        gate_rank, up_rank, down_rank = (
-            layer.ranks.get(f"mlp.{name}") for name in ("gate_proj", "up_proj", "down_proj")
-        )
-        self.is_fused = gate_rank is None and up_rank is None
+        linears = {name: f"mlp.{name}" for name in GATE_AND_UP}
+        ranks = {name: layer.ranks[full] for name, full in linears.items() if full in layer.ranks}
+        self.is_fused = not ranks
         if self.is_fused:
             self.gate_up_proj = MergedColumnParallelLinear(
                 hidden,
@@ -53,29 +60,26 @@ class GacMLP(nn.Module):
                 quant_config=quant_config,
                 prefix=f"{prefix}.gate_up_proj",
             )
+            self.projection_shards: Shards = {
+                name: ("gate_up_proj", shard) for shard, name in enumerate(GATE_AND_UP)
+            }
         else:
-            self.gate_proj = column_parallel(
-                hidden, width, gate_rank, bias, quant_config, f"{prefix}.gate_proj"
+            shapes = dict.fromkeys(GATE_AND_UP, (width, hidden))
+            self.projection_shards = add_column_parallel(
+                self, shapes, ranks, bias, quant_config, prefix
             )
-            self.up_proj = column_parallel(
-                hidden, width, up_rank, bias, quant_config, f"{prefix}.up_proj"
-            )
+        down_rank = layer.ranks.get("mlp.down_proj")
         self.down_proj = row_parallel(
             width, hidden, down_rank, bias, quant_config, f"{prefix}.down_proj"
         )
         self.act_fn = SiluAndMul()
-
-    @property
-    def projection_shards(self) -> dict[str, str | int]:
-        """The shard of the fused weight that each checkpoint name fills; empty if separate."""
-        return {"gate_proj": 0, "up_proj": 1} if self.is_fused else {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
         if self.is_fused:
             gate_up, _ = self.gate_up_proj(x)
         else:
-            gate_up = torch.cat((self.gate_proj(x)[0], self.up_proj(x)[0]), dim=-1)
+            gate_up = torch.cat(project(self, GATE_AND_UP, x), dim=-1)
         x, _ = self.down_proj(self.act_fn(gate_up))
         return x
 
@@ -132,15 +136,28 @@ class GacModel(LlamaModel):
         for index, layer in enumerate(self.layers):
             if isinstance(layer, PPMissingLayer):
                 continue
-            for module, fused in (("self_attn", "qkv_proj"), ("mlp", "gate_up_proj")):
+            for module in ("self_attn", "mlp"):
                 prefix = f"layers.{index}.{module}."
-                for name, shard in getattr(layer, module).projection_shards.items():
+                for name, (fused, shard) in getattr(layer, module).projection_shards.items():
                     names[f"{prefix}{name}."] = (f"{prefix}{fused}.", shard)
         return names
 
 
 class GacLlamaForCausalLM(LlamaForCausalLM):
     """Compressed Llama or Mistral, as `vllm-gac compress` names it in `architectures`."""
+
+    @property
+    def lora_manager(self) -> "LoRAModelManager":
+        """vLLM's manager of LoRA adapters, which puts itself here once it has wrapped our linears.
+
+        From then on, adapters are made to fit before it takes them.
+        """
+        return self._lora_manager
+
+    @lora_manager.setter
+    def lora_manager(self, manager: "LoRAModelManager") -> None:
+        self._lora_manager = manager
+        fit_adapters(manager, self.config)
 
     def _init_model(
         self,

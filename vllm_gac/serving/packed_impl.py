@@ -10,7 +10,10 @@ Metadata = TypeVar("Metadata")
 
 
 class PackedImpl(AttentionImpl[Metadata]):
-    """Takes vLLM's arguments, and how this layer's rows are packed (`geometry`, `latent`)."""
+    """Takes vLLM's arguments, and how this layer's rows are packed (`geometry`, `latent`).
+
+    `prefill` is the layer's prefill kernel, of select.PREFILL_KERNELS; the reference has none.
+    """
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class PackedImpl(AttentionImpl[Metadata]):
         *,
         geometry: CacheGeometry,
         latent: LatentKeys | None = None,
+        prefill: str | None = None,
     ) -> None:
         self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
         self.scale = scale
@@ -34,3 +38,4 @@ class PackedImpl(AttentionImpl[Metadata]):
         self.kv_cache_dtype = kv_cache_dtype
         self.geometry = geometry
         self.latent = latent
+        self.prefill = prefill

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.config import CacheConfig
+from vllm.config import CacheConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
@@ -12,11 +12,12 @@ from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.utils import set_weight_attrs
 
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.select import STOCK
 from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.rope import cos_sin, inverse_frequencies, rotate
 from vllm_gac.schema import RopeParameters
-from vllm_gac.serving.attention import GacAttention, gac_backend, stock_backend_serves
-from vllm_gac.serving.linear import column_parallel, row_parallel
+from vllm_gac.serving.attention import GacAttention, announce, attention_kernels, gac_backend
+from vllm_gac.serving.linear import Shards, add_column_parallel, project, row_parallel
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -79,8 +80,8 @@ class GacSelfAttention(nn.Module):
     def _project(
         self, hidden_states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if not self.projection_shards:
-            q, k, v = (getattr(self, name)(hidden_states)[0] for name in PROJECTIONS)
+        if not self.is_fused:
+            q, k, v = project(self, PROJECTIONS, hidden_states)
             return q, k, v
         g = self.geometry
         sizes = [
@@ -100,22 +101,16 @@ class GacSelfAttention(nn.Module):
         q = q.reshape(-1, tables, g.query_heads // tables, g.query_size)
         return rotate(q, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1)
 
-    def _add_projections(self, prefix: str) -> dict[str, str | int]:
-        """Build q/k/v, fused into one GEMM unless one of them is low rank.
-
-        Returns the shard of the fused weight that each checkpoint name fills; empty if separate.
-        """
+    def _add_projections(self, prefix: str) -> Shards:
+        """Build q/k/v, fused into one GEMM unless one of them is low rank."""
         layout, layer = self.layout, self.layer
-        shapes = [layout.linear_shape(layer, f"self_attn.{name}") for name in PROJECTIONS]
-        ranks = [layer.ranks.get(f"self_attn.{name}") for name in PROJECTIONS]
+        linears = {name: f"self_attn.{name}" for name in PROJECTIONS}
+        shapes = {name: layout.linear_shape(layer, full) for name, full in linears.items()}
+        ranks = {name: layer.ranks[full] for name, full in linears.items() if full in layer.ranks}
         bias = layout.attention_bias
-        if any(ranks):
-            for name, (out_size, in_size), rank in zip(PROJECTIONS, shapes, ranks, strict=True):
-                linear = column_parallel(
-                    in_size, out_size, rank, bias, self.quant_config, f"{prefix}.{name}"
-                )
-                self.add_module(name, linear)
-            return {}
+        self.is_fused = not ranks
+        if not self.is_fused:
+            return add_column_parallel(self, shapes, ranks, bias, self.quant_config, prefix)
         fused: dict[str, Any] = {
             "bias": bias,
             "quant_config": self.quant_config,
@@ -126,11 +121,11 @@ class GacSelfAttention(nn.Module):
             self.qkv_proj = QKVParallelLinear(
                 layout.hidden_size, g.key_size, layer.query_heads, layer.key.heads, **fused
             )
-            return {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
+            return {name: ("qkv_proj", name[0]) for name in PROJECTIONS}
         self.qkv_proj = MergedColumnParallelLinear(
-            layout.hidden_size, [out_size for out_size, _ in shapes], **fused
+            layout.hidden_size, [out_size for out_size, _ in shapes.values()], **fused
         )
-        return {"q_proj": 0, "k_proj": 1, "v_proj": 2}
+        return {name: ("qkv_proj", shard) for shard, name in enumerate(PROJECTIONS)}
 
     def _add_frequencies(self, rope: RopeParameters) -> None:
         """The buffer `rope_inv_freq`, fp32 [key heads or 1, pairs].
@@ -154,9 +149,12 @@ class GacSelfAttention(nn.Module):
             "quant_config": self.quant_config,
             "prefix": prefix,
         }
-        if stock_backend_serves(g, self.is_latent):
+        load_config = get_current_vllm_config().load_config
+        kernels = attention_kernels(g, self.is_latent, load_config.model_loader_extra_config)
+        announce(g, self.layer.key.form, kernels)
+        if kernels.backend == STOCK:
             return Attention(g.query_heads, g.key_size, num_kv_heads=g.key_heads, **common)
-        common["attn_backend"] = gac_backend()
+        common |= {"attn_backend": gac_backend(), "prefill": kernels.prefill}
         if self.is_latent:
             common["latent"] = LatentKeys(self.k_up_proj.weight, self.rope_inv_freq)
         return GacAttention(g, **common)

@@ -1,0 +1,140 @@
+"""The page of results."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """Markdown of all parts that there are."""
+    lines = ["# Compression with what users combine it with", ""]
+    for name, part in result["parts"].items():
+        about = f"{part['machine']}, torch {part['torch']}, {part['date']}, commit {part['commit']}"
+        lines += [*SECTIONS[name](part), f"`{part['command']}`, {part['seconds']} s; {about}.", ""]
+    return "\n".join(lines)
+
+
+def quantization(part: Mapping[str, Any]) -> list[str]:
+    """Throughput, each over the first row; perplexity, and how far from bf16."""
+    said = part["throughput"]
+    timed = {name: _medians(x) for name, x in said.items() if "error" not in x}
+    base = next(iter(timed.values()), {})
+    rows = []
+    for name, x in said.items():
+        if name not in timed:
+            rows.append([name, x["error"]])
+            continue
+        cells = [f"{s:.3f} ({base[b] / s:.2f}x)" for b, s in timed[name].items()]
+        rows.append([name, *cells, ", ".join(x["facts"]["linears"]), _attention(x)])
+    scores = [[name, *_scores(x)] for name, x in part["perplexity"].items()]
+    return [
+        "## Quantized while it is loaded",
+        "",
+        "Llama-3-8B's shape, random weights: `gac`, the plan for 0.8 of the parameters and 0.75 of",
+        "the KV cache; `misaligned`, the same with every dim past an aligned one, padded to what",
+        "FP8 asks for before it is quantized. Median seconds of a batch, and speed over the first.",
+        "",
+        *table(["", *(f"{batch}, s" for batch in base), "linears", "attention"], rows),
+        "",
+        "The demo model on held-out text, against bf16:",
+        "",
+        *table(["", *SCORES], scores),
+        "",
+    ]
+
+
+def kv(part: Mapping[str, Any]) -> list[str]:
+    """FP8 against bf16 of the same model, and the offloaded cache."""
+    rows = [
+        [name, *_scores(x), _equal_tokens(x), _attention(x)] for name, x in part["caches"].items()
+    ]
+    head = ["cache", *SCORES, "equal greedy tokens", "attention"]
+    lines = ["## FP8 KV cache and KV offloading", "", *table(head, rows), ""]
+    moved = part["offloading"]
+    if "error" in moved:
+        return [*lines, f"OffloadingConnector: {moved['error']}", ""]
+    cached = [answer["cached"] for answer in moved["brought back"]]
+    pairs = zip(moved["first"], moved["brought back"], strict=True)
+    equal = sum(before["tokens"] == after["tokens"] for before, after in pairs)
+    return [
+        *lines,
+        f"OffloadingConnector, layers of different shapes: {cached} tokens of four prompts came "
+        f"back from the CPU after the GPU's cache was emptied; {equal} of {len(cached)} answers "
+        "are the same.",
+        "",
+    ]
+
+
+def lifecycle(part: Mapping[str, Any]) -> list[str]:
+    """Every step against the start."""
+    lines = [
+        "## Life cycle of a padded checkpoint",
+        "",
+        "The demo model with unequal, latent and misaligned attention, padded when it is loaded.",
+        "",
+    ]
+    steps = part["steps"]
+    if "error" in steps:
+        return [*lines, steps["error"], ""]
+    rows = []
+    for name, x in steps.items():
+        if name != "facts":
+            freed = f"{x['freed_bytes'] / 2**20:.0f} MiB" if "freed_bytes" in x else ""
+            rows.append([name, *_scores(x), _equal_tokens(x), freed])
+    lines += [*table(["after", *SCORES, "equal greedy tokens", "freed"], rows), ""]
+    ngram = part["ngram"]
+    if "error" in ngram:
+        return [*lines, f"n-gram: {ngram['error']}", ""]
+    return [
+        *lines,
+        f"Speculative decoding by n-grams: {ngram['accepted']:.0f} of {ngram['draft']:.0f} drafted "
+        f"tokens accepted, {_equal_tokens(ngram)} tokens equal.",
+        "",
+    ]
+
+
+def lora(part: Mapping[str, Any]) -> list[str]:
+    """The adapter against the merged model, and against nothing."""
+    names = ("merged", "adapter", "base", "base again")
+    return [
+        "## LoRA",
+        "",
+        "A random adapter of every linear of the demo model with unequal, latent and misaligned",
+        "attention, padded when it is loaded, against the model that it is merged into.",
+        "",
+        *table(["", *SCORES], [[name, *_scores(part[name])] for name in names]),
+        "",
+    ]
+
+
+SECTIONS = {"quantization": quantization, "kv": kv, "lifecycle": lifecycle, "lora": lora}
+SCORES = ["perplexity", "mean abs. difference of logprobs", "largest"]
+
+
+def _medians(x: Mapping[str, Any]) -> dict[str, float]:
+    return {batch: statistics.median(runs) for batch, runs in x["seconds"].items()}
+
+
+def _scores(x: Mapping[str, Any]) -> list[str]:
+    if "error" in x:
+        return [x["error"], "", ""]
+    cells = [f"{x['perplexity']:.4f}"]
+    if "mean_difference" not in x:
+        return [*cells, "", ""]
+    return [*cells, f"{x['mean_difference']:.5f}", f"{x['largest_difference']:.3f}"]
+
+
+def _equal_tokens(x: Mapping[str, Any]) -> str:
+    return f"{x['equal_tokens']} of {x['tokens']}" if "equal_tokens" in x else ""
+
+
+def _attention(x: Mapping[str, Any]) -> str:
+    return ", ".join(x["facts"]["attention"]) if "facts" in x else ""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table in Markdown; numbers to the right."""
+    cells = [[cell.replace("|", "/").replace("\n", " ") for cell in row] for row in rows]
+    padded = [[*row, *[""] * (len(head) - len(row))] for row in cells]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *padded]
+    return ["| " + " | ".join(line) + " |" for line in lines]

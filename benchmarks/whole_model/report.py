@@ -1,0 +1,207 @@
+"""What was run, beside what was promised: JSON, tables and a plot."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.whole_model import ideal
+from benchmarks.whole_model.engine import median
+from benchmarks.whole_model.models import SHAPES, Batch, Model, models
+from benchmarks.whole_model.plot import plot
+from vllm_gac.durable import write_json, write_text
+
+COMMAND = "python -m benchmarks.whole_model run RUNS"
+
+
+def write_report(runs: Path, out: Path) -> None:
+    """Write OUT.json, OUT.md and OUT.svg; print the tables."""
+    result = results(runs)
+    page = markdown(result, out.with_suffix(".svg").name)
+    write_json(out.with_suffix(".json"), result)
+    write_text(out.with_suffix(".md"), page)
+    write_text(out.with_suffix(".svg"), plot(result))
+    print(page)
+
+
+def results(runs: Path) -> dict[str, Any]:
+    """Every model that was run, compared with the dense one."""
+    facts, roofs = _read(runs / "run.json"), _read(runs / "roofs.json")
+    shape = SHAPES[facts["shape"]]
+    rates = ideal.Roofs(roofs["bytes_per_second"], roofs["flops_per_second"])
+    every = {model.name: model for model in models(shape.dense)}
+    measured = {n: _read(path) for n in every if (path := runs / f"{n}.json").exists()}
+    if "dense" not in measured:
+        raise SystemExit(f"{runs}: dense.json is missing: nothing to compare with; run it first")
+    dense = measured["dense"]
+    rows = []
+    for name, own in measured.items():
+        model = every[name]
+        pair = (every["dense"], dense, model, own)
+        again = runs / f"{name}.again.json"
+        blocks = own["kv_bytes_available"] // (own["block_size"] * _kv_bytes(model))
+        rows.append(
+            {
+                "name": name,
+                "what": model.what,
+                "parameters": model.layout.parameters,
+                "kv_bytes_per_token": _kv_bytes(model),
+                "attention": own["attention"],
+                "batches": {
+                    batch.name: _batch(pair, batch, rates)
+                    for batch in shape.batches
+                    if batch.name in own["batches"]
+                },
+                "phases": _phases(pair, shape.batches),
+                "kv_tokens": own["kv_blocks"] * own["block_size"],
+                "kv_tokens_of_its_bytes": blocks * own["block_size"],
+                "startup_seconds": round(own["startup_seconds"], 1),
+                "torch_compile_seconds": round(own["torch_compile_seconds"], 1),
+                "second_startup_seconds": (
+                    round(_read(again)["startup_seconds"], 1) if again.exists() else None
+                ),
+                "first_answer_seconds": round(own["first_answer_seconds"], 2),
+                "compiled_after_startup": own["compiled_after_startup"],
+            }
+        )
+    about = {"gpu": dense["gpu"], "versions": dense["versions"], **facts, "roofs": roofs}
+    return {"command": COMMAND, **about, "models": rows}
+
+
+def _batch(
+    pair: tuple[Model, dict[str, Any], Model, dict[str, Any]], batch: Batch, rates: ideal.Roofs
+) -> dict[str, float | None]:
+    """Seconds (median), and the speedup over dense, promised and measured."""
+    dense, dense_run, model, own = pair
+    seconds = median(own["batches"][batch.name], "seconds")
+    promised = ideal.seconds(dense.layout, batch, rates) / ideal.seconds(model.layout, batch, rates)
+    compared = _compared(median(dense_run["batches"][batch.name], "seconds") / seconds, promised)
+    of_roofs = ideal.seconds(model.layout, batch, rates) / seconds
+    return {"seconds": round(seconds, 4), "of_roofs": round(of_roofs, 3), **compared}
+
+
+def _phases(
+    pair: tuple[Model, dict[str, Any], Model, dict[str, Any]], batches: tuple[Batch, ...]
+) -> dict[str, dict[str, float | None]]:
+    """Prefill by the first batch, decode by the following three, and room."""
+    dense, dense_run, model, own = pair
+    phases = {}
+    for batch in batches[:4]:
+        decodes = batch.output > 1
+        cost = ideal.decode_bytes if decodes else ideal.prefill_flops
+        key = "decode_seconds" if decodes else "seconds"
+        before, after = (median(run["batches"][batch.name], key) for run in (dense_run, own))
+        name = f"decode at {batch.prompts}" if decodes else "prefill"
+        promised = cost(dense.layout, batch) / cost(model.layout, batch)
+        phases[name] = {"seconds": round(after, 4), **_compared(before / after, promised)}
+    # In the same memory. That smaller weights leave more of it comes on top, in kv_tokens.
+    tokens = own["kv_blocks"] / own["kv_bytes_available"]
+    room = tokens / (dense_run["kv_blocks"] / dense_run["kv_bytes_available"])
+    phases["KV room"] = _compared(room, _kv_bytes(dense) / _kv_bytes(model))
+    return phases
+
+
+def _compared(speedup: float, promised: float) -> dict[str, float | None]:
+    realized = ideal.realized(speedup, promised)
+    return {
+        "speedup": round(speedup, 4),
+        "ideal": round(promised, 4),
+        "realized": None if realized is None else round(realized, 3),
+    }
+
+
+def _kv_bytes(model: Model) -> int:
+    return ideal.ITEMSIZE * model.layout.kv_elements
+
+
+def _read(path: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(path.read_text())
+    return read
+
+
+def markdown(result: dict[str, Any], figure: str) -> str:
+    """The page."""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    roofs, rows = result["roofs"], result["models"]
+    phases, batches = list(rows[0]["phases"]), list(rows[0]["batches"])
+    dims = [
+        [r["name"], r["what"], f"{r['parameters'] / 1e9:.3f}", f"{r['kv_bytes_per_token']:,}",
+         ", ".join(f"{name} {count}" for name, count in r["attention"].items())]
+        for r in rows
+    ]  # fmt: skip
+    times = [
+        [r["name"], *(_seconds(r["batches"].get(batch)) for batch in batches),
+         f"{r['kv_tokens']:,}", "yes" if r["kv_tokens"] == r["kv_tokens_of_its_bytes"] else "no",
+         f"{r['startup_seconds']} ({r['torch_compile_seconds']})",
+         r["second_startup_seconds"] or "-", r["first_answer_seconds"]]
+        for r in rows
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            "# Whole models in vLLM",
+            "",
+            f"{result['gpu']}, {result['date']}, {versions}, commit {result['commit']}, "
+            f"`{result['command']}`.",
+            "Random weights, vLLM's defaults. Ideal: prefill by FLOPs, decode by the bytes of "
+            "weights and cached tokens",
+            "that every step reads, a whole batch by both at the rates of this machine in this "
+            "run: a copy at",
+            f"{roofs['bytes_per_second'] / 1e12:.2f} TB/s and a GEMM at "
+            f"{roofs['flops_per_second'] / 1e12:.0f} TFLOP/s. "
+            "Realized: (speedup - 1) / (ideal speedup - 1).",
+            "",
+            f"![realized fraction of every phase]({figure})",
+            "",
+            *_table(["model", "layers", "10^9 parameters", "KV bytes/token", "attention"], dims),
+            "## Phases: speedup over dense, of the ideal one = realized",
+            "",
+            *_table(["model", *phases], [[r["name"], *_gains(r["phases"], phases)] for r in rows]),
+            "Decode runs from the first token of the last prompt to the last token of all.",
+            "",
+            "## Batches: speedup over dense, of the ideal one = realized",
+            "",
+            *_table(
+                ["model", *batches], [[r["name"], *_gains(r["batches"], batches)] for r in rows]
+            ),
+            "## Seconds, and room",
+            "",
+            *_table(
+                [
+                    "model",
+                    *batches,
+                    "KV tokens",
+                    "all that fit",
+                    "start (torch.compile)",
+                    "second start",
+                    "first answer",
+                ],
+                times,
+            ),
+            "Batches are prompts x their length -> tokens of each answer, in seconds (median). "
+            "All that fit: the",
+            "tokens are as many as the memory left for the cache can hold, to the last block. "
+            "Starts are seconds in",
+            "LLM(...), the first with no compiled code in any cache; the first answer is 4 tokens "
+            "to 2 prompts of 300, right after.",
+            "",
+        ]
+    )
+
+
+def _seconds(batch: dict[str, float] | None) -> str:
+    return "-" if batch is None else f"{batch['seconds']:.3f}"
+
+
+def _gains(compared: dict[str, dict[str, float | None]], names: list[str]) -> list[str]:
+    def cell(gain: dict[str, float | None] | None) -> str:
+        if gain is None:
+            return "-"
+        if gain["realized"] is None:
+            return f"{gain['speedup']:.3f}"
+        return f"{gain['speedup']:.3f} of {gain['ideal']:.3f} = {gain['realized']:.2f}"
+
+    return [cell(compared.get(name)) for name in names]
+
+
+def _table(columns: list[str], rows: list[list[Any]]) -> list[str]:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return [*("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines), ""]

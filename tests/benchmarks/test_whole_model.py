@@ -1,0 +1,132 @@
+"""The whole-model benchmark: its models are what it says, and a run that is ideal realizes 1."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.whole_model import ideal
+from benchmarks.whole_model.models import SHAPES, Batch, Model, models
+
+pytest.importorskip("matplotlib", reason="needs the extra `dev`")
+
+from benchmarks.whole_model.report import results, write_report
+
+ROOFS = ideal.Roofs(4e12, 7e14)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_heterogeneous_plan_has_the_bytes_of_the_uniform_one(shape: str) -> None:
+    every = {model.name: model.layout for model in models(SHAPES[shape].dense)}
+    plan, twin = every["heterogeneous"], every["heads-96-64"]
+    assert len({(x.key.size, x.value.size) for x in plan.layers}) >= 6
+    assert len({(x.key.size, x.value.size) for x in twin.layers}) == 1
+    assert (plan.parameters, plan.kv_elements) == (twin.parameters, twin.kv_elements)
+    for layer, past in zip(plan.layers, every["misaligned"].layers, strict=True):
+        assert layer.intermediate_size % 8 == 0
+        assert past.intermediate_size == layer.intermediate_size + 1
+        assert (past.key, past.value) == (layer.key, layer.value)
+
+
+def test_models_are_those_of_the_table() -> None:
+    every = {model.name: model for model in models(SHAPES["llama3-8b"].dense)}
+    assert next(iter(every)) == "dense"
+    assert round(every["dense"].layout.parameters / 1e9, 2) == 8.03
+    latent = every["latent-64"].layout.layers[0]
+    assert (latent.key.form, latent.key.heads, latent.key.size) == ("latent", 8, 64)
+    assert (latent.value.heads, latent.value.size) == (4, 128)
+    grouped = every["groups-192-128"].layout.layers[0]
+    assert (grouped.key.heads, grouped.key.size, grouped.value.heads) == (4, 192, 4)
+    assert not every["heads-128-128"].layout.layers[0].key.rope_table
+    assert all(
+        model.layout.layers[0].intermediate_size == 11520 for model in list(every.values())[1:4]
+    )
+
+
+def test_ideal_counts_bytes_and_flops_of_the_dense_model() -> None:
+    dense = models(SHAPES["llama3-8b"].dense)[0].layout
+    batch = Batch(3, 100, 5)
+    embeddings = 128256 * 4096
+    weights, cached = 2 * (dense.parameters - embeddings), 2 * 32 * 8 * (128 + 128)
+    steps = sum(weights + 3 * context * cached for context in (101, 102, 103, 104))
+    assert ideal.decode_bytes(dense, batch) == steps
+    norms = 65 * 4096
+    linears = dense.parameters - 2 * embeddings - norms
+    pairs = 100 * 101 // 2
+    attention = 2 * 2 * 32 * 128 * 32 * pairs  # q k and p v, heads, head size, layers
+    assert ideal.prefill_flops(dense, batch) == 3 * (200 * linears + attention + 2 * embeddings)
+    flops, read = ideal.prefill_flops(dense, batch), ideal.decode_bytes(dense, batch)
+    assert ideal.seconds(dense, batch, ROOFS) == pytest.approx(flops / 7e14 + read / 4e12)
+
+
+def test_realized_is_the_promised_part_of_the_speedup() -> None:
+    assert ideal.realized(1.3, 1.3) == pytest.approx(1)
+    assert ideal.realized(0.9, 1.2) == pytest.approx(-0.5)
+    assert ideal.realized(1.3, 1.0) is None
+
+
+def ideal_run(model: Model, batches: tuple[Batch, ...]) -> dict[str, Any]:
+    """What engine.py would write if everything took as long as it ideally does."""
+    bytes_of_a_block = 16 * 2 * model.layout.kv_elements
+    return {
+        "startup_seconds": 20.0,
+        "torch_compile_seconds": 5.0,
+        "first_answer_seconds": 0.1,
+        "gpu": "GPU",
+        "versions": {"vllm": "0.32.0"},
+        "attention": {"FLASH_ATTN": 32},
+        "kv_bytes_available": 10**11,
+        "block_size": 16,
+        "kv_blocks": 10**11 // bytes_of_a_block,
+        "compiled_after_startup": [],
+        "batches": {
+            batch.name: [
+                {
+                    "seconds": ideal.seconds(model.layout, batch, ROOFS) * noise,
+                    "decode_seconds": ideal.decode_bytes(model.layout, batch)
+                    / ROOFS.bytes_per_second,
+                }
+                for noise in (1, 0.9, 1.2)
+            ]
+            for batch in batches
+        },
+    }
+
+
+def test_a_run_that_is_ideal_realizes_one(tmp_path: Path) -> None:
+    shape = SHAPES["llama3-8b"]
+    every = {model.name: model for model in models(shape.dense)}
+    facts = {"shape": "llama3-8b", "commit": "abc", "date": "2026-01-01"}
+    rates = {"bytes_per_second": 4e12, "flops_per_second": 7e14}
+    for name, content in (("run", facts), ("roofs", rates)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    for name in ("dense", "heads-64-64", "latent-64"):
+        batches = shape.batches if name != "latent-64" else shape.batches[:4]
+        (tmp_path / f"{name}.json").write_text(json.dumps(ideal_run(every[name], batches)))
+    rows = {row["name"]: row for row in results(tmp_path)["models"]}
+    assert set(rows) == {"dense", "heads-64-64", "latent-64"}
+    for name in ("heads-64-64", "latent-64"):
+        row = rows[name]
+        gains = [*row["batches"].values(), *row["phases"].values()]
+        assert [gain["realized"] for gain in gains] == pytest.approx([1] * len(gains), abs=0.002)
+        assert list(row["phases"]) == [
+            "prefill", "decode at 1", "decode at 64", "decode at 128", "KV room"
+        ]  # fmt: skip
+        assert row["kv_tokens"] == row["kv_tokens_of_its_bytes"]
+    assert all(batch["of_roofs"] == 1 for batch in rows["dense"]["batches"].values())
+
+    write_report(tmp_path, tmp_path / "out")
+    page = (tmp_path / "out.md").read_text()
+    assert "| heads-64-64 | 1.359 of 1.359 = 1.00 |" in page
+    ElementTree.parse(tmp_path / "out.svg")
+    assert len(json.loads((tmp_path / "out.json").read_text())["models"]) == 3
+
+
+def test_a_report_without_the_dense_model_is_refused(tmp_path: Path) -> None:
+    for name in ("run", "roofs"):
+        facts = {"shape": "tiny", "bytes_per_second": 1e9, "flops_per_second": 1e9}
+        (tmp_path / f"{name}.json").write_text(json.dumps(facts))
+    with pytest.raises(SystemExit, match=r"dense\.json is missing"):
+        results(tmp_path)

@@ -1,0 +1,65 @@
+"""Compiles the decode kernels of a whole model when its first metadata builder is made."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import is_quantized_kv_cache
+
+from vllm_gac.kernels.warmup import DecodeKind, compile_ahead
+from vllm_gac.serving.packed_impl import PackedImpl
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
+
+
+@contextmanager
+def compiling_decode_kernels(
+    vllm_config: VllmConfig, block_size: int, max_query_len: int, device: torch.device
+) -> Iterator[None]:
+    """Meanwhile, compile for every layer of our backend and every batch the scheduler may make.
+
+    All layers at once, so that no core waits; for the model's other builders nothing is left to do.
+    """
+    kinds = _kinds(vllm_config, block_size, max_query_len)
+    most = vllm_config.scheduler_config.max_num_seqs
+    with ThreadPoolExecutor(1) as thread:
+        compiled = thread.submit(_compile, kinds, most, device)
+        yield
+        compiled.result()
+
+
+def _compile(kinds: list[DecodeKind], max_sequences: int, device: torch.device) -> None:
+    start = time.perf_counter()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # each thread has its own
+    compile_ahead(kinds, max_sequences, device)
+    seconds = time.perf_counter() - start
+    if seconds > 1:
+        logger.info("Compiled the decode kernels of %d shapes in %.1f s", len(kinds), seconds)
+
+
+def _kinds(vllm_config: VllmConfig, block_size: int, max_query_len: int) -> list[DecodeKind]:
+    kinds: dict[object, DecodeKind] = {}
+    for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
+        impl = layer.impl
+        if not isinstance(impl, PackedImpl):
+            continue
+        quantized = is_quantized_kv_cache(impl.kv_cache_dtype)
+        cache_dtype = current_platform.fp8_dtype() if quantized else layer.kv_cache_torch_dtype
+        group = None if impl.latent is None else impl.latent.up.shape
+        kinds[impl.geometry, group, impl.window, cache_dtype] = DecodeKind(
+            geometry=impl.geometry,
+            dtype=vllm_config.model_config.dtype,
+            cache_dtype=cache_dtype,
+            block_size=block_size,
+            max_query_len=max_query_len,
+            window=impl.window,
+            latent=impl.latent,
+        )
+    return list(kinds.values())

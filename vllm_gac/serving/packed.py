@@ -1,0 +1,67 @@
+"""Checkpoints whose linears a quantizer packed: what can be seen in their headers.
+
+How a linear is packed is its format's business, and for vLLM to read. That all linears are there,
+each with its scales, and everything that no quantizer touches as the config says, is for us: vLLM
+serves what is missing as whatever memory holds.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout import ModelLayout
+from vllm_gac.serving.preflight import MAX_FAULTS_SHOWN
+from vllm_gac.shards import TensorInfo, read_headers
+
+# Of 8 bits; they mean nothing without a scale.
+_SCALED_DTYPES = ("I8", "U8", "F8_E4M3", "F8_E5M2")
+# What several weights of fewer bits in one word are called, instead of "weight".
+_PACKED = ("weight_packed", "qweight")
+
+
+def check_packed(directory: Path, layout: ModelLayout) -> None:
+    """Raise CheckpointError unless `directory` holds all of `layout`, packed or not."""
+    tensors = read_headers(directory)
+    faults = itertools.chain(
+        _missing_or_misshapen(tensors, layout), _unscaled(tensors), _strangers(tensors, layout)
+    )
+    shown = list(itertools.islice(faults, MAX_FAULTS_SHOWN))
+    if shown:
+        raise CheckpointError(f"refusing to serve {directory}: {'; '.join(shown)}")
+
+
+def _missing_or_misshapen(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
+    packed = {_module(name) for name in tensors if name.rpartition(".")[2] in _PACKED}
+    for name, shape in layout.tensors().items():
+        if name in tensors:
+            found = tensors[name].shape
+            once = (1, *shape[1:]) if name.endswith(".rope_inv_freq") else shape
+            if found not in (shape, once):
+                where = f"{tensors[name].file}: {name}"
+                yield f"{where}: shape {list(found)}, expected {list(shape)}"
+        elif not (name.endswith(".weight") and _module(name) in packed):
+            yield f"{name}: missing, expected shape {list(shape)}"
+
+
+def _unscaled(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
+    scaled = {_module(name) for name in tensors if "scale" in name.rpartition(".")[2]}
+    for name, info in tensors.items():
+        if info.dtype in _SCALED_DTYPES and _module(name) not in scaled:
+            yield f"{info.file}: {name}: of dtype {info.dtype}, and there is no scale for it"
+
+
+def _strangers(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
+    """Tensors of no module of the model; the cache's scales belong to the attention."""
+    known = layout.tensors()
+    modules = {_module(name) for name in known}
+    for index in range(len(layout.layers)):
+        attention = f"model.layers.{index}.self_attn"
+        modules |= {attention, f"{attention}.attn"}
+    for name, info in tensors.items():
+        if name not in known and _module(name) not in modules:
+            yield f"{info.file}: {name}: not part of the model"
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]

@@ -1,0 +1,134 @@
+"""The prefill kernels of select.py, called alike: causal attention of sequences of any lengths."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from vllm.platforms import current_platform
+
+from vllm_gac.kernels.select import PREFILL_KERNELS, Gpu
+
+# FlashAttention 4 compiles another kernel for fewer queries than fill a tile; this many do.
+_FULL_TILE = 256
+_BOTTOM_RIGHT = 2  # PyTorch's and xformers' number for a causal mask aligned at the last tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where each sequence's keys begin: at `starts` one after the other, or in pages.
+
+    starts int32 [sequences + 1]; or lengths int32 [sequences] and block_table int32 [sequences,
+    blocks]. The other is None.
+    """
+
+    longest: int
+    starts: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
+    block_table: torch.Tensor | None = None
+
+
+def installed_gpu() -> Gpu:
+    """This machine's GPU, and what is installed for it; never initializes CUDA."""
+    capability = current_platform.get_device_capability()
+    if not current_platform.is_cuda() or capability is None:
+        return Gpu((0, 0), ())
+    from vllm.vllm_flash_attn.flash_attn_interface import is_fa_version_supported
+
+    def is_installed(kernel: str) -> bool:
+        if kernel == "FA4" and find_spec("cutlass") is None:  # which compiles it, when it is run
+            return False
+        return kernel == "xformers" or is_fa_version_supported(int(kernel.removeprefix("FA")))
+
+    installed = tuple(filter(is_installed, PREFILL_KERNELS))
+    return Gpu((capability.major, capability.minor), installed)
+
+
+def reads_pages(kernel: str, size: int, block_size: int) -> bool:
+    """Whether `kernel` reads pages of so many tokens about as fast as one stretch of memory.
+
+    `size` is the larger of the head sizes: from pages FA3 does not load larger ones as fast.
+    """
+    if kernel == "FA4":
+        return block_size % 128 == 0
+    return kernel == "FA2" or (kernel == "FA3" and size <= 128)
+
+
+def attend(
+    kernel: str,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    query_starts: torch.Tensor,
+    longest_query: int,
+    context: Context,
+    scale: float,
+    window: int | None,
+    output: torch.Tensor,
+) -> None:
+    """Attention of each sequence's last tokens over its context, itself included.
+
+    query [tokens, query heads, key size], query_starts int32 [sequences + 1] from 0; keys [context
+    tokens, KV heads, key size], or [blocks, block_size, KV heads, key size], and values likewise.
+    Writes output [tokens, query heads, value size]. `window` counts the tokens that a query sees.
+    """
+    if kernel == "xformers":
+        _memory_efficient(
+            query, keys, values, query_starts, longest_query, context, scale, window, output
+        )
+        return
+    # Not at the top: vLLM has the name on GPUs only.
+    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+
+    version = int(kernel.removeprefix("FA"))
+    flash_attn_varlen_func(
+        q=query,
+        k=keys,
+        v=values,
+        out=output,
+        cu_seqlens_q=query_starts,
+        max_seqlen_q=max(longest_query, _FULL_TILE) if version == 4 else longest_query,
+        cu_seqlens_k=context.starts,
+        seqused_k=context.lengths,
+        max_seqlen_k=context.longest,
+        block_table=context.block_table,
+        softmax_scale=scale,
+        causal=True,
+        window_size=None if window is None else [window - 1, 0],
+        num_splits=1 if version == 4 else 0,
+        fa_version=version,
+    )
+
+
+def _memory_efficient(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    query_starts: torch.Tensor,
+    longest_query: int,
+    context: Context,
+    scale: float,
+    window: int | None,
+    output: torch.Tensor,
+) -> None:
+    """xformers' CUTLASS kernel, which is PyTorch's operator.
+
+    It takes as many key as query heads: one launch for the first query head of every key head, one
+    for the second, and so on.
+    """
+    group = query.shape[1] // keys.shape[1]
+    for member in range(group):
+        attended = torch.ops.aten._efficient_attention_forward(
+            query[None, :, member::group],
+            keys[None],
+            values[None],
+            None,
+            query_starts,
+            context.starts,
+            longest_query,
+            context.longest,
+            0.0,
+            _BOTTOM_RIGHT,
+            scale=scale,
+            window_size=window,
+        )[0]
+        output[:, member::group] = attended[0]

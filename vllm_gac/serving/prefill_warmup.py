@@ -1,0 +1,90 @@
+"""Compiles what prefill needs when the first metadata builder of a model is made.
+
+Left to itself each kernel would be compiled when the first prompt meets it: FlashAttention 4 takes
+two seconds for each pair of head sizes, once, since what it compiles is kept on disk.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from vllm import envs
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import is_quantized_kv_cache
+
+from vllm_gac.serving.prefill import PrefillLayer, prefill_attention, prefill_batch
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
+
+_TOKENS = 16  # of a prompt
+_compiled: set[object] = set()
+
+
+def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: torch.device) -> None:
+    """Run a small chunk, of whole prompts and of later parts, on every class of our layers.
+
+    For the model's other builders nothing is left to do.
+    """
+    # As for vLLM's other compiled kernels; FlashAttention 4 keeps none unless it is told.
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    directory = Path(envs.VLLM_CACHE_ROOT) / "flash_attention_4"
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(directory))
+    start, before = time.perf_counter(), len(_compiled)
+    for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
+        prefill = getattr(layer.impl, "prefill_layer", None)
+        if not isinstance(prefill, PrefillLayer):
+            continue
+        quantized = is_quantized_kv_cache(layer.impl.kv_cache_dtype)
+        cache_dtype = current_platform.fp8_dtype() if quantized else layer.kv_cache_torch_dtype
+        up = None if prefill.latent is None else prefill.latent.up.shape
+        kind = prefill.geometry, prefill.kernel, prefill.window, up, cache_dtype, block_size
+        if kind not in _compiled:
+            _compiled.add(kind)
+            _run(prefill, vllm_config.model_config.dtype, cache_dtype, block_size, device)
+    seconds = time.perf_counter() - start
+    if seconds > 1:
+        logger.info(
+            "Compiled the prefill kernels of %d shapes in %.1f s", len(_compiled) - before, seconds
+        )
+
+
+def _run(
+    layer: PrefillLayer,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    block_size: int,
+    device: torch.device,
+) -> None:
+    g = layer.geometry
+
+    def zeros(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    # vLLM's layout on a GPU: [block, token, head, row], heads before tokens for its kernels.
+    row = g.key_width + g.value_size
+    cache = zeros(1, block_size, g.value_heads, row, dtype=cache_dtype).transpose(1, 2)
+    scale = torch.ones((), device=device) if cache_dtype.itemsize == 1 else None
+    for past in (0, block_size - _TOKENS // 2):
+        tokens = _TOKENS if not past else _TOKENS // 2
+        lengths = torch.tensor([past + tokens])
+        batch = prefill_batch(
+            torch.tensor([0, tokens]),
+            lengths,
+            lengths.int().to(device),
+            zeros(1, 1, dtype=torch.int32),
+        )
+        prefill_attention(
+            layer,
+            zeros(tokens, g.query_heads, g.query_size),
+            zeros(tokens, g.value_heads, g.key_width),
+            zeros(tokens, g.value_heads, g.value_size),
+            cache,
+            batch,
+            zeros(tokens, g.query_heads, g.value_size),
+            scale,
+            scale,
+        )

@@ -1,0 +1,79 @@
+"""vLLM's own FlashAttention backend on a paged cache, called as that calls it; to be measured."""
+
+from collections.abc import Callable
+
+import torch
+from vllm.platforms import current_platform
+
+# What vLLM captures decode graphs with (attention_config.flash_attn_max_num_splits_for_cuda_graph).
+_SPLITS = 32
+
+
+def stock_decode(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    next_table: Callable[[], torch.Tensor],
+    query_starts: torch.Tensor,
+    lengths: torch.Tensor,
+    longest: int,
+    scale: float,
+    output: torch.Tensor,
+) -> Callable[[], None]:
+    """A decode step of equal heads; the schedule, made once a step, is made beforehand.
+
+    Shapes as decode_attention takes them, with as many keys as values in a cache row; `next_table`
+    gives each call's block table.
+    """
+    from vllm.v1.attention.backends.fa_utils import (
+        flash_attn_varlen_func,
+        get_flash_attn_version,
+        get_scheduler_metadata,
+    )
+
+    rows = kv_cache.transpose(1, 2)
+    keys, values = rows.chunk(2, dim=-1)
+    version = get_flash_attn_version(head_size=keys.shape[-1])
+    schedule = None
+    if version == 3:
+        schedule = get_scheduler_metadata(
+            batch_size=lengths.shape[0],
+            max_seqlen_q=1,
+            max_seqlen_k=longest,
+            num_heads_q=query.shape[1],
+            num_heads_kv=keys.shape[2],
+            headdim=keys.shape[-1],
+            cache_seqlens=lengths,
+            qkv_dtype=query.dtype,
+            cu_seqlens_q=query_starts,
+            page_size=keys.shape[1],
+            causal=True,
+            num_splits=_SPLITS,
+        )
+
+    def call() -> None:
+        flash_attn_varlen_func(
+            q=query,
+            k=keys,
+            v=values,
+            out=output,
+            cu_seqlens_q=query_starts,
+            max_seqlen_q=1,
+            seqused_k=lengths,
+            max_seqlen_k=longest,
+            softmax_scale=scale,
+            causal=True,
+            block_table=next_table(),
+            scheduler_metadata=schedule,
+            num_splits=_SPLITS if version == 3 else 0,
+            fa_version=version,
+        )
+
+    return call
+
+
+def stock_prefill_kernel() -> str:
+    """The FlashAttention of vLLM's choice, by its name in select.py; it reads pages."""
+    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+
+    assert current_platform.is_cuda()
+    return f"FA{get_flash_attn_version()}"

@@ -1,0 +1,166 @@
+"""How a layout is split over tensor-parallel GPUs, and which sizes can split it.
+
+Query heads, key heads, value heads and MLP channels are dealt out evenly, in their order, so that
+a query head stays with the key and the value head that it meets. Key or value heads that are fewer
+than the GPUs are repeated until each GPU has one: then several GPUs cache the same numbers, as
+they do for a dense model. Of a factorized linear one factor is split and the other is whole on
+every GPU, so ranks can be anything.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vllm_gac.contract import align
+from vllm_gac.errors import CheckpointError, PlanError
+from vllm_gac.layout import LayerLayout, ModelLayout
+
+if TYPE_CHECKING:
+    import torch
+
+# vLLM pads the vocabulary to a multiple of this before it splits it.
+_VOCABULARY_GRANULE = 64
+_WIDTH = "intermediate_size"
+
+
+def splits(layout: ModelLayout, tp: int) -> bool:
+    """Whether `tp` GPUs can share every layer of `layout`."""
+    return next(_obstacles(layout, tp), None) is None
+
+
+def check_split(layout: ModelLayout, tp: int, pp: int = 1) -> None:
+    """Raise CheckpointError unless `tp` GPUs can share each layer, and `pp` stages the layers.
+
+    It names the first layer and its dim that cannot be split, and the nearest that can.
+    """
+    if pp > len(layout.layers):
+        raise CheckpointError(
+            f"--pipeline-parallel-size {pp}: the model has {len(layout.layers)} layers and every "
+            f"stage needs one; use at most {len(layout.layers)}"
+        )
+    obstacle = next(_obstacles(layout, tp), None)
+    if obstacle is None:
+        return
+    where, what, dim, nearest = obstacle
+    raise CheckpointError(
+        f"--tensor-parallel-size {tp}: {where} has {what} = {dim}, which {tp} GPUs cannot share "
+        f"evenly; {_sizes(layout, tp)} can share this model, or {tp} can if {what} is {nearest}"
+    )
+
+
+def check_planned_for(dense: ModelLayout, tp: int) -> None:
+    """Raise PlanError if `tp` GPUs cannot share the heads of `dense`, which no plan adds to."""
+    for where, what, count, _ in _obstacles(dense, tp):
+        if what != _WIDTH:  # one that can be shared will be chosen, or this one padded
+            raise PlanError(
+                f"--tp {tp}: {where} has {what} = {count}, which {tp} GPUs cannot share evenly; "
+                f"{_sizes(dense, tp)} can share this model"
+            )
+
+
+def repeated_heads(layout: ModelLayout, tp: int) -> ModelLayout:
+    """`layout` with key and value heads repeated where they are fewer than `tp` GPUs.
+
+    The heads that latent keys are rebuilt for are repeated likewise. For layouts that split.
+    """
+    layers = tuple(
+        replace(
+            layer,
+            key=replace(layer.key, heads=max(layer.key.heads, tp)),
+            value=replace(layer.value, heads=max(layer.value.heads, tp)),
+        )
+        for layer in layout.layers
+    )
+    return replace(layout, num_key_value_heads=max(layout.num_key_value_heads, tp), layers=layers)
+
+
+def with_heads_of(layout: ModelLayout, stored: ModelLayout) -> ModelLayout:
+    """`layout` before its heads were repeated, with as many as `stored` has."""
+    layers = tuple(
+        replace(
+            layer,
+            key=replace(layer.key, heads=own.key.heads),
+            value=replace(layer.value, heads=own.value.heads),
+        )
+        for layer, own in zip(layout.layers, stored.layers, strict=True)
+    )
+    return replace(layout, num_key_value_heads=stored.num_key_value_heads, layers=layers)
+
+
+def repeated_tensor(
+    before: ModelLayout, after: ModelLayout, name: str, tensor: "torch.Tensor"
+) -> "torch.Tensor":
+    """Tensor `name` of `before` with its heads repeated as in `after`, which is else the same.
+
+    Neighbours are copies of one head, as the query heads that meet them are neighbours. A RoPE
+    table of one row is shared by all heads already.
+    """
+    parts = name.split(".", 4)
+    if parts[:2] != ["model", "layers"] or parts[3] != "self_attn":
+        return tensor
+    index, part = int(parts[2]), parts[4].partition(".")[0]
+    old, new = before.layers[index], after.layers[index]
+    if part == "k_up_proj":
+        old_count, new_count = before.num_key_value_heads, after.num_key_value_heads
+        if (old_count, old.key.heads) == (new_count, new.key.heads):
+            return tensor
+        heads = tensor.reshape(old_count, before.head_dim, -1)
+        heads = heads.repeat_interleave(new_count // old_count, 0)
+        return heads.reshape(new.key.heads, -1, tensor.shape[-1])
+    match part:
+        case "k_proj" | "rope_inv_freq":
+            old_count, new_count = old.key.heads, new.key.heads
+        case "v_proj":
+            old_count, new_count = old.value.heads, new.value.heads
+        case _:
+            return tensor
+    shared = parts[4].endswith(".A.weight") or (part == "rope_inv_freq" and len(tensor) == 1)
+    if shared or old_count == new_count:
+        return tensor
+    heads = tensor.reshape(old_count, -1, *tensor.shape[1:])
+    return heads.repeat_interleave(new_count // old_count, 0).reshape(-1, *tensor.shape[1:])
+
+
+def _obstacles(layout: ModelLayout, tp: int) -> Iterator[tuple[str, str, int, int]]:
+    """Dims that `tp` GPUs cannot share: where, what, the dim and the nearest that they can."""
+    for index, layer in enumerate(layout.layers):
+        for what, dim, nearest in _layer_obstacles(layout, layer, tp):
+            yield f"layer {index}", what, dim, nearest
+    vocabulary = -(-layout.vocab_size // _VOCABULARY_GRANULE) * _VOCABULARY_GRANULE
+    if vocabulary % tp:
+        fitting = _multiple(vocabulary, tp * _VOCABULARY_GRANULE)
+        yield "the model", "vocab_size padded to a multiple of 64", vocabulary, fitting
+
+
+def _layer_obstacles(
+    layout: ModelLayout, layer: LayerLayout, tp: int
+) -> Iterator[tuple[str, int, int]]:
+    if layer.query_heads % tp:
+        yield "query heads", layer.query_heads, _multiple(layer.query_heads, tp)
+    heads = [("key heads", layer.key.heads), ("value heads", layer.value.heads)]
+    if layer.key.form == "latent":
+        heads.append(("heads to rebuild keys for", layout.num_key_value_heads))
+    for what, count in heads:
+        if count % tp and tp % count:
+            fitting = [n for n in range(1, count + tp + 1) if n % tp == 0 or tp % n == 0]
+            yield what, count, min(fitting, key=lambda n: abs(n - count))
+    width = layer.intermediate_size
+    if width % tp:
+        yield (
+            _WIDTH,
+            width,
+            align(width, "minimal", "width", tensor_parallel_size=tp),
+        )
+
+
+def _sizes(layout: ModelLayout, tp: int) -> str:
+    """The sizes next below and above `tp` that split `layout`."""
+    most = layout.num_attention_heads
+    below = next(n for n in range(min(tp, most), 0, -1) if splits(layout, n) or n == 1)
+    above = next((n for n in range(tp + 1, most + 1) if splits(layout, n)), None)
+    return f"{below} or {above}" if above else f"at most {below}"
+
+
+def _multiple(dim: int, of: int) -> int:
+    """The multiple of `of` nearest to `dim`, at least one."""
+    return max(1, round(dim / of)) * of
