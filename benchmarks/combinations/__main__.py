@@ -25,8 +25,8 @@ from vllm_gac import demo
 # Prompts, their length, and the length of answers.
 BATCHES = {"64x128->256": (64, 128, 256), "16x2048->1": (16, 2048, 1)}
 SMALL_BATCHES = {"4x16->8": (4, 16, 8), "2x64->1": (2, 64, 1)}
-RUNS = 3
-TEXT_TOKENS, WINDOW = 3600, 900
+RUNS = 2
+TEXT_TOKENS, WINDOW, SCORED_EVERY = 3600, 900, 15
 PROMPTS = ("def __init__(self", "import os\n", "class Node:\n", "    for i in range(", "try:\n")
 ANSWER = 64
 
@@ -54,15 +54,18 @@ def quantization(args: argparse.Namespace) -> dict[str, Any]:
     """Throughput of Llama-3-8B's shape in bf16 and FP8; perplexity of the demo model likewise."""
     shapes = models.shapes(args.work / "shapes", args.small)
     fast = {
-        f"{name} {dtype}": (shapes[name], {"quantization": quantization} if quantization else {})
+        f"{name} {dtype}": (shapes[name], asked)
         for name in ("dense", "gac", "misaligned")
-        for dtype, quantization in (("bf16", None), ("fp8", "fp8_per_tensor"))
+        for dtype, asked in (("bf16", {}), ("fp8", {"quantization": "fp8_per_tensor"}))
         if (name, dtype) != ("misaligned", "bf16")
     }
+    trained = _demos(args)
     demos = {
-        f"demo {name} {how}": (model, how)
-        for name, model in _demos(args).items()
-        for how in ("bf16", "fp8_per_tensor", "fp8_per_block")
+        f"demo {name} {how}": (trained[name], how)
+        for name, how in (
+            *(("dense", how) for how in ("bf16", "fp8_per_tensor")),
+            *(("misaligned", how) for how in ("bf16", "fp8_per_tensor", "fp8_per_block")),
+        )
     }
     length = 128 if args.small else 2304
     batches = SMALL_BATCHES if args.small else BATCHES
@@ -71,12 +74,11 @@ def quantization(args: argparse.Namespace) -> dict[str, Any]:
             name: start(
                 name,
                 model,
-                **_dummy(model, name),
+                **_dummy(name),
                 **options,
                 max_model_len=length,
                 max_num_seqs=64,
                 kv_cache_memory_bytes=(1 if args.small else 6) << 30,
-                gpu_memory_utilization=0.2,
             )
             for name, (model, options) in fast.items()
         }
@@ -144,7 +146,12 @@ def kv(args: argparse.Namespace) -> dict[str, Any]:
 def lifecycle(args: argparse.Namespace) -> dict[str, Any]:
     """A padded checkpoint put to sleep and woken, read again, and decoded speculatively."""
     model = _demos(args)["misaligned"]
-    ngram = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+    ngram = {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 1,  # so that some drafts are wrong
+        "prompt_lookup_max": 3,
+    }
     with _engines(args) as start:
         sleeper = start("sleeper", model, enable_sleep_mode=args.device != "cpu")
         drafting = start("ngram", model, speculative_config=ngram, disable_log_stats=False)
@@ -170,10 +177,10 @@ def lora(args: argparse.Namespace) -> dict[str, Any]:
 
         # Twice without: what the adapter leaves behind would be seen.
         said = {
-            "merged": _said(alone, lambda e: {"logprobs": _scored(e)}),
-            "base": _said(adapted, lambda e: {"logprobs": _scored(e)}),
-            "adapter": _said(adapted, lambda e: {"logprobs": _scored(e, adapter=str(adapter))}),
-            "base again": _said(adapted, lambda e: {"logprobs": _scored(e)}),
+            "merged": _said(alone, lambda e: {"logprobs": _scored_next(e)}),
+            "base": _said(adapted, lambda e: {"logprobs": _scored_next(e)}),
+            "adapter": _said(adapted, lambda e: {"logprobs": _scored_next(e, str(adapter))}),
+            "base again": _said(adapted, lambda e: {"logprobs": _scored_next(e)}),
         }
     return {name: compared(x, said["merged"]) for name, x in said.items()}
 
@@ -206,7 +213,6 @@ def _engines(args: argparse.Namespace) -> Iterator[Callable[..., Engine]]:
                 few["cudagraph_capture_sizes"] = [1, 2, 4, 8, 16, 32, options["max_num_seqs"]]
             if args.device == "cpu":
                 common |= {"enforce_eager": True}
-                options.pop("gpu_memory_utilization", None)
                 del common["gpu_memory_utilization"], common["compilation_config"]
             engine = Engine(name, args.work / "logs", model=str(model), **common | options)
             stack.callback(engine.close)
@@ -223,7 +229,7 @@ def _demos(args: argparse.Namespace) -> dict[str, Path]:
     }
 
 
-def _dummy(model: Path, name: str) -> dict[str, Any]:
+def _dummy(name: str) -> dict[str, Any]:
     """Random weights, as vLLM or our loader makes them."""
     if name.startswith("dense"):
         return {"load_format": "dummy"}
@@ -263,11 +269,21 @@ def _timed(engine: Engine, batches: dict[str, tuple[int, int, int]]) -> dict[str
     }
 
 
-def _scored(engine: Engine, **request: str) -> list[float]:
-    text = _tokens(demo.HELD_OUT.read_text())[:TEXT_TOKENS]
-    windows = [text[i : i + WINDOW] for i in range(0, len(text), WINDOW)]
-    scored: list[float] = engine.ask("score", windows=windows, **request)
+def _scored(engine: Engine) -> list[float]:
+    scored: list[float] = engine.ask("score", windows=_windows())
     return scored
+
+
+def _scored_next(engine: Engine, adapter: str | None = None) -> list[float]:
+    scored: list[float] = engine.ask(
+        "score_next", windows=_windows(), every=SCORED_EVERY, adapter=adapter
+    )
+    return scored
+
+
+def _windows() -> list[list[int]]:
+    text = _tokens(demo.HELD_OUT.read_text())[:TEXT_TOKENS]
+    return [text[i : i + WINDOW] for i in range(0, len(text), WINDOW)]
 
 
 def _answers(engine: Engine) -> list[dict[str, Any]]:

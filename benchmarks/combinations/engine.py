@@ -107,14 +107,8 @@ def _worker_facts(worker: Any) -> dict[str, Any]:
     from vllm.model_executor.layers.linear import LinearBase
 
     layers = worker.get_model().model.layers
-    linears = [
-        m for m in layers.modules() if hasattr(m, "quant_method") and hasattr(m, "input_size")
-    ]
-    sides = {
-        size
-        for m in linears
-        for size in (m.input_size, *getattr(m, "output_sizes", [m.output_size]))
-    }
+    linears = [m for m in layers.modules() if isinstance(m, LinearBase)]
+    sides = {size for m in linears for size in (m.input_size, m.output_size)}
     return {
         "attention": sorted({layer.self_attn.attn.attn_backend.get_name() for layer in layers}),
         "linears": sorted({type(m.quant_method).__name__ for m in linears}),
@@ -144,12 +138,12 @@ def throughput(llm: Any, prompts: int, length: int, output: int, runs: int) -> l
     return seconds[1:]
 
 
-def score(llm: Any, windows: list[list[int]], **request: Any) -> list[float]:
+def score(llm: Any, windows: list[list[int]]) -> list[float]:
     """The logprob of every token of the windows but the first of each."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
-    scored = llm.generate(_prompts(windows), sampling, use_tqdm=False, **_lora(request))
+    scored = llm.generate(_prompts(windows), sampling, use_tqdm=False)
     return [
         step[token].logprob
         for output in scored
@@ -157,12 +151,36 @@ def score(llm: Any, windows: list[list[int]], **request: Any) -> list[float]:
     ]
 
 
-def complete(llm: Any, prompts: list[list[int]], output: int, **request: Any) -> list[Any]:
+def score_next(
+    llm: Any, windows: list[list[int]], every: int, adapter: str | None = None
+) -> list[float]:
+    """The logprob of each token of the windows after `every` others, one request each.
+
+    With an adapter, vLLM on a CPU cannot say the logprobs of a prompt.
+    """
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    ends = [(window, end) for window in windows for end in range(every, len(window), every)]
+    sampling = [
+        SamplingParams(max_tokens=1, temperature=0, logprobs=0, allowed_token_ids=[window[end]])
+        for window, end in ends
+    ]
+    request = {} if adapter is None else {"lora_request": LoRARequest("adapter", 1, adapter)}
+    prompts = _prompts([window[:end] for window, end in ends])
+    outputs = llm.generate(prompts, sampling, use_tqdm=False, **request)
+    return [
+        output.outputs[0].logprobs[0][window[end]].logprob
+        for output, (window, end) in zip(outputs, ends, strict=True)
+    ]
+
+
+def complete(llm: Any, prompts: list[list[int]], output: int) -> list[Any]:
     """Of each prompt greedily: tokens, their logprobs, and how much of it was cached."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True, logprobs=0)
-    completed = llm.generate(_prompts(prompts), sampling, use_tqdm=False, **_lora(request))
+    completed = llm.generate(_prompts(prompts), sampling, use_tqdm=False)
     return [
         {
             "tokens": list(answer.token_ids),
@@ -219,17 +237,19 @@ def _prompts(tokens: list[list[int]]) -> list[dict[str, list[int]]]:
     return [{"prompt_token_ids": prompt} for prompt in tokens]
 
 
-def _lora(request: dict[str, Any]) -> dict[str, Any]:
-    if not request:
-        return {}
-    from vllm.lora.request import LoRARequest
-
-    return {"lora_request": LoRARequest("adapter", 1, request["adapter"])}
-
-
 ASKED = {
     function.__name__: function
-    for function in (throughput, score, complete, sleep, wake, reload, forget_prefixes, drafts)
+    for function in (
+        throughput,
+        score,
+        score_next,
+        complete,
+        sleep,
+        wake,
+        reload,
+        forget_prefixes,
+        drafts,
+    )
 }
 
 

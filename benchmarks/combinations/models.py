@@ -103,7 +103,7 @@ def adapter_and_merged(model: Path, out: Path) -> tuple[Path, Path]:
             if weight.ndim != 2:  # the up factors of latent keys are no linear
                 continue
             a = torch.randn(RANK, weight.shape[1], generator=generator) * weight.shape[1] ** -0.5
-            b = torch.randn(weight.shape[0], RANK, generator=generator) * 0.01
+            b = torch.randn(weight.shape[0], RANK, generator=generator) * 0.002
             linear = "base_model.model." + name.removesuffix(".weight")
             factors |= {f"{linear}.lora_A.weight": a, f"{linear}.lora_B.weight": b}
             tensors[name] = (weight.float() + ALPHA / RANK * b @ a).to(weight.dtype)

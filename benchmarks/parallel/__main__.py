@@ -48,6 +48,7 @@ def main() -> int:
         "commit": args.commit or _commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "shape": args.shape,
+        "at_once": args.at_once,
     }
     args.out.mkdir(parents=True, exist_ok=True)
     expected = 0
@@ -56,7 +57,10 @@ def main() -> int:
         layers = write(models, SHAPES[args.shape])
         result["layer"] = layers["gac"][0]
         for part in args.parts:
-            jobs = _tokens_jobs(args.demo) if part == "tokens" else _speed_jobs(models, args.shape)
+            if part == "tokens":
+                jobs = _tokens_jobs(args.demo, SHAPES[args.shape].engine)
+            else:
+                jobs = _speed_jobs(models, args.shape)
             expected += len(jobs)
             result[part] = _run(jobs, Path(work, part), args.out, args.at_once, deadline)
             (args.out / "parallel.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -69,7 +73,7 @@ def main() -> int:
     return 0
 
 
-def _tokens_jobs(compressed: Path) -> list[dict[str, Any]]:
+def _tokens_jobs(compressed: Path, engine: dict[str, Any]) -> list[dict[str, Any]]:
     """The demo model, dense and compressed, on one GPU and on two."""
     return [
         {
@@ -79,7 +83,7 @@ def _tokens_jobs(compressed: Path) -> list[dict[str, Any]]:
             "tp": tp,
             "options": options,
             "cache_bytes": 1 << 28,
-            "engine": {"max_model_len": 1024, "dtype": "bfloat16"},
+            "engine": engine | {"max_model_len": 1024},
         }
         for name, model, options in (("dense", demo.MODEL, None), ("GAC", compressed, {}))
         for tp in (1, 2)

@@ -21,13 +21,12 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def _about(result: Mapping[str, Any]) -> str:
-    first = next(iter(result.get("speed") or result["tokens"].values()), None)
-    seen = next(iter((result.get("speed") or result["tokens"]).values())) if first else {}
-    versions = ", ".join(f"{name} {v}" for name, v in seen.get("versions", {}).items())
+    seen = next(iter((result.get("speed") or result["tokens"]).values()))
+    versions = ", ".join(f"{name} {version}" for name, version in seen["versions"].items())
     return (
-        f"    {result['command']}\n\n{seen.get('machine')}, {versions}; {result['date']}, commit "
-        f"{result['commit']}. All engines were up at once and measured one after the other, in "
-        f"vLLM's defaults (CUDA graphs: {seen.get('cudagraphs')}).\n"
+        f"    {result['command']}\n\n{seen['machine']}, {versions}; {result['date']}, commit "
+        f"{result['commit']}. vLLM's defaults (CUDA graphs: {seen['cudagraphs']}); up to "
+        f"{result['at_once']} engines were up at once, and measured one after the other.\n"
     )
 
 

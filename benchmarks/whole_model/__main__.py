@@ -3,25 +3,26 @@
 import argparse
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import whole_model
 from benchmarks.whole_model.models import SHAPES, Model, models
+from benchmarks.whole_model.process import Process, ended
 from vllm_gac.durable import write_json
 
 # Started once more when all is done, with compiled code in its cache.
 STARTED_AGAIN = ("dense", "heterogeneous")
 # The last batch of a shape is for these.
 EVERY_BATCH = ("dense", "heads-96-64", "heads-64-64")
-# Seconds of a model and of a second start, until it is known how long they take here.
-GUESSES = {False: 80.0, True: 40.0}
+# Seconds of a model that is timed and of a second start, until it is known what they take here.
+GUESSES = {True: 80.0, False: 40.0}
 
 
 def main() -> None:
@@ -36,6 +37,10 @@ def main() -> None:
     run_parser.add_argument("--models", help="names, by comma (all)")
     run_parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing beyond them")
     run_parser.add_argument("--every-batch", default=",".join(EVERY_BATCH), help="names, by comma")
+    run_parser.add_argument(
+        "--together", type=int, default=0, help="models to compile at once, after the dense one"
+    )
+    run_parser.add_argument("--engine", default="{}", help="JSON of more arguments of LLM(...)")
     run_parser.add_argument("--longest", type=float, default=300, help="seconds; then it hangs")
     run_parser.add_argument("--commit", help="of the sources, where there is no .git")
     report_parser = verbs.add_parser("report", help="JSON, tables and plot of what was run")
@@ -51,38 +56,75 @@ def main() -> None:
         run(args)
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One engine to be started: timed with so many batches, or started again with none."""
+
+    model: Model
+    batches: int
+
+    @property
+    def name(self) -> str:
+        return self.model.name + ("" if self.batches else ".again")
+
+
 def run(args: argparse.Namespace) -> None:
     """Every model that has no JSON yet, as far as the time goes, then second starts."""
     start, runs = time.monotonic(), args.runs
-    queue = list(_queue(args, models(SHAPES[args.shape].dense)))
+    tasks = list(_tasks(args, models(SHAPES[args.shape].dense)))
     (runs / "logs").mkdir(parents=True, exist_ok=True)
     if not (runs / "run.json").exists():
-        facts = {"shape": args.shape, "commit": args.commit or _commit()}
-        write_json(runs / "run.json", facts | {"date": datetime.now(UTC).date().isoformat()})
-    if not (runs / "roofs.json").exists():
-        roofs = Process("benchmarks.whole_model.roofs", "roofs", runs, runs / "roofs.json")
-        roofs.go_and_wait(args.longest)
+        facts = {
+            "shape": args.shape,
+            "engine": json.loads(args.engine),
+            "commit": args.commit or _commit(),
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+        write_json(runs / "run.json", facts)
+    if not (roofs := runs / "roofs.json").exists():
+        log, cache = runs / "logs" / "roofs.log", runs / "caches"
+        with ended(Process("benchmarks.whole_model.roofs", log, roofs, cache=cache)) as process:
+            process.wait(args.longest)
+    alone = [task for task in tasks if task.model.name == "dense" and task.batches]
+    together = [task for task in tasks if task.batches and task not in alone]
+    again = [task for task in tasks if not task.batches]
     spent: dict[bool, float] = {}
-    following: Process | None = None
-    for place, (model, again, batches) in enumerate(queue):
-        this = following or _engine(args, model, again, batches)
-        left = args.seconds - (time.monotonic() - start)
-        if left < spent.get(again, GUESSES[again]):
-            this.kill()
-            print(f"no time left for {this.name}: run the same command again", flush=True)
-            break
-        following = _engine(args, *queue[place + 1]) if place + 1 < len(queue) else None
-        try:
-            seconds = this.go_and_wait(args.longest)
-        except BaseException:
-            if following:
-                following.kill()
-            raise
-        spent[again] = max(seconds, spent.get(again, 0))
+    for number, queue in enumerate((alone, together, again)):
+        if number == 1 and args.together:
+            _compile_together(args, together)
+        with contextlib.ExitStack() as processes:
+            waiting: Process | None = None
+            for place, task in enumerate(queue):
+                if not task.batches and _started_warm(args, task.model):
+                    continue
+                this = waiting or processes.enter_context(ended(_engine(args, task)))
+                timed, left = task.batches > 0, args.seconds - (time.monotonic() - start)
+                if left < spent.get(timed, GUESSES[timed]):
+                    print(f"no time left for {task.name}: run the same command again", flush=True)
+                    return
+                waiting = None
+                if timed and place + 1 < len(queue):  # reads vLLM's files meanwhile
+                    waiting = processes.enter_context(ended(_engine(args, queue[place + 1])))
+                this.go()
+                spent[timed] = this.wait(args.longest)
 
 
-def _queue(args: argparse.Namespace, every: list[Model]) -> Iterator[tuple[Model, bool, int]]:
-    """What is still to be done: (model, whether it is its second start, batches to time)."""
+def _compile_together(args: argparse.Namespace, tasks: list[Task]) -> None:
+    """Start models at once, so that every core compiles; none of them is timed."""
+    fresh = [task for task in tasks if not _is_compiled(args, task.model)]
+    with contextlib.ExitStack() as processes:
+        engines = [
+            processes.enter_context(ended(_engine(args, task, beside_others=True)))
+            for task in fresh[: args.together]
+        ]
+        for engine in engines:
+            engine.go()
+        for engine in engines:
+            engine.wait(args.longest)
+
+
+def _tasks(args: argparse.Namespace, every: list[Model]) -> Iterator[Task]:
+    """What is still to be done."""
     chosen = every
     if args.models:
         names = args.models.split(",")
@@ -90,16 +132,23 @@ def _queue(args: argparse.Namespace, every: list[Model]) -> Iterator[tuple[Model
         if unknown := [name for name in names if name not in known]:
             raise SystemExit(f"--models: no model {unknown[0]!r}; there are {', '.join(known)}")
         chosen = [known[name] for name in names]
+    done = {model.name for model in chosen if (args.runs / f"{model.name}.json").exists()}
+    count = len(SHAPES[args.shape].batches)
     for model in chosen:
-        count = len(SHAPES[args.shape].batches)
-        if not (args.runs / f"{model.name}.json").exists():
-            yield model, False, count - (model.name not in args.every_batch.split(","))
+        if model.name not in done:
+            yield Task(model, count - (model.name not in args.every_batch.split(",")))
     for model in chosen:
         if model.name not in STARTED_AGAIN or (args.runs / f"{model.name}.again.json").exists():
             continue
-        here = not (args.runs / f"{model.name}.json").exists()
-        if here or _cache(args, model).exists():  # else what was compiled is on another machine
-            yield model, True, 0
+        # Else what was compiled is on another machine.
+        if model.name not in done or _is_compiled(args, model):
+            yield Task(model, 0)
+
+
+def _started_warm(args: argparse.Namespace, model: Model) -> bool:
+    """Whether its first start, the timed one, found its code compiled: a second says no more."""
+    timed = args.runs / f"{model.name}.json"
+    return timed.exists() and bool(json.loads(timed.read_text())["compiled_before"])
 
 
 def _cache(args: argparse.Namespace, model: Model) -> Path:
@@ -107,67 +156,25 @@ def _cache(args: argparse.Namespace, model: Model) -> Path:
     return cache
 
 
-def _engine(args: argparse.Namespace, model: Model, again: bool, batches: int) -> "Process":
-    """An engine that waits to be told to start."""
-    directory, name = args.runs / "models" / model.name, model.name + ".again" * again
+def _is_compiled(args: argparse.Namespace, model: Model) -> bool:
+    return (_cache(args, model) / "vllm" / "torch_compile_cache").exists()
+
+
+def _engine(args: argparse.Namespace, task: Task, beside_others: bool = False) -> Process:
+    """An engine that waits to be told to start; beside others, it only does that."""
+    model, logs = task.model, args.runs / "logs"
+    directory, out = args.runs / "models" / model.name, args.runs / f"{task.name}.json"
     model.write(directory)
+    batches = ("--batches", str(task.batches))
+    log = logs / f"{task.name}.log"
+    if beside_others:
+        out, batches = logs / f"{task.name}.beside.json", ("--beside-others",)
+        log = logs / f"{task.name}.beside.log"
     options = () if model.options is None else ("--options", json.dumps(model.options))
-    return Process(
-        "benchmarks.whole_model.engine",
-        name,
-        args.runs,
-        *(directory, args.runs / f"{name}.json", *options),
-        *("--shape", args.shape, "--batches", str(batches)),
-        cache=_cache(args, model),
-    )
-
-
-class Process:
-    """`python -m module arguments`, its output in a log, its compiled code in a cache of its own.
-
-    A model that was never started finds that empty: its start is a cold one.
-    """
-
-    def __init__(
-        self, module: str, name: str, runs: Path, *arguments: str | Path, cache: Path | None = None
-    ) -> None:
-        self.name, self.log = name, runs / "logs" / f"{name}.log"
-        environment = os.environ | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
-        if cache:
-            environment |= {
-                "VLLM_CACHE_ROOT": str(cache / "vllm"),
-                "TRITON_CACHE_DIR": str(cache / "triton"),
-                "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-            }
-        with self.log.open("w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, arguments)],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=out,
-                env=environment,
-                process_group=0,  # to end with all that it starts
-            )
-
-    def go_and_wait(self, longest: float) -> float:
-        """Have it begin; the seconds until it ended, with success or not."""
-        begun = time.monotonic()
-        try:
-            self.process.communicate(b"go\n", timeout=longest)
-        except subprocess.TimeoutExpired:
-            print(f"{self.name} takes more than {longest:.0f} s", flush=True)
-        finally:
-            self.kill()
-        seconds, code = time.monotonic() - begun, self.process.wait()
-        told = "" if code == 0 else f": failed, see {self.log}"
-        print(f"{seconds:6.1f} s  {self.name}{told}", flush=True)
-        return seconds
-
-    def kill(self) -> None:
-        """End it and all that it started, whatever of them has not ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+    engine = ("--shape", args.shape, "--engine", args.engine)
+    arguments = (directory, out, *engine, *batches, *options)
+    module = "benchmarks.whole_model.engine"
+    return Process(module, log, *arguments, cache=_cache(args, model))
 
 
 def _commit() -> str:

@@ -5,6 +5,7 @@ Begins when it is given a line on standard input; see __main__.py.
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -23,7 +24,9 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--options", help="JSON of --model-loader-extra-config; dense without")
     parser.add_argument("--shape", choices=SHAPES, required=True)
+    parser.add_argument("--engine", default="{}", help="JSON of more arguments of LLM(...)")
     parser.add_argument("--batches", type=int, default=0, help="how many of the shape's to time")
+    parser.add_argument("--beside-others", action="store_true", help="take little GPU memory")
     args = parser.parse_args()
 
     from vllm import LLM
@@ -35,19 +38,27 @@ def main() -> None:
     settings: dict[str, Any] = {"load_format": "dummy"}
     if args.options:
         settings = {"load_format": "gac", "model_loader_extra_config": json.loads(args.options)}
+    if args.beside_others:
+        # Neither is part of the key under which compiled code is cached.
+        settings |= {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.05}
+    compiled_before = (Path(os.environ["VLLM_CACHE_ROOT"]) / "torch_compile_cache").exists()
     begun = time.perf_counter()
     llm = LLM(
         str(args.directory),
         skip_tokenizer_init=True,
         disable_log_stats=False,  # requests then say when their tokens came
         seed=0,
-        **settings | shape.engine,
+        **settings | shape.engine | json.loads(args.engine),
     )
     startup = time.perf_counter() - begun
     llm.collective_rpc(_watch_compilations)
     # What is compiled only now, a first user waits for.
     first = _generate(llm, Batch(2, 300, 4), 0)["seconds"]
-    startups = {"startup_seconds": startup, "first_answer_seconds": first}
+    startups = {
+        "compiled_before": compiled_before,
+        "startup_seconds": startup,
+        "first_answer_seconds": first,
+    }
     result = {**startups, **_facts(llm), "batches": {}}
     for batch in shape.batches[: args.batches]:
         short = Batch(min(batch.prompts, 16), batch.length, min(batch.output, 8))

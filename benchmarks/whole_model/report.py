@@ -11,6 +11,7 @@ from benchmarks.whole_model.plot import plot
 from vllm_gac.durable import write_json, write_text
 
 COMMAND = "python -m benchmarks.whole_model run RUNS"
+DEFAULTS = "Random weights, vLLM's defaults"
 
 
 def write_report(runs: Path, out: Path) -> None:
@@ -54,17 +55,24 @@ def results(runs: Path) -> dict[str, Any]:
                 "phases": _phases(pair, shape.batches),
                 "kv_tokens": own["kv_blocks"] * own["block_size"],
                 "kv_tokens_of_its_bytes": blocks * own["block_size"],
-                "startup_seconds": round(own["startup_seconds"], 1),
-                "torch_compile_seconds": round(own["torch_compile_seconds"], 1),
-                "second_startup_seconds": (
-                    round(_read(again)["startup_seconds"], 1) if again.exists() else None
-                ),
+                **_startups(own, _read(again) if again.exists() else None),
                 "first_answer_seconds": round(own["first_answer_seconds"], 2),
                 "compiled_after_startup": own["compiled_after_startup"],
             }
         )
     about = {"gpu": dense["gpu"], "versions": dense["versions"], **facts, "roofs": roofs}
     return {"command": COMMAND, **about, "models": rows}
+
+
+def _startups(first: dict[str, Any], again: dict[str, Any] | None) -> dict[str, float | None]:
+    """Seconds in LLM(...), and in torch.compile, with nothing compiled before and with all."""
+    cold = None if first["compiled_before"] else first
+    warm = first if first["compiled_before"] else again
+    return {
+        f"{when}_{what}_seconds": None if run is None else round(run[f"{what}_seconds"], 1)
+        for when, run in (("cold", cold), ("warm", warm))
+        for what in ("startup", "torch_compile")
+    }
 
 
 def _batch(
@@ -121,6 +129,7 @@ def _read(path: Path) -> dict[str, Any]:
 def markdown(result: dict[str, Any], figure: str) -> str:
     """The page."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    settings = DEFAULTS + (f" but {json.dumps(result['engine'])}" if result["engine"] else "")
     roofs, rows = result["roofs"], result["models"]
     phases, batches = list(rows[0]["phases"]), list(rows[0]["batches"])
     dims = [
@@ -131,8 +140,9 @@ def markdown(result: dict[str, Any], figure: str) -> str:
     times = [
         [r["name"], *(_seconds(r["batches"].get(batch)) for batch in batches),
          f"{r['kv_tokens']:,}", "yes" if r["kv_tokens"] == r["kv_tokens_of_its_bytes"] else "no",
-         f"{r['startup_seconds']} ({r['torch_compile_seconds']})",
-         r["second_startup_seconds"] or "-", r["first_answer_seconds"]]
+         r["cold_startup_seconds"] or "-",
+         r["cold_torch_compile_seconds"] or "-", r["warm_startup_seconds"] or "-",
+         r["first_answer_seconds"]]
         for r in rows
     ]  # fmt: skip
     return "\n".join(
@@ -141,7 +151,7 @@ def markdown(result: dict[str, Any], figure: str) -> str:
             "",
             f"{result['gpu']}, {result['date']}, {versions}, commit {result['commit']}, "
             f"`{result['command']}`.",
-            "Random weights, vLLM's defaults. Ideal: prefill by FLOPs, decode by the bytes of "
+            f"{settings}. Ideal: prefill by FLOPs, decode by the bytes of "
             "weights and cached tokens",
             "that every step reads, a whole batch by both at the rates of this machine in this "
             "run: a copy at",
@@ -170,8 +180,9 @@ def markdown(result: dict[str, Any], figure: str) -> str:
                     *batches,
                     "KV tokens",
                     "all that fit",
-                    "start (torch.compile)",
-                    "second start",
+                    "cold start",
+                    "of it torch.compile",
+                    "warm start",
                     "first answer",
                 ],
                 times,
@@ -180,7 +191,7 @@ def markdown(result: dict[str, Any], figure: str) -> str:
             "All that fit: the",
             "tokens are as many as the memory left for the cache can hold, to the last block. "
             "Starts are seconds in",
-            "LLM(...), the first with no compiled code in any cache; the first answer is 4 tokens "
+            "LLM(...), cold ones with no compiled code in any cache; the first answer is 4 tokens "
             "to 2 prompts of 300, right after.",
             "",
         ]

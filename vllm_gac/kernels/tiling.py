@@ -69,8 +69,10 @@ def tiling_of(
     warps = 2 if rows > 16 or geometry.value_size > 128 else 1
     # fp8: what limits is converting it, so all the warps there is room for.
     programs = (8 if itemsize == 1 else 6 if row_bytes < 448 else 4) // warps
-    value_pieces = pieces_of(geometry.value_size, geometry.key_width)
-    return Tiling(pieces_of(geometry.key_width), value_pieces, 32, warps, 3, programs)
+    # Of 128 at most: keys and values then find their rows by the same addresses.
+    key_pieces = pieces_of(geometry.key_width, largest=128)
+    value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=128)
+    return Tiling(key_pieces, value_pieces, 32, warps, 3, programs)
 
 
 def _latent_tiling(
