@@ -1,12 +1,13 @@
 """Random decode batches, and the decode kernel against the fp32 reference on them.
 
-Run as a program, it checks seeds FIRST..LAST on the CPU through Triton's interpreter.
+Run as a program, it checks seeds FIRST..LAST with multiples of GRAIN on the CPU, through Triton's
+interpreter.
 """
 
 import math
 import random
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,12 +17,13 @@ from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attentio
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a random batch may get."""
+    """How large a random batch may get; head sizes are multiples of `grain`."""
 
     device: str
     cache_dtypes: tuple[torch.dtype, ...]
     head_size: int
     context: int
+    grain: int = 8
 
 
 GPU = Limits(
@@ -100,8 +102,11 @@ def _random_geometry(rng: random.Random, limits: Limits) -> tuple[CacheGeometry,
     key_heads = value_heads * parts
     query_heads = key_heads * rng.choice([1, 2, 4, 8])
     latent_group = rng.choice([1, 1, 2]) if rng.random() < 0.3 else 0
-    most = limits.head_size // 8 if parts == 1 and not latent_group else limits.head_size // 16
-    key_size, value_size = 8 * rng.randint(1, most), 8 * rng.randint(1, limits.head_size // 8)
+    grain = limits.grain
+    most = limits.head_size if parts == 1 and not latent_group else limits.head_size // 2
+    key_grain = grain if latent_group else max(2, grain)  # rotary keys are pairs
+    key_size = key_grain * rng.randint(1, most // key_grain)
+    value_size = grain * rng.randint(1, limits.head_size // grain)
     if latent_group:
         query_heads *= latent_group
     query_size = min(128, limits.head_size) if latent_group else key_size
@@ -188,8 +193,9 @@ def _dequantized(batch: Batch) -> torch.Tensor:
 
 
 if __name__ == "__main__":
+    limits = replace(INTERPRETER, grain=int(sys.argv[3]))
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
-        batch = random_batch(seed, INTERPRETER)
+        batch = random_batch(seed, limits)
         error = relative_error(batch)
         print(f"seed {seed}: relative error {error:.1e}, {batch.geometry}", flush=True)
         if not error < 5e-3:

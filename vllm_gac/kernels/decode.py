@@ -81,12 +81,13 @@ def decode_attention(
     """Causal attention of 1..max_query_len last tokens of every sequence over its cached context.
 
     query [tokens, query_heads, query_size], its last dim contiguous; kv_cache [blocks,
-    value_heads, block_size, row], rows contiguous, other strides any multiples of 8; block_table
-    int32 [sequences, blocks]; query_start_loc int32 [sequences + 1]; seq_lens int32 [sequences],
-    the new tokens included. Writes output [tokens, query_heads, value_size]. A sequence without
-    query tokens writes nothing, one of length 0 writes zeros. fp8 caches hold key / k_scale and
-    value / v_scale, fp32 tensors of one element. With `latent`, queries are rotated and as wide as
-    the rebuilt keys; its `up` must be contiguous and of the queries' dtype.
+    value_heads, block_size, row], rows contiguous, and slow to read unless the other strides are
+    multiples of 8; block_table int32 [sequences, blocks]; query_start_loc int32 [sequences + 1];
+    seq_lens int32 [sequences], the new tokens included. Writes output [tokens, query_heads,
+    value_size]. A sequence without query tokens writes nothing, one of length 0 writes zeros. fp8
+    caches hold key / k_scale and value / v_scale, fp32 tensors of one element. With `latent`,
+    queries are rotated and as wide as the rebuilt keys; its `up` must be contiguous and of the
+    queries' dtype.
 
     Nothing here looks at a value on the device: the launch can be captured and replayed. With
     `only_compile` nothing is launched, and of sizes that differ between launches only the number
@@ -111,6 +112,9 @@ def decode_attention(
     programs = scratch.multiprocessors * tiling.programs_per_multiprocessor
     partial = (scratch.values, scratch.log_sums, programs, scratch.multiprocessors, sequences)
     output_strides = (output.stride(0), output.stride(1))
+    cache_strides = kv_cache.stride()[:3]
+    # In eights: so the compiler knows that they are aligned, and loads 16 bytes at a time.
+    grain = 1 if any(stride % 8 for stride in cache_strides) else 8
     arguments = (
         query,
         kv_cache,
@@ -125,7 +129,7 @@ def decode_attention(
         query.stride(0),
         query.stride(1),
         block_table.stride(0),
-        *(stride // 8 for stride in kv_cache.stride()[:3]),
+        *(stride // grain for stride in cache_strides),
         *output_strides,
     )
     key_constants = {
@@ -135,6 +139,7 @@ def decode_attention(
         **dict(zip(("V0", "V1", "V2"), tiling.value_pieces, strict=True)),
         "ROWS": max(16, triton.next_power_of_2(group * max_query_len)),
         "BLOCK_SIZE": kv_cache.shape[2],
+        "GRAIN": grain,
         "num_warps": tiling.warps,
         "num_stages": tiling.stages,
     }

@@ -38,9 +38,9 @@ def latent_split_kv(
     query_token_stride,
     query_head_stride,
     table_stride,
-    cache_block_stride8,
-    cache_head_stride8,
-    cache_token_stride8,
+    cache_block_stride,
+    cache_head_stride,
+    cache_token_stride,
     output_token_stride,
     output_head_stride,
     up,
@@ -63,6 +63,7 @@ def latent_split_kv(
     V2: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    GRAIN: tl.constexpr,
     OVERLAP: tl.constexpr,
     REBUILT: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -128,15 +129,15 @@ def latent_split_kv(
         acc1 = tl.zeros([ROWS, V1 if V1 > 0 else 16], tl.float32)
         acc2 = tl.zeros([ROWS, V2 if V2 > 0 else 16], tl.float32)
         table = block_table + sequence.to(tl.int64) * table_stride
-        head_cache = kv_cache + (head * cache_head_stride8).to(tl.int64) * 8
+        head_cache = kv_cache + (head * cache_head_stride).to(tl.int64) * GRAIN
         oldest = tl.maximum(length - queries - WINDOW + 1, 0) if WINDOW > 0 else 0
         token = (first + skipped) * TILE + tl.arange(0, TILE)
         page, page_row = locate(token, length, oldest, table, BLOCK_SIZE)
         for _ in range(here):
-            offset = page.to(tl.int64) * cache_block_stride8 + page_row * cache_token_stride8
+            offset = page.to(tl.int64) * cache_block_stride + page_row * cache_token_stride
             # One step ahead in registers, so that the pipeline's stages are all left to rows.
             page, page_row = locate(token + TILE, length, oldest, table, BLOCK_SIZE)
-            cache_row = head_cache + (offset * 8)[:, None]
+            cache_row = head_cache + (offset * GRAIN)[:, None]
             met_low, met_high = tl.trans(q_low.to(tl.float16)), tl.trans(q_high.to(tl.float16))
             scores = tl.zeros([TILE, ROWS], tl.float32)
             for part in tl.static_range(PARTS):

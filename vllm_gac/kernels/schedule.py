@@ -12,15 +12,16 @@ import triton
 import triton.language as tl
 
 # Arguments of the kernels that differ between launches, or are not known when these are compiled
-# ahead (warmup.py). They align nothing: offsets into the cache are multiples of 8 by construction.
+# ahead (warmup.py). They align nothing: that offsets into the cache are multiples of 8, where they
+# are, the kernels know without them.
 NOT_SPECIALIZED = (
     "programs",
     "multiprocessors",
     "sequences",
     "table_stride",
-    "cache_block_stride8",
-    "cache_head_stride8",
-    "cache_token_stride8",
+    "cache_block_stride",
+    "cache_head_stride",
+    "cache_token_stride",
 )
 
 

@@ -33,9 +33,9 @@ def split_kv(
     query_token_stride,
     query_head_stride,
     table_stride,
-    cache_block_stride8,
-    cache_head_stride8,
-    cache_token_stride8,
+    cache_block_stride,
+    cache_head_stride,
+    cache_token_stride,
     output_token_stride,
     output_head_stride,
     HEADS: tl.constexpr,
@@ -56,6 +56,7 @@ def split_kv(
     V2: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    GRAIN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """One program: its share of the batch's tiles, unit by unit."""
@@ -102,15 +103,15 @@ def split_kv(
         acc1 = tl.zeros([ROWS, V1 if V1 > 0 else 16], tl.float32)
         acc2 = tl.zeros([ROWS, V2 if V2 > 0 else 16], tl.float32)
         table = block_table + sequence.to(tl.int64) * table_stride
-        head_cache = kv_cache + (head * cache_head_stride8).to(tl.int64) * 8
+        head_cache = kv_cache + (head * cache_head_stride).to(tl.int64) * GRAIN
         oldest = tl.maximum(length - queries - WINDOW + 1, 0) if WINDOW > 0 else 0
         token = (first + skipped) * TILE + tl.arange(0, TILE)
         page, page_row = locate(token, length, oldest, table, BLOCK_SIZE)
         for _ in range(here):
-            offset = page.to(tl.int64) * cache_block_stride8 + page_row * cache_token_stride8
+            offset = page.to(tl.int64) * cache_block_stride + page_row * cache_token_stride
             # One step ahead in registers, so that the pipeline's stages are all left to rows.
             page, page_row = locate(token + TILE, length, oldest, table, BLOCK_SIZE)
-            cache_row = head_cache + (offset * 8)[:, None]
+            cache_row = head_cache + (offset * GRAIN)[:, None]
             k0 = cache_piece(cache_row, 0, K0, KEY_WIDTH)
             scores = tl.dot(q0, tl.trans(k0.to(dtype)))
             if K1 > 0:
