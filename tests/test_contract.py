@@ -61,6 +61,22 @@ def test_each_gpus_part_of_a_width_is_aligned(dim: int, strategy: Any, tp: int) 
     assert align(aligned // tp, strategy, "width") == aligned // tp
 
 
+@given(dims, strategies, roles, parallel_sizes, st.sampled_from([1, 16, 32, 128]))
+def test_quantization_adds_multiples_and_takes_the_first_dim_that_is_one(
+    dim: int, strategy: Any, role: Any, tp: int, multiple: int
+) -> None:
+    def aligned(dim: int, **more: int) -> int:
+        return align(dim, strategy, role, tensor_parallel_size=tp, **more)
+
+    found = aligned(dim, multiple=multiple)
+    parts = tp if role == "width" else 1
+    assert found >= aligned(dim)
+    assert found // parts % multiple == 0
+    assert aligned(found) == found  # still one that the strategy allows
+    between = range(found - parts, dim - 1, -1)
+    assert not any(aligned(d) == d and d // parts % multiple == 0 for d in between)
+
+
 def test_heads_and_ranks_are_whole_on_every_gpu() -> None:
     assert align(107, "minimal", "head", tensor_parallel_size=8) == 112
     assert align(107, "minimal", "rank", tensor_parallel_size=8) == 112

@@ -24,7 +24,7 @@ from vllm_gac.latency import (
 )
 from vllm_gac.layout import KeyLayout, LayerLayout, ValueLayout, layout_of
 from vllm_gac.prefill_latency import prefill_microseconds
-from vllm_gac.profile_schema import GpuProfile
+from vllm_gac.profile_schema import GpuProfile, PrefillTime
 
 H200 = read_profile("h200")
 DENSE = layout_of(
@@ -168,9 +168,10 @@ def test_of_several_kernels_the_fastest_counts() -> None:
     assert decode_microseconds(DENSE, LAYER, 32, 8192, profile) == pytest.approx(100)
 
 
-def test_prefill_runs_at_the_wider_of_keys_and_values() -> None:
+def test_without_vllms_kernels_prefill_runs_at_the_wider_of_keys_and_values() -> None:
     def time(form: str, r_k: int, r_v: int, tokens: int = 2048) -> float:
-        return prefill_microseconds(DENSE, heads(form, 8, r_k, 8, r_v), tokens, H200)
+        profile = H200.model_copy(update={"prefill_kernels": []})
+        return prefill_microseconds(DENSE, heads(form, 8, r_k, 8, r_v), tokens, profile)
 
     assert time("rotary", 64, 128) == time("rotary", 128, 64) == time("rotary", 128, 128)
     assert time("rotary", 64, 64) < time("rotary", 128, 128) < time("latent", 64, 128)
@@ -178,6 +179,51 @@ def test_prefill_runs_at_the_wider_of_keys_and_values() -> None:
     (measured,) = (sweep for sweep in H200.prefill if sweep.length == 2048)
     expected = measured.microseconds[measured.dims.index(128)]
     assert time("rotary", 128, 128) == pytest.approx(expected)
+
+
+def measured_prefill(**changes: dict[tuple[int, int, int, int], float]) -> GpuProfile:
+    """H200's profile with {kernel: {(r_k, r_v, batch, length): microseconds}}."""
+    points = [
+        PrefillTime(
+            kernel=kernel, context="fresh", query_heads=32, kv_heads=8, key_size=r_k,
+            value_size=r_v, batch=batch, length=length, microseconds=time,
+        )
+        for kernel, by in changes.items()
+        for (r_k, r_v, batch, length), time in by.items()
+    ]  # fmt: skip
+    return H200.model_copy(update={"prefill_kernels": points, "gpu": f"made up {points}"})
+
+
+def test_prefill_takes_as_long_as_the_fastest_kernel_of_ours() -> None:
+    profile = measured_prefill(
+        FA3={(128, 128, 4, 2048): 240.0, (64, 64, 4, 2048): 160.0, (128, 128, 1, 2048): 80.0,
+             (128, 128, 1, 512): 10.0},
+        FA4={(128, 64, 4, 2048): 200.0},
+        stock={(64, 64, 4, 2048): 1.0},
+    )  # fmt: skip
+
+    def time(
+        r_k: int, r_v: int, tokens: int = 2048, form: str = "rotary", values: int = 8
+    ) -> float:
+        return prefill_microseconds(DENSE, heads(form, 8, r_k, values, r_v), tokens, profile)
+
+    assert time(128, 128) == pytest.approx(80)
+    assert time(64, 64) == pytest.approx(80 * 160 / 240)
+    assert time(96, 64) == time(128, 64) == pytest.approx(80 * 200 / 240)
+    assert time(64, 128) == time(128, 128)
+    assert time(128, 128, 512) == pytest.approx(10)
+    assert 10 < time(128, 128, 1024) < 80
+    assert time(128, 128, 8192) == pytest.approx(16 * 80)
+    assert time(256, 256) == pytest.approx(160)
+    # Rows are copied for what several key heads share, and written for what is rebuilt.
+    assert time(128, 128) < time(128, 128, values=4) < time(64, 128, form="latent")
+
+
+def test_prefill_of_one_length_is_scaled_by_flop() -> None:
+    profile = measured_prefill(FA3={(128, 128, 4, 2048): 240.0})
+    layer = heads("rotary", 8, 128, 8, 128)
+    assert prefill_microseconds(DENSE, layer, 2048, profile) == pytest.approx(60)
+    assert prefill_microseconds(DENSE, layer, 4096, profile) == pytest.approx(240)
 
 
 # ---- layers ----------------------------------------------------------------------------------
@@ -215,6 +261,15 @@ def test_one_low_rank_linear_parts_the_ones_beside_it() -> None:
     parted = mlp_microseconds(DENSE, low_rank(gate=1024), DECODE, H200)
     expected = gemm(64, 1024, 4096) + gemm(64, 14336, 1024) + gemm(64, 14336, 4096)
     assert parted - whole == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)
+
+
+@pytest.mark.parametrize(("up", "firsts"), [(512, [1536]), (513, [1024, 513])])
+def test_aligned_down_factors_of_one_input_are_one_gemm(up: int, firsts: list[int]) -> None:
+    whole = mlp_microseconds(DENSE, LAYER, DECODE, H200)
+    both = mlp_microseconds(DENSE, low_rank(gate=1024, up=up), DECODE, H200)
+    expected = sum(gemm(64, rank, 4096) for rank in firsts)
+    expected += gemm(64, 14336, 1024) + gemm(64, 14336, up)
+    assert both - whole == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 100))
@@ -262,7 +317,7 @@ def test_an_impossible_mix_is_refused(changes: dict[str, Any], message: str) -> 
         ({"linear": []}, "no sweeps of linears"),
         ({"linear": [s for s in H200.linear if s.axis == "n"]}, "no sweeps of linears"),
         ({"decode": []}, "no decode times of rotary keys"),
-        ({"prefill": []}, "no prefill times"),
+        ({"prefill": [], "prefill_kernels": []}, "no prefill times"),
     ],
 )
 def test_a_profile_that_lacks_what_it_takes_is_refused(

@@ -155,6 +155,7 @@ def lifecycle(args: argparse.Namespace) -> dict[str, Any]:
     with _engines(args) as start:
         sleeper = start("sleeper", model, enable_sleep_mode=args.device != "cpu")
         drafting = start("ngram", model, speculative_config=ngram, disable_log_stats=False)
+        _up(drafting)  # which takes memory while what sleep frees is measured
         steps = _said(sleeper, _lived)
         ngram_said = _said(drafting, lambda e: {"answers": _answers(e), **e.ask("drafts")})
     base = steps.get("start", {})
@@ -240,7 +241,7 @@ def _up(engine: Engine) -> None:
     try:
         engine.wait()
     except EngineError as e:
-        print(e, flush=True)  # said again, and noted, when it is asked
+        print(f"{engine.name}: {e}", flush=True)  # said again, and noted, when it is asked
 
 
 def _said(engine: Engine, ask: Callable[[Engine], dict[str, Any]]) -> dict[str, Any]:
@@ -249,8 +250,8 @@ def _said(engine: Engine, ask: Callable[[Engine], dict[str, Any]]) -> dict[str, 
         facts = engine.wait()
         return ask(engine) | {"facts": facts}
     except EngineError as e:
-        print(e, flush=True)
-        return {"error": str(e)[-600:]}
+        print(f"{engine.name}: {e}", flush=True)
+        return {"error": str(e)}
 
 
 def _against(said: dict[str, dict[str, Any]], base: str) -> dict[str, dict[str, Any]]:
@@ -330,7 +331,7 @@ def _lived(engine: Engine) -> dict[str, Any]:
             engine.ask("wake", level=level)
         except EngineError as e:
             # An engine that failed answers nothing any more.
-            return steps | {f"sleep level {level} and wake": {"error": str(e)[-600:]}}
+            return steps | {f"sleep level {level} and wake": {"error": str(e)}}
         look(f"sleep level {level} and wake", freed_bytes=freed)
     engine.ask("reload")
     look("reload_weights")

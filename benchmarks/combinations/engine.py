@@ -37,6 +37,7 @@ class Engine:
         os.close(write)
         self._answers = os.fdopen(read)
         self.facts: dict[str, Any] | None = None
+        self._died: EngineError | None = None
 
     def wait(self) -> dict[str, Any]:
         """What the engine is, once it is up. Raises EngineError."""
@@ -54,10 +55,13 @@ class Engine:
         return self._answer()
 
     def _answer(self) -> Any:
+        if self._died is not None:
+            raise self._died
         line = self._answers.readline()
-        answer = json.loads(line) if line else {"error": self._log.read_text()[-1500:]}
+        answer = json.loads(line) if line else {"error": self._log.read_text()[-500:]}
         if "error" in answer:
-            raise EngineError(f"{self.name}: {answer['error']}")
+            self._died = EngineError(answer["error"])
+            raise self._died
         return answer["result"]
 
     def close(self) -> None:

@@ -54,8 +54,7 @@ def main() -> int:
     expected = 0
     with tempfile.TemporaryDirectory() as work:
         models = Path(work, "models")
-        layers = write(models, SHAPES[args.shape])
-        result["layer"] = layers["gac"][0]
+        result["layer"], *_ = write(models, SHAPES[args.shape])
         for part in args.parts:
             if part == "tokens":
                 jobs = _tokens_jobs(args.demo, SHAPES[args.shape].engine)

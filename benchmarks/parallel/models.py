@@ -93,8 +93,8 @@ RUNS = (
 )
 
 
-def write(out: Path, shape: Shape) -> dict[str, list[dict[str, Any]]]:
-    """Write dense, gac and before below `out`, without weights; each one's layers.
+def write(out: Path, shape: Shape) -> list[dict[str, Any]]:
+    """Write dense, gac and before below `out`, without weights; the layers of before.
 
     The dims of gac are those of a plan, but for the width, which is the same in every layer.
     """
@@ -109,4 +109,4 @@ def write(out: Path, shape: Shape) -> dict[str, list[dict[str, Any]]]:
             (directory / file.name).write_bytes(file.read_bytes())
         (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     layers: list[dict[str, Any]] = config["gac"]["layers"]
-    return {"gac": layers}
+    return layers

@@ -260,11 +260,16 @@ COMPRESSION = (
         width=4,
     ),
     Panel(
-        "Attention backends",
-        "Layers by the backend that runs their attention and by their heads: vllm is vLLM's own, "
-        "GAC this project's kernels, GAC_REFERENCE plain torch.",
+        "Attention kernels",
+        "Layers by the backend that runs their attention, its decode and prefill kernels, and their "
+        "heads: vllm is vLLM's own, GAC this project's, GAC_REFERENCE plain torch.",
         "none",
-        (Query(f"max by (model_name, backend, keys, values) (gac_attention_layers{{{OF}}})"),),
+        (
+            Query(
+                "max by (model_name, backend, decode, prefill, keys, values) "
+                f"(gac_attention_layers{{{OF}}})"
+            ),
+        ),
         kind="table",
         width=10,
         columns={"Time": None, "Value": "layers"},

@@ -71,6 +71,7 @@ def ideal_run(model: Model, batches: tuple[Batch, ...]) -> dict[str, Any]:
     """What engine.py would write if everything took as long as it ideally does."""
     bytes_of_a_block = 16 * 2 * model.layout.kv_elements
     return {
+        "compiled_before": False,
         "startup_seconds": 20.0,
         "torch_compile_seconds": 5.0,
         "first_answer_seconds": 0.1,
@@ -98,7 +99,7 @@ def ideal_run(model: Model, batches: tuple[Batch, ...]) -> dict[str, Any]:
 def test_a_run_that_is_ideal_realizes_one(tmp_path: Path) -> None:
     shape = SHAPES["llama3-8b"]
     every = {model.name: model for model in models(shape.dense)}
-    facts = {"shape": "llama3-8b", "commit": "abc", "date": "2026-01-01"}
+    facts = {"shape": "llama3-8b", "commit": "abc", "engine": {}, "date": "2026-01-01"}
     rates = {"bytes_per_second": 4e12, "flops_per_second": 7e14}
     for name, content in (("run", facts), ("roofs", rates)):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))

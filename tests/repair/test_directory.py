@@ -97,6 +97,18 @@ def test_the_command_reports_what_it_did(
     assert result(capsys, "inspect", tmp_path / "out")["aligned_fraction"] == 1.0
 
 
+def test_what_will_be_quantized_in_blocks_is_padded_to_blocks(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    result(capsys, "repair", model, "--out", out, "--quantization", "mxfp8", "--quiet")
+    layout = open_checkpoint(out).layout
+    for layer in layout.layers:
+        heads = (layer.key.heads * layer.key.size, layer.value.heads * layer.value.size)
+        assert all(side % 32 == 0 for side in (*heads, layer.intermediate_size)), layer
+    torch.testing.assert_close(logits_of(out), logits_of(model), rtol=1e-12, atol=1e-12)
+
+
 def test_the_command_prints_tables(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

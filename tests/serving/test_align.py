@@ -14,6 +14,7 @@ from vllm.config.load import LoadConfig
 from tests.serving import aligned_engines
 from tests.serving.models import layer, write_model
 from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.contract import Quantized
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import ModelLayout
 from vllm_gac.repair.dims import padded_layout
@@ -22,6 +23,7 @@ from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.loader import GacModelLoader
 
 HEAD_DIM = 60
+FP8 = Quantized(linear=16, cache=16)
 # Own keys, chosen pairs, latents of one head and of two; all on the reference attention, however
 # they are padded. No sum has more than 512 terms: see test_served_logits....
 LAYERS = [
@@ -67,7 +69,13 @@ class ConfigStub(SimpleNamespace):
     """What `align_config` and the loader read of vLLM's config of the model in `directory`."""
 
     def __init__(
-        self, directory: Path, options: dict[str, Any], *, tp: int = 1, lora: bool = False
+        self,
+        directory: Path,
+        options: dict[str, Any],
+        *,
+        tp: int = 1,
+        quantization: str | None = None,
+        cache_dtype: str = "auto",
     ) -> None:
         hf_config = AutoConfig.from_pretrained(directory)
         super().__init__(
@@ -76,10 +84,12 @@ class ConfigStub(SimpleNamespace):
                 revision=None,
                 hf_config=hf_config,
                 get_model_arch_config=lambda: hf_config.head_dim,
+                quantization=quantization,
+                quantization_config=None,
             ),
             load_config=LoadConfig(load_format="gac", model_loader_extra_config=options),
             parallel_config=SimpleNamespace(tensor_parallel_size=tp),
-            lora_config=SimpleNamespace() if lora else None,
+            cache_config=SimpleNamespace(cache_dtype=cache_dtype),
         )
 
     @property
@@ -91,8 +101,9 @@ class ConfigStub(SimpleNamespace):
         return stored_layout(self.model_config.hf_config)
 
 
-def aligned(directory: Path, tp: int = 1, lora: bool = False, **options: Any) -> Any:
-    config = ConfigStub(directory, options, tp=tp, lora=lora)
+def aligned(directory: Path, asked: dict[str, Any] | None = None, **options: Any) -> Any:
+    """The config of a server with these loader options, and what else was `asked` of it."""
+    config = ConfigStub(directory, options, **asked or {})
     align_config(config)  # type: ignore[arg-type]
     return config
 
@@ -129,15 +140,16 @@ def test_the_config_travels_with_both_layouts(model: Path) -> None:
 
 
 def test_each_tensor_parallel_part_of_a_width_is_aligned(model: Path) -> None:
-    widths = [layer.intermediate_size for layer in aligned(model, tp=2).served.layers]
+    widths = [layer.intermediate_size for layer in aligned(model, {"tp": 2}).served.layers]
     assert widths == [400, 304, 256, 496]
 
 
-def test_lora_adapters_keep_the_dims_they_were_made_for(model: Path) -> None:
-    assert aligned(model, lora=True).served == open_checkpoint(model).layout
-    assert aligned(model, lora=True, align="none").served == open_checkpoint(model).layout
-    with pytest.raises(CheckpointError, match="align optimal would pad dims that LoRA adapters"):
-        aligned(model, lora=True, align="optimal")
+def test_dims_are_padded_to_what_quantization_asks_for(model: Path) -> None:
+    asked = {"quantization": "fp8_per_tensor", "cache_dtype": "fp8"}
+    served = aligned(model, asked).served
+    assert served == padded_layout(open_checkpoint(model).layout, "minimal", quantized=FP8)
+    assert all(dim % 16 == 0 for _, _, dim in served.dims())
+    assert aligned(model, asked, align="none").served == open_checkpoint(model).layout
 
 
 def test_packed_tensors_are_not_padded(model: Path) -> None:

@@ -26,7 +26,8 @@ def published(raw: dict[str, Any], cache_dtype: str = "auto") -> dict[str, dict[
     )
     model = SimpleNamespace(hf_config=hf_config, served_model_name="m", dtype=torch.bfloat16)
     cache = SimpleNamespace(cache_dtype=cache_dtype, kv_cache_size_tokens=1000)
-    vllm_config: Any = SimpleNamespace(model_config=model, cache_config=cache)
+    load = SimpleNamespace(model_loader_extra_config={})
+    vllm_config: Any = SimpleNamespace(model_config=model, cache_config=cache, load_config=load)
     logger = GacStatLogger(vllm_config, engine_index=1)
     logger.log_engine_initialized()
     logger.log_engine_initialized()  # an engine may be initialized twice in a process
@@ -64,17 +65,18 @@ def test_an_fp8_cache_takes_a_byte_a_number() -> None:
     assert found["gac_kv_bytes_per_token"] == {"": layout.kv_elements}
 
 
-def test_layers_are_counted_by_backend_and_heads() -> None:
+def test_layers_are_counted_by_kernels_and_heads() -> None:
     raw = gac_config()
     layers = layout_of(raw).layers
     found = published(raw)["gac_attention_layers"]
     assert sum(found.values()) == len(layers)
     for layer in layers:
-        heads = (
-            f"{layer.key.form} {layer.key.heads}x{layer.key.size} "
-            f"{layer.value.heads}x{layer.value.size}"
-        )
-        (label,) = [label for label in found if label.endswith(heads)]
+        keys = f"{layer.key.form} {layer.key.heads}x{layer.key.size}"
+        values = f"{layer.value.heads}x{layer.value.size}"
+        (label,) = set(found) & {
+            f"{backend} {kernel} {keys} {kernel} {values}"  # its decode kernel, then of prefill
+            for backend, kernel in (("vllm", "stock"), ("GAC_REFERENCE", "reference"))
+        }
         alike = (layer.key.heads, layer.key.size) == (layer.value.heads, layer.value.size)
         if not alike or layer.key.form == "latent":
-            assert label.split()[0] != "vllm"
+            assert label.startswith("GAC_REFERENCE")

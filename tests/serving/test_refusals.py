@@ -1,6 +1,5 @@
 """What the config hook and the loader refuse, each with a sentence that names the fault."""
 
-import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.layout import layout_of
 from vllm_gac.serving.attention_reference import GacReferenceImpl
-from vllm_gac.serving.config_hook import check_tensor_parallel
 from vllm_gac.serving.loader import GacModelLoader
 
 Tensors = dict[str, torch.Tensor]
@@ -104,26 +102,6 @@ def test_a_quantized_cache_is_refused_by_the_reference_instead_of_filled_with_no
     assert GacReferenceImpl(*arguments, "auto", geometry=geometry).window is None
     with pytest.raises(GacError, match="--kv-cache-dtype fp8"):
         GacReferenceImpl(*arguments, "fp8", geometry=geometry)
-
-
-def test_tensor_parallel_size_that_splits_no_head_is_refused_naming_the_layer() -> None:
-    layers = copy.deepcopy(HETEROGENEOUS)
-    raw = {
-        "model_type": "llama",
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": len(layers),
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "vocab_size": 128,
-        "gac": {"version": 1, "softmax_scale": 0.125, "head_dim": 64, "layers": layers},
-    }
-    layout = layout_of(raw)
-    check_tensor_parallel(layout, 2)
-    with pytest.raises(
-        CheckpointError, match=r"layer 3 has key heads = 2.*--tensor-parallel-size 4"
-    ):
-        check_tensor_parallel(layout, 4)
 
 
 def test_a_server_asked_for_a_broken_model_exits_with_the_sentence(model: Path) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_gac.cli.options import Verbs, add_json, path, positive
 from vllm_gac.cli.output import print_json, print_table
-from vllm_gac.contract import STRATEGIES
+from vllm_gac.contract import LINEAR_MULTIPLES, STRATEGIES, Quantized
 
 if TYPE_CHECKING:
     from vllm_gac.repair.ranks import Lowered
@@ -39,6 +39,11 @@ def add_parser(verbs: Verbs) -> None:
         help="align each of N parts of an MLP width (1)",
     )
     parser.add_argument(
+        "--quantization",
+        choices=sorted(LINEAR_MULTIPLES),
+        help="pad linears to what quantizing them so will ask for, too; vLLM's names",
+    )
+    parser.add_argument(
         "--redecompose",
         action="store_true",
         help="let ranks go to the nearest allowed one, also below: smaller, but not exact",
@@ -65,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         strategy=args.strategy,
         gpu=gpu,
         tp=tp,
+        quantized=Quantized(linear=LINEAR_MULTIPLES.get(args.quantization, 1)),
         redecompose=args.redecompose,
         resume=args.resume,
         progress=not args.quiet,

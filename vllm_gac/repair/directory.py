@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from vllm_gac import __version__
 from vllm_gac.checkpoint import Checkpoint, TensorReader, faults, open_checkpoint
+from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.durable import write_json, write_tensors, write_text
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import ModelLayout
@@ -43,6 +44,7 @@ def repair(
     strategy: Strategy = "minimal",
     gpu: str | None = None,
     tp: int = 1,
+    quantized: Quantized = NOT_QUANTIZED,
     redecompose: bool = False,
     resume: bool = False,
     progress: bool = True,
@@ -50,8 +52,9 @@ def repair(
     """Write `model`, in any format that can be served, to `out` with its dims padded (dims.py).
 
     The logits stay what they were, unless `redecompose` lets a rank go to an allowed one below
-    that is nearer (ranks.py). `resume` goes on with a run that was stopped. Raises CheckpointError
-    for a model that could not be served, ProfileError if there is no profile of `gpu`.
+    that is nearer (ranks.py). `quantized` is what `out` will be made into. `resume` goes on with a
+    run that was stopped. Raises CheckpointError for a model that could not be served, ProfileError
+    if there is no profile of `gpu`.
     """
     _, source = open_any_format(model)
     for fault in faults(source):
@@ -59,10 +62,15 @@ def repair(
     _refuse_mixed(source)
     before = source.layout
     lowered = lowered_layout(before, strategy, gpu) if redecompose else before
-    after = padded_layout(lowered, strategy, gpu, tp)
+    after = padded_layout(lowered, strategy, gpu, tp, quantized)
     if resume and renamed_before_the_end(out):
         return Repaired(before, after, _recorded(out))
-    wanted = {"strategy": strategy, "gpu": gpu, "tensor_parallel_size": tp}
+    wanted = {
+        "strategy": strategy,
+        "gpu": gpu,
+        "tensor_parallel_size": tp,
+        "quantized": asdict(quantized),
+    }
     run = wanted | {
         "tool_version": __version__,
         "model": fingerprint(source),

@@ -12,7 +12,8 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
     MultipleOf,
 )
-from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.kv_cache_interface import KVCacheLayout, KVCacheSpec
 
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.reference import paged_attention, write_cache
@@ -133,3 +134,11 @@ class GacReferenceBackend(AttentionBackend):
     @classmethod
     def supports_sliding_window(cls) -> bool:
         return True
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """That of vLLM's CPU backend: all stages of a pipeline must name the same ones.
+
+        One stage may have layers of ours only, while another has some of vLLM's.
+        """
+        return CPUAttentionBackend.supported_kv_cache_layouts()

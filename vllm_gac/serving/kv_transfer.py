@@ -68,10 +68,10 @@ def check_connector(connector: str, layout: ModelLayout, differing: int) -> None
         return
     dense = f"{layout.num_key_value_heads} x ({layout.cache_head_dim} + {layout.cache_head_dim})"
     raise CheckpointError(
-        f"--kv-transfer-config: {connector} {REFUSED[connector]}, {dense} numbers a token, and "
-        f"layer {differing} caches {_cached(layout.layers[differing])}; use "
-        f"{', '.join(LAYER_BY_LAYER[1:-1])} or {LAYER_BY_LAYER[-1]}, or serve a model whose "
-        "attention is not compressed"
+        f"--kv-transfer-config: {connector} {REFUSED[connector]}; layer {differing} caches "
+        f"{_cached(layout.layers[differing])} numbers a token, a dense model of this config "
+        f"{dense}; use {', '.join(LAYER_BY_LAYER[1:-1])} or {LAYER_BY_LAYER[-1]}, or serve a model "
+        "whose attention is not compressed"
     )
 
 

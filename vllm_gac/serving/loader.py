@@ -21,7 +21,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.weight_utils import enable_tqdm
-from vllm.model_executor.models.utils import is_pp_missing_parameter
+from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_gac.checkpoint import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
@@ -91,8 +91,8 @@ class GacModelLoader(DefaultModelLoader):
         served = validate(HfConfig, model_config.hf_config.to_dict(), "config.json")
         repeated = layout_of_hf(model_config.hf_config)
         padded = with_heads_of(repeated, checkpoint.layout)
-        # A stage of a pipeline has some of the layers only.
-        names = [n for n in checkpoint.layout.tensors() if not is_pp_missing_parameter(n, model)]
+        elsewhere = _on_other_stages(model)
+        names = [name for name in checkpoint.layout.tensors() if not name.startswith(elsewhere)]
         with (
             checkpoint.reader() as read,
             closing(self._stored_tensors(checkpoint, names, read)) as stored,
@@ -145,6 +145,12 @@ class GacModelLoader(DefaultModelLoader):
         checkpoint = preflight(Path(folder), layout)
         logger.info("All %d tensor headers are as the config says", len(checkpoint.tensors))
         return checkpoint
+
+
+def _on_other_stages(model: nn.Module) -> tuple[str, ...]:
+    """How names begin of tensors that another stage of the pipeline has, and reads and checks."""
+    modules = model.named_modules()
+    return tuple(f"{name}." for name, module in modules if isinstance(module, PPMissingLayer))
 
 
 def _not_finite(where: str) -> CheckpointError:

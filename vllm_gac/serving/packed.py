@@ -14,10 +14,11 @@ from vllm_gac.layout import ModelLayout
 from vllm_gac.serving.preflight import MAX_FAULTS_SHOWN
 from vllm_gac.shards import TensorInfo, read_headers
 
-# Of 8 bits; they mean nothing without a scale.
-_SCALED_DTYPES = ("I8", "U8", "F8_E4M3", "F8_E5M2")
-# What several weights of fewer bits in one word are called, instead of "weight".
+# Weights of 8 bits, and what several of fewer bits in one word are called instead of "weight". They
+# mean nothing without their scales.
+_EIGHT_BITS = ("I8", "U8", "F8_E4M3", "F8_E5M2")
 _PACKED = ("weight_packed", "qweight")
+_SCALES = ("weight_scale", "weight_scale_inv", "scales")
 
 
 def check_packed(directory: Path, layout: ModelLayout) -> None:
@@ -32,7 +33,7 @@ def check_packed(directory: Path, layout: ModelLayout) -> None:
 
 
 def _missing_or_misshapen(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
-    packed = {_module(name) for name in tensors if name.rpartition(".")[2] in _PACKED}
+    packed = {_module(name) for name in tensors if _leaf(name) in _PACKED}
     for name, shape in layout.tensors().items():
         if name in tensors:
             found = tensors[name].shape
@@ -45,9 +46,10 @@ def _missing_or_misshapen(tensors: Mapping[str, TensorInfo], layout: ModelLayout
 
 
 def _unscaled(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
-    scaled = {_module(name) for name in tensors if "scale" in name.rpartition(".")[2]}
+    scaled = {_module(name) for name in tensors if _leaf(name) in _SCALES}
     for name, info in tensors.items():
-        if info.dtype in _SCALED_DTYPES and _module(name) not in scaled:
+        eight_bits = info.dtype in _EIGHT_BITS and _leaf(name) == "weight"
+        if (eight_bits or _leaf(name) in _PACKED) and _module(name) not in scaled:
             yield f"{info.file}: {name}: of dtype {info.dtype}, and there is no scale for it"
 
 
@@ -65,3 +67,7 @@ def _strangers(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterat
 
 def _module(name: str) -> str:
     return name.rpartition(".")[0]
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -1,0 +1,59 @@
+"""The models and the page of the benchmark on two GPUs; a GPU is not needed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.parallel.models import RUNS, SHAPES, write
+from benchmarks.parallel.report import page
+from vllm_gac.layout import layout_of
+from vllm_gac.sharding import check_split
+
+ABOUT = {"command": "python", "commit": "0", "date": "2026-11-21", "at_once": 8, "shape": "tiny"}
+ENGINE = {"machine": "none", "versions": {"vllm": "0.32.0"}, "cudagraphs": "NONE"}
+
+
+def test_one_width_is_aligned_after_sharding_and_one_before_only(tmp_path: Path) -> None:
+    shape = SHAPES["llama3-8b"]
+    write(tmp_path, shape)
+    widths = {}
+    for name in ("dense", "gac", "before"):
+        layout = layout_of(json.loads((tmp_path / name / "config.json").read_text()))
+        check_split(layout, 2)
+        widths[name] = {layer.intermediate_size for layer in layout.layers}
+    assert widths == {"dense": {14336}, "gac": {11520}, "before": {11528}}
+    assert (11520 // 2) % 64 == 0
+    assert 11528 % 8 == 0
+    assert (11528 // 2) % 8 != 0
+
+
+def test_the_page_compares_what_ran_side_by_side(tmp_path: Path) -> None:
+    seconds = {run.name: 1.0 for run in RUNS} | {"dense, TP 2": 3.0, "GAC, TP 2": 2.0}
+    speed = {
+        name: ENGINE
+        | {"prefill": [s] * 3, "decode": [s] * 3, "cache_tokens": 100, "startup_seconds": 1.0}
+        for name, s in seconds.items()
+    }
+    layer, *_ = write(tmp_path, SHAPES["tiny"])
+    text = page({**ABOUT, "speed": speed, "layer": layer})
+    assert "| GAC, TP 2 over dense, TP 2 | 1.500 | 1.500 | 1.000 |" in text
+    assert "| dense, TP 2 over dense, TP 1 | 0.333 | 0.333 | 1.000 |" in text
+
+
+def test_the_page_counts_tokens_until_completions_part() -> None:
+    def seen(tokens: list[int], logprob: float) -> dict[str, Any]:
+        top = [[[7, -0.25], [8, -0.75]]] * 3
+        return ENGINE | {
+            "text_logprobs": [-1.0, logprob],
+            "completions": [{"tokens": tokens, "top": top}],
+        }
+
+    tokens = {
+        "dense, TP 1": seen([7, 7, 7], -1.0),
+        "dense, TP 2": seen([7, 7, 7], -1.0),
+        "GAC, TP 1": seen([7, 7, 7], -1.0),
+        "GAC, TP 2": seen([7, 8, 7], -1.5),
+    }
+    text = page({**ABOUT, "tokens": tokens})
+    assert "| dense | 2 | 2.7183, 2.7183 | 0.0000, 0.000 | 3 of 3 | - |" in text
+    assert "| GAC | 2 | 2.7183, 3.4903 | 0.2500, 0.500 | 1 of 3 | 0.500 |" in text

@@ -1,0 +1,51 @@
+"""Random LoRA adapters of small gac models, in PEFT's format, and models that they are merged into.
+
+A low-rank linear is adapted at its two factors.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+RANK, ALPHA = 8, 16
+
+
+def write_adapter(model: Path, out: Path, merged: Path | None = None) -> None:
+    """Write to `out` an adapter of every linear of `model`, and to `merged` the sum, in fp32."""
+    generator = torch.Generator().manual_seed(3)
+    factors, weights = {}, load_file(model / "model.safetensors")
+    for name, weight in weights.items():
+        weights[name] = weight.float()
+        if not is_linear(name, weight):
+            continue
+        a = torch.randn(RANK, weight.shape[1], generator=generator) * weight.shape[1] ** -0.5
+        b = torch.randn(weight.shape[0], RANK, generator=generator) * 0.3
+        linear = "base_model.model." + name.removesuffix(".weight")
+        factors |= {f"{linear}.lora_A.weight": a, f"{linear}.lora_B.weight": b}
+        weights[name] += ALPHA / RANK * b @ a
+    write_factors(out, factors)
+    if merged is not None:
+        shutil.copytree(model, merged)
+        save_file(weights, merged / "model.safetensors", metadata={"format": "pt"})
+
+
+def is_linear(name: str, tensor: torch.Tensor) -> bool:
+    """Whether this tensor of a model is a linear's, or a factor's."""
+    return name.startswith("model.layers.") and name.endswith(".weight") and tensor.ndim == 2
+
+
+def write_factors(out: Path, factors: dict[str, torch.Tensor]) -> None:
+    """An adapter of these tensors, as PEFT writes it."""
+    out.mkdir(parents=True)
+    save_file(factors, out / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": ALPHA,
+        "target_modules": sorted({name.split(".")[-3] for name in factors}),
+        "bias": "none",
+    }
+    (out / "adapter_config.json").write_text(json.dumps(config))

@@ -1,0 +1,87 @@
+"""A function that runs vLLM's engine, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.serving.agreement import PROMPTS
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: the function sees the worker and model
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+# fp32, so that outputs that ought to be equal differ in the last bits only.
+OPTIONS: dict[str, Any] = {
+    "load_format": "gac",
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 512,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 96,
+    "disable_log_stats": True,
+}
+# On a GPU with vLLM's defaults, CUDA graphs above all, but little memory and few graphs.
+GPU_OPTIONS: dict[str, Any] = OPTIONS | {
+    "dtype": "bfloat16",
+    "enforce_eager": False,
+    "kv_cache_memory_bytes": 2 << 30,
+    "gpu_memory_utilization": 0.2,
+    "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4]},
+}
+# Greedy tokens of each prompt, and the top-5 logprobs of every step by token.
+Answers = list[tuple[list[int], list[dict[str, float]]]]
+
+
+def in_engine_process(function: Callable[..., Any], *arguments: Any, **env: str) -> Any:
+    """What `function`, of a module's top level, returns for `arguments`; both sides JSON."""
+    code = (
+        "import json, sys; "
+        f"from {function.__module__} import {function.__name__} as function; "
+        "print('RETURNED ' + json.dumps(function(*json.loads(sys.argv[1]))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(arguments)],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | ENVIRONMENT | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return json.loads(done.stdout.rpartition("RETURNED ")[2])
+
+
+def answers(llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12) -> Answers:
+    """What `llm` answers to token-id prompts, greedily."""
+    return [answer(output) for output in outputs(llm, prompts, tokens)]
+
+
+def answer(output: Any) -> tuple[list[int], list[dict[str, float]]]:
+    """The tokens and logprobs of one of vLLM's RequestOutputs."""
+    completion = output.outputs[0]
+    top = [{str(t): p.logprob for t, p in step.items()} for step in completion.logprobs]
+    return list(completion.token_ids), top
+
+
+def outputs(llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12) -> Any:
+    """vLLM's RequestOutput for each prompt: greedy tokens, with the top-5 logprobs."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=5)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return llm.generate(asked, sampling, use_tqdm=False)
+
+
+def assert_same(found: Answers, expected: Answers, error: float = 2e-3) -> None:
+    """The same tokens, and logprobs within `error`."""
+    for (tokens, top), (expected_tokens, expected_top) in zip(found, expected, strict=True):
+        assert tokens == expected_tokens
+        for step, expected_step in zip(top, expected_top, strict=True):
+            for token in step.keys() & expected_step.keys():
+                assert abs(step[token] - expected_step[token]) < error
+            assert len(step.keys() & expected_step.keys()) >= 4

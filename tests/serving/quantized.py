@@ -1,0 +1,55 @@
+"""Small gac models in compressed-tensors' format, 8-bit integers with a scale for every row."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.serving.adapters import is_linear
+
+INT8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 8,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "channel",
+                "dynamic": False,
+            },
+            "input_activations": {
+                "num_bits": 8,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "token",
+                "dynamic": True,
+            },
+        }
+    },
+}
+
+
+def write_int8(model: Path, out: Path, rounded: Path) -> None:
+    """`model` with its linears in int8 to `out`, and what the integers stand for to `rounded`."""
+    integers, values = {}, {}
+    stored = [load_file(shard) for shard in sorted(model.glob("*.safetensors"))]
+    for name, tensor in (item for tensors in stored for item in tensors.items()):
+        integers[name] = values[name] = tensor
+        if not is_linear(name, tensor):
+            continue
+        scale = tensor.float().abs().amax(1, keepdim=True) / 127
+        integers[name] = (tensor.float() / scale).round().to(torch.int8)
+        integers[f"{name}_scale"] = scale.to(tensor.dtype)
+        values[name] = (integers[name].float() * scale).to(tensor.dtype)
+    for directory, tensors in ((out, integers), (rounded, values)):
+        shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"quantization_config": INT8}))

@@ -1,0 +1,147 @@
+"""KV connectors and layers whose caches differ: one that works, and why others are refused."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config.kv_transfer import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+from tests.serving.engines import OPTIONS, answer, assert_same, in_engine_process, outputs
+from tests.serving.models import HETEROGENEOUS, layer, write_model
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.serving.kv_transfer import LAYER_BY_LAYER, REFUSED, check_kv_transfer
+
+
+@pytest.mark.slow
+def test_the_example_connector_brings_back_the_cache_of_every_layer_shape(tmp_path: Path) -> None:
+    """What the first round stored in files, a second engine loads instead of computing it."""
+    write_model(tmp_path / "model", HETEROGENEOUS)
+    arguments = (str(tmp_path / "model"), str(tmp_path / "cache"))
+    first = in_engine_process(_serve_with_example_connector, *arguments)
+    files = {path.name for path in (tmp_path / "cache").rglob("*.safetensors")}
+    assert len(files) == len(HETEROGENEOUS)
+    second = in_engine_process(_serve_with_example_connector, *arguments)
+    assert first["loaded"] == [0, 0, 0, 0]
+    assert all(tokens >= 128 for tokens in second["loaded"]), second["loaded"]
+    assert_same(second["answers"], first["answers"])
+
+
+def _serve_with_example_connector(model: str, cache: str) -> dict[str, Any]:
+    from vllm import LLM
+
+    transfer = KVTransferConfig(
+        kv_connector="ExampleConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"shared_storage_path": cache},
+    )
+    # Prompts whole in one step: this connector stores what a request's first step computed.
+    llm = LLM(model, kv_transfer_config=transfer, **OPTIONS | {"max_num_batched_tokens": 1024})
+    found = outputs(llm)
+    return {
+        "answers": [answer(output) for output in found],
+        "loaded": [output.num_cached_tokens for output in found],
+    }
+
+
+# ---- refusals, without an engine -------------------------------------------------------------
+
+
+def layout(layers: list[dict[str, Any]]) -> ModelLayout:
+    return layout_of(
+        {
+            "model_type": "llama",
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": len(layers),
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "vocab_size": 128,
+            "gac": {"version": 1, "softmax_scale": 0.125, "head_dim": 64, "layers": layers},
+        }
+    )
+
+
+MIXED = layout(HETEROGENEOUS[:3])
+ALIKE = layout([layer(("rotary", 4, 48), (4, 48), width) for width in (512, 400)])
+
+
+def config(connector: str | None, offloading: str | None = None, **extra: Any) -> Any:
+    """What the check reads of vLLM's config."""
+    transfer = KVTransferConfig(
+        kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=extra
+    )
+    return SimpleNamespace(
+        kv_transfer_config=transfer if connector else None,
+        cache_config=SimpleNamespace(
+            kv_offloading_size=1.0 if offloading else None, kv_offloading_backend=offloading
+        ),
+    )
+
+
+def multi(*connectors: str) -> Any:
+    children = [{"kv_connector": name, "kv_role": "kv_both"} for name in connectors]
+    return config("MultiConnector", connectors=children)
+
+
+def test_it_is_known_of_every_connector_of_vllm_whether_it_works() -> None:
+    known = {*LAYER_BY_LAYER, *REFUSED, "MultiConnector"}
+    assert set(KVConnectorFactory._registry) == known
+    assert not set(LAYER_BY_LAYER) & set(REFUSED)
+
+
+@pytest.mark.parametrize("connector", LAYER_BY_LAYER)
+def test_connectors_that_go_layer_by_layer_are_allowed(connector: str) -> None:
+    check_kv_transfer(config(connector), MIXED)
+
+
+@pytest.mark.parametrize("connector", REFUSED)
+def test_the_others_are_refused_naming_the_layer_and_what_to_use(connector: str) -> None:
+    with pytest.raises(CheckpointError, match=f"--kv-transfer-config: {connector} ") as refused:
+        check_kv_transfer(config(connector), MIXED)
+    # Head sizes of the cache, and of the first layer that has others than the largest.
+    assert "layer 0 caches 4 x (64 + 64) numbers a token, a dense model" in str(refused.value)
+    assert "of this config 4 x (80 + 80); use" in str(refused.value)
+    assert "use ExampleConnector, OffloadingConnector or SimpleCPU" in str(refused.value)
+
+
+@pytest.mark.parametrize("connector", REFUSED)
+def test_any_connector_moves_a_cache_that_is_shaped_as_a_dense_one(connector: str) -> None:
+    check_kv_transfer(config(connector), ALIKE)
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        (("rotary", 4, 48), (4, 32)),  # unequal
+        (("rotary", 2, 48), (2, 48)),  # fewer heads than config.json says
+        (("latent", 4, 48), (2, 96)),
+    ],
+)
+def test_layers_that_are_alike_but_not_as_config_json_says_are_refused(attention: Any) -> None:
+    with pytest.raises(CheckpointError, match="layer 0 caches"):
+        check_kv_transfer(config("NixlConnector"), layout([layer(*attention, 512)] * 2))
+
+
+def test_each_child_of_a_multi_connector_is_asked() -> None:
+    check_kv_transfer(multi("ExampleConnector", "OffloadingConnector"), MIXED)
+    with pytest.raises(CheckpointError, match="LMCacheConnectorV1"):
+        check_kv_transfer(multi("ExampleConnector", "LMCacheConnectorV1"), MIXED)
+
+
+def test_offloading_by_its_own_flag_is_asked_too() -> None:
+    check_kv_transfer(config(None), MIXED)
+    check_kv_transfer(config(None, "native"), MIXED)
+    with pytest.raises(CheckpointError, match="LMCacheMPConnector"):
+        check_kv_transfer(config(None, "lmcache"), MIXED)
+
+
+def test_a_connector_of_somebody_elses_is_warned_about(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    check_kv_transfer(config("TheirConnector"), MIXED)
+    assert "TheirConnector is not vLLM's own" in caplog.text

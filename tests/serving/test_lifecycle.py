@@ -1,0 +1,102 @@
+"""Weights read again by a running engine: padded, of every layer shape, the same or others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.serving.engines import (
+    GPU_OPTIONS,
+    OPTIONS,
+    Answers,
+    answers,
+    assert_same,
+    in_engine_process,
+)
+from tests.serving.models import HETEROGENEOUS, write_model
+
+
+@pytest.mark.slow
+def test_reloaded_weights_answer_as_in_an_engine_of_their_own(tmp_path: Path) -> None:
+    """The prefix cache holds keys and values of the old weights: reset, it is filled again."""
+    write_model(tmp_path / "model", HETEROGENEOUS)  # the last layer is padded when it is loaded
+    write_model(tmp_path / "other", HETEROGENEOUS)
+    _change_every_tensor(tmp_path / "other" / "model.safetensors")
+    found = in_engine_process(_reload, str(tmp_path / "model"), str(tmp_path / "other"))
+    expected = in_engine_process(_answers, str(tmp_path / "other"))
+    assert found["padded"] == [64, 40, 256, 40]
+    assert_same(found["again"], found["first"])
+    assert [tokens for tokens, _ in expected] != [tokens for tokens, _ in found["first"]]
+    assert_same(found["other"], expected)
+    assert found["hits"] > 0
+    assert_same(found["other from the prefix cache"], expected)
+
+
+def _change_every_tensor(path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    changed = {
+        name: (tensor * (0.5 + torch.rand(tensor.shape, generator=generator))).to(tensor.dtype)
+        for name, tensor in load_file(path).items()
+    }
+    save_file(changed, path, metadata={"format": "pt"})
+
+
+def _reload(model: str, other: str) -> dict[str, Any]:
+    from vllm import LLM
+
+    llm = LLM(model, **OPTIONS)
+    found: dict[str, Any] = {"first": answers(llm)}
+    found["padded"] = llm.collective_rpc(_dims_of_the_last_layer)[0]
+    llm.collective_rpc("reload_weights")
+    llm.reset_prefix_cache()
+    found["again"] = answers(llm)
+    llm.collective_rpc("reload_weights", kwargs={"weights_path": other})
+    assert llm.reset_prefix_cache()
+    found["other"] = answers(llm)
+    output = llm.generate([{"prompt_token_ids": list(range(5, 200))}] * 2, use_tqdm=False)[-1]
+    found["hits"] = output.num_cached_tokens
+    found["other from the prefix cache"] = answers(llm)
+    return found
+
+
+def _dims_of_the_last_layer(worker: Any) -> list[int]:
+    """Runs in the worker: keys, values, width and rank as they are served."""
+    layer = worker.get_model().model.layers[-1]
+    geometry = layer.self_attn.geometry
+    rank = layer.mlp.up_proj.A.output_size
+    return [geometry.key_size, geometry.value_size, layer.mlp.down_proj.input_size, rank]
+
+
+def _answers(model: str) -> Answers:
+    from vllm import LLM
+
+    return answers(LLM(model, **OPTIONS))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_that_slept_answers_as_before(level: int, tmp_path: Path) -> None:
+    """In CUDA graphs, which hold on to where weights are; level 2 reads them again, padded."""
+    write_model(tmp_path / "model", HETEROGENEOUS)
+    found = in_engine_process(_sleep, str(tmp_path / "model"), level)
+    assert found["freed"] > 2**30
+    assert_same(found["after"], found["before"])
+
+
+def _sleep(model: str, level: int) -> dict[str, Any]:
+    from vllm import LLM
+
+    llm = LLM(model, enable_sleep_mode=True, **GPU_OPTIONS)
+    before = answers(llm)
+    free = torch.cuda.mem_get_info()[0]
+    llm.sleep(level=level)
+    freed = torch.cuda.mem_get_info()[0] - free
+    if level == 1:
+        llm.wake_up()
+    else:
+        llm.wake_up(tags=["weights"])
+        llm.collective_rpc("reload_weights")
+        llm.wake_up(tags=["kv_cache"])
+    return {"before": before, "freed": freed, "after": answers(llm)}

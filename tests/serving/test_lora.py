@@ -1,0 +1,168 @@
+"""LoRA on compressed layers: adapters made for their shapes, and no others."""
+
+import dataclasses
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.lora.lora_weights import LoRALayerWeights
+
+from tests.repair.random_models import RandomModel, models
+from tests.serving.adapters import RANK, is_linear, write_adapter, write_factors
+from tests.serving.agreement import PROMPTS
+from tests.serving.engines import OPTIONS, Answers, answers, assert_same, in_engine_process
+from tests.serving.models import HETEROGENEOUS, write_model
+from tests.serving.server import Server, serve
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.repair.dims import padded_layout
+from vllm_gac.repair.padding import padded_tensor
+from vllm_gac.serving.lora import fit_adapter
+
+Shapes = dict[str, tuple[int, int]]
+
+
+@pytest.mark.slow
+def test_an_adapter_of_every_layer_shape_answers_as_the_model_it_is_merged_into(
+    tmp_path: Path,
+) -> None:
+    """Of every linear, fused, unequal, low rank, and of a layer that is padded when loaded."""
+    model, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
+    write_model(model, HETEROGENEOUS)
+    write_adapter(model, adapter, merged)
+    dense = tmp_path / "dense"  # of the model before compression: right names, other shapes
+    shapes = {"model.layers.1.self_attn.q_proj": (512, 256)}
+    write_factors(dense, {k: v for name in shapes for k, v in _tensors(name, shapes[name])})
+    expected = in_engine_process(_answers, str(merged))
+
+    flags = ("--dtype", "float32", "--max-num-batched-tokens", "96", "--enable-lora")
+    flags += ("--max-lora-rank", str(RANK), "--lora-modules", f"tuned={adapter}")
+    env = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    with serve(model, tmp_path / "log", *flags, env=env) as server:
+        base = _completions(server)
+        assert_same(_completions(dataclasses.replace(server, model="tuned")), expected)
+        status, said = _load_adapter(server, dense)
+        assert status >= 400
+        assert "q_proj: lora_B has 512 rows, expected 384; train the adapter on this" in said
+        assert_same(_completions(server), base)
+        assert "Padding 4 dims with zeros" in server.log.read_text()
+    # Another text altogether, so that it matters which of them answered.
+    assert [tokens for tokens, _ in base] != [tokens for tokens, _ in expected]
+
+
+def _completions(server: Server) -> Answers:
+    return [
+        (tokens, [{str(token): p for token, p in step.items()} for step in top])
+        for tokens, top in server.completions(PROMPTS, 12)
+    ]
+
+
+def _answers(model: str) -> Answers:
+    from vllm import LLM
+
+    return answers(LLM(model, **OPTIONS))
+
+
+def _load_adapter(server: Server, directory: Path) -> tuple[int, str]:
+    body = json.dumps({"lora_name": directory.name, "lora_path": str(directory)}).encode()
+    request = urllib.request.Request(
+        f"{server.url}/v1/load_lora_adapter", body, {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as e:
+        return e.code, e.read().decode()
+
+
+# ---- fitting, without an engine --------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=50)
+@given(models(), st.sampled_from(["minimal", "optimal"]))
+def test_a_padded_adapter_adds_what_padding_the_sum_adds(model: RandomModel, strategy: Any) -> None:
+    served = padded_layout(model.layout, strategy)
+    linears = {n.removesuffix(".weight"): w for n, w in model.weights.items() if is_linear(n, w)}
+    fitted = adapter({name: tuple(w.shape) for name, w in linears.items()})
+    deltas = {name: x.lora_b @ x.lora_a for name, x in fitted.loras.items()}
+    fit_adapter(fitted, model.layout, served)  # type: ignore[arg-type]
+    for name, factors in fitted.loras.items():
+        expected = padded_tensor(model.layout, served, f"{name}.weight", deltas[name])
+        torch.testing.assert_close(factors.lora_b @ factors.lora_a, expected)
+
+
+def layout() -> ModelLayout:
+    """Layer 1 dense, layer 3 with a low-rank o_proj and gate_proj."""
+    layers = HETEROGENEOUS[:4]
+    return layout_of(
+        {
+            "model_type": "llama",
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": len(layers),
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "vocab_size": 128,
+            "gac": {"version": 1, "softmax_scale": 0.125, "head_dim": 64, "layers": layers},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (
+            {"model.layers.3.self_attn.o_proj": (256, 768)},
+            r"layers\.3\.self_attn\.o_proj is stored as two factors; train the adapter on "
+            r"model\.layers\.3\.self_attn\.o_proj\.A and model",
+        ),
+        ({"model.layers.1.self_attn.o_proj.A": (8, 256)}, r"o_proj of layer 1 is not low rank"),
+        ({"model.layers.1.self_attn.v_proj": (256, 256)}, r"lora_B has 256 rows, expected 128"),
+        ({"model.layers.1.mlp.down_proj": (256, 512)}, r"lora_A has 512 columns, expected 400"),
+        ({"model.layers.4.mlp.down_proj": (256, 512)}, r"layers\.4\.mlp\.down_proj is no linear"),
+        ({"layers.1.mlp.down_proj": (256, 400)}, r"layers\.1\.mlp\.down_proj is no linear"),
+        ({"model.layers.1.self_attn.k_up_proj": (64, 32)}, r"k_up_proj is no linear of this"),
+    ],
+)
+def test_an_adapter_of_another_model_is_refused_naming_the_linear(
+    shapes: Shapes, message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        fit_adapter(adapter(shapes), layout(), layout())  # type: ignore[arg-type]
+
+
+def test_half_an_adapter_is_refused() -> None:
+    halved = adapter({"model.layers.1.mlp.down_proj": (256, 400)})
+    halved.loras["model.layers.1.mlp.down_proj"].lora_b = None
+    with pytest.raises(CheckpointError, match=r"down_proj has no lora_B"):
+        fit_adapter(halved, layout(), layout())  # type: ignore[arg-type]
+
+
+def test_embeddings_are_left_to_vllm() -> None:
+    embedding = adapter({"lm_head": (128, 256), "model.embed_tokens": (256, 128)})
+    fit_adapter(embedding, layout(), layout())  # type: ignore[arg-type]
+
+
+def adapter(shapes: Shapes) -> Any:
+    """What vLLM reads of an adapter's files, for linears of these (out, in)."""
+    loras = {}
+    for name, shape in shapes.items():
+        (_, a), (_, b) = _tensors(name, shape)
+        loras[name] = LoRALayerWeights(name, RANK, RANK, a, b)
+    return SimpleNamespace(loras=loras)
+
+
+def _tensors(name: str, shape: tuple[int, int]) -> list[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    prefix = f"base_model.model.{name}.lora_"
+    return [
+        (f"{prefix}A.weight", torch.randn(RANK, shape[1], generator=generator)),
+        (f"{prefix}B.weight", torch.randn(shape[0], RANK, generator=generator)),
+    ]

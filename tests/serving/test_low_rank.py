@@ -1,0 +1,68 @@
+"""Low-rank linears of one input: their down factors are one GEMM, and nobody can tell."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.agreement import CHUNKED, assert_agrees_with_reference
+from tests.serving.engines import OPTIONS, in_engine_process
+from tests.serving.models import layer, write_model
+from tests.serving.server import serve
+
+EVERY_INPUT = {
+    "self_attn.q_proj": 96,
+    "self_attn.k_proj": 64,
+    "self_attn.v_proj": 72,
+    "mlp.gate_proj": 104,
+    "mlp.up_proj": 88,
+}
+PLAIN = ("rotary", 4, 64), (4, 64)
+LAYERS = [
+    layer(*PLAIN, 512, EVERY_INPUT | {"mlp.down_proj": 96, "self_attn.o_proj": 120}),
+    layer(("rotary", 4, 48), (4, 32), 400, {"self_attn.q_proj": 96, "self_attn.v_proj": 40}),
+    layer(*PLAIN, 512, {"self_attn.k_proj": 61, "self_attn.v_proj": 37, "mlp.up_proj": 99}),
+]
+
+
+@pytest.mark.slow
+def test_fused_down_factors_agree_with_the_reference_on_two_ranks(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", LAYERS, attention_bias=True)
+    flags = ("--load-format", "gac", "--tensor-parallel-size", "2", *CHUNKED)
+    env = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1"}
+    with serve(tmp_path / "model", tmp_path / "log", *flags, env=env) as server:
+        assert_agrees_with_reference(server, tmp_path / "model")
+
+
+def test_down_factors_are_fused_where_each_begins_on_16_bytes(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", LAYERS)
+    padded = in_engine_process(fused_factors, str(tmp_path / "model"), "minimal", False)
+    assert padded == [[[96, 64, 72], [104, 88]], [[96, 40], []], [[64, 40], []]]
+
+
+def test_down_factors_that_are_misaligned_or_adapted_stay_separate(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", [LAYERS[0], LAYERS[2]])
+    as_they_are = in_engine_process(fused_factors, str(tmp_path / "model"), "none", False)
+    assert as_they_are == [[[96, 64, 72], [104, 88]], [[], []]]
+    adapted = in_engine_process(fused_factors, str(tmp_path / "model"), "minimal", True)
+    assert adapted == [[[], []], [[], []]]
+
+
+def fused_factors(directory: str, align: str, lora: bool) -> list[list[list[int]]]:
+    """Of each layer's attention and MLP, the ranks that share a GEMM."""
+    from vllm import LLM
+
+    llm = LLM(directory, model_loader_extra_config={"align": align}, enable_lora=lora, **OPTIONS)
+    found: list[list[list[int]]] = llm.collective_rpc(_fused_factors)[0]
+    return found
+
+
+def _fused_factors(worker: Any) -> list[list[list[int]]]:
+    """Runs in the worker."""
+    return [
+        [
+            list(getattr(getattr(module, "down_factors", None), "output_sizes", ()))
+            for module in (layer.self_attn, layer.mlp)
+        ]
+        for layer in worker.get_model().model.layers
+    ]

@@ -1,0 +1,98 @@
+"""A model of several ranks answers what one process answers: TP, PP, both under Ray, and DP."""
+
+import importlib.util
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.serving.models import layer, write_model
+from tests.serving.parallel_engines import CPU_RANKS, MAX_TOKENS, PROMPTS, Answer, answer
+from tests.serving.server import serve
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.layout import ModelLayout
+from vllm_gac.repair.dims import padded_layout
+from vllm_gac.sharding import repeated_heads
+
+# With two ranks, the first four split all their heads, the others repeat some. Misaligned dims are
+# padded, widths for each rank by itself.
+SHAPES = [
+    (("rotary", 4, 64), (4, 64), 512, {"mlp.gate_proj": 64, "mlp.up_proj": 80}),
+    (("rotary", 4, 48), (4, 32), 399, {"mlp.gate_proj": 64, "self_attn.o_proj": 80}),
+    (("rotary", 4, 64), (2, 64), 448, {"self_attn.k_proj": 48, "mlp.down_proj": 61}),
+    (("latent", 4, 32), (2, 48), 256, {"mlp.down_proj": 64, "self_attn.q_proj": 96}),
+    (("rotary", 2, 64), (1, 64), 320, {"self_attn.q_proj": 96, "self_attn.v_proj": 40}),
+    (("rotary", 1, 32), (1, 40), 512, {"self_attn.k_proj": 24, "mlp.up_proj": 37}),
+    (("latent", 1, 96), (1, 64), 250, {"self_attn.k_proj": 40}),
+]
+# Each shape with dense linears, and with some of low rank.
+LAYERS = [layer(key, value, width, r) for key, value, width, low in SHAPES for r in ({}, low)]
+NO_RAY = "needs Ray, which 'make install-ray' installs"
+RAY = importlib.util.find_spec("ray") is not None
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first stage of a pipeline of two caches more than the second."""
+    directory = tmp_path_factory.mktemp("parallel") / "model"
+    write_model(directory, LAYERS)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> Answer:
+    return answer(model)
+
+
+@pytest.mark.parametrize(
+    "executor", ["mp", pytest.param("ray", marks=pytest.mark.skipif(not RAY, reason=NO_RAY))]
+)
+def test_tensor_parallel_ranks_answer_what_one_process_does(
+    model: Path, alone: Answer, executor: str
+) -> None:
+    two = answer(model, tensor_parallel_size=2, distributed_executor_backend=executor)
+    assert two.tokens == alone.tokens
+    layout = repeated_heads(padded_layout(open_checkpoint(model).layout, "minimal", tp=2), 2)
+    assert two.room == pytest.approx(2 * _room(layout), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "executor", ["mp", pytest.param("ray", marks=pytest.mark.skipif(not RAY, reason=NO_RAY))]
+)
+def test_stages_of_a_pipeline_answer_what_one_process_does(
+    model: Path, alone: Answer, executor: str
+) -> None:
+    two = answer(model, pipeline_parallel_size=2, distributed_executor_backend=executor)
+    assert two.tokens == alone.tokens
+    layout = padded_layout(open_checkpoint(model).layout, "minimal")
+    stages = [layout.layers[:7], layout.layers[7:]]
+    rooms = [_room(replace(layout, layers=layers)) for layers in stages]
+    assert rooms[0] != rooms[1]
+    assert two.room == pytest.approx(min(rooms), rel=0.01)
+
+
+def test_stages_of_tensor_parallel_ranks_answer_what_one_process_does(
+    model: Path, alone: Answer
+) -> None:
+    four = answer(model, tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert four.tokens == alone.tokens
+
+
+def test_data_parallel_engines_answer_what_one_process_does(
+    model: Path, alone: Answer, tmp_path: Path
+) -> None:
+    flags = ("--data-parallel-size", "2", "--dtype", "float32", "--max-num-batched-tokens", "64")
+    with serve(model, tmp_path / "log", *flags, env=CPU_RANKS) as server:
+        for _ in range(2):
+            answers = server.completions(PROMPTS, MAX_TOKENS)
+            assert [tokens for tokens, _ in answers] == alone.tokens
+        done = re.findall(r'vllm:request_success_total{engine="(\d)",.*} (\S+)', server.metrics())
+    assert {engine for engine, count in done if float(count) > 0} == {"0", "1"}
+
+
+def _room(layout: ModelLayout) -> float:
+    """Tokens that fit in 1 GiB in fp32."""
+    return 2**30 / (4 * layout.kv_elements)

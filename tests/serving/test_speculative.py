@@ -1,0 +1,46 @@
+"""Speculative decoding by n-grams: several query tokens a step, the same tokens in the end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.engines import OPTIONS, answers, assert_same, in_engine_process
+from tests.serving.models import HETEROGENEOUS, write_model
+
+# Greedy answers of a random model soon repeat themselves, and prompts that do so come with drafts.
+PROMPTS = [[(7 * i + j % 9) % 4000 + 5 for j in range(61 + 8 * i)] for i in range(4)]
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+}
+
+
+@pytest.mark.slow
+def test_ngram_drafts_change_no_token_in_any_layer_shape(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", HETEROGENEOUS)
+    plain = in_engine_process(_serve, str(tmp_path / "model"), None)
+    speculative = in_engine_process(_serve, str(tmp_path / "model"), NGRAM)
+    assert_same(speculative["answers"], plain["answers"])
+    assert plain["drafted"] == 0
+    assert speculative["drafted"] > speculative["accepted"] > 0
+
+
+def _serve(model: str, speculative: dict[str, Any] | None) -> dict[str, Any]:
+    from vllm import LLM
+
+    options = OPTIONS | {"disable_log_stats": False}
+    llm = LLM(model, speculative_config=speculative, **options)
+    found = answers(llm, PROMPTS, 40)
+    counts = {
+        metric.name: metric.value
+        for metric in llm.get_metrics()
+        if "spec_decode" in metric.name and hasattr(metric, "value")
+    }
+    return {
+        "answers": found,
+        "drafted": counts.get("vllm:spec_decode_num_draft_tokens", 0),
+        "accepted": counts.get("vllm:spec_decode_num_accepted_tokens", 0),
+    }

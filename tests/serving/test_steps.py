@@ -1,0 +1,97 @@
+"""One step's metadata, shared by the builders of all classes of heads."""
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+
+@pytest.fixture
+def backend() -> ModuleType:
+    from vllm_gac.serving import attention_gpu
+
+    return attention_gpu
+
+
+def step(queries: list[int], contexts: list[int]) -> Any:
+    """vLLM's description of a batch, decoding requests first."""
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    starts = torch.tensor([0, *queries]).cumsum(0).int()
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=lengths,
+        seq_lens_cpu_upper_bound=lengths,
+        num_reqs=len(queries),
+        num_actual_tokens=sum(queries),
+        max_query_len=max(queries),
+        max_seq_len=max(contexts),
+        block_table_tensor=torch.arange(4 * len(queries), dtype=torch.int32).view(-1, 4),
+        slot_mapping=torch.zeros(sum(queries), dtype=torch.int64),
+    )
+
+
+def builder(backend: ModuleType, scratch: str) -> Any:
+    made = object.__new__(backend.GacBuilder)
+    vars(made).update(max_decode_query=1, scratch=scratch)
+    return made
+
+
+def test_builders_of_all_classes_build_a_step_once(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    build = backend.prefill_batch
+    monkeypatch.setattr(backend, "prefill_batch", lambda *a: calls.append(1) or build(*a))
+    common = step([1, 1, 20, 7], [50, 9, 20, 30])
+    found = [builder(backend, name).build(0, common) for name in "abc"]
+    assert len(calls) == 1
+    assert [metadata.scratch for metadata in found] == ["a", "b", "c"]
+    assert len({id(metadata.step) for metadata in found}) == 1
+    assert builder(backend, "a").build(0, step([1], [5])).step is not found[0].step
+
+
+@pytest.mark.parametrize("change", ["seq_lens", "block_table_tensor", "query_start_loc"])
+def test_a_batch_that_was_changed_is_built_again(backend: ModuleType, change: str) -> None:
+    common, made = step([1, 20], [50, 20]), builder(backend, "a")
+    first = made.build(0, common).step
+    setattr(common, change, getattr(common, change).clone())
+    again = made.build(0, common).step
+    assert again is not first
+    assert made.build(0, common).step is again
+
+
+def test_drafts_never_share(backend: ModuleType) -> None:
+    common, made = step([1, 1], [50, 20]), builder(backend, "a")
+    first = made.build_for_drafting(common, 0).step
+    assert made.build_for_drafting(common, 1).step is not first
+
+
+def test_a_mixed_batch_is_split(backend: ModuleType) -> None:
+    found = backend.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1)
+    assert found.decode_tokens == 2
+    assert found.decode_lengths.tolist() == [50, 9]
+    assert found.decode_block_table.shape == (2, 4)
+    prefill = found.prefill
+    assert prefill.query_starts.tolist() == [0, 20, 27]
+    assert prefill.context_starts.tolist() == [0, 20, 50]
+    assert prefill.lengths.tolist() == [20, 30]
+    assert prefill.block_table.tolist() == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    assert (prefill.longest_query, prefill.longest_context) == (20, 30)
+    assert prefill.context_tokens == 50
+
+
+@pytest.mark.parametrize(("contexts", "past"), [([20, 7], False), ([20, 8], True)])
+def test_whole_prompts_have_no_past(backend: ModuleType, contexts: list[int], past: bool) -> None:
+    assert backend.step_of(step([20, 7], contexts), 1).prefill.has_past == past
+
+
+def test_a_decoding_batch_has_no_prefill(backend: ModuleType) -> None:
+    found = backend.step_of(step([1, 1], [50, 9]), 1)
+    assert found.prefill is None
+    assert (found.decode_tokens, found.tokens) == (2, 2)

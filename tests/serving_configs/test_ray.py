@@ -1,0 +1,308 @@
+"""Two replicas of a small model under Ray Serve, really started: load, errors, deaths, the end.
+
+One application for all tests; it is stopped, with requests in flight, by the last one.
+"""
+
+import contextlib
+import http.client
+import itertools
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from loadtest.client import Target
+from loadtest.open_loop import Share, replay
+from loadtest.records import Record
+from loadtest.scenario import find_scenario, load_scenario
+from loadtest.server_metrics import scrape
+from loadtest.traffic import generate
+from tests.serving.models import HETEROGENEOUS, write_model
+from tests.serving_configs.ray_app import (
+    START_SECONDS,
+    App,
+    api_server,
+    deploy,
+    engine_core,
+    serve_run,
+    stop,
+    wait_until,
+)
+from tests.serving_configs.test_observability import prometheus
+
+pytestmark = pytest.mark.slow
+
+MODEL = "m"
+RUNNING, FINISHED = "vllm:num_requests_running", "vllm:request_success_total"
+WRITTEN = "vllm:generation_tokens_total"
+LOST = openai.APIError | httpx.HTTPError  # before the answer, and in it
+FLAGS = (
+    f"--load-format gac --served-model-name {MODEL} --enforce-eager --max-model-len 1024 "
+    "--max-num-seqs 8 --kv-cache-memory-bytes 100M --shutdown-timeout 10"
+)
+
+
+def config(model: Path, minimum: int) -> dict[str, Any]:
+    scaling = {
+        "min_replicas": minimum,
+        "max_replicas": 2,
+        "target_ongoing_requests": 4,
+        "upscale_delay_s": 0,
+        "downscale_delay_s": 1,
+        "metrics_interval_s": 1,
+        "look_back_period_s": 2,
+    }
+    replica = {"name": "Replica", "autoscaling_config": scaling, "health_check_period_s": 1}
+    application = {
+        "name": "test",
+        "import_path": "serving_configs.ray.app:application",
+        "args": {"model": str(model), "flags": FLAGS},
+        "deployments": [replica],
+    }
+    return {"applications": [application]}
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    pytest.importorskip("ray", reason="needs ray: make install-ray")
+    root = tmp_path_factory.mktemp("ray")
+    write_model(root / "model", HETEROGENEOUS[:4])
+    with serve_run(config(root / "model", minimum=2), root) as running:
+        try:
+            wait_until(lambda: len(running.metric(RUNNING)) == 2, START_SECONDS, "two replicas")
+        except TimeoutError:
+            pytest.fail(running.log.read_text()[-6000:])
+        yield running
+
+
+def complete(app: App, prompt: list[int], tokens: int, stream: bool) -> str:
+    """A greedy answer; raises when it is none, or ends before its end."""
+    options: Any = {"ignore_eos": True}
+    arguments: Any = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    if not stream:
+        answer = app.client().completions.create(**arguments, extra_body=options)
+        return answer.choices[0].text
+    parts = list(app.client().completions.create(**arguments, extra_body=options, stream=True))
+    assert parts[-1].choices[0].finish_reason == "length", "the stream ended before the answer did"
+    return "".join(part.choices[0].text for part in parts)
+
+
+def test_two_replicas_answer_concurrent_clients(app: App) -> None:
+    prompts = [[7 + number, 300, 11] for number in range(4)]
+    expected = [complete(app, prompt, 24, stream=False) for prompt in prompts]
+    before = app.metric(FINISHED)
+    with ThreadPoolExecutor(24) as pool:
+        answers = [
+            pool.submit(complete, app, prompts[number % 4], 24, stream=number % 2 == 0)
+            for number in range(48)
+        ]
+    # Batches of different make-up round differently, so greedy answers may part ways; whole they
+    # are, and from the same model.
+    texts = [answer.result() for answer in answers]
+    same = sum(text == expected[number % 4] for number, text in enumerate(texts))
+    assert same >= 24, (expected, texts)
+    after = app.metric(FINISHED)
+    assert after.keys() == before.keys()
+    assert all(after[replica] > before[replica] + 5 for replica in after), (before, after)
+
+
+def test_chat_streams_token_by_token(app: App) -> None:
+    arrived = []
+    stream = app.client().chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=100,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    for part in stream:
+        if part.choices[0].delta.content:
+            arrived.append(time.monotonic())
+    assert len(arrived) > 20
+    # Were the answer kept back until its end, its parts would come at once.
+    assert sum(b - a > 0.001 for a, b in itertools.pairwise(arrived)) > 10
+
+
+def asked(**changes: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0} | changes
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/models", None),
+        ("/v1/models?x=%2F", None),
+        ("/v1/none", None),
+        ("/health", None),
+        ("/version", None),
+        ("/tokenize", {"model": MODEL, "prompt": "a b"}),
+        ("/v1/completions", asked()),
+        # One token: of more, several may come in one part when the machine is busy.
+        (
+            "/v1/completions",
+            asked(max_tokens=1, stream=True, stream_options={"include_usage": True}),
+        ),
+        ("/v1/completions", asked(model="unknown")),
+        ("/v1/completions", asked(max_tokens=-1)),
+        ("/v1/completions", asked(prompt=[7] * 1100)),
+        ("/v1/completions", "{"),
+    ],
+)
+def test_answers_are_those_of_vllm(app: App, path: str, body: Any) -> None:
+    address = next(p for p in api_server(app.replicas()[0]).cmdline() if p.endswith("/http"))
+    through, direct = _asked(app.url, path, body), _asked(address, path, body)
+    assert through == direct
+
+
+def _asked(where: str, path: str, body: Any) -> tuple[int, str | None, str]:
+    """Status, content type and text of an answer, without what is new in each."""
+    transport = httpx.HTTPTransport(uds=where) if where.startswith("/") else None
+    base = "http://vllm" if transport else where
+    content = body if isinstance(body, str) else json.dumps(body)
+    with httpx.Client(transport=transport, base_url=base, timeout=60) as client:
+        headers = {"Content-Type": "application/json", "X-Request-Id": "same"}
+        if body is None:
+            answer = client.get(path, headers=headers)
+        else:
+            answer = client.post(path, headers=headers, content=content)
+    lines = [line for line in answer.text.splitlines() if line]
+    parts = [_without_times(line.removeprefix("data: ")) for line in lines]
+    return answer.status_code, answer.headers.get("content-type"), "\n".join(parts)
+
+
+def _without_times(text: str) -> str:
+    try:
+        loaded = json.loads(text)
+    except ValueError:
+        return text
+    if isinstance(loaded, dict):
+        loaded.pop("created", None)
+        for entry in loaded.get("data", []):
+            entry.pop("created"), entry.pop("permission")
+    return json.dumps(loaded)
+
+
+def test_the_load_test_runs_against_it(app: App) -> None:
+    schedule = generate(load_scenario(find_scenario("smoke"), rate=2, duration=8))
+    records: list[Record] = []
+    replay(schedule, Target(app.url, MODEL), Share(), time.time(), 60.0, records.append)
+    assert len(records) > 5
+    assert [record.error for record in records if record.error] == []
+    # What its report takes from the server is the sum over the replicas.
+    tokens = scrape(app.url)["vllm:generation_tokens_total"]
+    assert tokens == sum(app.metric(WRITTEN).values()) > 0
+
+
+def test_prometheus_sees_each_replica(app: App, tmp_path: Path) -> None:
+    with prometheus(tmp_path, {"vllm": app.url.removeprefix("http://")}) as running:
+        wait_until(lambda: running.values("model_name:requests_running:sum"), 30, "a scrape")
+        assert running.values("count(count by (replica) (gac_model_info))") == [2.0]
+        assert running.values('up{job="vllm"}') == [1.0]
+        wait_until(lambda: running.values("model_name:kv_cache_free_tokens:sum"), 30, "a rule")
+        rules = [rule for group in running.ask("rules")["groups"] for rule in group["rules"]]
+        assert {rule.get("lastError") for rule in rules if rule["health"] == "err"} == set()
+        said = running.log.read_text().splitlines()
+        assert [line for line in said if "level=info" not in line] == []
+
+
+def test_clients_that_vanish_leave_nothing_behind(app: App) -> None:
+    def vanish(stream: bool) -> None:
+        connection = http.client.HTTPConnection(app.url.removeprefix("http://"), timeout=60)
+        body = asked(max_tokens=500, ignore_eos=True, stream=stream)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        if stream:
+            connection.getresponse().read(10)
+        else:
+            time.sleep(1)
+        connection.close()
+
+    written = sum(app.metric(WRITTEN).values())
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(vanish, [True, False] * 8))
+    wait_until(lambda: set(app.metric(RUNNING).values()) == {0.0}, 60, "no request runs")
+    assert set(app.metric("vllm:kv_cache_usage_perc").values()) == {0.0}
+    # They were given up, not finished unseen.
+    assert sum(app.metric(WRITTEN).values()) - written < 16 * 500 / 2
+    assert complete(app, [5, 6], 4, stream=True)
+
+
+KILLED: dict[str, Callable[[psutil.Process], psutil.Process]] = {
+    "replica": lambda replica: replica,
+    "engine core": engine_core,
+}
+
+
+@pytest.mark.parametrize("victim", KILLED)
+def test_what_a_killed_replica_answered_ends_in_an_error(app: App, victim: str) -> None:
+    known = set(app.metric(RUNNING))
+    with ThreadPoolExecutor(24) as pool:
+        flights = [pool.submit(complete, app, [9, n], 400, n % 2 == 0) for n in range(24)]
+        wait_until(lambda: min(app.metric(RUNNING).values()) >= 3, 60, "both replicas are busy")
+        lost = app.replicas()[0]
+        its_own = [lost, *lost.children(recursive=True)]
+        KILLED[victim](lost).kill()
+        outcomes = [_outcome(flight) for flight in flights]  # none hangs: 90 s for all
+    failed = [outcome for outcome in outcomes if outcome is not None]
+    assert 0 < len(failed) < len(outcomes), outcomes
+    assert all(isinstance(outcome, LOST) for outcome in failed), failed
+
+    def two_and_one_is_new() -> bool:
+        replicas = set(app.metric(RUNNING))
+        return len(replicas) == 2 and len(replicas - known) == 1
+
+    # The other one answers all the while, and nothing of the killed one stays.
+    assert complete(app, [5, 6], 8, stream=True)
+    wait_until(lambda: not any(p.is_running() for p in its_own), 90, "the victim's processes end")
+    wait_until(two_and_one_is_new, START_SECONDS, "a new replica")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: complete(app, [3, n], 8, stream=True), range(16)))
+    assert all(finished > 0 for finished in app.metric(FINISHED).values())
+
+
+def _outcome(flight: "Future[str]") -> BaseException | None:
+    return flight.exception(timeout=90)
+
+
+def test_replicas_follow_the_load_and_go_when_their_answers_are_finished(app: App) -> None:
+    before = app.replicas()
+    with ThreadPoolExecutor(4) as pool:
+        # Few requests, so one replica has to go; both have some, and those are finished.
+        flights = [pool.submit(complete, app, [9, n], 900, n % 2 == 0) for n in range(4)]
+        wait_until(lambda: min(app.metric(RUNNING).values()) > 0, 60, "both replicas are busy")
+        deploy(app, config(app.directory / "model", minimum=1))
+        wait_until(lambda: len(app.metric(RUNNING)) == 1, 90, "one replica leaves")
+        assert [_outcome(flight) for flight in flights] == [None] * 4
+    wait_until(lambda: len(app.replicas()) == 1, 60, "its processes end")
+    assert app.replicas()[0] in before
+
+    # Many, until there are two. They are never sent to their end: a request that waits for that
+    # counts as one, and leaves the machine to the new replica.
+    with contextlib.ExitStack() as clients:
+        for _ in range(6):
+            port = int(app.url.rpartition(":")[2])
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: m\r\nContent-Length: 9\r\n\r\n{"
+            )
+        wait_until(lambda: len(app.metric(RUNNING)) == 2, START_SECONDS, "another replica")
+    assert complete(app, [5, 6], 4, stream=True)
+
+
+def test_the_end_leaves_no_process_and_no_client_waiting(app: App) -> None:
+    processes = app.processes()
+    with ThreadPoolExecutor(12) as pool:
+        flights = [pool.submit(complete, app, [9, n], 400, n % 2 == 0) for n in range(12)]
+        wait_until(lambda: sum(app.metric(RUNNING).values()) > 4, 60, "requests run")
+        assert stop(app) == []
+        outcomes = [_outcome(flight) for flight in flights]
+    assert all(outcome is None or isinstance(outcome, LOST) for outcome in outcomes), outcomes
+    assert not any(process.is_running() for process in processes)

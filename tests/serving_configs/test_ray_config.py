@@ -1,0 +1,82 @@
+"""The Serve config files fit the application and the flags they name; what does not is refused."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.serving_configs.debian import CONFIGS, ROOT
+
+pytest.importorskip("ray", reason="needs ray: make install-ray")
+
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ServeDeploySchema
+
+from serving_configs.ray.app import application
+
+FILES = sorted((CONFIGS / "ray").glob("*.yaml"))
+
+
+def loaded(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((CONFIGS / "ray" / name).read_text())
+    return config
+
+
+def named(flags: str) -> dict[str, Any]:
+    """The file of serving_configs/vllm that the flags name, here or in the image."""
+    words = shlex.split(flags)
+    path = words[words.index("--config") + 1].replace("/etc/vllm-gac", "serving_configs/vllm")
+    config: dict[str, Any] = yaml.safe_load((ROOT / path).read_text())
+    return config
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_serve_takes_every_file_as_it_stands(path: Path) -> None:
+    schema = ServeDeploySchema.model_validate(loaded(path.name))
+    (served,) = schema.applications
+    built = application(served.args)
+    (deployment,) = served.deployments
+    assert served.import_path == "serving_configs.ray.app:application"
+    assert built._bound_deployment.name == deployment.name == "Replica"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_serve_and_vllm_have_the_same_limits(path: Path) -> None:
+    (served,) = loaded(path.name)["applications"]
+    (deployment,) = served["deployments"]
+    flags = named(served["args"]["flags"])
+    assert deployment["max_ongoing_requests"] == flags["max-num-queued-reqs"]
+    # Serve ends a replica after this; before, it may take vLLM this to drain.
+    assert deployment.get("graceful_shutdown_timeout_s", 120) > flags["shutdown-timeout"]
+    gpus = deployment["ray_actor_options"].get("num_gpus", 0)
+    assert gpus in (0, flags.get("tensor-parallel-size", 1))
+    if scaling := deployment.get("autoscaling_config"):
+        assert "num_replicas" not in deployment
+        assert 0 < scaling["target_ongoing_requests"] < flags["max-num-seqs"]
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ({}, "args.model: Field required"),
+        ({"model": 7}, "args.model: Input should be a valid string"),
+        (
+            {"model": "m", "flag": ""},
+            "args.flag: unknown; there are `model` and `flags`, which takes what `vllm serve` "
+            "takes",
+        ),
+        ({"model": "m", "flags": ["--seed", "1"]}, "args.flags: Input should be a valid string"),
+        ({"model": "m", "flags": "--served-model-name 'm"}, "args.flags: No closing quotation"),
+        (
+            {"model": "m", "flags": "--load-format gac --port=8001"},
+            "args.flags: --port=8001 is not possible, as replicas listen on sockets of their own; "
+            "see `http_options`, which are of what clients connect to",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_in_a_sentence(args: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RayServeException) as error:
+        application(args)
+    assert str(error.value) == sentence

@@ -1,0 +1,61 @@
+"""The metrics of many replicas on one page."""
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving_configs.ray.metrics import merged
+
+
+def page(requests: int, *, latency: bool = True) -> str:
+    registry = CollectorRegistry()
+    Counter("vllm:requests", "Requests, with } and \\.", ["path"], registry=registry).labels(
+        'a "quoted} {path, x="1"'
+    ).inc(requests)
+    Gauge("up_time", "No labels.", registry=registry).set(1.5)
+    if latency:
+        histogram = Histogram("latency_seconds", "Seconds.", buckets=[1, 2], registry=registry)
+        histogram.observe(1.5)
+    return generate_latest(registry).decode()
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_samples_keep_their_values_and_get_their_replica() -> None:
+    pages = {"one": page(3), "two": page(5)}
+    expected = {
+        (name, tuple(sorted((*labels, ("replica", replica))))): value
+        for replica, text in pages.items()
+        for (name, labels), value in samples(text).items()
+    }
+    assert samples(merged(pages)) == expected
+    assert len(expected) == 2 * len(samples(page(3)))
+
+
+def test_each_metric_stands_together_under_one_header() -> None:
+    text = merged({"one": page(3), "two": page(5), "three": page(1, latency=False)})
+    headers = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(headers) == len(set(headers))
+    families = [family.name for family in text_string_to_metric_families(text)]
+    assert len(families) == len(set(families))
+
+
+def test_a_metric_that_only_a_later_replica_has_comes_with_its_header() -> None:
+    text = merged({"one": page(3, latency=False), "two": page(5)})
+    assert "# TYPE latency_seconds histogram" in text
+    assert 'latency_seconds_count{replica="two"} 1.0' in text
+
+
+def test_of_a_replica_that_says_nothing_there_is_nothing() -> None:
+    two = page(5)
+    assert merged({"one": "", "two": two}) == merged({"two": two})
+    assert merged({}) == ""

@@ -1,0 +1,207 @@
+"""Layouts split over GPUs: which sizes can, and that repeated heads compute what one did."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.serving.models import HETEROGENEOUS, layer, write_model
+from vllm_gac import demo
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.choices import Dims
+from vllm_gac.cli import main
+from vllm_gac.contract import align, candidates
+from vllm_gac.errors import CheckpointError, PlanError
+from vllm_gac.forward import logits, reference
+from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.plan import uniform_plan
+from vllm_gac.planner import Asked, check_feasible
+from vllm_gac.sharding import (
+    check_split,
+    repeated_heads,
+    repeated_tensor,
+    splits,
+    with_heads_of,
+)
+
+# Few heads of every kind, so that 2, 4 and 8 GPUs repeat some of them.
+FEW_HEADS = [
+    layer(("rotary", 4, 64), (4, 64), 512),
+    layer(("rotary", 4, 64), (2, 64), 512),  # from 4 GPUs on as many value heads as key heads
+    layer(("rotary", 2, 48), (1, 80), 512, {"self_attn.k_proj": 40, "self_attn.v_proj": 48}),
+    layer(("latent", 2, 64), (2, 64), 512),  # for 4 GPUs each latent rebuilds one head
+    layer(("latent", 1, 96), (1, 32), 512, {"self_attn.k_proj": 64}),
+    layer(("rotary", 1, 32), (1, 32), 512),
+]
+
+
+def layout(layers: list[dict[str, Any]], **config: Any) -> ModelLayout:
+    raw = {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 128,
+        "gac": {"version": 1, "softmax_scale": 0.125, "head_dim": 64, "layers": layers},
+    }
+    return layout_of(raw | config)
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_repeated_heads_compute_what_one_head_did(tmp_path: Path, tp: int) -> None:
+    write_model(tmp_path / "model", FEW_HEADS, attention_bias=True)
+    checkpoint = open_checkpoint(tmp_path / "model")
+    served = repeated_heads(checkpoint.layout, tp)
+    assert with_heads_of(served, checkpoint.layout) == checkpoint.layout
+    model, tokens = reference(checkpoint, torch.float64), torch.arange(24)[None]
+    with checkpoint.reader() as read:
+        stored = {name: read(name) for name in checkpoint.layout.tensors()}
+    made = {n: repeated_tensor(checkpoint.layout, served, n, t) for n, t in stored.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in made.items()}
+    shared = "model.layers.5.self_attn.rope_inv_freq"  # one head's, one row
+    assert shapes == served.tensors() | {shared: (1, 16)}
+    expected = logits(model, stored.__getitem__, tokens)
+    repeated = logits(replace(model, layout=served), made.__getitem__, tokens)
+    assert torch.allclose(repeated, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_every_rank_gets_its_share_of_heads(tp: int) -> None:
+    few = layout(FEW_HEADS)
+    check_split(few, tp)
+    for before, after in zip(few.layers, repeated_heads(few, tp).layers, strict=True):
+        for count in (after.query_heads, after.key.heads, after.value.heads):
+            assert count % tp == 0
+        assert after.key.heads == max(before.key.heads, tp)
+        assert after.key.heads % after.value.heads == 0
+
+
+def test_nothing_is_repeated_while_there_are_enough_heads() -> None:
+    assert repeated_heads(layout(HETEROGENEOUS), 2) == layout(HETEROGENEOUS)
+
+
+def test_a_table_shared_by_all_heads_stays_one_row() -> None:
+    few = layout(FEW_HEADS)
+    table = torch.ones(1, 24)
+    name = "model.layers.2.self_attn.rope_inv_freq"
+    assert repeated_tensor(few, repeated_heads(few, 4), name, table) is table
+
+
+@pytest.mark.parametrize(
+    ("change", "tp", "message"),
+    [
+        (
+            {"query_heads": 4},
+            8,
+            "--tensor-parallel-size 8: layer 1 has query heads = 4, which 8 GPUs cannot share "
+            "evenly; at most 4 can share this model, or 8 can if query heads is 8",
+        ),
+        (
+            {"intermediate_size": 500},
+            8,
+            "layer 1 has intermediate_size = 500, which 8 GPUs cannot share evenly; at most 4 can "
+            "share this model, or 8 can if intermediate_size is 512",
+        ),
+        (
+            {"query_heads": 12, "key": {"form": "rotary", "heads": 6, "size": 64}, "value":
+             {"heads": 6, "size": 64}},
+            4,
+            "layer 1 has key heads = 6, which 4 GPUs cannot share evenly; at most 2 can share this "
+            "model, or 4 can if key heads is 4",
+        ),
+    ],
+    ids=["query heads", "width", "key heads"],
+)  # fmt: skip
+def test_a_layout_that_cannot_be_split_is_refused_with_the_nearest_that_can(
+    change: dict[str, Any], tp: int, message: str
+) -> None:
+    odd = {**layer(("rotary", 4, 64), (4, 64), 512), **change}
+    layers = [layer(("rotary", 4, 64), (4, 64), 512), odd]
+    heads = 12 if "key" in change else 8
+    if heads == 12:
+        layers[0] = {**odd, "key": {"form": "rotary", "heads": 12, "size": 64}}
+        layers[0]["value"] = {"heads": 12, "size": 64}
+        layers[0]["intermediate_size"] = odd["intermediate_size"] = 768
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        check_split(layout(layers, num_attention_heads=heads), tp)
+
+
+def test_a_vocabulary_that_cannot_be_split_is_named() -> None:
+    layers = [layer(("rotary", 3, 64), (3, 64), 768, query_heads=12)]
+    with pytest.raises(CheckpointError, match="vocab_size padded to a multiple of 64 = 128"):
+        check_split(layout(layers, num_attention_heads=12, num_key_value_heads=3), 3)
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    check_split(layout(FEW_HEADS), 1, pp=6)
+    with pytest.raises(CheckpointError, match="--pipeline-parallel-size 7: the model has 6 layers"):
+        check_split(layout(FEW_HEADS), 1, pp=7)
+
+
+@given(
+    tp=st.integers(1, 32),
+    values=st.integers(1, 16),
+    width=st.integers(1, 4096),
+    shared=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+)
+def test_the_sizes_that_a_refusal_names_do_split(
+    tp: int, values: int, width: int, shared: tuple[int, int]
+) -> None:
+    keys = values * shared[0]
+    query = keys * shared[1]
+    layers = [layer(("rotary", keys, 64), (values, 64), width, query_heads=query)]
+    model = layout(
+        layers, num_attention_heads=query, num_key_value_heads=keys, hidden_size=query * 8
+    )
+    try:
+        check_split(model, tp)
+    except CheckpointError as e:
+        sizes = re.search(r"evenly; (?:at most )?(\d+)(?: or (\d+))? can share", str(e))
+        assert sizes
+        for size in sizes.groups():
+            assert size is None or splits(model, int(size))
+    else:
+        served = repeated_heads(model, tp)
+        assert all(n % tp == 0 for n in (served.layers[0].key.heads, served.layers[0].value.heads))
+
+
+@given(st.integers(1, 20_000), st.integers(1, 16))
+def test_each_part_of_an_aligned_width_is_aligned(width: int, tp: int) -> None:
+    for strategy, multiple in (("minimal", 8), ("optimal", 16)):
+        aligned = align(width, strategy, "width", tensor_parallel_size=tp)  # type: ignore[arg-type]
+        assert aligned >= width
+        assert aligned % (tp * multiple) == 0
+        assert aligned - width < tp * multiple
+
+
+def test_candidates_are_aligned_after_sharding() -> None:
+    widths = list(candidates(1, 512, "minimal", "width", tensor_parallel_size=4))
+    assert widths == list(range(32, 513, 32))
+
+
+def test_align_takes_tp(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["align", "11528", "--role", "width", "--tp", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"11528": 11536}
+
+
+def test_a_uniform_plan_is_aligned_after_sharding() -> None:
+    model = open_checkpoint(demo.MODEL)
+    plan = uniform_plan(model, param_ratio=0.8, kv_ratio=0.75, tensor_parallel_size=4)
+    assert {section.intermediate_size % 32 for section in plan.layers} == {0}
+
+
+def test_planning_for_gpus_that_cannot_share_the_heads_is_refused() -> None:
+    model = open_checkpoint(demo.MODEL)
+    sentence = r"--tp 3: layer 0 has query heads = 8, which 3 GPUs cannot share evenly; 2 or 4 can"
+    with pytest.raises(PlanError, match=sentence):
+        uniform_plan(model, param_ratio=0.8, kv_ratio=0.75, tensor_parallel_size=3)
+    with pytest.raises(PlanError, match=sentence):
+        check_feasible(model, Asked(param_ratio=0.8, dims=Dims("minimal", None, 3)))
