@@ -261,8 +261,8 @@ COMPRESSION = (
     ),
     Panel(
         "Attention kernels",
-        "Layers by the backend that runs their attention, its decode and prefill kernels, and their "
-        "heads: vllm is vLLM's own, GAC this project's, GAC_REFERENCE plain torch.",
+        "Layers by the backend that runs their attention, its decode and prefill kernels, and "
+        "their heads: vllm is vLLM's own, GAC this project's, GAC_REFERENCE plain torch.",
         "none",
         (
             Query(
