@@ -56,7 +56,7 @@ loadtest:  ## on a GPU: compare dense, misaligned and GAC servers of Llama-3-8B'
 test: lint .venv/.extra-grafana $(DEBIAN)/.unpacked  ## lint, then every test but the slow and the GPU ones
 	$(PYTEST) -m "not slow and not gpu"
 
-test-slow: install  ## the tests that take minutes
+test-slow: install .venv/.extra-ray  ## the tests that take minutes
 	$(PYTEST) -m "slow and not gpu"
 
 test-gpu:  ## the GPU tests, in PYTHON's environment: pip install -e '.[serve,dev]' before
