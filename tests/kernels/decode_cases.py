@@ -1,7 +1,9 @@
 """Random decode batches, and the decode kernel against the fp32 reference on them.
 
-Run as a program, it checks seeds FIRST..LAST with multiples of GRAIN on the CPU, through Triton's
-interpreter.
+    python -m tests.kernels.decode_cases FIRST LAST GRAIN [gpu]
+
+checks those seeds, with head sizes that are multiples of GRAIN: on the CPU, through Triton's
+interpreter (TRITON_INTERPRET=1), or on a GPU, for instance under compute-sanitizer.
 """
 
 import math
@@ -193,7 +195,7 @@ def _dequantized(batch: Batch) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    limits = replace(INTERPRETER, grain=int(sys.argv[3]))
+    limits = replace(GPU if sys.argv[4:] == ["gpu"] else INTERPRETER, grain=int(sys.argv[3]))
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
         batch = random_batch(seed, limits)
         error = relative_error(batch)
