@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.decode_batch import DecodeBatch, copy_bandwidth, microseconds
+from benchmarks.table import markdown
 from vllm_gac.kernels.reference import CacheGeometry
 
 SIZES = (64, 80, 96, 112, 128)
@@ -140,7 +141,6 @@ def _or_none(call: Any, copies: int) -> float | None:
 
 
 def _markdown(result: dict[str, Any]) -> str:
-    columns = list(dict.fromkeys(key for row in result["rows"] for key in row))
     lines = [
         "# Decode attention",
         "",
@@ -150,12 +150,8 @@ def _markdown(result: dict[str, Any]) -> str:
         f"{result['copy_tb_per_s']} TB/s. Pages of 16",
         "tokens unless said; - is a kernel that refuses the dims, or was not measured.",
         "",
-        "| " + " | ".join(columns) + " |",
-        "|" + " --- |" * len(columns),
+        *markdown(result["rows"]),
     ]
-    for row in result["rows"]:
-        cells = (row.get(column) for column in columns)
-        lines.append("| " + " | ".join("-" if c is None else str(c) for c in cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.table import markdown
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.kernels.select import widths
 from vllm_gac.profiling.prefill_batch import PrefillChunk
@@ -191,7 +192,6 @@ def _triton(chunk: PrefillChunk) -> Callable[[], None]:
 
 
 def _markdown(result: dict[str, Any]) -> str:
-    columns = list(dict.fromkeys(key for row in result["rows"] for key in row))
     lines = [
         "# Prefill attention",
         "",
@@ -203,12 +203,8 @@ def _markdown(result: dict[str, Any]) -> str:
         "row's stock time, realized the share of it that the saved FLOP would give; - is a kernel",
         "that refuses the sizes, or nothing to realize.",
         "",
-        "| " + " | ".join(columns) + " |",
-        "|" + " --- |" * len(columns),
+        *markdown(result["rows"]),
     ]
-    for row in result["rows"]:
-        cells = (row.get(column) for column in columns)
-        lines.append("| " + " | ".join("-" if c is None else str(c) for c in cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.serving.models import HETEROGENEOUS, layer, write_model
+from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from vllm_gac import demo
 from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.choices import Dims
@@ -19,7 +19,6 @@ from vllm_gac.cli import main
 from vllm_gac.contract import align, candidates
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.forward import logits, reference
-from vllm_gac.layout import ModelLayout, layout_of
 from vllm_gac.plan import uniform_plan
 from vllm_gac.planner import Asked, check_feasible
 from vllm_gac.sharding import (
@@ -39,20 +38,6 @@ FEW_HEADS = [
     layer(("latent", 1, 96), (1, 32), 512, {"self_attn.k_proj": 64}),
     layer(("rotary", 1, 32), (1, 32), 512),
 ]
-
-
-def layout(layers: list[dict[str, Any]], **config: Any) -> ModelLayout:
-    raw = {
-        "model_type": "llama",
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": len(layers),
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "vocab_size": 128,
-        "gac": {"version": 1, "softmax_scale": 0.125, "head_dim": 64, "layers": layers},
-    }
-    return layout_of(raw | config)
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
@@ -75,7 +60,7 @@ def test_repeated_heads_compute_what_one_head_did(tmp_path: Path, tp: int) -> No
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_every_rank_gets_its_share_of_heads(tp: int) -> None:
-    few = layout(FEW_HEADS)
+    few = layout_with(FEW_HEADS)
     check_split(few, tp)
     for before, after in zip(few.layers, repeated_heads(few, tp).layers, strict=True):
         for count in (after.query_heads, after.key.heads, after.value.heads):
@@ -85,11 +70,11 @@ def test_every_rank_gets_its_share_of_heads(tp: int) -> None:
 
 
 def test_nothing_is_repeated_while_there_are_enough_heads() -> None:
-    assert repeated_heads(layout(HETEROGENEOUS), 2) == layout(HETEROGENEOUS)
+    assert repeated_heads(layout_with(HETEROGENEOUS), 2) == layout_with(HETEROGENEOUS)
 
 
 def test_a_table_shared_by_all_heads_stays_one_row() -> None:
-    few = layout(FEW_HEADS)
+    few = layout_with(FEW_HEADS)
     table = torch.ones(1, 24)
     name = "model.layers.2.self_attn.rope_inv_freq"
     assert repeated_tensor(few, repeated_heads(few, 4), name, table) is table
@@ -131,19 +116,20 @@ def test_a_layout_that_cannot_be_split_is_refused_with_the_nearest_that_can(
         layers[0]["value"] = {"heads": 12, "size": 64}
         layers[0]["intermediate_size"] = odd["intermediate_size"] = 768
     with pytest.raises(CheckpointError, match=re.escape(message)):
-        check_split(layout(layers, num_attention_heads=heads), tp)
+        check_split(layout_with(layers, num_attention_heads=heads), tp)
 
 
 def test_a_vocabulary_that_cannot_be_split_is_named() -> None:
     layers = [layer(("rotary", 3, 64), (3, 64), 768, query_heads=12)]
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 3}
     with pytest.raises(CheckpointError, match="vocab_size padded to a multiple of 64 = 128"):
-        check_split(layout(layers, num_attention_heads=12, num_key_value_heads=3), 3)
+        check_split(layout_with(layers, vocab_size=128, **heads), 3)
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    check_split(layout(FEW_HEADS), 1, pp=6)
+    check_split(layout_with(FEW_HEADS), 1, pp=6)
     with pytest.raises(CheckpointError, match="--pipeline-parallel-size 7: the model has 6 layers"):
-        check_split(layout(FEW_HEADS), 1, pp=7)
+        check_split(layout_with(FEW_HEADS), 1, pp=7)
 
 
 @given(
@@ -158,7 +144,7 @@ def test_the_sizes_that_a_refusal_names_do_split(
     keys = values * shared[0]
     query = keys * shared[1]
     layers = [layer(("rotary", keys, 64), (values, 64), width, query_heads=query)]
-    model = layout(
+    model = layout_with(
         layers, num_attention_heads=query, num_key_value_heads=keys, hidden_size=query * 8
     )
     try:

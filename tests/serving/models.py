@@ -49,7 +49,23 @@ HETEROGENEOUS = [
 def write_model(directory: Path, layers: list[dict[str, Any]], **config: Any) -> ModelLayout:
     """A random bf16 model of `layers` with the demo model's tokenizer; reproducible."""
     directory.mkdir(parents=True)
-    raw: dict[str, Any] = {
+    raw = _config(layers, **config)
+    layout = layout_of(raw)
+    raw["head_dim"] = layout.cache_head_dim
+    (directory / "config.json").write_text(json.dumps(raw, indent=2))
+    save_file(_weights(layout), directory / "model.safetensors", metadata={"format": "pt"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo.MODEL / name, directory)
+    return layout
+
+
+def layout_with(layers: list[dict[str, Any]], **config: Any) -> ModelLayout:
+    """The layout of such a model."""
+    return layout_of(_config(layers, **config))
+
+
+def _config(layers: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    return {
         "model_type": "llama",
         "architectures": ["GacLlamaForCausalLM"],
         "hidden_size": 256,
@@ -70,15 +86,8 @@ def write_model(directory: Path, layers: list[dict[str, Any]], **config: Any) ->
             "head_dim": HEAD_DIM,
             "layers": layers,
         },
-        **config,
+        **changes,
     }
-    layout = layout_of(raw)
-    raw["head_dim"] = layout.cache_head_dim
-    (directory / "config.json").write_text(json.dumps(raw, indent=2))
-    save_file(_weights(layout), directory / "model.safetensors", metadata={"format": "pt"})
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(demo.MODEL / name, directory)
-    return layout
 
 
 def _weights(layout: ModelLayout) -> dict[str, torch.Tensor]:

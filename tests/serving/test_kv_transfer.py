@@ -10,9 +10,8 @@ from vllm.config.kv_transfer import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from tests.serving.engines import OPTIONS, answer, assert_same, in_engine_process, outputs
-from tests.serving.models import HETEROGENEOUS, layer, write_model
+from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import ModelLayout, layout_of
 from vllm_gac.serving.kv_transfer import LAYER_BY_LAYER, REFUSED, check_kv_transfer
 
 
@@ -50,23 +49,8 @@ def _serve_with_example_connector(model: str, cache: str) -> dict[str, Any]:
 # ---- refusals, without an engine -------------------------------------------------------------
 
 
-def layout(layers: list[dict[str, Any]]) -> ModelLayout:
-    return layout_of(
-        {
-            "model_type": "llama",
-            "hidden_size": 256,
-            "intermediate_size": 512,
-            "num_hidden_layers": len(layers),
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "vocab_size": 128,
-            "gac": {"version": 1, "softmax_scale": 0.125, "head_dim": 64, "layers": layers},
-        }
-    )
-
-
-MIXED = layout(HETEROGENEOUS[:3])
-ALIKE = layout([layer(("rotary", 4, 48), (4, 48), width) for width in (512, 400)])
+MIXED = layout_with(HETEROGENEOUS[:3])
+ALIKE = layout_with([layer(("rotary", 4, 48), (4, 48), width) for width in (512, 400)])
 
 
 def config(connector: str | None, offloading: str | None = None, **extra: Any) -> Any:
@@ -123,7 +107,7 @@ def test_any_connector_moves_a_cache_that_is_shaped_as_a_dense_one(connector: st
 )
 def test_layers_that_are_alike_but_not_as_config_json_says_are_refused(attention: Any) -> None:
     with pytest.raises(CheckpointError, match="layer 0 caches"):
-        check_kv_transfer(config("NixlConnector"), layout([layer(*attention, 512)] * 2))
+        check_kv_transfer(config("NixlConnector"), layout_with([layer(*attention, 512)] * 2))
 
 
 def test_each_child_of_a_multi_connector_is_asked() -> None:

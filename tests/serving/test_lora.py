@@ -18,10 +18,10 @@ from tests.repair.random_models import RandomModel, models
 from tests.serving.adapters import RANK, is_linear, write_adapter, write_factors
 from tests.serving.agreement import PROMPTS
 from tests.serving.engines import OPTIONS, Answers, answers, assert_same, in_engine_process
-from tests.serving.models import HETEROGENEOUS, write_model
+from tests.serving.models import HETEROGENEOUS, layout_with, write_model
 from tests.serving.server import Server, serve
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.layout import ModelLayout
 from vllm_gac.repair.dims import padded_layout
 from vllm_gac.repair.padding import padded_tensor
 from vllm_gac.serving.lora import fit_adapter
@@ -100,19 +100,7 @@ def test_a_padded_adapter_adds_what_padding_the_sum_adds(model: RandomModel, str
 
 def layout() -> ModelLayout:
     """Layer 1 dense, layer 3 with a low-rank o_proj and gate_proj."""
-    layers = HETEROGENEOUS[:4]
-    return layout_of(
-        {
-            "model_type": "llama",
-            "hidden_size": 256,
-            "intermediate_size": 512,
-            "num_hidden_layers": len(layers),
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "vocab_size": 128,
-            "gac": {"version": 1, "softmax_scale": 0.125, "head_dim": 64, "layers": layers},
-        }
-    )
+    return layout_with(HETEROGENEOUS[:4])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from vllm.config.quantization import QuantizationConfigArgs, resolve_quantizatio
 
 from tests.serving.agreement import PROMPTS
 from tests.serving.engines import GPU_OPTIONS, OPTIONS, in_engine_process
-from tests.serving.models import HETEROGENEOUS, layer, write_model
+from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from tests.serving.quantized import write_int8
 from tests.serving.stubs import ModelConfigStub
 from vllm_gac.contract import NOT_QUANTIZED, Quantized
@@ -210,18 +210,7 @@ def a_layout() -> ModelLayout:
         layer(("latent", 2, 41), (2, 90), 320),
         layer(("rotary", 4, 72), (4, 72), 400),
     ]
-    return layout_of(
-        {
-            "model_type": "llama",
-            "hidden_size": 256,
-            "intermediate_size": 512,
-            "num_hidden_layers": len(layers),
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "vocab_size": 128,
-            "gac": {"version": 1, "softmax_scale": 0.125, "head_dim": 64, "layers": layers},
-        }
-    )
+    return layout_with(layers)
 
 
 @pytest.mark.parametrize("tp", [1, 2])
