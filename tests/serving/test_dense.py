@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.serving.agreement import PROMPTS
 from tests.serving.server import serve
 from vllm_gac import demo
 
 
+@pytest.mark.slow
 def test_a_dense_model_gives_the_same_logprobs_under_gac_and_auto(tmp_path: Path) -> None:
     served = {}
     for load_format in ("gac", "auto"):

@@ -10,6 +10,8 @@ from tests.serving.engines import OPTIONS, in_engine_process
 from tests.serving.models import layer, write_model
 from tests.serving.server import serve
 
+pytestmark = pytest.mark.slow
+
 EVERY_INPUT = {
     "self_attn.q_proj": 96,
     "self_attn.k_proj": 64,
@@ -25,7 +27,6 @@ LAYERS = [
 ]
 
 
-@pytest.mark.slow
 def test_fused_down_factors_agree_with_the_reference_on_two_ranks(tmp_path: Path) -> None:
     write_model(tmp_path / "model", LAYERS, attention_bias=True)
     flags = ("--load-format", "gac", "--tensor-parallel-size", "2", *CHUNKED)
