@@ -3,6 +3,10 @@
 A tile's keys are rebuilt by tensor cores, rotated by their positions relative to the tile's first
 token, which are the same for every tile, and met by queries that are rotated backwards by the
 tile's own position: q R(-n0) . R(j) k = q . R(n0 + j) k. No table is read per token.
+
+Scores keep tokens along the first dim, as the matrix unit leaves them: nothing is transposed but
+the few weights. Keys are rotated and met in fp16, two numbers an instruction, which is finer than
+bf16 and holds keys up to 65,504.
 """
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
