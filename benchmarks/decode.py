@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.decode_batch import DecodeBatch, copy_bandwidth, microseconds
 from benchmarks.table import markdown
 from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.profiling.decode_batch import DecodeBatch
+from vllm_gac.profiling.timing import copy_bandwidth, microseconds
 
 SIZES = (64, 80, 96, 112, 128)
 SHORT = ((128, 128), (96, 96), (96, 64), (64, 64))
@@ -115,24 +116,24 @@ def _measure(
         "dtype": str(dtype).removeprefix("torch."),
         "bytes_us": round(batch.bytes / bandwidth / 1e6, 1),
         "error": float(f"{batch.own_error():.1e}"),
-        "own": round(microseconds(batch.own, batch.copies), 1),
+        "own": round(microseconds(batch.own, batch.calls), 1),
     }
     if stock:
         from benchmarks.stock_attention import stock_kernels
 
-        row |= {n: _or_none(call, batch.copies) for n, call in stock_kernels(batch).items()}
+        row |= {n: _or_none(call, batch.calls) for n, call in stock_kernels(batch).items()}
         if (sequences, context) == (64, 4096):
             large = DecodeBatch(geometry, sequences, context, block_size=128)
-            row["FA4 page 128"] = _or_none(stock_kernels(large)["FA4"], large.copies)
+            row["FA4 page 128"] = _or_none(stock_kernels(large)["FA4"], large.calls)
         best = min((v for k, v in row.items() if k.startswith(("FA", "Tri")) and v), default=None)
         row["best_stock_over_own"] = round(best / row["own"], 2) if best else None
     print(row, flush=True)
     return row
 
 
-def _or_none(call: Any, copies: int) -> float | None:
+def _or_none(call: Any, calls: int) -> float | None:
     try:
-        return round(microseconds(call, copies), 1)
+        return round(microseconds(call, calls), 1)
     except Exception as error:
         # Each kernel refuses dims in its own way; what it says goes to stderr.
         print(str(error).strip().splitlines()[-1:], file=sys.stderr)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.decode_batch import DecodeBatch
+from vllm_gac.profiling.decode_batch import DecodeBatch
 
 
 def stock_kernels(batch: DecodeBatch) -> dict[str, Callable[[], None]]:

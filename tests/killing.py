@@ -47,6 +47,19 @@ def run_child(module: str, directory: Path, step: int) -> dict[str, object]:
     return summary
 
 
+def assert_resumed(summary: dict[str, object], points: int) -> None:
+    """From no fewer than `points` kills on, resuming ended in the bytes of an undisturbed run."""
+    assert len(summary["killed"]) >= points
+    assert set(summary["digests"].values()) == {summary["undisturbed"]}
+
+
+def assert_disk_was_full(summary: dict[str, object]) -> None:
+    """One sentence said so, nothing was left half-written, and resuming ended in the same bytes."""
+    assert "cannot be written" in summary["error"]
+    assert not summary["out_exists"]
+    assert summary["digests"]["full"] == summary["undisturbed"]
+
+
 def survey(directory: Path, run: Run, step: int) -> dict[str, object]:
     """Digests of what resuming made after a kill at every `step`-th change; 0: after a full disk.
 

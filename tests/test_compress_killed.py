@@ -7,27 +7,23 @@ from pathlib import Path
 import pytest
 
 from tests.dense_models import config, write, write_text
-from tests.killing import run_child, survey
+from tests.killing import assert_disk_was_full, assert_resumed, run_child, survey
 
 
 def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=4)
-    assert len(summary["killed"]) >= 10
-    assert set(summary["digests"].values()) == {summary["undisturbed"]}
+    assert_resumed(summary, points=10)
 
 
 @pytest.mark.slow
 def test_resumes_to_the_same_bytes_from_every_single_point(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=1)
-    assert len(summary["killed"]) >= 50
-    assert set(summary["digests"].values()) == {summary["undisturbed"]}
+    assert_resumed(summary, points=50)
 
 
 def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=0)
-    assert "cannot be written" in summary["error"]
-    assert not summary["out_exists"]
-    assert summary["digests"]["full"] == summary["undisturbed"]
+    assert_disk_was_full(summary)
 
 
 def _surveyed(directory: Path, step: int) -> dict[str, object]:

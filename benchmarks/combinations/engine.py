@@ -5,12 +5,13 @@ Several start side by side; what is asked of one while the others wait has the G
 
 import json
 import os
-import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.offline import generate
 
 
 class EngineError(RuntimeError):
@@ -122,24 +123,8 @@ def _worker_facts(worker: Any) -> dict[str, Any]:
 
 def throughput(llm: Any, prompts: int, length: int, output: int, runs: int) -> list[float]:
     """Seconds of each run of a batch of random prompts, after one that is not counted."""
-    from vllm import SamplingParams
-
-    words = llm.llm_engine.vllm_config.model_config.get_vocab_size()
-    seconds = []
-    for run in range(-1, runs):
-        rng = random.Random(f"{length} {run}")
-        batch = [
-            {"prompt_token_ids": [rng.randrange(words) for _ in range(length)]}
-            for _ in range(prompts)
-        ]
-        tokens = output if run >= 0 else min(output, 8)
-        sampling = SamplingParams(
-            max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False
-        )
-        start = time.perf_counter()
-        llm.generate(batch, sampling, use_tqdm=False)
-        seconds.append(time.perf_counter() - start)
-    return seconds[1:]
+    generate(llm, prompts, length, min(output, 8), "warm-up")
+    return [generate(llm, prompts, length, output, run)[1] for run in range(runs)]
 
 
 def score(llm: Any, windows: list[list[int]]) -> list[float]:

@@ -4,12 +4,12 @@ python -m benchmarks.parallel.engine JOB.json (written by __main__.py)
 """
 
 import json
-import random
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.offline import decode_seconds, generate
 from benchmarks.parallel.models import SHAPES, Batch
 from vllm_gac import demo
 from vllm_gac.durable import write_json
@@ -73,24 +73,8 @@ def _timed(llm: Any, shape_name: str) -> dict[str, Any]:
 
 
 def _generate(llm: Any, batch: Batch, seed: int) -> dict[str, float]:
-    from vllm import SamplingParams
-
-    draw = random.Random(f"{batch} {seed}")
-    words = llm.llm_engine.vllm_config.model_config.get_vocab_size()
-    prompts = [
-        {"prompt_token_ids": [draw.randrange(words) for _ in range(batch.length)]}
-        for _ in range(batch.prompts)
-    ]
-    sampling = SamplingParams(
-        max_tokens=batch.output, temperature=0, ignore_eos=True, detokenize=False
-    )
-    start = time.perf_counter()
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
-    seconds = time.perf_counter() - start
-    stats = [output.metrics for output in outputs]
-    # From the first token of the last prompt on, every step decodes, until its last token.
-    decoding = max(s.last_token_ts for s in stats) - max(s.first_token_ts for s in stats)
-    return {"prefill": seconds, "decode": decoding / max(1, batch.output - 1)}
+    outputs, seconds = generate(llm, batch.prompts, batch.length, batch.output, seed)
+    return {"prefill": seconds, "decode": decode_seconds(outputs) / max(1, batch.output - 1)}
 
 
 def _answers(llm: Any) -> dict[str, Any]:

@@ -6,13 +6,13 @@ Begins when it is given a line on standard input; see __main__.py.
 import argparse
 import json
 import os
-import random
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.offline import decode_seconds, generate
 from benchmarks.whole_model.models import SHAPES, Batch
 from vllm_gac.durable import write_json
 
@@ -76,32 +76,8 @@ def median(runs: list[dict[str, float]], key: str) -> float:
 
 
 def _generate(llm: Any, batch: Batch, seed: int) -> dict[str, float]:
-    """Random prompts, so that no prefix is cached.
-
-    decode_seconds: from the first token of the last prompt to the last token of all.
-    """
-    from vllm import SamplingParams
-
-    rng = random.Random(f"{batch.name} {seed}")
-    words = llm.llm_engine.vllm_config.model_config.get_vocab_size()
-    prompts = [
-        {"prompt_token_ids": [rng.randrange(words) for _ in range(batch.length)]}
-        for _ in range(batch.prompts)
-    ]
-    sampling = SamplingParams(
-        max_tokens=batch.output, temperature=0, ignore_eos=True, detokenize=False
-    )
-    start = time.perf_counter()
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
-    seconds = time.perf_counter() - start
-    if any(len(output.outputs[0].token_ids) != batch.output for output in outputs):
-        raise RuntimeError(f"{batch.name}: answers of another length than asked for")
-    stats = [output.metrics for output in outputs]
-    begun = max(request.first_token_ts for request in stats)
-    return {
-        "seconds": seconds,
-        "decode_seconds": max(request.last_token_ts for request in stats) - begun,
-    }
+    outputs, seconds = generate(llm, batch.prompts, batch.length, batch.output, seed)
+    return {"seconds": seconds, "decode_seconds": decode_seconds(outputs)}
 
 
 def _facts(llm: Any) -> dict[str, Any]:

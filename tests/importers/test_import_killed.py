@@ -8,22 +8,19 @@ import pytest
 
 from tests.command import error, result
 from tests.importers.pickled_models import saved, svd_llm
-from tests.killing import run_child, survey
+from tests.killing import assert_disk_was_full, assert_resumed, run_child, survey
 
 
 def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:
     saved(tmp_path, svd_llm())
     summary = run_child(__name__, tmp_path, step=3)
-    assert len(summary["killed"]) >= 8
-    assert set(summary["digests"].values()) == {summary["undisturbed"]}
+    assert_resumed(summary, points=8)
 
 
 def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> None:
     saved(tmp_path, svd_llm())
     summary = run_child(__name__, tmp_path, step=0)
-    assert "cannot be written" in summary["error"]
-    assert not summary["out_exists"]
-    assert summary["digests"]["full"] == summary["undisturbed"]
+    assert_disk_was_full(summary)
 
 
 def test_an_unfinished_import_is_continued_only_with_the_same_inputs(

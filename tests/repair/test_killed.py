@@ -7,29 +7,25 @@ from pathlib import Path
 import pytest
 
 from tests.dense_models import config, write
-from tests.killing import run_child, survey
+from tests.killing import assert_disk_was_full, assert_resumed, run_child, survey
 from vllm_gac.checkpoint import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
 
 
 def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=4)
-    assert len(summary["killed"]) >= 8
-    assert set(summary["digests"].values()) == {summary["undisturbed"]}
+    assert_resumed(summary, points=8)
 
 
 @pytest.mark.slow
 def test_resumes_to_the_same_bytes_from_every_single_point(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=1)
-    assert len(summary["killed"]) >= 32
-    assert set(summary["digests"].values()) == {summary["undisturbed"]}
+    assert_resumed(summary, points=32)
 
 
 def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=0)
-    assert "cannot be written" in summary["error"]
-    assert not summary["out_exists"]
-    assert summary["digests"]["full"] == summary["undisturbed"]
+    assert_disk_was_full(summary)
 
 
 def test_two_repairs_into_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

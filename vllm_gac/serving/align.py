@@ -39,9 +39,7 @@ def align_config(vllm_config: "VllmConfig") -> None:
             )
         logger.info("Serving misaligned dims as they are: quantized tensors are made for them")
         return
-    serve_as(model_config.hf_config, padded)
-    # vLLM sizes scratch by its head size.
-    model_config.model_arch_config = model_config.get_model_arch_config()
+    serve_as(model_config, padded)
     pairs = zip(stored.dims(), padded.dims(), strict=True)
     logger.info(
         "Padding %d dims with zeros: %+.2f %% parameters, %+.2f %% KV cache; "

@@ -9,8 +9,6 @@ import torch
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
-from vllm.platforms import current_platform
-from vllm.utils.torch_utils import is_quantized_kv_cache
 
 from vllm_gac.kernels.warmup import DecodeKind, compile_ahead
 from vllm_gac.serving.packed_impl import PackedImpl
@@ -50,8 +48,7 @@ def _kinds(vllm_config: VllmConfig, block_size: int, max_query_len: int) -> list
         impl = layer.impl
         if not isinstance(impl, PackedImpl):
             continue
-        quantized = is_quantized_kv_cache(impl.kv_cache_dtype)
-        cache_dtype = current_platform.fp8_dtype() if quantized else layer.kv_cache_torch_dtype
+        cache_dtype = impl.cached_dtype(layer)
         group = None if impl.latent is None else impl.latent.up.shape
         kinds[impl.geometry, group, impl.window, cache_dtype] = DecodeKind(
             geometry=impl.geometry,

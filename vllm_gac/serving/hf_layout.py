@@ -11,6 +11,7 @@ from vllm_gac.layout import ModelLayout, layout_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+    from vllm.config import ModelConfig
 
 # The "gac" object as the files have it, where what is served is padded or has heads repeated.
 _STORED = "gac_stored"
@@ -30,14 +31,17 @@ def stored_layout(hf_config: "PreTrainedConfig") -> ModelLayout:
     return layout_of(raw, _where(hf_config))
 
 
-def serve_as(hf_config: "PreTrainedConfig", served: ModelLayout) -> None:
+def serve_as(model_config: "ModelConfig", served: ModelLayout) -> None:
     """Make `served` the layout to serve, and keep the one that the files have."""
+    hf_config = model_config.hf_config
     if not hasattr(hf_config, _STORED):
         setattr(hf_config, _STORED, hf_config.gac)
         setattr(hf_config, _STORED_KV_HEADS, hf_config.num_key_value_heads)
     hf_config.gac = served.section(getattr(hf_config, _STORED).get("source"))
     hf_config.num_key_value_heads = served.num_key_value_heads
     hf_config.head_dim = served.cache_head_dim
+    # vLLM sizes scratch by its head size.
+    model_config.model_arch_config = model_config.get_model_arch_config()
 
 
 def _where(hf_config: "PreTrainedConfig") -> str:

@@ -2,6 +2,10 @@
 
 from typing import TypeVar
 
+import torch
+from vllm.model_executor.layers.attention import Attention
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
@@ -39,3 +43,9 @@ class PackedImpl(AttentionImpl[Metadata]):
         self.geometry = geometry
         self.latent = latent
         self.prefill = prefill
+
+    def cached_dtype(self, layer: Attention) -> torch.dtype:
+        """Of the numbers that kernels find in the cache of `layer`, which this implements."""
+        if is_quantized_kv_cache(self.kv_cache_dtype):
+            return current_platform.fp8_dtype()
+        return layer.kv_cache_torch_dtype

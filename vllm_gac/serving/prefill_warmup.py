@@ -13,8 +13,6 @@ from vllm import envs
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
-from vllm.platforms import current_platform
-from vllm.utils.torch_utils import is_quantized_kv_cache
 
 from vllm_gac.serving.prefill import PrefillLayer, prefill_attention, prefill_batch
 
@@ -38,8 +36,7 @@ def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: to
         prefill = getattr(layer.impl, "prefill_layer", None)
         if not isinstance(prefill, PrefillLayer):
             continue
-        quantized = is_quantized_kv_cache(layer.impl.kv_cache_dtype)
-        cache_dtype = current_platform.fp8_dtype() if quantized else layer.kv_cache_torch_dtype
+        cache_dtype = layer.impl.cached_dtype(layer)
         up = None if prefill.latent is None else prefill.latent.up.shape
         kind = prefill.geometry, prefill.kernel, prefill.window, up, cache_dtype, block_size
         if kind not in _compiled:

@@ -38,8 +38,7 @@ def shard_config(vllm_config: "VllmConfig") -> None:
             f"have to be repeated, and {what}; use at most {heads}"
         )
     logger.info("Repeating key and value heads, so that each of %d ranks has one", tp)
-    serve_as(model_config.hf_config, served)
-    model_config.model_arch_config = model_config.get_model_arch_config()
+    serve_as(model_config, served)
 
 
 def _unrepeatable(vllm_config: "VllmConfig") -> str | None:
