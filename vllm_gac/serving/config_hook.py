@@ -7,6 +7,7 @@ from vllm.logger import init_logger
 
 from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered
 from vllm_gac.serving.align import align_config
+from vllm_gac.serving.cuda_graphs import choose_cuda_graphs
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.kv_transfer import check_kv_transfer
 from vllm_gac.serving.packed import check_packed
@@ -49,7 +50,9 @@ class GacConfigHook:
             _preflight(Path(model_config.model), vllm_config)
             align_config(vllm_config)
         shard_config(vllm_config)
-        check_kv_transfer(vllm_config, layout_of_hf(model_config.hf_config))
+        layout = layout_of_hf(model_config.hf_config)
+        check_kv_transfer(vllm_config, layout)
+        choose_cuda_graphs(vllm_config, layout)
 
 
 def _preflight(directory: Path, vllm_config: "VllmConfig") -> None:

@@ -69,11 +69,7 @@ class GacSelfAttention(nn.Module):
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """positions [tokens], hidden_states [tokens, hidden] -> [tokens, hidden]."""
         q, k, v = self._project(hidden_states)
-        cos, sin = cos_sin(positions, self.rope_inv_freq)
-        q = self._rotate_queries(q, cos, sin)
-        if not self.is_latent:
-            g = self.geometry
-            k = rotate(k.reshape(-1, g.key_heads, g.key_size), cos, sin).flatten(1)
+        q, k = self._rotate(positions, q, k)
         output, _ = self.o_proj(self.attn(q, k, v))
         return output
 
@@ -93,13 +89,26 @@ class GacSelfAttention(nn.Module):
         q, k, v = qkv.split(sizes, dim=-1)
         return q, k, v
 
-    def _rotate_queries(
-        self, q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> torch.Tensor:
-        """A query head turns at the frequencies of the key head it meets."""
-        g, tables = self.geometry, cos.shape[1]
+    def _rotate(
+        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q and k with RoPE, which latent keys get where they are met.
+
+        A query head turns at the frequencies of the key head it meets.
+        """
+        g, inv_freq = self.geometry, self.rope_inv_freq
+        if q.is_cuda and not torch.compiler.is_compiling():
+            from vllm_gac.kernels.rotary import rotate_heads
+
+            keys = None if self.is_latent else k
+            q, keys = rotate_heads(positions, inv_freq, q, keys, g.key_heads)
+            return q, k if keys is None else keys
+        cos, sin = cos_sin(positions, inv_freq)
+        if not self.is_latent:
+            k = rotate(k.reshape(-1, g.key_heads, g.key_size), cos, sin).flatten(1)
+        tables = inv_freq.shape[0]
         q = q.reshape(-1, tables, g.query_heads // tables, g.query_size)
-        return rotate(q, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1)
+        return rotate(q, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1), k
 
     def _add_projections(self, prefix: str) -> Shards:
         """Build q/k/v, fused into one GEMM unless one of them is low rank."""
