@@ -157,7 +157,7 @@ def _cache(args: argparse.Namespace, model: Model) -> Path:
 
 
 def _is_compiled(args: argparse.Namespace, model: Model) -> bool:
-    return (_cache(args, model) / "vllm" / "torch_compile_cache").exists()
+    return (_cache(args, model) / "triton").exists()
 
 
 def _engine(args: argparse.Namespace, task: Task, beside_others: bool = False) -> Process:

@@ -41,7 +41,7 @@ def main() -> None:
     if args.beside_others:
         # Neither is part of the key under which compiled code is cached.
         settings |= {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.05}
-    compiled_before = (Path(os.environ["VLLM_CACHE_ROOT"]) / "torch_compile_cache").exists()
+    compiled_before = Path(os.environ["TRITON_CACHE_DIR"]).exists()
     begun = time.perf_counter()
     llm = LLM(
         str(args.directory),

@@ -19,10 +19,17 @@ def _layout(*widths: int) -> ModelLayout:
     return SimpleNamespace(layers=layers)  # type: ignore[return-value]
 
 
-def _asked(mode: object = None, eager: bool = False) -> Any:
+def _asked(mode: object = None, eager: bool = False, **graphs: object) -> Any:
+    graphs = {
+        "cudagraph_mode": None,
+        "cudagraph_capture_sizes": None,
+        "max_cudagraph_capture_size": None,
+    } | graphs
     return SimpleNamespace(
-        compilation_config=SimpleNamespace(mode=mode),
+        compilation_config=SimpleNamespace(mode=mode, **graphs),
         model_config=SimpleNamespace(enforce_eager=eager),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=1024),
+        speculative_config=None,
     )
 
 
@@ -41,8 +48,17 @@ def test_pieces_are_counted_as_torch_compile_would_see_them() -> None:
 
 
 def test_unlike_layers_are_captured_and_not_compiled() -> None:
-    cuda_graphs.choose_cuda_graphs(_asked(), _layout(64, 96, 64))
+    config = _asked()
+    cuda_graphs.choose_cuda_graphs(config, _layout(64, 96, 64))
     assert os.environ[SWITCH] == "1"
+    assert config.compilation_config.cudagraph_capture_sizes[-4:] == [640, 768, 896, 1024]
+
+
+def test_sizes_that_the_user_asked_for_are_captured() -> None:
+    config = _asked(max_cudagraph_capture_size=64)
+    cuda_graphs.choose_cuda_graphs(config, _layout(64, 96, 64))
+    assert os.environ[SWITCH] == "1"
+    assert config.compilation_config.cudagraph_capture_sizes is None
 
 
 def test_like_layers_are_compiled() -> None:

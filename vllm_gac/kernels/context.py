@@ -101,7 +101,11 @@ def _strides(x: torch.Tensor, paged: bool) -> tuple[int, int, int]:
     return 0, x.stride(0), x.stride(1)
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+# Where in a step's tensors prompts begin depends on the batch: how `starts` and `block_table` are
+# aligned must not be compiled in, or a server compiles again while it serves.
+@triton.jit(
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["starts", "block_table"]
+)
 def _gather(
     keys,
     values,

@@ -7,6 +7,7 @@ head are one key as wide as the cache row, met by queries that are zero outside 
 the rows of a tensor-core tile that grouped queries leave empty pay for it.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -188,6 +189,7 @@ def _group_of(latent: LatentKeys | None) -> int:
     return 0 if latent is None else latent.up.shape[1] // (2 * latent.inv_freq.shape[-1])
 
 
+@functools.cache
 def _can_overlap(device: torch.device) -> bool:
     """Whether a kernel may start before the one it depends on has ended (CUDA, from Hopper on)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,5 +1,6 @@
 """How the decode kernel is cut for a geometry: pieces of the head sizes, tile, warps, stages."""
 
+import functools
 from dataclasses import dataclass
 
 from vllm_gac.errors import GacError
@@ -48,6 +49,7 @@ def pieces_of(width: int, start: int = 0, largest: int = 256) -> tuple[int, int,
     return first, second, third
 
 
+@functools.cache
 def tiling_of(
     geometry: CacheGeometry, max_query_len: int, itemsize: int, latent_group: int = 0
 ) -> Tiling:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
 _SWITCH = "VLLM_USE_BREAKABLE_CUDAGRAPH"
+# vLLM's own, and on from there in what a GEMM's tile takes at no cost.
+_CAPTURED_TOKENS = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16), *range(640, 2049, 128)]
 
 
 def choose_cuda_graphs(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
@@ -41,6 +43,7 @@ def choose_cuda_graphs(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
         pieces,
         _SWITCH,
     )
+    _capture_prompts(vllm_config)
 
 
 def distinct_pieces(layout: ModelLayout) -> int:
@@ -50,3 +53,21 @@ def distinct_pieces(layout: ModelLayout) -> int:
     """
     sections = [repr(layer.section()) for layer in layout.layers]
     return max(len(set(pairwise(sections))), 1)
+
+
+def _capture_prompts(vllm_config: "VllmConfig") -> None:
+    """Capture steps of up to 2048 tokens, where vLLM's default ends at 512.
+
+    Past them every kernel is launched from Python, compiled or not, and until a step has some
+    2000 tokens a GPU is done sooner than that. The sizes of drafts are left to vLLM.
+    """
+    graphs = vllm_config.compilation_config
+    choices: tuple[object, ...] = (
+        graphs.cudagraph_mode,
+        graphs.cudagraph_capture_sizes,
+        graphs.max_cudagraph_capture_size,
+        vllm_config.speculative_config,
+    )
+    if all(choice is None for choice in choices):
+        most = vllm_config.scheduler_config.max_num_batched_tokens
+        graphs.cudagraph_capture_sizes = [size for size in _CAPTURED_TOKENS if size <= most]
