@@ -1,103 +1,177 @@
-"""Rotates queries and keys in one launch, for models that run without torch.compile.
+"""Rotates queries and keys and caches the keys and values, for models without torch.compile.
 
-Cosines and sines are computed, not read: once a token and key head, for all queries that meet it.
+One launch where there would be three. Cosines and sines are computed, not read: once a token and
+key head, for all queries that meet it.
 """
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
+from vllm_gac.kernels.cache_write import as_cached, cache_rows, copy_head
+from vllm_gac.kernels.reference import CacheGeometry
+
 _TILE = 512  # pairs a program rotates at a time
 
 
-def rotate_heads(
+@dataclass(frozen=True, slots=True)
+class CacheTarget:
+    """Where keys and values go: rows `slots` of `kv_cache`, as for cache_write.write_cache."""
+
+    kv_cache: torch.Tensor
+    slots: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+
+
+def rotate_and_cache(
     positions: torch.Tensor,
     inv_freq: torch.Tensor,
     query: torch.Tensor,
-    key: torch.Tensor | None,
-    key_heads: int,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`rope.rotate` by the angles of `rope.cos_sin`, computed in fp32.
+    key: torch.Tensor,
+    value: torch.Tensor,
+    geometry: CacheGeometry,
+    latent: bool = False,
+    cache: CacheTarget | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rope.rotate` by the angles of `rope.cos_sin`, computed in fp32; keys and values also cached.
 
-    positions [tokens]; inv_freq fp32 [key_heads or 1, pairs]; query [tokens, heads * 2 pairs] and
-    key [tokens, key_heads * 2 pairs], rows contiguous, None for keys that are cached as latents.
-    Query heads belong to key heads in order. Returns both rotated, contiguous.
+    positions [tokens]; inv_freq fp32 [key_heads or 1, query_size / 2]; query [tokens, query_heads *
+    query_size], key [tokens, key_heads * key_size], value [tokens, value_heads * value_size], the
+    numbers of a token contiguous. Query heads belong to key heads in order. Latent keys are not
+    rotated. Without a cache nothing is cached. Returns queries and keys, rotated and contiguous;
+    latent keys as they came.
     """
-    pairs = inv_freq.shape[1]
-    tokens, width = query.shape
+    g = geometry
+    pairs = g.query_size // 2
     rotated_query = torch.empty_like(query, memory_format=torch.contiguous_format)
-    rotated_key = (
-        None if key is None else torch.empty_like(key, memory_format=torch.contiguous_format)
-    )
+    rotated_key = key
+    if not latent:
+        rotated_key = torch.empty_like(key, memory_format=torch.contiguous_format)
     lanes = triton.next_power_of_2(pairs)
     rows = max(_TILE // lanes, 1)
-    _rotate[(triton.cdiv(tokens, rows), key_heads)](
+    tokens = query.shape[0]
+    _rotate[(triton.cdiv(tokens, rows), g.key_heads)](
         positions,
         inv_freq,
         query,
         key,
+        value,
         rotated_query,
         rotated_key,
+        cache.kv_cache if cache else None,
+        cache.slots if cache else None,
+        cache.k_scale if cache else None,
+        cache.v_scale if cache else None,
         tokens,
+        cache.slots.shape[0] if cache else 0,
         query.stride(0),
-        0 if key is None else key.stride(0),
-        GROUP=width // (2 * pairs * key_heads),
-        KEY_HEADS=key_heads,
+        key.stride(0),
+        value.stride(0),
+        *(cache.kv_cache.stride()[:3] if cache else (0, 0, 0)),
+        GROUP=g.query_heads // g.key_heads,
+        KEY_HEADS=g.key_heads,
+        PARTS=g.key_heads // g.value_heads,
         TABLES=inv_freq.shape[0],
+        LATENT=latent,
+        KEY_SIZE=g.key_size,
+        VALUE_SIZE=g.value_size,
+        BLOCK_SIZE=cache.kv_cache.shape[2] if cache else 1,
         PAIRS=pairs,
         LANES=lanes,
+        KEY_LANES=triton.next_power_of_2(g.key_size),
+        VALUE_LANES=triton.next_power_of_2(g.value_size),
         ROWS=rows,
     )
     return rotated_query, rotated_key
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "cached"], do_not_specialize_on_alignment=["slots"])
 def _rotate(
     positions,
     inv_freq,
     query,
     key,
+    value,
     rotated_query,
     rotated_key,
+    kv_cache,
+    slots,
+    k_scale,
+    v_scale,
     tokens,
+    cached,
     query_stride,
     key_stride,
+    value_stride,
+    block_stride,
+    head_stride,
+    token_stride,
     GROUP: tl.constexpr,
     KEY_HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
     TABLES: tl.constexpr,
+    LATENT: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     PAIRS: tl.constexpr,
     LANES: tl.constexpr,
+    KEY_LANES: tl.constexpr,
+    VALUE_LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """One program: ROWS tokens of a key head and of the queries that meet it."""
+    """One program: ROWS tokens of a key head, of the queries that meet it, of a value head."""
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     head = tl.program_id(1)
     pair = tl.arange(0, LANES)
     there = token < tokens
+    used = there[:, None] & (pair < PAIRS)[None, :]
     table = head if TABLES > 1 else 0
     frequency = tl.load(inv_freq + table * PAIRS + pair, mask=pair < PAIRS, other=0.0)
     position = tl.load(positions + token, mask=there, other=0).to(tl.float32)
     angle = position[:, None] * frequency[None, :]
     cos, sin = tl.cos(angle), tl.sin(angle)
-    used = there[:, None] & (pair < PAIRS)[None, :]
     for member in tl.static_range(GROUP):
         column = (head * GROUP + member) * 2 * PAIRS + pair[None, :]
-        source = query + token[:, None] * query_stride + column
+        first, second = _rotated(
+            query + token[:, None] * query_stride + column, cos, sin, used, PAIRS
+        )
         target = rotated_query + token[:, None] * (GROUP * KEY_HEADS * 2 * PAIRS) + column
-        _rotate_head(source, target, cos, sin, used, PAIRS)
-    if key is not None:
+        tl.store(target, first, mask=used)
+        tl.store(target + PAIRS, second, mask=used)
+    if not LATENT:
         column = head * 2 * PAIRS + pair[None, :]
-        source = key + token[:, None] * key_stride + column
+        first, second = _rotated(key + token[:, None] * key_stride + column, cos, sin, used, PAIRS)
         target = rotated_key + token[:, None] * (KEY_HEADS * 2 * PAIRS) + column
-        _rotate_head(source, target, cos, sin, used, PAIRS)
+        tl.store(target, first, mask=used)
+        tl.store(target + PAIRS, second, mask=used)
+    if kv_cache is not None:
+        row, kept = cache_rows(
+            kv_cache, slots, token, token < cached, block_stride, token_stride, BLOCK_SIZE
+        )
+        value_head, part = head // PARTS, head % PARTS
+        row += value_head * head_stride
+        if LATENT:
+            source = key + token * key_stride + head * KEY_SIZE
+            copy_head(source, row + part * KEY_SIZE, kept, k_scale, KEY_SIZE, KEY_LANES)
+        else:
+            target = row[:, None] + part * KEY_SIZE + pair[None, :]
+            used = kept[:, None] & (pair < PAIRS)[None, :]
+            tl.store(target, as_cached(first, row, k_scale), mask=used)
+            tl.store(target + PAIRS, as_cached(second, row, k_scale), mask=used)
+        if part == 0:
+            source = value + token * value_stride + value_head * VALUE_SIZE
+            copy_head(source, row + PARTS * KEY_SIZE, kept, v_scale, VALUE_SIZE, VALUE_LANES)
 
 
 @triton.jit
-def _rotate_head(source, target, cos, sin, used, PAIRS: tl.constexpr):
-    """Pair f of a head is its columns (f, f + PAIRS)."""
+def _rotated(source, cos, sin, used, PAIRS: tl.constexpr):
+    """Some tokens' head, rotated: columns (f, f + PAIRS) of each pair f."""
     first = tl.load(source, mask=used, other=0.0).to(tl.float32)
     second = tl.load(source + PAIRS, mask=used, other=0.0).to(tl.float32)
-    dtype = target.dtype.element_ty
-    tl.store(target, (first * cos - second * sin).to(dtype), mask=used)
-    tl.store(target + PAIRS, (second * cos + first * sin).to(dtype), mask=used)
+    dtype = source.dtype.element_ty
+    return (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)

@@ -5,11 +5,12 @@ cache row and head_size_v = r_v; its cache page is exactly block_size times what
 """
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention.attention import get_attention_context
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.attention.backend import AttentionBackend
@@ -19,6 +20,9 @@ from vllm_gac.gpu_profile import profile_of_gpu, read_profile
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.kernels.select import GAC, STOCK, AttentionClass, Kernels, select
 from vllm_gac.serving.prefill_kernels import installed_gpu
+
+if TYPE_CHECKING:
+    from vllm_gac.kernels.rotary import CacheTarget
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -121,10 +125,13 @@ class GacAttention(Attention):
         )
         self.geometry = geometry
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cached: bool = False
+    ) -> torch.Tensor:
         """query [tokens, heads * query_size], key and value [tokens, heads * size], both packed.
 
-        Returns [tokens, query heads * value_size].
+        Caches keys and values, unless they are `cached`. Returns [tokens, query heads *
+        value_size].
         """
         g = self.geometry
         output = query.new_empty(query.shape[0], g.query_heads, g.value_size)
@@ -133,8 +140,18 @@ class GacAttention(Attention):
         value = value.view(-1, g.value_heads, g.value_size)
         # As in Attention.forward: two opaque ops, ordered by a dummy data dependency.
         name = _encode_layer_name(self.layer_name)
-        written = torch.ops.vllm.unified_kv_cache_update(key, value, name)
+        written = None
+        if not cached:
+            written = torch.ops.vllm.unified_kv_cache_update(key, value, name)
         torch.ops.vllm.unified_attention_with_output(
             query, key, value, output, name, kv_cache_dummy_dep=written
         )
         return output.view(-1, g.query_heads * g.value_size)
+
+    def cache_target(self) -> "CacheTarget | None":
+        """Where this step's keys and values go; None in a profiling run, which has no cache yet."""
+        _, layer, kv_cache, slots = get_attention_context(self.layer_name)
+        if slots is None:
+            return None
+        target: CacheTarget = layer.impl.cache_target(layer, kv_cache, slots)
+        return target

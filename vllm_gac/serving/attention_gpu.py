@@ -24,12 +24,11 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
-from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (
-    triton_reshape_and_cache_flash_diffkv,
-)
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
+from vllm_gac.kernels.cache_write import write_cache
 from vllm_gac.kernels.decode import DecodeScratch, decode_attention, decode_scratch
+from vllm_gac.kernels.rotary import CacheTarget
 from vllm_gac.serving.decode_warmup import compiling_decode_kernels
 from vllm_gac.serving.packed_impl import PackedImpl
 from vllm_gac.serving.prefill import (
@@ -185,6 +184,17 @@ class GacImpl(PackedImpl[GacMetadata]):
         """Whether the cache is fp8."""
         return is_quantized_kv_cache(self.kv_cache_dtype)
 
+    def cache_target(
+        self, layer: torch.nn.Module, kv_cache: torch.Tensor, slots: torch.Tensor
+    ) -> CacheTarget:
+        """`slots` of the cache of `layer`, which this implements, and how numbers are cached."""
+        if not self.quantized:
+            return CacheTarget(kv_cache, slots)
+        kv_cache = kv_cache.view(current_platform.fp8_dtype())
+        return CacheTarget(
+            kv_cache, slots, layer.get_buffer("_k_scale"), layer.get_buffer("_v_scale")
+        )
+
     def do_kv_cache_update(
         self,
         layer: torch.nn.Module,
@@ -193,15 +203,8 @@ class GacImpl(PackedImpl[GacMetadata]):
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        triton_reshape_and_cache_flash_diffkv(
-            key,
-            value,
-            kv_cache.transpose(1, 2),  # it writes [block, token, head, row]
-            slot_mapping,
-            self.kv_cache_dtype,
-            layer._k_scale,
-            layer._v_scale,
-        )
+        target = self.cache_target(layer, kv_cache, slot_mapping)
+        write_cache(key, value, target.kv_cache, target.slots, target.k_scale, target.v_scale)
 
     def forward(
         self,

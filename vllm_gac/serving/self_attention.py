@@ -69,8 +69,12 @@ class GacSelfAttention(nn.Module):
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """positions [tokens], hidden_states [tokens, hidden] -> [tokens, hidden]."""
         q, k, v = self._project(hidden_states)
-        q, k = self._rotate(positions, q, k)
-        output, _ = self.o_proj(self.attn(q, k, v))
+        if q.is_cuda and not torch.compiler.is_compiling():
+            attended = self._rotate_and_attend(positions, q, k, v)
+        else:
+            q, k = self._rotate(positions, q, k)
+            attended = self.attn(q, k, v)
+        output, _ = self.o_proj(attended)
         return output
 
     def _project(
@@ -96,19 +100,27 @@ class GacSelfAttention(nn.Module):
 
         A query head turns at the frequencies of the key head it meets.
         """
-        g, inv_freq = self.geometry, self.rope_inv_freq
-        if q.is_cuda and not torch.compiler.is_compiling():
-            from vllm_gac.kernels.rotary import rotate_heads
-
-            keys = None if self.is_latent else k
-            q, keys = rotate_heads(positions, inv_freq, q, keys, g.key_heads)
-            return q, k if keys is None else keys
-        cos, sin = cos_sin(positions, inv_freq)
+        g = self.geometry
+        cos, sin = cos_sin(positions, self.rope_inv_freq)
         if not self.is_latent:
             k = rotate(k.reshape(-1, g.key_heads, g.key_size), cos, sin).flatten(1)
-        tables = inv_freq.shape[0]
+        tables = cos.shape[1]
         q = q.reshape(-1, tables, g.query_heads // tables, g.query_size)
         return rotate(q, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1), k
+
+    def _rotate_and_attend(
+        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """As `_rotate` and the attention; one kernel rotates and, for our attention, caches."""
+        from vllm_gac.kernels.rotary import rotate_and_cache
+
+        cache = self.attn.cache_target() if isinstance(self.attn, GacAttention) else None
+        q, k = rotate_and_cache(
+            positions, self.rope_inv_freq, q, k, v, self.geometry, self.is_latent, cache
+        )
+        cached = {} if cache is None else {"cached": True}
+        attended: torch.Tensor = self.attn(q, k, v, **cached)
+        return attended
 
     def _add_projections(self, prefix: str) -> Shards:
         """Build q/k/v, fused into one GEMM unless one of them is low rank."""

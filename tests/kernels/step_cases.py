@@ -1,0 +1,145 @@
+"""A step's random queries, keys and values, rotated and cached by the kernels and by torch.
+
+    python -m tests.kernels.step_cases
+
+compares them in Triton's interpreter (TRITON_INTERPRET=1).
+"""
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from vllm_gac.kernels.cache_write import write_cache
+from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.reference import write_cache as write_cache_in_torch
+from vllm_gac.kernels.rotary import CacheTarget, rotate_and_cache
+from vllm_gac.rope import cos_sin, rotate
+
+BLOCKS = 9
+
+
+@dataclass(frozen=True)
+class Case:
+    """Queries, keys and values are columns of one tensor, as a fused projection makes them."""
+
+    geometry: CacheGeometry
+    latent: bool
+    positions: torch.Tensor
+    inv_freq: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    cache: CacheTarget | None
+    scales: tuple[float, float]
+
+
+def random_case(seed: int, device: str) -> Case:
+    """The case of this seed. The cache holds NaN, slots are out of order, some are padding."""
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    latent = rng.random() < 0.3
+    value_heads, parts, group = rng.choice([1, 2, 3]), rng.choice([1, 1, 2]), rng.choice([1, 2, 4])
+    size = 2 * rng.randint(1, 65)
+    g = CacheGeometry(
+        query_heads=value_heads * parts * group,
+        query_size=size,
+        key_heads=value_heads * parts,
+        key_size=rng.randint(1, 64) if latent else size,
+        value_heads=value_heads,
+        value_size=rng.randint(1, 130),
+    )
+    dtype = rng.choice([torch.float16, torch.bfloat16])
+    tokens, block_size = rng.choice([1, 2, 7, 33, 70]), 16 * rng.randint(1, 3)
+    widths = [g.query_heads * size, g.key_heads * g.key_size, g.value_heads * g.value_size, 5]
+    fused = torch.randn(tokens, sum(widths), generator=generator).to(dtype)
+    query, key, value, _ = fused.to(device).split(widths, dim=1)
+    tables = rng.choice([1, g.key_heads])
+    cache, scales = None, (1.0, 1.0)
+    if rng.random() < 0.85:
+        shape = (BLOCKS, g.value_heads, block_size, g.key_width + g.value_size)
+        slots = torch.randperm(BLOCKS * block_size, generator=generator)[:tokens]
+        slots[torch.rand(slots.shape[0], generator=generator) < 0.2] = -1
+        slots = slots[: rng.choice([tokens, max(tokens - 3, 0)])].to(device)
+        held = torch.full(shape, float("nan"), dtype=dtype, device=device)
+        cache = CacheTarget(held, slots)
+        if rng.random() < 0.3 and device != "cpu":  # the interpreter does not round to fp8
+            scales = (0.5 + rng.random(), 0.5 + rng.random())
+            ones = (torch.tensor(scale, device=device) for scale in scales)
+            cache = CacheTarget(held.to(torch.float8_e4m3fn), slots, *ones)
+    return Case(
+        geometry=g,
+        latent=latent,
+        positions=torch.randint(0, 3000, (tokens,), generator=generator).to(device),
+        inv_freq=torch.rand(tables, size // 2, generator=generator).to(device),
+        query=query,
+        key=key,
+        value=value,
+        cache=cache,
+        scales=scales,
+    )
+
+
+def check_rotation(case: Case) -> None:
+    """rotate_and_cache against vllm_gac.rope and the cache written by torch."""
+    g, tokens = case.geometry, case.query.shape[0]
+    cos, sin = cos_sin(case.positions, case.inv_freq)
+    tables = cos.shape[1]
+    shape = (tokens, tables, g.query_heads // tables, g.query_size)
+    query = rotate(case.query.reshape(shape), cos[:, :, None], sin[:, :, None]).flatten(1)
+    key = case.key
+    if not case.latent:
+        key = rotate(key.reshape(tokens, g.key_heads, g.key_size), cos, sin).flatten(1)
+    got_query, got_key = rotate_and_cache(
+        case.positions,
+        case.inv_freq,
+        case.query,
+        case.key,
+        case.value,
+        g,
+        case.latent,
+        case.cache,
+    )
+    _assert_close(got_query, query)
+    _assert_close(got_key, key)
+    if case.cache is not None:
+        _check_cache(case, got_key)
+
+
+def check_write(case: Case) -> None:
+    """write_cache against torch."""
+    if case.cache is None:
+        return
+    g, cache = case.geometry, case.cache
+    key = case.key.reshape(-1, g.value_heads, g.key_width)
+    value = case.value.reshape(-1, g.value_heads, g.value_size)
+    write_cache(key, value, cache.kv_cache, cache.slots, cache.k_scale, cache.v_scale)
+    _check_cache(case, case.key)
+
+
+def _check_cache(case: Case, key: torch.Tensor) -> None:
+    """The cache holds `key` and the values exactly where it should, and NaN elsewhere."""
+    assert case.cache is not None
+    g, cache = case.geometry, case.cache
+    tokens = cache.slots.shape[0]
+    key_rows = key[:tokens].reshape(-1, g.value_heads, g.key_width).float() / case.scales[0]
+    value_rows = case.value[:tokens].reshape(-1, g.value_heads, g.value_size).float()
+    expected = torch.full(cache.kv_cache.shape, float("nan"), device=key.device)
+    write_cache_in_torch(key_rows, value_rows / case.scales[1], expected, cache.slots)
+    expected = expected.to(cache.kv_cache.dtype).float()
+    _assert_close(cache.kv_cache.float(), expected, fp8=cache.k_scale is not None)
+
+
+def _assert_close(got: torch.Tensor, expected: torch.Tensor, fp8: bool = False) -> None:
+    # One unit in the last place: sums may be rounded the other way.
+    relative = 0.13 if fp8 else 1 / 100
+    torch.testing.assert_close(
+        got.float(), expected.float(), rtol=relative, atol=2e-2, equal_nan=True
+    )
+
+
+if __name__ == "__main__":
+    for seed in range(30):
+        check_rotation(random_case(seed, "cpu"))
+        check_write(random_case(seed, "cpu"))
+        print("checked", seed)

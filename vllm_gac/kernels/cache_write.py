@@ -1,0 +1,112 @@
+"""Writes the keys and values of a step's tokens into the packed paged cache."""
+
+# ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+import torch
+import triton
+import triton.language as tl
+
+_ROWS = 16  # tokens a program
+
+
+def write_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slots: torch.Tensor,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> None:
+    """Row slots[t] of the cache = key[t] | value[t], for every head.
+
+    key [tokens, heads, key_width] and value [tokens, heads, value_size], each token's numbers
+    contiguous; kv_cache [blocks, heads, block_size, key_width + value_size], rows contiguous. slots
+    int64, as many as there are tokens to write; those below 0 are padding. With scales, fp32 of one
+    element, the cache is fp8 and holds key / k_scale and value / v_scale.
+    """
+    tokens = slots.shape[0]
+    if not tokens:
+        return
+    _write[(triton.cdiv(tokens, _ROWS), value.shape[1])](
+        key,
+        value,
+        kv_cache,
+        slots,
+        k_scale,
+        v_scale,
+        tokens,
+        key.stride(0),
+        value.stride(0),
+        *kv_cache.stride()[:3],
+        BLOCK_SIZE=kv_cache.shape[2],
+        KEY_WIDTH=key.shape[2],
+        VALUE_SIZE=value.shape[2],
+        KEY_LANES=triton.next_power_of_2(key.shape[2]),
+        VALUE_LANES=triton.next_power_of_2(value.shape[2]),
+        ROWS=_ROWS,
+    )
+
+
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
+def _write(
+    key,
+    value,
+    kv_cache,
+    slots,
+    k_scale,
+    v_scale,
+    tokens,
+    key_stride,
+    value_stride,
+    block_stride,
+    head_stride,
+    token_stride,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    KEY_LANES: tl.constexpr,
+    VALUE_LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """One program: ROWS tokens of one head."""
+    token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    head = tl.program_id(1)
+    row, kept = cache_rows(
+        kv_cache, slots, token, token < tokens, block_stride, token_stride, BLOCK_SIZE
+    )
+    row += head * head_stride
+    copy_head(key + token * key_stride + head * KEY_WIDTH, row, kept, k_scale, KEY_WIDTH, KEY_LANES)
+    copy_head(
+        value + token * value_stride + head * VALUE_SIZE,
+        row + KEY_WIDTH,
+        kept,
+        v_scale,
+        VALUE_SIZE,
+        VALUE_LANES,
+    )
+
+
+@triton.jit
+def cache_rows(kv_cache, slots, token, there, block_stride, token_stride, BLOCK_SIZE: tl.constexpr):
+    """Where the first head's rows of some tokens are, and which of the tokens have one."""
+    slot = tl.load(slots + token, mask=there, other=-1).to(tl.int64)
+    kept = slot >= 0
+    slot = tl.maximum(slot, 0)
+    row = kv_cache + slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride
+    return row, kept
+
+
+@triton.jit
+def copy_head(source, row, kept, scale, WIDTH: tl.constexpr, LANES: tl.constexpr):
+    """The first WIDTH numbers of some tokens, into rows of the cache."""
+    column = tl.arange(0, LANES)[None, :]
+    used = kept[:, None] & (column < WIDTH)
+    x = tl.load(source[:, None] + column, mask=used, other=0.0)
+    tl.store(row[:, None] + column, as_cached(x, row, scale), mask=used)
+
+
+@triton.jit
+def as_cached(x, row, scale):
+    """x in the cache's dtype, divided by `scale` if that is fp8."""
+    if scale is not None:
+        x = x.to(tl.float32) / tl.load(scale)
+    return x.to(row.dtype.element_ty)
