@@ -44,7 +44,12 @@ def main() -> None:
     run_parser.add_argument("--longest", type=float, default=300, help="seconds; then it hangs")
     run_parser.add_argument("--commit", help="of the sources, where there is no .git")
     report_parser = verbs.add_parser("report", help="JSON, tables and plot of what was run")
-    report_parser.add_argument("runs", type=Path)
+    report_parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        help="of one GPU, or of several with dense models of their own",
+    )
     report_parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     args = parser.parse_args()
     if args.verb == "report":

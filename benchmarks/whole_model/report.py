@@ -1,6 +1,7 @@
 """What was run, beside what was promised: JSON, tables and a plot."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,19 @@ COMMAND = "python -m benchmarks.whole_model run RUNS"
 DEFAULTS = "Random weights, vLLM's defaults"
 
 
-def write_report(runs: Path, out: Path) -> None:
-    """Write OUT.json, OUT.md and OUT.svg; print the tables."""
-    result = results(runs)
+def write_report(runs: Sequence[Path], out: Path) -> None:
+    """Write OUT.json, OUT.md and OUT.svg; print the tables.
+
+    Several `runs` are those of several GPUs, each with a dense model of its own.
+    """
+    result = results(runs[0])
+    for others in runs[1:]:
+        beside = [row for row in results(others)["models"] if row["name"] != "dense"]
+        result["models"] += beside
+        names = ", ".join(row["name"] for row in beside)
+        result.setdefault("also", []).append(
+            f"Against the dense model on a GPU beside it: {names}."
+        )
     page = markdown(result, out.with_suffix(".svg").name)
     write_json(out.with_suffix(".json"), result)
     write_text(out.with_suffix(".md"), page)
@@ -158,6 +169,7 @@ def markdown(result: dict[str, Any], figure: str) -> str:
             f"{roofs['bytes_per_second'] / 1e12:.2f} TB/s and a GEMM at "
             f"{roofs['flops_per_second'] / 1e12:.0f} TFLOP/s. "
             "Realized: (speedup - 1) / (ideal speedup - 1).",
+            *result.get("also", []),
             "",
             f"![realized fraction of every phase]({figure})",
             "",

@@ -96,16 +96,21 @@ def ideal_run(model: Model, batches: tuple[Batch, ...]) -> dict[str, Any]:
     }
 
 
-def test_a_run_that_is_ideal_realizes_one(tmp_path: Path) -> None:
+def write_ideal_runs(runs: Path, *names: str) -> None:
     shape = SHAPES["llama3-8b"]
     every = {model.name: model for model in models(shape.dense)}
     facts = {"shape": "llama3-8b", "commit": "abc", "engine": {}, "date": "2026-01-01"}
     rates = {"bytes_per_second": 4e12, "flops_per_second": 7e14}
+    runs.mkdir(exist_ok=True)
     for name, content in (("run", facts), ("roofs", rates)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    for name in ("dense", "heads-64-64", "latent-64"):
+        (runs / f"{name}.json").write_text(json.dumps(content))
+    for name in names:
         batches = shape.batches if name != "latent-64" else shape.batches[:4]
-        (tmp_path / f"{name}.json").write_text(json.dumps(ideal_run(every[name], batches)))
+        (runs / f"{name}.json").write_text(json.dumps(ideal_run(every[name], batches)))
+
+
+def test_a_run_that_is_ideal_realizes_one(tmp_path: Path) -> None:
+    write_ideal_runs(tmp_path, "dense", "heads-64-64", "latent-64")
     rows = {row["name"]: row for row in results(tmp_path)["models"]}
     assert set(rows) == {"dense", "heads-64-64", "latent-64"}
     for name in ("heads-64-64", "latent-64"):
@@ -118,11 +123,30 @@ def test_a_run_that_is_ideal_realizes_one(tmp_path: Path) -> None:
         assert row["kv_tokens"] == row["kv_tokens_of_its_bytes"]
     assert all(batch["of_roofs"] == 1 for batch in rows["dense"]["batches"].values())
 
-    write_report(tmp_path, tmp_path / "out")
+    write_report([tmp_path], tmp_path / "out")
     page = (tmp_path / "out.md").read_text()
     assert "| heads-64-64 | 1.359 of 1.359 = 1.00 |" in page
     ElementTree.parse(tmp_path / "out.svg")
     assert len(json.loads((tmp_path / "out.json").read_text())["models"]) == 3
+
+
+def test_models_on_two_gpus_are_compared_each_with_the_dense_one_beside_them(
+    tmp_path: Path,
+) -> None:
+    write_ideal_runs(tmp_path / "0", "dense", "heads-64-64")
+    write_ideal_runs(tmp_path / "1", "dense", "latent-64")
+    slower = json.loads((tmp_path / "1/dense.json").read_text())
+    for runs in slower["batches"].values():
+        for run in runs:
+            run["seconds"] *= 2
+    (tmp_path / "1/dense.json").write_text(json.dumps(slower))
+    write_report([tmp_path / "0", tmp_path / "1"], tmp_path / "out")
+    rows = json.loads((tmp_path / "out.json").read_text())["models"]
+    assert [row["name"] for row in rows] == ["dense", "heads-64-64", "latent-64"]
+    prefills = [row["phases"]["prefill"] for row in rows]
+    assert prefills[1]["speedup"] == pytest.approx(prefills[1]["ideal"], abs=1e-3)
+    assert prefills[2]["speedup"] == pytest.approx(2 * prefills[2]["ideal"], abs=1e-3)
+    assert "on a GPU beside it: latent-64." in (tmp_path / "out.md").read_text()
 
 
 def test_a_report_without_the_dense_model_is_refused(tmp_path: Path) -> None:
