@@ -100,14 +100,18 @@ def test_a_gemm_of_twice_the_size_is_hardly_faster(m: int, n: int, k: int) -> No
 @given(st.integers(17, 63), st.integers(1, 400))
 def test_between_measured_batches_time_is_in_between(m: int, n: int) -> None:
     low, high = sorted(gemm(measured, 64 * n, 4096) for measured in (16, 64))
-    assert 0.97 * low <= gemm(m, 64 * n, 4096) <= 1.03 * high
+    assert 0.95 * low <= gemm(m, 64 * n, 4096) <= 1.05 * high
 
 
 # ---- attention kernels -----------------------------------------------------------------------
 
 
 def test_measured_decode_attention_takes_as_long_as_measured() -> None:
-    for point in H200.decode:
+    fastest = {}
+    for point in sorted(H200.decode, key=lambda p: -p.microseconds):
+        about = point.model_dump(exclude={"kernel", "microseconds"})
+        fastest[tuple(about.items())] = point
+    for point in fastest.values():
         layer = heads(
             point.form, point.key_heads, point.key_size, point.value_heads, point.value_size
         )
@@ -157,6 +161,7 @@ def test_of_several_kernels_the_fastest_counts() -> None:
         for p in H200.decode
         if (p.form, p.key_size, p.value_size, p.batch, p.context) == ("rotary", 128, 128, 64, 4096)
         and p.key_heads == p.value_heads == 8
+        and p.kernel == "gac"
     )
     others = [
         point.model_copy(update={"kernel": name, "microseconds": time})

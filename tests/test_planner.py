@@ -179,9 +179,9 @@ def test_free_to_choose_it_takes_no_attention_slower_than_the_dense_one(
     big = models["8B"]
     losses = made_up_losses(big.layout)
     for layer in losses.curves:
-        layer["latent1"][:] = layer["latent2"][:] = 0
-    slow = best_plan(big, losses, Asked(kv_ratio=0.7, methods=("heads",), key_form="latent"))
-    free = best_plan(big, losses, Asked(kv_ratio=0.7, methods=("heads",)))
+        layer["latent1"][112:] = 0  # and rebuilding so many numbers takes long
+    slow = best_plan(big, losses, Asked(kv_ratio=0.95, methods=("heads",), key_form="latent"))
+    free = best_plan(big, losses, Asked(kv_ratio=0.95, methods=("heads",)))
 
     def times(plan: Plan) -> list[float]:
         layers = planned_layout(big, plan).layers
