@@ -17,9 +17,9 @@ from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (
 )
 
 from benchmarks.table import markdown
-from vllm_gac.kernels.cache_write import write_cache
+from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.reference import CacheGeometry
-from vllm_gac.kernels.rotary import CacheTarget, rotate_and_cache
+from vllm_gac.kernels.rotary import rotate_and_cache
 from vllm_gac.profiling.timing import microseconds, warm_up
 
 TOKENS = (1, 64, 256, 2048, 16384)
@@ -88,9 +88,7 @@ def _measure(g: CacheGeometry, tokens: int) -> dict[str, float]:
         )
 
     times = {
-        "cache": microseconds(
-            lambda: write_cache(key_rows, value_rows, target.kv_cache, target.slots)
-        ),
+        "cache": microseconds(lambda: write_cache(key_rows, value_rows, target)),
         "cache, vLLM": microseconds(vllms),
         "rotate": microseconds(lambda: rotate(None)),
         "rotate and cache": microseconds(lambda: rotate(target)),

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.kernels.cache_write import write_cache
+from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.kernels.reference import write_cache as write_cache_in_torch
-from vllm_gac.kernels.rotary import CacheTarget, rotate_and_cache
+from vllm_gac.kernels.rotary import rotate_and_cache
 from vllm_gac.rope import cos_sin, rotate
 
 BLOCKS = 9
@@ -113,7 +113,7 @@ def check_write(case: Case) -> None:
     g, cache = case.geometry, case.cache
     key = case.key.reshape(-1, g.value_heads, g.key_width)
     value = case.value.reshape(-1, g.value_heads, g.value_size)
-    write_cache(key, value, cache.kv_cache, cache.slots, cache.k_scale, cache.v_scale)
+    write_cache(key, value, cache)
     _check_cache(case, case.key)
 
 

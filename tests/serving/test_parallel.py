@@ -28,8 +28,12 @@ SHAPES = [
 ]
 # Each shape with dense linears, and with some of low rank.
 LAYERS = [layer(key, value, width, r) for key, value, width, low in SHAPES for r in ({}, low)]
-NO_RAY = "needs Ray, which 'make install-ray' installs"
-RAY = importlib.util.find_spec("ray") is not None
+NEEDS_RAY = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs Ray, which 'make install-ray' installs"
+)
+WITH_AND_WITHOUT_RAY = pytest.mark.parametrize(
+    "executor", ["mp", pytest.param("ray", marks=NEEDS_RAY)]
+)
 
 pytestmark = pytest.mark.slow
 
@@ -47,9 +51,7 @@ def alone(model: Path) -> Answer:
     return answer(model)
 
 
-@pytest.mark.parametrize(
-    "executor", ["mp", pytest.param("ray", marks=pytest.mark.skipif(not RAY, reason=NO_RAY))]
-)
+@WITH_AND_WITHOUT_RAY
 def test_tensor_parallel_ranks_answer_what_one_process_does(
     model: Path, alone: Answer, executor: str
 ) -> None:
@@ -59,9 +61,7 @@ def test_tensor_parallel_ranks_answer_what_one_process_does(
     assert two.room == pytest.approx(2 * _room(layout), rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "executor", ["mp", pytest.param("ray", marks=pytest.mark.skipif(not RAY, reason=NO_RAY))]
-)
+@WITH_AND_WITHOUT_RAY
 def test_stages_of_a_pipeline_answer_what_one_process_does(
     model: Path, alone: Answer, executor: str
 ) -> None:

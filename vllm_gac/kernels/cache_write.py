@@ -1,6 +1,8 @@
 """Writes the keys and values of a step's tokens into the packed paged cache."""
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -8,36 +10,54 @@ import triton.language as tl
 _ROWS = 16  # tokens a program
 
 
-def write_cache(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    kv_cache: torch.Tensor,
-    slots: torch.Tensor,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-) -> None:
-    """Row slots[t] of the cache = key[t] | value[t], for every head.
+@dataclass(frozen=True, slots=True)
+class CacheTarget:
+    """Where a step's keys and values go: rows `slots` of `kv_cache`.
 
-    key [tokens, heads, key_width] and value [tokens, heads, value_size], each token's numbers
-    contiguous; kv_cache [blocks, heads, block_size, key_width + value_size], rows contiguous. slots
+    kv_cache [blocks, value_heads, block_size, key_width + value_size], rows contiguous. slots
     int64, as many as there are tokens to write; those below 0 are padding. With scales, fp32 of one
     element, the cache is fp8 and holds key / k_scale and value / v_scale.
     """
-    tokens = slots.shape[0]
+
+    kv_cache: torch.Tensor
+    slots: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """As kernels take them."""
+        return self.kv_cache, self.slots, self.k_scale, self.v_scale
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Of a block, a head and a token in it."""
+        return self.kv_cache.stride()[:3]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.kv_cache.shape[2]
+
+
+def write_cache(key: torch.Tensor, value: torch.Tensor, target: CacheTarget) -> None:
+    """Row slots[t] of the cache = key[t] | value[t], for every head.
+
+    key [tokens, value_heads, key_width] and value [tokens, value_heads, value_size], each token's
+    numbers contiguous.
+    """
+    tokens = target.slots.shape[0]
     if not tokens:
         return
     _write[(triton.cdiv(tokens, _ROWS), value.shape[1])](
         key,
         value,
-        kv_cache,
-        slots,
-        k_scale,
-        v_scale,
+        *target.tensors,
         tokens,
         key.stride(0),
         value.stride(0),
-        *kv_cache.stride()[:3],
-        BLOCK_SIZE=kv_cache.shape[2],
+        *target.strides,
+        BLOCK_SIZE=target.block_size,
         KEY_WIDTH=key.shape[2],
         VALUE_SIZE=value.shape[2],
         KEY_LANES=triton.next_power_of_2(key.shape[2]),

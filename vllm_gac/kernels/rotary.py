@@ -5,26 +5,14 @@ key head, for all queries that meet it.
 """
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
-from vllm_gac.kernels.cache_write import as_cached, cache_rows, copy_head
+from vllm_gac.kernels.cache_write import CacheTarget, as_cached, cache_rows, copy_head
 from vllm_gac.kernels.reference import CacheGeometry
 
 _TILE = 512  # pairs a program rotates at a time
-
-
-@dataclass(frozen=True, slots=True)
-class CacheTarget:
-    """Where keys and values go: rows `slots` of `kv_cache`, as for cache_write.write_cache."""
-
-    kv_cache: torch.Tensor
-    slots: torch.Tensor
-    k_scale: torch.Tensor | None = None
-    v_scale: torch.Tensor | None = None
 
 
 def rotate_and_cache(
@@ -54,6 +42,12 @@ def rotate_and_cache(
     lanes = triton.next_power_of_2(pairs)
     rows = max(_TILE // lanes, 1)
     tokens = query.shape[0]
+    target: tuple[torch.Tensor | None, ...] = (None, None, None, None)
+    strides: tuple[int, ...] = (0, 0, 0)
+    cached, block_size = 0, 1
+    if cache is not None:
+        target, cached = cache.tensors, cache.slots.shape[0]
+        strides, block_size = cache.strides, cache.block_size
     _rotate[(triton.cdiv(tokens, rows), g.key_heads)](
         positions,
         inv_freq,
@@ -62,16 +56,13 @@ def rotate_and_cache(
         value,
         rotated_query,
         rotated_key,
-        cache.kv_cache if cache else None,
-        cache.slots if cache else None,
-        cache.k_scale if cache else None,
-        cache.v_scale if cache else None,
+        *target,
         tokens,
-        cache.slots.shape[0] if cache else 0,
+        cached,
         query.stride(0),
         key.stride(0),
         value.stride(0),
-        *(cache.kv_cache.stride()[:3] if cache else (0, 0, 0)),
+        *strides,
         GROUP=g.query_heads // g.key_heads,
         KEY_HEADS=g.key_heads,
         PARTS=g.key_heads // g.value_heads,
@@ -79,7 +70,7 @@ def rotate_and_cache(
         LATENT=latent,
         KEY_SIZE=g.key_size,
         VALUE_SIZE=g.value_size,
-        BLOCK_SIZE=cache.kv_cache.shape[2] if cache else 1,
+        BLOCK_SIZE=block_size,
         PAIRS=pairs,
         LANES=lanes,
         KEY_LANES=triton.next_power_of_2(g.key_size),

@@ -22,7 +22,7 @@ from vllm_gac.kernels.select import GAC, STOCK, AttentionClass, Kernels, select
 from vllm_gac.serving.prefill_kernels import installed_gpu
 
 if TYPE_CHECKING:
-    from vllm_gac.kernels.rotary import CacheTarget
+    from vllm_gac.kernels.cache_write import CacheTarget
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -150,8 +150,8 @@ class GacAttention(Attention):
 
     def cache_target(self) -> "CacheTarget | None":
         """Where this step's keys and values go; None in a profiling run, which has no cache yet."""
-        _, layer, kv_cache, slots = get_attention_context(self.layer_name)
+        _, _, kv_cache, slots = get_attention_context(self.layer_name)
         if slots is None:
             return None
-        target: CacheTarget = layer.impl.cache_target(layer, kv_cache, slots)
+        target: CacheTarget = self.impl.cache_target(self, kv_cache, slots)
         return target

@@ -26,9 +26,8 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
-from vllm_gac.kernels.cache_write import write_cache
+from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.decode import DecodeScratch, decode_attention, decode_scratch
-from vllm_gac.kernels.rotary import CacheTarget
 from vllm_gac.serving.decode_warmup import compiling_decode_kernels
 from vllm_gac.serving.packed_impl import PackedImpl
 from vllm_gac.serving.prefill import (
@@ -188,12 +187,17 @@ class GacImpl(PackedImpl[GacMetadata]):
         self, layer: torch.nn.Module, kv_cache: torch.Tensor, slots: torch.Tensor
     ) -> CacheTarget:
         """`slots` of the cache of `layer`, which this implements, and how numbers are cached."""
+        kv_cache, k_scale, v_scale = self._as_held(layer, kv_cache)
+        return CacheTarget(kv_cache, slots, k_scale, v_scale)
+
+    def _as_held(
+        self, layer: torch.nn.Module, kv_cache: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """The cache in the dtype of its numbers, and the scales of keys and values if it is fp8."""
         if not self.quantized:
-            return CacheTarget(kv_cache, slots)
+            return kv_cache, None, None
         kv_cache = kv_cache.view(current_platform.fp8_dtype())
-        return CacheTarget(
-            kv_cache, slots, layer.get_buffer("_k_scale"), layer.get_buffer("_v_scale")
-        )
+        return kv_cache, layer.get_buffer("_k_scale"), layer.get_buffer("_v_scale")
 
     def do_kv_cache_update(
         self,
@@ -203,8 +207,7 @@ class GacImpl(PackedImpl[GacMetadata]):
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        target = self.cache_target(layer, kv_cache, slot_mapping)
-        write_cache(key, value, target.kv_cache, target.slots, target.k_scale, target.v_scale)
+        write_cache(key, value, self.cache_target(layer, kv_cache, slot_mapping))
 
     def forward(
         self,
@@ -222,11 +225,7 @@ class GacImpl(PackedImpl[GacMetadata]):
             return output.fill_(0)
         step = attn_metadata.step
         first, last = step.decode_tokens, step.tokens
-        k_scale: torch.Tensor | None = None
-        v_scale: torch.Tensor | None = None
-        if self.quantized:
-            kv_cache = kv_cache.view(current_platform.fp8_dtype())
-            k_scale, v_scale = layer.get_buffer("_k_scale"), layer.get_buffer("_v_scale")
+        kv_cache, k_scale, v_scale = self._as_held(layer, kv_cache)
         if first:
             decode_attention(
                 query[:first],

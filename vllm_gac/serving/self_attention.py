@@ -118,8 +118,8 @@ class GacSelfAttention(nn.Module):
         q, k = rotate_and_cache(
             positions, self.rope_inv_freq, q, k, v, self.geometry, self.is_latent, cache
         )
-        cached = {} if cache is None else {"cached": True}
-        attended: torch.Tensor = self.attn(q, k, v, **cached)
+        attended: torch.Tensor
+        attended = self.attn(q, k, v) if cache is None else self.attn(q, k, v, cached=True)
         return attended
 
     def _add_projections(self, prefix: str) -> Shards:
