@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.offline import decode_seconds, generate
 from benchmarks.whole_model.models import SHAPES, Batch
+from benchmarks.whole_model.trace import kernel_times
 from vllm_gac.durable import write_json
 
 
@@ -67,6 +68,8 @@ def main() -> None:
         result["batches"][batch.name] = runs
         print(batch.name, [round(run["seconds"], 3) for run in runs], flush=True)
     result["compiled_after_startup"] = llm.collective_rpc(_compilations)[0]
+    if args.batches >= 4 and llm.llm_engine.vllm_config.device_config.device_type == "cuda":
+        result["kernels"] = kernel_times(llm, [shape.batches[i] for i in (0, 1, 3)])
     write_json(args.out, result)
 
 

@@ -1,4 +1,4 @@
-"""Models of unlike layers are not compiled layer by layer, unless the user says so."""
+"""Gac models are not compiled, unless the user says so."""
 
 import os
 from types import SimpleNamespace
@@ -6,17 +6,9 @@ from typing import Any
 
 import pytest
 
-from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.serving import cuda_graphs
 
 SWITCH = "VLLM_USE_BREAKABLE_CUDAGRAPH"
-
-
-def _layout(*widths: int) -> ModelLayout:
-    layers = tuple(
-        LayerLayout(8, KeyLayout("rotary", 4, 32), ValueLayout(4, 32), width) for width in widths
-    )
-    return SimpleNamespace(layers=layers)  # type: ignore[return-value]
 
 
 def _asked(mode: object = None, eager: bool = False, **graphs: object) -> Any:
@@ -40,45 +32,33 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH)
 
 
-def test_pieces_are_counted_as_torch_compile_would_see_them() -> None:
-    assert cuda_graphs.distinct_pieces(_layout(64, 64, 64, 64)) == 1
-    assert cuda_graphs.distinct_pieces(_layout(64, 96, 64, 96)) == 2
-    assert cuda_graphs.distinct_pieces(_layout(64, 96, 128)) == 2
-    assert cuda_graphs.distinct_pieces(_layout(64)) == 1
-
-
-def test_unlike_layers_are_captured_and_not_compiled() -> None:
+def test_a_model_is_captured_and_not_compiled() -> None:
     config = _asked()
-    cuda_graphs.choose_cuda_graphs(config, _layout(64, 96, 64))
+    cuda_graphs.choose_cuda_graphs(config)
     assert os.environ[SWITCH] == "1"
     assert config.compilation_config.cudagraph_capture_sizes[-4:] == [640, 768, 896, 1024]
 
 
 def test_sizes_that_the_user_asked_for_are_captured() -> None:
     config = _asked(max_cudagraph_capture_size=64)
-    cuda_graphs.choose_cuda_graphs(config, _layout(64, 96, 64))
+    cuda_graphs.choose_cuda_graphs(config)
     assert os.environ[SWITCH] == "1"
     assert config.compilation_config.cudagraph_capture_sizes is None
 
 
-def test_like_layers_are_compiled() -> None:
-    cuda_graphs.choose_cuda_graphs(_asked(), _layout(64, 64, 64))
-    assert SWITCH not in os.environ
-
-
 @pytest.mark.parametrize("asked", [_asked(mode=3), _asked(eager=True)])
 def test_what_the_user_asked_for_stays(asked: Any) -> None:
-    cuda_graphs.choose_cuda_graphs(asked, _layout(64, 96, 64))
+    cuda_graphs.choose_cuda_graphs(asked)
     assert SWITCH not in os.environ
 
 
 def test_a_switch_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
-    cuda_graphs.choose_cuda_graphs(_asked(), _layout(64, 96, 64))
+    cuda_graphs.choose_cuda_graphs(_asked())
     assert os.environ[SWITCH] == "0"
 
 
 def test_a_cpu_has_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "current_platform", SimpleNamespace(is_cuda=lambda: False))
-    cuda_graphs.choose_cuda_graphs(_asked(), _layout(64, 96, 64))
+    cuda_graphs.choose_cuda_graphs(_asked())
     assert SWITCH not in os.environ

@@ -52,7 +52,7 @@ class GacConfigHook:
         shard_config(vllm_config)
         layout = layout_of_hf(model_config.hf_config)
         check_kv_transfer(vllm_config, layout)
-        choose_cuda_graphs(vllm_config, layout)
+        choose_cuda_graphs(vllm_config)
 
 
 def _preflight(directory: Path, vllm_config: "VllmConfig") -> None:

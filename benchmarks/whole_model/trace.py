@@ -1,0 +1,70 @@
+"""What the GPU does in one step of each phase: every kernel's time, as CUPTI sees it.
+
+Beside a phase's seconds it says what the part above the ideal is made of.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.offline import generate
+from benchmarks.whole_model.models import Batch
+
+# Steps of a phase that pass before those that are traced, and how many are.
+_SKIPPED, _TRACED = 1, 4
+
+
+def kernel_times(llm: Any, batches: Sequence[Batch]) -> dict[str, dict[str, list[float]]]:
+    """For the prefill of the first of `batches`, and the decoding of the others: what a step runs.
+
+    {batch: {kernel: [launches a step, microseconds a step]}}.
+    """
+    most = llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+    traced = {}
+    for batch in batches:
+        prefill = batch.output == 1
+        tokens = most if prefill else batch.prompts
+        prompts = batch.prompts
+        if prefill:  # enough of them for whole steps
+            prompts = (_SKIPPED + _TRACED + 2) * most // batch.length + 1
+        llm.collective_rpc(_watch, args=(tokens,))
+        steps = 64  # long enough that all of them are being answered at once
+        generate(llm, prompts, batch.length, 1 if prefill else steps, "trace")
+        traced[batch.name] = llm.collective_rpc(_traced)[0]
+    return traced
+
+
+# The rest runs in the worker.
+
+
+def _watch(worker: Any, tokens: int) -> None:
+    """From now on, trace the steps of so many tokens, after the first ones."""
+    import torch
+
+    execute, seen = worker.execute_model, 0
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    worker.profiler = profiler = torch.profiler.profile(activities=activities)
+
+    def counted(scheduled: Any, *args: Any, **named: Any) -> Any:
+        nonlocal seen
+        if scheduled.total_num_scheduled_tokens == tokens:
+            if seen == _SKIPPED:
+                torch.cuda.synchronize()
+                profiler.start()
+            elif seen == _SKIPPED + _TRACED:
+                torch.cuda.synchronize()
+                profiler.stop()
+                worker.execute_model = execute
+            seen += 1
+        return execute(scheduled, *args, **named)
+
+    worker.execute_model = counted
+
+
+def _traced(worker: Any) -> dict[str, list[float]]:
+    """The kernels of a step, those that take longest first."""
+    events = sorted(worker.profiler.key_averages(), key=lambda event: -event.self_device_time_total)
+    return {
+        event.key: [event.count / _TRACED, round(event.self_device_time_total / _TRACED, 1)]
+        for event in events
+        if event.self_device_time_total
+    }
