@@ -53,7 +53,7 @@ def in_engine_process(function: Callable[..., Any], *arguments: Any, **env: str)
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return json.loads(done.stdout.rpartition("RETURNED ")[2])
+    return json.loads(done.stdout.rpartition("RETURNED ")[2].splitlines()[0])
 
 
 def answers(llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12) -> Answers:

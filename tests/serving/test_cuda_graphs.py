@@ -1,6 +1,8 @@
 """Gac models are not compiled, unless the user says so."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,3 +64,50 @@ def test_a_cpu_has_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "current_platform", SimpleNamespace(is_cuda=lambda: False))
     cuda_graphs.choose_cuda_graphs(_asked())
     assert SWITCH not in os.environ
+
+
+# In a process of its own: what it imports, and when, is what counts. Stands in for a GPU's capture.
+IN_A_WORKER = """
+import os, sys
+from types import SimpleNamespace
+import torch
+if sys.argv[1] == "imported":
+    import vllm.model_executor.layers.attention.attention
+os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
+from vllm.compilation import breakable_cudagraph
+from vllm.model_executor.layers.attention import attention
+from vllm_gac.serving.cuda_graphs import break_graphs_at_attention
+
+before = attention.unified_attention_with_output
+break_graphs_at_attention()
+break_graphs_at_attention()
+calls = []
+impl = SimpleNamespace(forward=lambda *args, **named: calls.append(named["output"]))
+attention.get_attention_context = lambda name: (None, SimpleNamespace(impl=impl), None, None)
+breakable_cudagraph._weak_ref_capture_arg = lambda x: x
+
+class Capture(breakable_cudagraph.BreakableCUDAGraphCapture):
+    def _begin_segment(self):
+        self._capturing = True
+    def _end_segment(self):
+        self._capturing = False
+
+x = torch.zeros(1)
+with Capture() as capture:
+    torch.ops.vllm.unified_attention_with_output(x, x, x, x, "layer")
+capture.replay()
+print(capture.num_eager_breaks, len(calls), attention.unified_attention_with_output is before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("imported", "expected"),
+    [
+        ("not", "1 2 True"),  # vLLM's own: one break, met again when replayed
+        ("imported", "1 2 False"),
+    ],
+)
+def test_graphs_break_at_attention_whenever_it_was_imported(imported: str, expected: str) -> None:
+    command = [sys.executable, "-c", IN_A_WORKER, imported]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.stdout.splitlines()[-1:] == [expected], ran.stdout + ran.stderr

@@ -37,6 +37,26 @@ def choose_cuda_graphs(vllm_config: "VllmConfig") -> None:
     _capture_prompts(vllm_config)
 
 
+def break_graphs_at_attention() -> None:
+    """In a worker, have vLLM's attention op break graphs, if it was imported before the switch.
+
+    vLLM looks at the switch when it imports the op. A worker that is forked off a process which had
+    imported it by then would capture the attention of a dummy batch into the graphs of mixed steps.
+    """
+    from vllm.compilation import breakable_cudagraph
+    from vllm.model_executor.layers.attention import attention
+    from vllm.utils.torch_utils import vllm_lib
+
+    op = attention.unified_attention_with_output
+    breaks = op.__globals__["__name__"] == breakable_cudagraph.__name__
+    if breaks or not breakable_cudagraph.is_breakable_cudagraph_enabled():
+        return
+    op = breakable_cudagraph.eager_break_during_capture(op)
+    attention.unified_attention_with_output = op
+    name, key = op.__name__, current_platform.dispatch_key
+    vllm_lib.impl(name, op, dispatch_key=key, allow_override=True)
+
+
 def _capture_prompts(vllm_config: "VllmConfig") -> None:
     """Capture steps of up to 2048 tokens, where vLLM's default ends at 512.
 

@@ -39,7 +39,7 @@ def perplexity(
     """(perplexity, predicted tokens) of `model` on `texts`, by vLLM in this process.
 
     Windows are those of `vllm_gac.evaluate.perplexity`. On a CPU nothing is compiled; on a GPU
-    vLLM compiles as it does for a server. vLLM keeps its memory until the process ends: one call
+    it runs in CUDA graphs as for a server. vLLM keeps its memory until the process ends: one call
     a process. Raises ModuleNotFoundError without vLLM, and CheckpointError if it cannot run
     `model`.
     """

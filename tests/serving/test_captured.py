@@ -1,0 +1,40 @@
+"""Prompts in CUDA graphs: what attention reads must be this step's, not the captured batch's."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.serving.engines import GPU_OPTIONS, Answers, answers, in_engine_process
+from tests.serving.models import HETEROGENEOUS, write_model
+
+SIZES = [1, 2, 4, 8, 32, 96]
+PROMPTS = [
+    [(7 * i + j * j) % 4000 + 5 for j in range(length)] for i, length in enumerate(range(3, 93, 11))
+]
+
+
+@pytest.mark.gpu
+def test_prompts_are_answered_in_graphs_as_without(tmp_path: Path) -> None:
+    """By a worker that was forked, as an offline engine's is."""
+    write_model(tmp_path / "model", HETEROGENEOUS)
+    forked = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+    captured, eager = (
+        in_engine_process(_first_tokens, str(tmp_path / "model"), alone, **forked)
+        for alone in (False, True)
+    )
+    assert len(captured) == len(eager) == 2 * len(PROMPTS)
+    for (_, [found]), (_, [expected]) in zip(captured, eager, strict=True):
+        both = found.keys() & expected.keys()
+        assert len(both) >= 4
+        assert all(abs(found[token] - expected[token]) < 0.1 for token in both)
+
+
+def _first_tokens(model: str, enforce_eager: bool) -> Answers:
+    """Of every prompt by itself, then of all together."""
+    from vllm import LLM
+
+    sizes = {"compilation_config": {"cudagraph_capture_sizes": SIZES}}
+    options = GPU_OPTIONS | sizes | {"enforce_eager": enforce_eager, "enable_prefix_caching": False}
+    llm = LLM(model, **options)
+    alone = [answers(llm, [prompt], tokens=1)[0] for prompt in PROMPTS]
+    return alone + answers(llm, PROMPTS, tokens=1)
