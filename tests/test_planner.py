@@ -19,7 +19,7 @@ from tests.measured_layers import made_up_losses
 from tests.test_plan import DEMO, LLAMA_8B, model
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.choices import Dims
-from vllm_gac.contract import align
+from vllm_gac.contract import Quantized, align
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu_profile import read_profile
 from vllm_gac.items import Latency, items
@@ -30,8 +30,9 @@ from vllm_gac.latency import (
     mlp_microseconds,
 )
 from vllm_gac.layout import LayerLayout, layout_of
-from vllm_gac.plan import planned_layout
+from vllm_gac.plan import planned_layout, uniform_plan
 from vllm_gac.planner import Asked, best_plan, check_feasible, dense_microseconds
+from vllm_gac.repair.dims import padded_layout
 from vllm_gac.schema import Plan
 
 LATENCY = Latency(read_profile("h200"), BatchMix())
@@ -199,6 +200,25 @@ def test_widths_are_aligned_after_sharding(models: dict[str, Checkpoint]) -> Non
         assert layer.intermediate_size % 4 == 0
         assert layer.intermediate_size // 4 % 8 == 0
         assert layer.key.heads % 4 == layer.value.heads % 4 == 0
+
+
+@pytest.mark.parametrize("quantized", [Quantized(16, 16), Quantized(128)])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_planned_dims_need_no_padding_for_quantization(
+    models: dict[str, Checkpoint], quantized: Quantized, tp: int
+) -> None:
+    big = models["8B"]
+    dims = Dims("minimal", tensor_parallel_size=tp, quantized=quantized)
+    asked = Asked(0.7, 0.6, ("heads", "prune", "lowrank"), dims)
+    plans = [
+        best_plan(big, made_up_losses(big.layout), asked),
+        uniform_plan(
+            big, param_ratio=0.7, kv_ratio=0.6, tensor_parallel_size=tp, quantized=quantized
+        ),
+    ]
+    for plan in plans:
+        planned = planned_layout(big, plan)
+        assert padded_layout(planned, "minimal", None, tp, quantized) == planned
 
 
 def test_the_linear_objective_stays_near_the_proportional_dims(

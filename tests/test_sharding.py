@@ -178,6 +178,22 @@ def test_align_takes_tp(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"11528": 11536}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "aligned"),
+    [
+        (["12000", "--role", "width"], 12032),
+        (["500", "--role", "rank"], 512),
+        (["100", "--heads", "8"], 112),  # 8 heads are 896 = 7 blocks of 128
+        (["100"], 128),
+    ],
+)
+def test_align_takes_quantization(
+    arguments: list[str], aligned: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["align", *arguments, "--quantization", "fp8_per_block", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {arguments[0]: aligned}
+
+
 def test_a_uniform_plan_is_aligned_after_sharding() -> None:
     model = open_checkpoint(demo.MODEL)
     plan = uniform_plan(model, param_ratio=0.8, kv_ratio=0.75, tensor_parallel_size=4)

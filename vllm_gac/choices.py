@@ -7,6 +7,7 @@ from functools import cache
 from types import MappingProxyType
 
 from vllm_gac import contract
+from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.layout import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.schema import Role, Strategy
 
@@ -31,18 +32,25 @@ class Dims:
     strategy: Strategy
     gpu: str | None = None
     tensor_parallel_size: int = 1
+    quantized: Quantized = NOT_QUANTIZED
 
-    def upto(self, full: int, role: Role) -> tuple[int, ...]:
-        """Allowed dims in rising order, up to `full`, which takes nothing away and always is."""
-        return _allowed_dims(full, self.strategy, role, self.gpu, self.tensor_parallel_size)
+    def upto(self, full: int, role: Role, heads: int = 1) -> tuple[int, ...]:
+        """Allowed dims in rising order, up to `full`, which takes nothing away and always is.
+
+        `heads` is how many heads have a size.
+        """
+        multiple = self.quantized.multiple(role, max(1, heads // self.tensor_parallel_size))
+        return _allowed_dims(
+            full, self.strategy, role, self.gpu, self.tensor_parallel_size, multiple
+        )
 
 
 @cache
 def _allowed_dims(
-    full: int, strategy: Strategy, role: Role, gpu: str | None, parallel: int
+    full: int, strategy: Strategy, role: Role, gpu: str | None, parallel: int, multiple: int
 ) -> tuple[int, ...]:
-    allowed = contract.candidates(1, full, strategy, role, gpu, tensor_parallel_size=parallel)
-    dims = {full, *allowed}
+    more = {"tensor_parallel_size": parallel, "multiple": multiple}
+    dims = {full, *contract.candidates(1, full, strategy, role, gpu, **more)}
     if strategy == "minimal":
         steps, fewest = _STEPS[role]
         step = next((s for s in steps if s * fewest <= full), steps[-1])
@@ -71,7 +79,8 @@ def attentions(
     for merged in MERGEABLE if value_group is None else [value_group]:
         if merged > 1 and heads // merged % parallel:
             continue
-        values = [ValueLayout(heads // merged, d) for d in dims.upto(merged * size, "head")]
+        left = heads // merged
+        values = [ValueLayout(left, d) for d in dims.upto(merged * size, "head", left)]
         for together in MERGEABLE if key_group is None else [key_group]:
             if heads % merged == 0 and merged % together == 0:
                 for key in _keys(dense, dims, form, together):
@@ -80,7 +89,7 @@ def attentions(
 
 def _keys(dense: ModelLayout, dims: Dims, form: str, group: int) -> Iterator[KeyLayout]:
     heads, full = dense.num_key_value_heads // group, dense.head_dim * group
-    for size in dims.upto(full, "head"):
+    for size in dims.upto(full, "head", heads):
         if form in ("auto", "rotary") and size % 2 == 0:
             yield KeyLayout("rotary", heads, size, rope_table=size < full or group > 1)
         if form in ("auto", "latent") and size < full:

@@ -13,6 +13,7 @@ What quantization asks of dims comes on top, as multiples (`Quantized`): also ro
 more numbers, and whole blocks where every block has a scale of its own.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
@@ -34,6 +35,12 @@ class Quantized:
 
     linear: int = 1
     cache: int = 1
+
+    def multiple(self, role: Role, heads: int = 1) -> int:
+        """What a dim must be a multiple of; `heads` of a size lie side by side in a linear."""
+        if role != "head":
+            return self.linear
+        return math.lcm(self.linear // math.gcd(self.linear, heads), self.cache)
 
 
 NOT_QUANTIZED = Quantized()
@@ -85,12 +92,12 @@ def candidates(
     gpu: str | None = None,
     *,
     tensor_parallel_size: int = 1,
+    multiple: int = 1,
 ) -> Iterator[int]:
     """Every allowed dim from `low` to `high`, both included, in ascending order."""
+    more = {"tensor_parallel_size": tensor_parallel_size, "multiple": multiple}
     dim = low
-    while (
-        dim := align(dim, strategy, role, gpu, tensor_parallel_size=tensor_parallel_size)
-    ) <= high:
+    while (dim := align(dim, strategy, role, gpu, **more)) <= high:
         yield dim
         dim += 1
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from vllm_gac import __version__
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.choices import MERGEABLE, Dims, attentions, layer_at, rungs
+from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout import LayerLayout, ModelLayout, layer_of
 from vllm_gac.prior import expected_loss
@@ -32,6 +33,7 @@ def uniform_plan(
     align: Strategy = "minimal",
     gpu: str | None = None,
     tensor_parallel_size: int = 1,
+    quantized: Quantized = NOT_QUANTIZED,
     key_form: str = "auto",
     key_group: int | None = None,
     value_group: int | None = None,
@@ -39,8 +41,8 @@ def uniform_plan(
     """The plan that keeps at most the given shares of `model`'s parameters and KV cache.
 
     `methods`: heads (fewer and smaller key and value heads), prune (narrower MLPs), lowrank
-    (factorized linears). `align`, `gpu` and `tensor_parallel_size` say which dims are allowed (see
-    contract.py).
+    (factorized linears). `align`, `gpu`, `tensor_parallel_size` and `quantized` say which dims are
+    allowed (see contract.py).
     `key_form` (auto, rotary, latent) and the groups (1 or 2 heads made one; None is free)
     restrict the attention. Of all attentions that fit, with what they leave to the rest, the one
     that prior.py expects to lose least is taken. Raises PlanError naming the smallest feasible
@@ -48,7 +50,7 @@ def uniform_plan(
     """
     if model.config.gac is not None:
         raise PlanError(f"{model.directory}: is compressed already; plan for the dense model")
-    dense, dims = model.layout, Dims(align, gpu, tensor_parallel_size)
+    dense, dims = model.layout, Dims(align, gpu, tensor_parallel_size, quantized)
     check_planned_for(dense, tensor_parallel_size)
     kv_budget = budget_of(kv_ratio, dense.kv_elements)
     budget = budget_of(param_ratio, dense.parameters)

@@ -4,7 +4,7 @@ import argparse
 
 from vllm_gac.cli.options import Verbs, add_json, positive
 from vllm_gac.cli.output import print_json
-from vllm_gac.contract import ROLES, STRATEGIES
+from vllm_gac.contract import LINEAR_MULTIPLES, ROLES, STRATEGIES, Quantized
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -29,6 +29,18 @@ def add_parser(verbs: Verbs) -> None:
         metavar="N",
         help="align each of N parts of a width (1)",
     )
+    parser.add_argument(
+        "--quantization",
+        choices=sorted(LINEAR_MULTIPLES),
+        help="also what linears quantized so ask for; vLLM's names",
+    )
+    parser.add_argument(
+        "--heads",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="so many heads of a GPU, together, are a side of a quantized linear (1)",
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -37,11 +49,12 @@ def run(args: argparse.Namespace) -> int:
     """Print dims and what they are rounded to."""
     from vllm_gac.contract import align
 
-    parts = args.tensor_parallel_size
-    aligned = {
-        dim: align(dim, args.strategy, args.role, args.gpu, tensor_parallel_size=parts)
-        for dim in args.dims
+    quantized = Quantized(linear=LINEAR_MULTIPLES.get(args.quantization, 1))
+    more = {
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "multiple": quantized.multiple(args.role, args.heads),
     }
+    aligned = {dim: align(dim, args.strategy, args.role, args.gpu, **more) for dim in args.dims}
     if args.json:
         print_json({str(dim): to for dim, to in aligned.items()})
     else:

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from vllm_gac.contract import STRATEGIES
+from vllm_gac.contract import FP8_CACHE_MULTIPLE, LINEAR_MULTIPLES, STRATEGIES, Quantized
 from vllm_gac.errors import GacError
 from vllm_gac.schema import Method
 
@@ -67,6 +67,16 @@ def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
         help="align widths for N tensor-parallel GPUs; default: 1",
     )
     group.add_argument(
+        "--quantization",
+        choices=sorted(LINEAR_MULTIPLES),
+        help="only dims that linears quantized so take without padding; default: any",
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8"),
+        help="only head sizes that such a cache takes without padding; default: auto, any",
+    )
+    group.add_argument(
         "--objective",
         choices=("concave", "linear", "fisher"),
         help="value of a dim: what is measured to be lost without it, or for comparison in "
@@ -109,6 +119,8 @@ PLANNING = (
     "key_group",
     "value_group",
     "tp",
+    "quantization",
+    "kv_cache_dtype",
     "objective",
     "sensitivity",
     "latency",
@@ -136,8 +148,12 @@ def asked(args: argparse.Namespace, dense: "ModelLayout") -> "Asked":
     microseconds = args.latency
     if args.latency_ratio is not None and latency is not None:
         microseconds = args.latency_ratio * dense_microseconds(dense, latency)
+    quantized = Quantized(
+        linear=LINEAR_MULTIPLES.get(args.quantization, 1),
+        cache=FP8_CACHE_MULTIPLE if args.kv_cache_dtype == "fp8" else 1,
+    )
     return Asked(
-        dims=Dims(args.align or "minimal", args.gpu, args.tp or 1),
+        dims=Dims(args.align or "minimal", args.gpu, args.tp or 1, quantized),
         methods=tuple(args.method or ("heads", "prune")),
         latency=latency,
         microseconds=microseconds,

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
             methods=wanted.methods,
             align=wanted.dims.strategy,
             tensor_parallel_size=wanted.dims.tensor_parallel_size,
+            quantized=wanted.dims.quantized,
             key_form=wanted.key_form,
             key_group=wanted.key_group,
             value_group=wanted.value_group,

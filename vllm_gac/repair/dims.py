@@ -1,6 +1,5 @@
 """Which dims a repaired model has."""
 
-import math
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -46,8 +45,7 @@ def _padded(
     layout: ModelLayout, layer: LayerLayout, align: Align, tp: int, quantized: Quantized
 ) -> LayerLayout:
     def align_head(size: int, heads: int) -> int:
-        of_linear = quantized.linear // math.gcd(quantized.linear, max(1, heads // tp))
-        return align(size, role="head", multiple=math.lcm(of_linear, quantized.cache))
+        return align(size, role="head", multiple=quantized.multiple("head", max(1, heads // tp)))
 
     key_size = align_head(layer.key.size, layer.key.heads)
     grown = key_size != layer.key.size
