@@ -9,6 +9,7 @@ from benchmarks.whole_model import ideal
 from benchmarks.whole_model.engine import median
 from benchmarks.whole_model.models import SHAPES, Batch, Model, models
 from benchmarks.whole_model.plot import plot
+from benchmarks.whole_model.trace import by_purpose
 from vllm_gac.durable import write_json, write_text
 
 COMMAND = "python -m benchmarks.whole_model run RUNS"
@@ -69,6 +70,9 @@ def results(runs: Path) -> dict[str, Any]:
                 **_startups(own, _read(again) if again.exists() else None),
                 "first_answer_seconds": round(own["first_answer_seconds"], 2),
                 "compiled_after_startup": own["compiled_after_startup"],
+                "step_microseconds": {
+                    batch: by_purpose(kernels) for batch, kernels in own.get("kernels", {}).items()
+                },
             }
         )
     about = {"gpu": dense["gpu"], "versions": dense["versions"], **facts, "roofs": roofs}
@@ -206,8 +210,36 @@ def markdown(result: dict[str, Any], figure: str) -> str:
             "LLM(...), cold ones with no compiled code in any cache; the first answer is 4 tokens "
             "to 2 prompts of 300, right after.",
             "",
+            *_steps(rows),
         ]
     )
+
+
+def _steps(rows: list[dict[str, Any]]) -> list[str]:
+    """What a step of each phase is made of, of the models that were traced."""
+    traced = [row for row in rows if row["step_microseconds"]]
+    if not traced:
+        return []
+    batches = list(traced[0]["step_microseconds"])
+    purposes = list(traced[0]["step_microseconds"][batches[0]])
+    lines = [
+        [row["name"], batch, *(f"{t / 1000:.2f}" for t in times.values()),
+         f"{sum(times.values()) / 1000:.2f}"]
+        for batch in batches
+        for row in traced
+        if (times := row["step_microseconds"].get(batch))
+    ]  # fmt: skip
+    return [
+        "## A step's kernels, ms",
+        "",
+        *_table(["model", "step of", *purposes, "all"], lines),
+        "Of a whole step of prefill, and of decoding steps soon after the prompts, as CUPTI sees "
+        "them: without",
+        "the gaps between kernels. Attention is with what gathers and merges for it; the rest are "
+        "norms,",
+        "activations, sampling, and where a model is compiled the rotation.",
+        "",
+    ]
 
 
 def _seconds(batch: dict[str, float] | None) -> str:

@@ -3,11 +3,21 @@
 Beside a phase's seconds it says what the part above the ideal is made of.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.offline import generate
 from benchmarks.whole_model.models import Batch
+
+# What kernels are for, by their names; the first that fits. The rest of a step is norms,
+# activations and, of compiled models, rotations: Inductor's names do not say which.
+_PURPOSES = {
+    "rotating, caching": r"\b_rotate\b|\b_write\b|reshape_and_cache",
+    "attention": r"flash::|flash_fwd|FlashAttention|split_kv|\bmerge\b|\b_gather\b|\b_copy\b|fmha",
+    "GEMM": r"nvjet|cublas|cutlass|gemm",
+}
+REST = "rest"
 
 # Steps of a phase that pass before those that are traced, and how many are.
 _SKIPPED, _TRACED = 1, 4
@@ -31,6 +41,15 @@ def kernel_times(llm: Any, batches: Sequence[Batch]) -> dict[str, dict[str, list
         generate(llm, prompts, batch.length, 1 if prefill else steps, "trace")
         traced[batch.name] = llm.collective_rpc(_traced)[0]
     return traced
+
+
+def by_purpose(kernels: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Microseconds a step for each purpose, of what `kernel_times` says of one batch."""
+    times = dict.fromkeys((*_PURPOSES, REST), 0.0)
+    for name, (_, microseconds) in kernels.items():
+        fits = (what for what, pattern in _PURPOSES.items() if re.search(pattern, name))
+        times[next(fits, REST)] += microseconds
+    return {what: round(time, 1) for what, time in times.items()}
 
 
 # The rest runs in the worker.

@@ -149,6 +149,39 @@ def test_models_on_two_gpus_are_compared_each_with_the_dense_one_beside_them(
     assert "on a GPU beside it: latent-64." in (tmp_path / "out.md").read_text()
 
 
+# As CUPTI names them; launches and microseconds a step.
+KERNELS = {
+    "nvjet_sm90_tst_448x64_64x3_1x2_h_bz_coopB_TNN": [32.0, 2000.0],
+    "void cublasLt::splitKreduce_kernel<32, 16, int>": [32.0, 100.0],
+    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<": [
+        32.0,
+        10.0,
+    ],
+    "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_obj": [32.0, 20.0],
+    "split_kv": [32.0, 30.0],
+    "merge": [32.0, 40.0],
+    "_rotate": [32.0, 5.0],
+    "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>": [32.0, 6.0],
+    "triton_red_fused_fused_add_rms_norm_0": [32.0, 0.5],
+    "_gather_block_tables_kernel": [1.0, 0.25],
+}
+
+
+def test_a_traced_step_is_told_by_what_kernels_are_for(tmp_path: Path) -> None:
+    write_ideal_runs(tmp_path, "dense", "heads-64-64")
+    path = tmp_path / "heads-64-64.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"kernels": {"128x2048->256": KERNELS}})
+    )
+    write_report([tmp_path], tmp_path / "out")
+    (step,) = json.loads((tmp_path / "out.json").read_text())["models"][1][
+        "step_microseconds"
+    ].values()
+    assert step == {"rotating, caching": 11, "attention": 100, "GEMM": 2100, "rest": 0.8}
+    row = "| heads-64-64 | 128x2048->256 | 0.01 | 0.10 | 2.10 | 0.00 | 2.21 |"
+    assert row in (tmp_path / "out.md").read_text()
+
+
 def test_a_report_without_the_dense_model_is_refused(tmp_path: Path) -> None:
     for name in ("run", "roofs"):
         facts = {"shape": "tiny", "bytes_per_second": 1e9, "flops_per_second": 1e9}
