@@ -30,6 +30,7 @@ def _asked(mode: object = None, eager: bool = False, **graphs: object) -> Any:
 @pytest.fixture(autouse=True)
 def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+    monkeypatch.setattr(cuda_graphs, "break_graphs_at_attention", lambda: None)  # of this process
     monkeypatch.setenv(SWITCH, "")  # so that it is put back, whatever a test does to it
     monkeypatch.delenv(SWITCH)
 
@@ -74,12 +75,12 @@ import torch
 if sys.argv[1] == "imported":
     import vllm.model_executor.layers.attention.attention
 os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
-from vllm.compilation import breakable_cudagraph
-from vllm.model_executor.layers.attention import attention
 from vllm_gac.serving.cuda_graphs import break_graphs_at_attention
 
-before = attention.unified_attention_with_output
 break_graphs_at_attention()
+from vllm.compilation import breakable_cudagraph
+from vllm.model_executor.layers.attention import attention
+
 break_graphs_at_attention()
 calls = []
 impl = SimpleNamespace(forward=lambda *args, **named: calls.append(named["output"]))
@@ -96,18 +97,13 @@ x = torch.zeros(1)
 with Capture() as capture:
     torch.ops.vllm.unified_attention_with_output(x, x, x, x, "layer")
 capture.replay()
-print(capture.num_eager_breaks, len(calls), attention.unified_attention_with_output is before)
+print(capture.num_eager_breaks, "break, met", len(calls), "times")
 """
 
 
-@pytest.mark.parametrize(
-    ("imported", "expected"),
-    [
-        ("not", "1 2 True"),  # vLLM's own: one break, met again when replayed
-        ("imported", "1 2 False"),
-    ],
-)
-def test_graphs_break_at_attention_whenever_it_was_imported(imported: str, expected: str) -> None:
+@pytest.mark.parametrize("imported", ["imported", "not yet imported"])
+def test_graphs_break_at_attention_whenever_it_was_imported(imported: str) -> None:
     command = [sys.executable, "-c", IN_A_WORKER, imported]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.stdout.splitlines()[-1:] == [expected], ran.stdout + ran.stderr
+    told = ran.stdout.splitlines()[-1:]
+    assert told == ["1 break, met 2 times"], ran.stdout + ran.stderr  # when captured and replayed

@@ -9,10 +9,12 @@ Inductor cannot.
 """
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.utils.torch_utils import vllm_lib
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
 _SWITCH = "VLLM_USE_BREAKABLE_CUDAGRAPH"
+_ATTENTION = "vllm.model_executor.layers.attention.attention"
 # vLLM's own, and on from there in what a GEMM's tile takes at no cost.
 _CAPTURED_TOKENS = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16), *range(640, 2049, 128)]
 
@@ -30,31 +33,33 @@ def choose_cuda_graphs(vllm_config: "VllmConfig") -> None:
     In the process that makes the config, before vLLM looks at the switch; workers inherit it.
     """
     decided = _SWITCH in os.environ or vllm_config.compilation_config.mode is not None
-    if decided or vllm_config.model_config.enforce_eager or not current_platform.is_cuda():
+    if vllm_config.model_config.enforce_eager or not current_platform.is_cuda():
         return
-    os.environ[_SWITCH] = "1"
-    logger.info("Not compiled, but captured in breakable CUDA graphs; %s=0 compiles", _SWITCH)
-    _capture_prompts(vllm_config)
+    if not decided:
+        os.environ[_SWITCH] = "1"
+        logger.info("Not compiled, but captured in breakable CUDA graphs; %s=0 compiles", _SWITCH)
+        _capture_prompts(vllm_config)
+    break_graphs_at_attention()
 
 
 def break_graphs_at_attention() -> None:
-    """In a worker, have vLLM's attention op break graphs, if it was imported before the switch.
+    """Have vLLM's attention op break graphs, if it was imported before they were switched on.
 
-    vLLM looks at the switch when it imports the op. A worker that is forked off a process which had
-    imported it by then would capture the attention of a dummy batch into the graphs of mixed steps.
+    vLLM looks at the switch when it imports the op. Workers that are forked off this process would
+    else capture the attention of a dummy batch, and replay that in every mixed step.
     """
+    if _ATTENTION not in sys.modules:
+        return
     from vllm.compilation import breakable_cudagraph
     from vllm.model_executor.layers.attention import attention
-    from vllm.utils.torch_utils import vllm_lib
 
     op = attention.unified_attention_with_output
     breaks = op.__globals__["__name__"] == breakable_cudagraph.__name__
-    if breaks or not breakable_cudagraph.is_breakable_cudagraph_enabled():
-        return
-    op = breakable_cudagraph.eager_break_during_capture(op)
-    attention.unified_attention_with_output = op
-    name, key = op.__name__, current_platform.dispatch_key
-    vllm_lib.impl(name, op, dispatch_key=key, allow_override=True)
+    if breakable_cudagraph.is_breakable_cudagraph_enabled() and not breaks:
+        op = breakable_cudagraph.eager_break_during_capture(op)
+        attention.unified_attention_with_output = op
+        name, key = op.__name__, current_platform.dispatch_key
+        vllm_lib.impl(name, op, dispatch_key=key, allow_override=True)
 
 
 def _capture_prompts(vllm_config: "VllmConfig") -> None:

@@ -25,7 +25,6 @@ from vllm.model_executor.models.utils import (
 
 from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.schema import HfConfig, validate
-from vllm_gac.serving.cuda_graphs import break_graphs_at_attention
 from vllm_gac.serving.hf_layout import layout_of_hf
 from vllm_gac.serving.linear import Shards, add_column_parallel, project, row_parallel
 from vllm_gac.serving.lora import fit_adapters
@@ -167,7 +166,6 @@ class GacLlamaForCausalLM(LlamaForCausalLM):
         layer_type: type[nn.Module] = GacDecoderLayer,
     ) -> GacModel:
         """The model of our layers, whatever `layer_type` LlamaForCausalLM asks for."""
-        break_graphs_at_attention()
         hf_config = vllm_config.model_config.hf_config
         layer = functools.partial(
             GacDecoderLayer,
