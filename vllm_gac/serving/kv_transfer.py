@@ -22,7 +22,6 @@ LAYER_BY_LAYER = (
     "DecodeBenchConnector",
     "ExampleConnector",
     "OffloadingConnector",
-    "SimpleCPUOffloadConnector",
 )
 _ONE_HEAD_SIZE = "takes all layers to cache num_key_value_heads x head_dim of config.json"
 _FIRST_LAYER = "takes the cache of all layers to be shaped as that of the first one"
@@ -41,6 +40,7 @@ REFUSED = {
     "NixlConnector": _ONE_HEAD_SIZE,
     "NixlPullConnector": _ONE_HEAD_SIZE,
     "NixlPushConnector": _ONE_HEAD_SIZE,
+    "SimpleCPUOffloadConnector": _UNSEEN,
 }
 
 
