@@ -157,11 +157,14 @@ def test_each_child_of_a_multi_connector_is_asked() -> None:
         check_kv_transfer(multi("ExampleConnector", "LMCacheConnectorV1"), MIXED)
 
 
-def test_offloading_by_its_own_flag_is_asked_too() -> None:
+def test_offloading_by_its_own_flag_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     check_kv_transfer(config(None), MIXED)
     check_kv_transfer(config(None, "native"), MIXED)
     with pytest.raises(CheckpointError, match="LMCacheMPConnector"):
         check_kv_transfer(config(None, "lmcache"), MIXED)
+    monkeypatch.setenv("VLLM_USE_SIMPLE_KV_OFFLOAD", "1")
+    with pytest.raises(CheckpointError, match="SimpleCPUOffloadConnector"):
+        check_kv_transfer(config(None, "native"), MIXED)
 
 
 def test_a_connector_of_somebody_elses_is_warned_about(

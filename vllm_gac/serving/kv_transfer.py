@@ -7,6 +7,7 @@ whose cache has the shape that a dense model of its config would have.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vllm import envs
 from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
@@ -92,8 +93,11 @@ def _connectors(vllm_config: "VllmConfig") -> Iterator[str]:
     """By name, those within a MultiConnector each by itself."""
     # Named by this flag, too, but vLLM puts it into its config only after we are asked.
     cache = vllm_config.cache_config
-    if cache.kv_offloading_size is not None and cache.kv_offloading_backend == "lmcache":
-        yield "LMCacheMPConnector"
+    if cache.kv_offloading_size is not None:
+        if cache.kv_offloading_backend == "lmcache":
+            yield "LMCacheMPConnector"
+        elif envs.VLLM_USE_SIMPLE_KV_OFFLOAD:
+            yield "SimpleCPUOffloadConnector"
     transfer = vllm_config.kv_transfer_config
     if transfer is None or transfer.kv_connector is None:
         return
