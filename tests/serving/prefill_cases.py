@@ -50,13 +50,14 @@ KERNELS = ["FA2", "FA3", "FA4"]
 
 @dataclass(frozen=True)
 class Case:
-    """One chunk; `quantized`: an fp8 cache."""
+    """One chunk; `quantized`: an fp8 cache; `heads_first`: how pages lie in memory."""
 
     heads: Heads
     kernel: str
     chunks: tuple[tuple[int, int], ...] = tuple(CHUNKS)
     window: int | None = None
     quantized: bool = False
+    heads_first: bool = False
 
 
 def relative_error(case: Case, device: str, dtype: torch.dtype) -> float:
@@ -70,9 +71,10 @@ def relative_error(case: Case, device: str, dtype: torch.dtype) -> float:
     blocks_each = -(-max(lengths) // BLOCK)
     pages = torch.randperm(len(lengths) * blocks_each, dtype=torch.int32, device=device)
     table = pages.view(len(lengths), blocks_each)
-    # vLLM's layout on a GPU.
     shape = (pages.numel(), BLOCK, g.value_heads, g.key_width + g.value_size)
-    cache = torch.randn(shape, **options).transpose(1, 2)
+    cache = torch.randn(shape, **options).transpose(1, 2)  # vLLM's default on a GPU
+    if case.heads_first:
+        cache = cache.contiguous()
     scales: list[torch.Tensor | None] = [None, None]
     if case.quantized:
         scales = [torch.tensor([scale], device=device) for scale in (0.5, 1.5)]
@@ -124,6 +126,7 @@ def cases(kernels: list[str]) -> list[Case]:
             found += [Case(heads, kernel), Case(heads, kernel, tuple(WHOLE_PROMPTS))]
         found += [Case(HEADS[1], kernel, window=50), Case(HEADS[7], kernel, window=50)]
         found += [Case(HEADS[1], kernel, quantized=True), Case(HEADS[7], kernel, quantized=True)]
+        found += [Case(heads, kernel, heads_first=True) for heads in (HEADS[0], HEADS[1], HEADS[7])]
     return found
 
 

@@ -17,7 +17,8 @@ class DecodeBatch:
 
     Small caches come in several copies, met in turn, so that none is read from L2. With `head_dim`,
     keys are latent: each gives as many keys of that size as make up `kv_heads`, by default one.
-    With `only_compiled`, all sequences share one page: enough to have the kernel compiled.
+    With `only_compiled`, all sequences share one page: enough to have the kernel compiled. In
+    memory a page's heads come first, or with `tokens_first` its tokens.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class DecodeBatch:
         head_dim: int | None = None,
         kv_heads: int | None = None,
         only_compiled: bool = False,
+        tokens_first: bool = False,
     ) -> None:
         self.geometry, self.context = geometry, context
         self.scale = (head_dim or geometry.key_size) ** -0.5
@@ -41,8 +43,14 @@ class DecodeBatch:
         pages = torch.randperm(self.copies * sequences * blocks, device=DEVICE).int()
         if only_compiled:
             pages.zero_()
-        shape = (1 if only_compiled else len(pages), geometry.value_heads, block_size, row)
-        self.cache = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_().to(dtype)
+        each = (
+            (block_size, geometry.value_heads)
+            if tokens_first
+            else (geometry.value_heads, block_size)
+        )
+        shape = (1 if only_compiled else len(pages), *each, row)
+        cache = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_().to(dtype)
+        self.cache = cache.transpose(1, 2) if tokens_first else cache
         self._tables = itertools.cycle(pages.view(self.copies, sequences, blocks).unbind(0))
         self.seq_lens = torch.full((sequences,), context, dtype=torch.int32, device=DEVICE)
         self.query_start_loc = torch.arange(sequences + 1, dtype=torch.int32, device=DEVICE)
