@@ -77,7 +77,8 @@ def test_a_mixed_batch_is_split(backend: ModuleType) -> None:
     assert found.decode_tokens == 2
     assert found.decode_lengths.tolist() == [50, 9]
     assert found.decode_block_table.shape == (2, 4)
-    prefill = found.prefill
+    ((rows, prefill),) = found.prefills
+    assert rows == slice(2, 29)
     assert prefill.query_starts.tolist() == [0, 20, 27]
     assert prefill.context_starts.tolist() == [0, 20, 50]
     assert prefill.lengths.tolist() == [20, 30]
@@ -88,10 +89,30 @@ def test_a_mixed_batch_is_split(backend: ModuleType) -> None:
 
 @pytest.mark.parametrize(("contexts", "past"), [([20, 7], False), ([20, 8], True)])
 def test_whole_prompts_have_no_past(backend: ModuleType, contexts: list[int], past: bool) -> None:
-    assert backend.step_of(step([20, 7], contexts), 1).prefill.has_past == past
+    ((_, prefill),) = backend.step_of(step([20, 7], contexts), 1).prefills
+    assert prefill.has_past == past
+
+
+def test_many_prompts_are_met_in_parts(backend: ModuleType) -> None:
+    """Each no larger than what kernels were compiled for, and all together once."""
+    queries = [1, 1, *(2 + i % 3 for i in range(600))]
+    common = step(queries, [length + 5 for length in queries])
+    found = backend.step_of(common, 1)
+    parts = [len(prefill.lengths) for _, prefill in found.prefills]
+    assert parts == [256, 256, 88]
+    end = 2
+    for rows, prefill in found.prefills:
+        assert rows.start == end
+        end = rows.stop
+        assert prefill.query_starts[0] == prefill.context_starts[0] == 0
+        assert prefill.query_starts[-1] == end - rows.start
+        assert prefill.context_starts[-1] == prefill.context_tokens == int(prefill.lengths.sum())
+    assert end == sum(queries)
+    tables = torch.cat([prefill.block_table for _, prefill in found.prefills])
+    assert torch.equal(tables, common.block_table_tensor[2:])
 
 
 def test_a_decoding_batch_has_no_prefill(backend: ModuleType) -> None:
     found = backend.step_of(step([1, 1], [50, 9]), 1)
-    assert found.prefill is None
-    assert (found.decode_tokens, found.tokens) == (2, 2)
+    assert found.prefills == ()
+    assert found.decode_tokens == 2

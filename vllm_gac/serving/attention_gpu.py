@@ -7,6 +7,7 @@ is the same but for the scratch of the decode kernel, so the first one builds it
 """
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,20 +42,24 @@ from vllm_gac.serving.prefill_warmup import compile_prefill_kernels
 
 # Query tokens of a request that the decode kernel takes: one, or those of a speculation.
 MAX_DECODE_QUERY = 8
+# Sequences that prefill at once. For more, FlashAttention 4 compiles other kernels, in seconds.
+MOST_SEQUENCES = 256
 _KEPT = "gac_step"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step's batch: tensors of the decoding requests, then the prefill; for every layer."""
+    """One step's batch: tensors of the decoding requests, then what prefills; for every layer.
+
+    Of each prefilling batch come first the rows of its tokens.
+    """
 
     decode_tokens: int
     decode_query_starts: torch.Tensor
     decode_lengths: torch.Tensor
     decode_block_table: torch.Tensor
     max_decode_query: int
-    tokens: int
-    prefill: PrefillBatch | None
+    prefills: tuple[tuple[slice, PrefillBatch], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,22 +150,29 @@ def _step(common: CommonAttentionMetadata, max_decode_query: int) -> Step:
         decode_lengths=common.seq_lens[:decodes],
         decode_block_table=common.block_table_tensor[:decodes],
         max_decode_query=max_decode_query,
-        tokens=common.num_actual_tokens,
-        prefill=_prefill(common, decodes, prefills, decode_tokens) if prefills else None,
+        prefills=tuple(_prefills(common, decodes, decodes + prefills)),
     )
 
 
-def _prefill(
-    common: CommonAttentionMetadata, decodes: int, prefills: int, decode_tokens: int
-) -> PrefillBatch:
-    requests = slice(decodes, decodes + prefills)
+def _prefills(
+    common: CommonAttentionMetadata, first: int, last: int
+) -> Iterator[tuple[slice, PrefillBatch]]:
+    """Requests `first` to `last`, in batches that every kernel was compiled for."""
+    if first == last:
+        return
     lengths = common.seq_lens_cpu_upper_bound  # exact for requests that prefill
     if lengths is None:
         lengths = common.seq_lens.cpu()
-    starts = common.query_start_loc_cpu[decodes : decodes + prefills + 1] - decode_tokens
-    return prefill_batch(
-        starts, lengths[requests], common.seq_lens[requests], common.block_table_tensor[requests]
-    )
+    for begin in range(first, last, MOST_SEQUENCES):
+        requests = slice(begin, min(begin + MOST_SEQUENCES, last))
+        starts = common.query_start_loc_cpu[requests.start : requests.stop + 1]
+        batch = prefill_batch(
+            starts - starts[0],
+            lengths[requests],
+            common.seq_lens[requests],
+            common.block_table_tensor[requests],
+        )
+        yield slice(int(starts[0]), int(starts[-1])), batch
 
 
 class GacImpl(PackedImpl[GacMetadata]):
@@ -224,7 +236,7 @@ class GacImpl(PackedImpl[GacMetadata]):
         if attn_metadata is None:  # profiling run: no cache yet
             return output.fill_(0)
         step = attn_metadata.step
-        first, last = step.decode_tokens, step.tokens
+        first = step.decode_tokens
         kv_cache, k_scale, v_scale = self._as_held(layer, kv_cache)
         if first:
             decode_attention(
@@ -243,15 +255,15 @@ class GacImpl(PackedImpl[GacMetadata]):
                 k_scale=k_scale,
                 v_scale=v_scale,
             )
-        if step.prefill is not None:
+        for rows, prefill in step.prefills:
             prefill_attention(
                 self.prefill_layer,
-                query[first:last],
-                key[first:last],
-                value[first:last],
+                query[rows],
+                key[rows],
+                value[rows],
                 kv_cache,
-                step.prefill,
-                output[first:last],
+                prefill,
+                output[rows],
                 k_scale,
                 v_scale,
             )
