@@ -1,5 +1,5 @@
 # Everything runs in .venv, which `install` makes from the lock files in requirements/.
-# On a machine with a GPU, `pip install 'vllm-gac[serve]'` is all that serving needs; this file
+# On a machine with a GPU, `pip install '.[serve]'` is all that serving needs; this file
 # is for trying the project on a CPU, and for working on it.
 
 PYTHON ?= python3

@@ -1,6 +1,6 @@
 """How long vLLM's loader and ours take for the same model, from a cold and from a warm page cache.
 
-    python -m benchmarks.load_speed /tmp/models --gigabytes 8
+    python -m benchmarks.load_speed MODELS --gigabytes 8
 
 Writes a random bf16 Llama with the widths of Llama-3-8B and as many layers as fit, and a gac model
 with aligned smaller dims of about the same size. Loads, in one process and taking turns: the dense

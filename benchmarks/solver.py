@@ -6,6 +6,7 @@
 three, with one budget and with two.
 """
 
+import argparse
 import os
 import statistics
 import sys
@@ -26,10 +27,13 @@ SIZES = ((32, 12), (64, 24), (224, 12), (1000, 12))
 
 def main() -> None:
     """Print the page, and write it if a file is named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, nargs="?", help="write the page there, too")
+    out = parser.parse_args().out
     page = _page()
     print(page)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(page)
+    if out is not None:
+        out.write_text(page)
 
 
 def _page() -> str:

@@ -106,7 +106,7 @@ def test_a_verb_that_needs_torch_says_how_to_get_it(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == (
         "vllm-gac: error: 'evaluate' needs torch, which is not installed: "
-        "pip install 'vllm-gac[serve]' for CUDA, or 'vllm-gac[cpu]'\n"
+        "install vllm-gac with its extra 'serve' for CUDA, or 'cpu'\n"
     )
 
 

@@ -8,6 +8,7 @@ reference, by vLLM in a process of its own and by that server. Needs `make insta
 few minutes a model on two cores.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -31,8 +32,11 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TQDM_MININTERVAL"
 SERVER = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": str(os.cpu_count())}
 
 
-def main(models: list[Path]) -> None:
-    """Measure all `models`, then print the table."""
+def main() -> None:
+    """Measure all models, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help="a model directory")
+    models = parser.parse_args().models
     tasks.main()
     rows = [_row(model) for model in models]
     print(f"\n{datetime.now(UTC):%Y-%m-%d}, {_machine()}.\n")
@@ -102,6 +106,4 @@ def _machine() -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    main([Path(model) for model in sys.argv[1:]])
+    main()

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _failed(
             f"'{args.verb}' needs {e.name}, which is not installed: "
-            "pip install 'vllm-gac[serve]' for CUDA, or 'vllm-gac[cpu]'"
+            "install vllm-gac with its extra 'serve' for CUDA, or 'cpu'"
         )
     except KeyboardInterrupt:
         print(f"vllm-gac: interrupted{args.hint}", file=sys.stderr)

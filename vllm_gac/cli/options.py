@@ -69,12 +69,14 @@ def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     group.add_argument(
         "--quantization",
         choices=sorted(LINEAR_MULTIPLES),
-        help="only dims that linears quantized so take without padding; default: any",
+        help="besides dims left as they are, only those that linears quantized so take without "
+        "padding; default: any",
     )
     group.add_argument(
         "--kv-cache-dtype",
         choices=("auto", "fp8"),
-        help="only head sizes that such a cache takes without padding; default: auto, any",
+        help="besides sizes left as they are, only head sizes that such a cache takes without "
+        "padding; default: auto, any",
     )
     group.add_argument(
         "--objective",

@@ -1,4 +1,4 @@
-"""Gac models run without torch.compile, in breakable CUDA graphs, unless the user asks for it.
+"""On a GPU gac models run in breakable CUDA graphs, without torch.compile unless it is asked for.
 
 vLLM cuts a model at its attention ops and compiles each distinct piece, which takes seconds; of a
 dense model that is one piece for all layers, of a compressed one a piece for every two neighbours
