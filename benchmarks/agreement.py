@@ -4,8 +4,8 @@
     python -m benchmarks.agreement record OUT.json MODEL...     # on each machine
     python -m benchmarks.agreement compare CPU.json GPU.json    # prints the table
 
-`record` serves each compressed model as by default (on a GPU: CUDA graphs, nothing compiled), scores
-held-out text token by token and completes prompts greedily.
+`record` serves each compressed model as by default (on a GPU in CUDA graphs), scores held-out text
+token by token and completes prompts greedily.
 """
 
 import json
