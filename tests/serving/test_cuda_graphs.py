@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config import CompilationMode
 
 from vllm_gac.serving import cuda_graphs
 
@@ -31,6 +32,7 @@ def _asked(mode: object = None, eager: bool = False, **graphs: object) -> Any:
 def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "current_platform", SimpleNamespace(is_cuda=lambda: True))
     monkeypatch.setattr(cuda_graphs, "break_graphs_at_attention", lambda: None)  # of this process
+    monkeypatch.setattr(cuda_graphs, "_switched_on", False)
     monkeypatch.setenv(SWITCH, "")  # so that it is put back, whatever a test does to it
     monkeypatch.delenv(SWITCH)
 
@@ -59,6 +61,29 @@ def test_a_switch_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
     cuda_graphs.choose_cuda_graphs(_asked())
     assert os.environ[SWITCH] == "0"
+
+
+def test_an_engine_started_later_decides_anew() -> None:
+    cuda_graphs.choose_cuda_graphs(_asked())
+    again = _asked()
+    cuda_graphs.choose_cuda_graphs(again)
+    assert os.environ[SWITCH] == "1"
+    assert again.compilation_config.cudagraph_capture_sizes is not None
+    # vLLM lets a switch that is on win over the mode.
+    cuda_graphs.choose_cuda_graphs(_asked(mode=CompilationMode.VLLM_COMPILE))
+    assert SWITCH not in os.environ
+    cuda_graphs.choose_cuda_graphs(_asked())
+    os.environ[SWITCH] = "0"  # the user's word since then
+    cuda_graphs.choose_cuda_graphs(_asked())
+    assert os.environ[SWITCH] == "0"
+
+
+def test_a_config_that_vllm_copies_stays_as_it_was_decided() -> None:
+    config = _asked()
+    cuda_graphs.choose_cuda_graphs(config)
+    config.compilation_config.mode = CompilationMode.NONE  # as vLLM concludes from the switch
+    cuda_graphs.choose_cuda_graphs(config)
+    assert os.environ[SWITCH] == "1"
 
 
 def test_a_cpu_has_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

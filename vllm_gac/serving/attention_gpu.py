@@ -39,9 +39,8 @@ from vllm_gac.serving.prefill import (
 )
 from vllm_gac.serving.prefill_kernels import installed_gpu
 from vllm_gac.serving.prefill_warmup import compile_prefill_kernels
+from vllm_gac.serving.speculation import MAX_DECODE_QUERY
 
-# Query tokens of a request that the decode kernel takes: one, or those of a speculation.
-MAX_DECODE_QUERY = 8
 # Sequences that prefill at once. For more, FlashAttention 4 compiles other kernels, in seconds.
 MOST_SEQUENCES = 256
 _KEPT = "gac_step"

@@ -12,6 +12,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from vllm import envs
+from vllm.config import CompilationMode
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import vllm_lib
@@ -22,9 +24,15 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
 _SWITCH = "VLLM_USE_BREAKABLE_CUDAGRAPH"
-_ATTENTION = "vllm.model_executor.layers.attention.attention"
+# vLLM's attention ops, which end a capture if they were imported with the switch on.
+_OPS = {
+    "vllm.model_executor.layers.attention.attention": "unified_attention_with_output",
+    "vllm.model_executor.layers.attention.mla_attention": "unified_mla_attention_with_output",
+}
 # vLLM's own, and on from there in what a GEMM's tile takes at no cost.
 _CAPTURED_TOKENS = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16), *range(640, 2049, 128)]
+# Whether we switched it on, for this engine or one that this process has started before.
+_switched_on = False
 
 
 def choose_cuda_graphs(vllm_config: "VllmConfig") -> None:
@@ -32,34 +40,43 @@ def choose_cuda_graphs(vllm_config: "VllmConfig") -> None:
 
     In the process that makes the config, before vLLM looks at the switch; workers inherit it.
     """
-    decided = _SWITCH in os.environ or vllm_config.compilation_config.mode is not None
-    if vllm_config.model_config.enforce_eager or not current_platform.is_cuda():
+    global _switched_on
+    if not current_platform.is_cuda():
         return
-    if not decided:
+    mode = vllm_config.compilation_config.mode
+    ours = _switched_on and os.environ.get(_SWITCH) == "1"
+    if ours and mode not in (None, CompilationMode.NONE):
+        del os.environ[_SWITCH]  # it would win over what this engine is asked for
+    decided = mode is not None or (_SWITCH in os.environ and not ours)
+    if not decided and not vllm_config.model_config.enforce_eager:
         os.environ[_SWITCH] = "1"
+        _switched_on = True
         logger.info("Not compiled, but captured in breakable CUDA graphs; %s=0 compiles", _SWITCH)
         _capture_prompts(vllm_config)
+    envs.disable_envs_cache()  # what an engine in this process may have kept of them
     break_graphs_at_attention()
 
 
 def break_graphs_at_attention() -> None:
-    """Have vLLM's attention op break graphs, if it was imported before they were switched on.
+    """Have vLLM's attention ops break graphs, if they were imported before that was switched on.
 
-    vLLM looks at the switch when it imports the op. Workers that are forked off this process would
-    else capture the attention of a dummy batch, and replay that in every mixed step.
+    vLLM looks at the switch when it imports them. Workers that are forked off this process would
+    else capture the attention of a dummy batch, and replay that in every mixed step. Ops that our
+    models do not have are those of engines that this process starts later.
     """
-    if _ATTENTION not in sys.modules:
+    imported = {module: op for module, op in _OPS.items() if module in sys.modules}
+    if not imported:
         return
     from vllm.compilation import breakable_cudagraph
-    from vllm.model_executor.layers.attention import attention
 
-    op = attention.unified_attention_with_output
-    breaks = op.__globals__["__name__"] == breakable_cudagraph.__name__
-    if breakable_cudagraph.is_breakable_cudagraph_enabled() and not breaks:
-        op = breakable_cudagraph.eager_break_during_capture(op)
-        attention.unified_attention_with_output = op
-        name, key = op.__name__, current_platform.dispatch_key
-        vllm_lib.impl(name, op, dispatch_key=key, allow_override=True)
+    if not breakable_cudagraph.is_breakable_cudagraph_enabled():
+        return
+    for module, name in imported.items():
+        op = getattr(sys.modules[module], name)
+        if op.__globals__["__name__"] != breakable_cudagraph.__name__:
+            op = breakable_cudagraph.eager_break_during_capture(op)
+            setattr(sys.modules[module], name, op)
+            vllm_lib.impl(name, op, dispatch_key=current_platform.dispatch_key, allow_override=True)
 
 
 def _capture_prompts(vllm_config: "VllmConfig") -> None:

@@ -36,12 +36,13 @@ def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: to
         prefill = getattr(layer.impl, "prefill_layer", None)
         if not isinstance(prefill, PrefillLayer):
             continue
-        cache_dtype = layer.impl.cached_dtype(layer)
+        dtype, cache_dtype = vllm_config.model_config.dtype, layer.impl.cached_dtype(layer)
         up = None if prefill.latent is None else prefill.latent.up.shape
-        kind = prefill.geometry, prefill.kernel, prefill.window, up, cache_dtype, block_size
+        shapes = prefill.geometry, prefill.window, up, block_size
+        kind = prefill.kernel, *shapes, dtype, cache_dtype, device
         if kind not in _compiled:
             _compiled.add(kind)
-            _run(prefill, vllm_config.model_config.dtype, cache_dtype, block_size, device)
+            _run(prefill, dtype, cache_dtype, block_size, device)
     seconds = time.perf_counter() - start
     if seconds > 1:
         logger.info(
