@@ -6,16 +6,12 @@ Ours by head sizes, and FlashAttention 3 on the dense model's heads; everything 
 """
 
 import argparse
-import json
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.decode import BATCHES, SHORT
+from benchmarks.gpu_page import write_page
 from benchmarks.stock_attention import stock_kernels
-from benchmarks.table import markdown
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import microseconds, warm_up
@@ -37,17 +33,11 @@ def main() -> None:
             rows.append(_compared(f"({r_k}, {r_v})", geometry, sequences, context))
         rows.append(_compared("8 latents of 64, 4 values of 128", LATENT, sequences, context))
         rows.append(_compared("(128, 128), FA3", DENSE, sequences, context))
-    result: dict[str, Any] = {
-        "command": "python -m benchmarks.cache_layout",
-        "gpu": torch.cuda.get_device_name(),
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "rows": rows,
-    }
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        out.with_suffix(".md").write_text(_page(result))
+    title, about = (
+        "Decode by how a page lies in memory",
+        "Microseconds in a CUDA graph; bf16, pages of 16 tokens, 32 query heads.",
+    )
+    write_page(out, "benchmarks.cache_layout", title, about, rows)
 
 
 def _compared(name: str, geometry: CacheGeometry, sequences: int, context: int) -> dict[str, Any]:
@@ -63,20 +53,6 @@ def _compared(name: str, geometry: CacheGeometry, sequences: int, context: int) 
     row["tokens / heads first"] = round(row["tokens first"] / row["heads first"], 3)
     print(row, flush=True)
     return row
-
-
-def _page(result: dict[str, Any]) -> str:
-    return "\n".join(
-        [
-            "# Decode by how a page lies in memory",
-            "",
-            f"{result['gpu']}, {result['date']}, torch {result['torch']}, `{result['command']}`.",
-            "Microseconds in a CUDA graph; bf16, pages of 16 tokens, 32 query heads.",
-            "",
-            *markdown(result["rows"]),
-            "",
-        ]
-    )
 
 
 if __name__ == "__main__":

@@ -6,17 +6,14 @@ Ours in one launch and in two, and vLLM's kernel that caches, everything from on
 """
 
 import argparse
-import json
-from datetime import date
 from pathlib import Path
-from typing import Any
 
 import torch
 from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (
     triton_reshape_and_cache_flash_diffkv,
 )
 
-from benchmarks.table import markdown
+from benchmarks.gpu_page import write_page
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.kernels.rotary import rotate_and_cache
@@ -43,17 +40,8 @@ def main() -> None:
         for tokens in TOKENS:
             rows.append({"heads": name, "tokens": tokens} | _measure(geometry, tokens))
             print(rows[-1], flush=True)
-    result: dict[str, Any] = {
-        "command": "python -m benchmarks.step_kernels",
-        "gpu": torch.cuda.get_device_name(),
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "rows": rows,
-    }
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        out.with_suffix(".md").write_text(_page(result))
+    title, about = "Rotating and caching a step's tokens", "Microseconds in a CUDA graph."
+    write_page(out, "benchmarks.step_kernels", title, about, rows)
 
 
 def _measure(g: CacheGeometry, tokens: int) -> dict[str, float]:
@@ -99,20 +87,6 @@ def _measure(g: CacheGeometry, tokens: int) -> dict[str, float]:
         "vLLM / ours": round(times["cache, vLLM"] / times["cache"], 2),
         "together, TB/s": round(moved / times["rotate and cache"] / 1e6, 2),
     }
-
-
-def _page(result: dict[str, Any]) -> str:
-    return "\n".join(
-        [
-            "# Rotating and caching a step's tokens",
-            "",
-            f"{result['gpu']}, {result['date']}, torch {result['torch']}, `{result['command']}`.",
-            "Microseconds in a CUDA graph.",
-            "",
-            *markdown(result["rows"]),
-            "",
-        ]
-    )
 
 
 if __name__ == "__main__":
