@@ -7,14 +7,13 @@ Without --stock it needs no vLLM. Latent keys are compared with FA3 on the dense
 """
 
 import argparse
-import json
 import sys
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gpu_page import facts, write
 from benchmarks.table import markdown
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
@@ -44,20 +43,14 @@ def main() -> None:
     bandwidth = copy_bandwidth()
     measured = _latent if options.keys == "latent" else _rotary
     rows = measured(bandwidth, options.stock)
-    result = {
-        "gpu": torch.cuda.get_device_name(),
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "command": f"python -m benchmarks.decode --keys {options.keys}"
-        + (" --stock" if options.stock else ""),
+    command = f"python -m benchmarks.decode --keys {options.keys}"
+    result = facts(command + (" --stock" if options.stock else "")) | {
         "copy_tb_per_s": round(bandwidth, 3),
         "query_heads": 32,
         "rows": rows,
     }
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-        options.out.with_suffix(".md").write_text(_markdown(result))
+        write(options.out, result, _markdown(result))
 
 
 def _rotary(bandwidth: float, stock: bool) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """What was measured on this GPU, row by row, as JSON and as a page."""
 
+import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -9,23 +10,40 @@ from typing import Any
 import torch
 
 from benchmarks.table import markdown
+from vllm_gac.profiling.timing import warm_up
 
 
-def write_page(
-    out: Path | None, command: str, title: str, about: str, rows: Sequence[dict[str, Any]]
-) -> None:
-    """Write OUT.json and OUT.md, with the GPU, the date and the command; nothing without `out`."""
-    if out is None:
-        return
-    result = {
-        "command": f"python -m {command}",
+def measure(doc: str, command: str, title: str, about: str, rows: Iterable[dict[str, Any]]) -> None:
+    """Print each of `rows` as it comes; with --out, write all of them at the end."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="path without suffix")
+    out = parser.parse_args().out
+    warm_up()
+    measured = []
+    for row in rows:
+        measured.append(row)
+        print(row, flush=True)
+    if out is not None:
+        result = facts(f"python -m {command}") | {"rows": measured}
+        about_run = (
+            f"{result['gpu']}, {result['date']}, torch {result['torch']}, `{result['command']}`."
+        )
+        page = [f"# {title}", "", about_run, about, "", *markdown(measured), ""]
+        write(out, result, "\n".join(page))
+
+
+def facts(command: str) -> dict[str, Any]:
+    """On what, when and by which command something is measured."""
+    return {
         "gpu": torch.cuda.get_device_name(),
         "date": date.today().isoformat(),
         "torch": torch.__version__,
-        "rows": rows,
+        "command": command,
     }
-    facts = f"{result['gpu']}, {result['date']}, torch {result['torch']}, `{result['command']}`."
-    page = [f"# {title}", "", facts, about, "", *markdown(rows), ""]
+
+
+def write(out: Path, result: dict[str, Any], page: str) -> None:
+    """OUT.json and OUT.md."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    out.with_suffix(".md").write_text("\n".join(page))
+    out.with_suffix(".md").write_text(page)

@@ -7,18 +7,17 @@ python -m benchmarks.prefill [--out benchmarks/results/prefill_h200]
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
+from benchmarks.gpu_page import facts, write
 from benchmarks.table import markdown
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.kernels.select import widths
@@ -93,13 +92,7 @@ def main() -> None:
     options = parser.parse_args()
     warm_up()
     layers = [LAYERS[i] for i in options.layers] if options.layers else LAYERS
-    result: dict[str, Any] = {
-        "gpu": torch.cuda.get_device_name(),
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "command": "python -m benchmarks.prefill",
-        "rows": [],
-    }
+    result = facts("python -m benchmarks.prefill") | {"rows": []}
     for layer in layers:
         row = _measure(layer)
         dense = (result["rows"] or [row])[0]
@@ -107,9 +100,7 @@ def main() -> None:
         result["rows"].append(row)
         print(row, flush=True)
         if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-            options.out.with_suffix(".md").write_text(_markdown(result))
+            write(options.out, result, _markdown(result))
 
 
 def _measure(layer: Layer) -> dict[str, Any]:

@@ -5,19 +5,19 @@
 Ours in one launch and in two, and vLLM's kernel that caches, everything from one run.
 """
 
-import argparse
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (
     triton_reshape_and_cache_flash_diffkv,
 )
 
-from benchmarks.gpu_page import write_page
+from benchmarks.gpu_page import measure
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.kernels.rotary import rotate_and_cache
-from vllm_gac.profiling.timing import microseconds, warm_up
+from vllm_gac.profiling.timing import microseconds
 
 TOKENS = (1, 64, 256, 2048, 16384)
 BLOCK_SIZE = 16
@@ -30,18 +30,15 @@ GEOMETRIES = {
 
 
 def main() -> None:
-    """Measure, print each row as it comes, write both files at the end."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="path without suffix")
-    out = parser.parse_args().out
-    warm_up()
-    rows = []
+    """Measure all geometries; see gpu_page.py."""
+    title, about = "Rotating and caching a step's tokens", "Microseconds in a CUDA graph."
+    measure(__doc__, "benchmarks.step_kernels", title, about, _rows())
+
+
+def _rows() -> Iterator[dict[str, Any]]:
     for name, geometry in GEOMETRIES.items():
         for tokens in TOKENS:
-            rows.append({"heads": name, "tokens": tokens} | _measure(geometry, tokens))
-            print(rows[-1], flush=True)
-    title, about = "Rotating and caching a step's tokens", "Microseconds in a CUDA graph."
-    write_page(out, "benchmarks.step_kernels", title, about, rows)
+            yield {"heads": name, "tokens": tokens} | _measure(geometry, tokens)
 
 
 def _measure(g: CacheGeometry, tokens: int) -> dict[str, float]:

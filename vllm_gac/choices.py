@@ -39,10 +39,9 @@ class Dims:
 
         `heads` is how many heads have a size.
         """
-        multiple = self.quantized.multiple(role, max(1, heads // self.tensor_parallel_size))
-        return _allowed_dims(
-            full, self.strategy, role, self.gpu, self.tensor_parallel_size, multiple
-        )
+        parallel = self.tensor_parallel_size
+        multiple = self.quantized.multiple(role, heads, parallel)
+        return _allowed_dims(full, self.strategy, role, self.gpu, parallel, multiple)
 
 
 @cache

@@ -36,11 +36,12 @@ class Quantized:
     linear: int = 1
     cache: int = 1
 
-    def multiple(self, role: Role, heads: int = 1) -> int:
-        """What a dim must be a multiple of; `heads` of a size lie side by side in a linear."""
+    def multiple(self, role: Role, heads: int = 1, tensor_parallel_size: int = 1) -> int:
+        """What a dim must be a multiple of; a GPU's part of `heads` lies together in a linear."""
         if role != "head":
             return self.linear
-        return math.lcm(self.linear // math.gcd(self.linear, heads), self.cache)
+        together = max(1, heads // tensor_parallel_size)
+        return math.lcm(self.linear // math.gcd(self.linear, together), self.cache)
 
 
 NOT_QUANTIZED = Quantized()
@@ -55,6 +56,13 @@ LINEAR_MULTIPLES = {
 }
 # FlashAttention takes no other head sizes from an FP8 cache.
 FP8_CACHE_MULTIPLE = 16
+
+
+def quantized_as(quantization: str | None, fp8_cache: bool = False) -> Quantized:
+    """What one of LINEAR_MULTIPLES, or None, asks of dims, and an FP8 cache."""
+    return Quantized(
+        LINEAR_MULTIPLES.get(quantization or "", 1), FP8_CACHE_MULTIPLE if fp8_cache else 1
+    )
 
 
 def align(

@@ -24,21 +24,21 @@ _SKIPPED, _TRACED = 1, 4
 
 
 def kernel_times(llm: Any, batches: Sequence[Batch]) -> dict[str, dict[str, list[float]]]:
-    """For the prefill of the first of `batches`, and the decoding of the others: what a step runs.
+    """What a step of each batch runs: of its prefill if it asks for one token, else of decoding.
 
     {batch: {kernel: [launches a step, microseconds a step]}}.
     """
     most = llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
     traced = {}
     for batch in batches:
-        prefill = batch.output == 1
-        tokens = most if prefill else batch.prompts
-        prompts = batch.prompts
-        if prefill:  # enough of them for whole steps
-            prompts = (_SKIPPED + _TRACED + 2) * most // batch.length + 1
+        tokens, prompts = batch.prompts, batch.prompts
+        output = 64  # long enough that all of them are being answered at once
+        if batch.output == 1:
+            # Enough prompts for whole steps.
+            tokens, prompts = most, (_SKIPPED + _TRACED + 2) * most // batch.length + 1
+            output = 1
         llm.collective_rpc(_watch, args=(tokens,))
-        steps = 64  # long enough that all of them are being answered at once
-        generate(llm, prompts, batch.length, 1 if prefill else steps, "trace")
+        generate(llm, prompts, batch.length, output, "trace")
         traced[batch.name] = llm.collective_rpc(_traced)[0]
     return traced
 

@@ -19,8 +19,8 @@ def test_prompts_are_answered_in_graphs_as_without(tmp_path: Path) -> None:
     write_model(tmp_path / "model", HETEROGENEOUS)
     forked = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "fork"}
     captured, eager = (
-        in_engine_process(_first_tokens, str(tmp_path / "model"), alone, **forked)
-        for alone in (False, True)
+        in_engine_process(_first_tokens, str(tmp_path / "model"), enforce_eager, **forked)
+        for enforce_eager in (False, True)
     )
     assert len(captured) == len(eager) == 2 * len(PROMPTS)
     for (_, [found]), (_, [expected]) in zip(captured, eager, strict=True):

@@ -18,6 +18,12 @@ from vllm_gac.serving.kv_transfer import LAYER_BY_LAYER, REFUSED, check_kv_trans
 FILL = 0.25  # which bf16 holds, too
 
 
+def transfer_by(connector: str, **extra: Any) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=extra
+    )
+
+
 @pytest.mark.slow
 def test_the_example_connector_brings_back_the_cache_of_every_layer_shape(tmp_path: Path) -> None:
     """What the first round stored in files, a second engine loads instead of computing it."""
@@ -35,11 +41,7 @@ def test_the_example_connector_brings_back_the_cache_of_every_layer_shape(tmp_pa
 def _serve_with_example_connector(model: str, cache: str) -> dict[str, Any]:
     from vllm import LLM
 
-    transfer = KVTransferConfig(
-        kv_connector="ExampleConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config={"shared_storage_path": cache},
-    )
+    transfer = transfer_by("ExampleConnector", shared_storage_path=cache)
     # Prompts whole in one step: this connector stores what a request's first step computed.
     llm = LLM(model, kv_transfer_config=transfer, **OPTIONS | {"max_num_batched_tokens": 1024})
     found = outputs(llm)
@@ -64,11 +66,7 @@ def test_the_decode_benchmark_fills_the_cache_of_every_layer_shape(tmp_path: Pat
 def _serve_with_decode_bench(model: str) -> dict[str, Any]:
     from vllm import LLM
 
-    transfer = KVTransferConfig(
-        kv_connector="DecodeBenchConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config={"fill_mean": FILL, "fill_std": 0.0},
-    )
+    transfer = transfer_by("DecodeBenchConnector", fill_mean=FILL, fill_std=0.0)
     llm = LLM(model, kv_transfer_config=transfer, enable_prefix_caching=False, **OPTIONS)
     found = outputs(llm)
     return {
@@ -96,11 +94,8 @@ ALIKE = layout_with([layer(("rotary", 4, 48), (4, 48), width) for width in (512,
 
 def config(connector: str | None, offloading: str | None = None, **extra: Any) -> Any:
     """What the check reads of vLLM's config."""
-    transfer = KVTransferConfig(
-        kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=extra
-    )
     return SimpleNamespace(
-        kv_transfer_config=transfer if connector else None,
+        kv_transfer_config=transfer_by(connector, **extra) if connector else None,
         cache_config=SimpleNamespace(
             kv_offloading_size=1.0 if offloading else None, kv_offloading_backend=offloading
         ),

@@ -2,9 +2,9 @@
 
 import argparse
 
-from vllm_gac.cli.options import Verbs, add_json, positive
+from vllm_gac.cli.options import Verbs, add_json, add_quantization, positive
 from vllm_gac.cli.output import print_json
-from vllm_gac.contract import LINEAR_MULTIPLES, ROLES, STRATEGIES, Quantized
+from vllm_gac.contract import ROLES, STRATEGIES, quantized_as
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -29,11 +29,7 @@ def add_parser(verbs: Verbs) -> None:
         metavar="N",
         help="align each of N parts of a width (1)",
     )
-    parser.add_argument(
-        "--quantization",
-        choices=sorted(LINEAR_MULTIPLES),
-        help="also what linears quantized so ask for; vLLM's names",
-    )
+    add_quantization(parser, "also what linears quantized so ask for; vLLM's names")
     parser.add_argument(
         "--heads",
         type=positive,
@@ -49,10 +45,9 @@ def run(args: argparse.Namespace) -> int:
     """Print dims and what they are rounded to."""
     from vllm_gac.contract import align
 
-    quantized = Quantized(linear=LINEAR_MULTIPLES.get(args.quantization, 1))
     more = {
         "tensor_parallel_size": args.tensor_parallel_size,
-        "multiple": quantized.multiple(args.role, args.heads),
+        "multiple": quantized_as(args.quantization).multiple(args.role, args.heads),
     }
     aligned = {dim: align(dim, args.strategy, args.role, args.gpu, **more) for dim in args.dims}
     if args.json:

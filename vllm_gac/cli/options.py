@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from vllm_gac.contract import FP8_CACHE_MULTIPLE, LINEAR_MULTIPLES, STRATEGIES, Quantized
+from vllm_gac.contract import LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.errors import GacError
 from vllm_gac.schema import Method
 
@@ -22,6 +22,13 @@ _METHODS = get_args(Method)
 def add_json(parser: argparse.ArgumentParser) -> None:
     """--json"""
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
+
+
+def add_quantization(
+    parser: "argparse.ArgumentParser | argparse._ArgumentGroup", help_text: str
+) -> None:
+    """How linears will be quantized, for `contract.quantized_as`."""
+    parser.add_argument("--quantization", choices=sorted(LINEAR_MULTIPLES), help=help_text)
 
 
 def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
@@ -66,10 +73,9 @@ def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
         metavar="N",
         help="align widths for N tensor-parallel GPUs; default: 1",
     )
-    group.add_argument(
-        "--quantization",
-        choices=sorted(LINEAR_MULTIPLES),
-        help="besides dims left as they are, only those that linears quantized so take without "
+    add_quantization(
+        group,
+        "besides dims left as they are, only those that linears quantized so take without "
         "padding; default: any",
     )
     group.add_argument(
@@ -150,10 +156,7 @@ def asked(args: argparse.Namespace, dense: "ModelLayout") -> "Asked":
     microseconds = args.latency
     if args.latency_ratio is not None and latency is not None:
         microseconds = args.latency_ratio * dense_microseconds(dense, latency)
-    quantized = Quantized(
-        linear=LINEAR_MULTIPLES.get(args.quantization, 1),
-        cache=FP8_CACHE_MULTIPLE if args.kv_cache_dtype == "fp8" else 1,
-    )
+    quantized = quantized_as(args.quantization, args.kv_cache_dtype == "fp8")
     return Asked(
         dims=Dims(args.align or "minimal", args.gpu, args.tp or 1, quantized),
         methods=tuple(args.method or ("heads", "prune")),

@@ -3,9 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from vllm_gac.cli.options import Verbs, add_json, path, positive
+from vllm_gac.cli.options import Verbs, add_json, add_quantization, path, positive
 from vllm_gac.cli.output import print_json, print_table
-from vllm_gac.contract import LINEAR_MULTIPLES, STRATEGIES, Quantized
+from vllm_gac.contract import STRATEGIES, quantized_as
 
 if TYPE_CHECKING:
     from vllm_gac.repair.ranks import Lowered
@@ -38,10 +38,8 @@ def add_parser(verbs: Verbs) -> None:
         metavar="N",
         help="align each of N parts of an MLP width (1)",
     )
-    parser.add_argument(
-        "--quantization",
-        choices=sorted(LINEAR_MULTIPLES),
-        help="pad linears to what quantizing them so will ask for, too; vLLM's names",
+    add_quantization(
+        parser, "pad linears to what quantizing them so will ask for, too; vLLM's names"
     )
     parser.add_argument(
         "--redecompose",
@@ -70,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         strategy=args.strategy,
         gpu=gpu,
         tp=tp,
-        quantized=Quantized(linear=LINEAR_MULTIPLES.get(args.quantization, 1)),
+        quantized=quantized_as(args.quantization),
         redecompose=args.redecompose,
         resume=args.resume,
         progress=not args.quiet,

@@ -43,12 +43,9 @@ class DecodeBatch:
         pages = torch.randperm(self.copies * sequences * blocks, device=DEVICE).int()
         if only_compiled:
             pages.zero_()
-        each = (
-            (block_size, geometry.value_heads)
-            if tokens_first
-            else (geometry.value_heads, block_size)
-        )
-        shape = (1 if only_compiled else len(pages), *each, row)
+        heads_and_tokens = (geometry.value_heads, block_size)
+        in_memory = reversed(heads_and_tokens) if tokens_first else heads_and_tokens
+        shape = (1 if only_compiled else len(pages), *in_memory, row)
         cache = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_().to(dtype)
         self.cache = cache.transpose(1, 2) if tokens_first else cache
         self._tables = itertools.cycle(pages.view(self.copies, sequences, blocks).unbind(0))

@@ -45,7 +45,7 @@ def _padded(
     layout: ModelLayout, layer: LayerLayout, align: Align, tp: int, quantized: Quantized
 ) -> LayerLayout:
     def align_head(size: int, heads: int) -> int:
-        return align(size, role="head", multiple=quantized.multiple("head", max(1, heads // tp)))
+        return align(size, role="head", multiple=quantized.multiple("head", heads, tp))
 
     key_size = align_head(layer.key.size, layer.key.heads)
     grown = key_size != layer.key.size

@@ -38,8 +38,8 @@ def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: to
             continue
         dtype, cache_dtype = vllm_config.model_config.dtype, layer.impl.cached_dtype(layer)
         up = None if prefill.latent is None else prefill.latent.up.shape
-        shapes = prefill.geometry, prefill.window, up, block_size
-        kind = prefill.kernel, *shapes, dtype, cache_dtype, device
+        heads = prefill.geometry, prefill.kernel, prefill.window, up
+        kind = heads, dtype, cache_dtype, block_size, device
         if kind not in _compiled:
             _compiled.add(kind)
             _run(prefill, dtype, cache_dtype, block_size, device)
