@@ -15,6 +15,8 @@ from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import microseconds
 
+# Their rows are no multiple of 64 bytes.
+NARROW = ((112, 96), (80, 64), (96, 48), (80, 32), (64, 48))
 DENSE = CacheGeometry(32, 128, 8, 128, 8, 128)
 LATENT = CacheGeometry(32, 128, 8, 64, 4, 128)
 
@@ -28,7 +30,7 @@ def main() -> None:
 
 def _rows() -> Iterator[dict[str, Any]]:
     for batch in ((64, 4096), (128, 2048), *BATCHES):
-        for r_k, r_v in SHORT:
+        for r_k, r_v in (*SHORT, *NARROW):
             yield _compared(f"({r_k}, {r_v})", CacheGeometry(32, r_k, 8, r_k, 8, r_v), batch)
         yield _compared("8 latents of 64, 4 values of 128", LATENT, batch, head_dim=128)
         yield _compared("(128, 128), FA3", DENSE, batch, lambda x: stock_kernels(x)["FA3"])

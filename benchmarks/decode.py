@@ -17,7 +17,7 @@ from benchmarks.gpu_page import facts, write
 from benchmarks.table import markdown
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
-from vllm_gac.profiling.timing import copy_bandwidth, microseconds
+from vllm_gac.profiling.timing import copy_bandwidth, microseconds, warm_up
 
 SIZES = (64, 80, 96, 112, 128)
 SHORT = ((128, 128), (96, 96), (96, 64), (64, 64))
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--keys", choices=("rotary", "latent"), default="rotary")
     parser.add_argument("--out", type=Path, help="path without suffix")
     options = parser.parse_args()
+    warm_up()
     bandwidth = copy_bandwidth()
     measured = _latent if options.keys == "latent" else _rotary
     rows = measured(bandwidth, options.stock)

@@ -69,7 +69,7 @@ def main() -> None:
         print(batch.name, [round(run["seconds"], 3) for run in runs], flush=True)
     result["compiled_after_startup"] = llm.collective_rpc(_compilations)[0]
     if args.batches >= 4 and llm.llm_engine.vllm_config.device_config.device_type == "cuda":
-        result["kernels"] = kernel_times(llm, [shape.batches[i] for i in (0, 1, 3)])
+        result["kernels"] = kernel_times(llm, shape.batches[:4])
     write_json(args.out, result)
 
 

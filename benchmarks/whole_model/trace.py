@@ -4,7 +4,7 @@ Beside a phase's seconds it says what the part above the ideal is made of.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.offline import generate
@@ -52,6 +52,20 @@ def by_purpose(kernels: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {what: round(time, 1) for what, time in times.items()}
 
 
+def alone(kernels: Iterable[tuple[str, float, float]]) -> dict[str, tuple[int, float]]:
+    """{name: (launches, time)} of kernels (name, start, end), in sum as long as the GPU was busy.
+
+    One that starts before another has ended, and waits for it, counts from that end on.
+    """
+    times: dict[str, tuple[int, float]] = {}
+    busy_until = 0.0
+    for name, start, end in sorted(kernels, key=lambda kernel: kernel[1]):
+        launches, time = times.get(name, (0, 0.0))
+        times[name] = launches + 1, time + max(0.0, end - max(start, busy_until))
+        busy_until = max(busy_until, end)
+    return times
+
+
 # The rest runs in the worker.
 
 
@@ -81,9 +95,15 @@ def _watch(worker: Any, tokens: int) -> None:
 
 def _traced(worker: Any) -> dict[str, list[float]]:
     """The kernels of a step, those that take longest first."""
-    events = sorted(worker.profiler.key_averages(), key=lambda event: -event.self_device_time_total)
+    from torch.autograd import DeviceType
+
+    times = alone(
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in worker.profiler.events()
+        if event.device_type == DeviceType.CUDA
+    )
+    longest_first = sorted(times.items(), key=lambda kernel: -kernel[1][1])
     return {
-        event.key: [event.count / _TRACED, round(event.self_device_time_total / _TRACED, 1)]
-        for event in events
-        if event.self_device_time_total
+        name: [launches / _TRACED, round(microseconds / _TRACED, 1)]
+        for name, (launches, microseconds) in longest_first
     }

@@ -13,6 +13,7 @@ from benchmarks.whole_model.models import SHAPES, Batch, Model, models
 pytest.importorskip("matplotlib", reason="needs the extra `dev`")
 
 from benchmarks.whole_model.report import results, write_report
+from benchmarks.whole_model.trace import alone
 
 ROOFS = ideal.Roofs(4e12, 7e14)
 
@@ -180,6 +181,11 @@ def test_a_traced_step_is_told_by_what_kernels_are_for(tmp_path: Path) -> None:
     assert step == {"rotating, caching": 11, "attention": 100, "GEMM": 2100, "rest": 0.8}
     row = "| heads-64-64 | 128x2048->256 | 0.01 | 0.10 | 2.10 | 0.00 | 2.21 |"
     assert row in (tmp_path / "out.md").read_text()
+
+
+def test_a_kernel_that_waits_for_another_counts_from_its_end() -> None:
+    kernels = [("merge", 1, 12), ("split_kv", 0, 10), ("rotate", 20, 21), ("merge", 20.5, 20.7)]
+    assert alone(kernels) == {"split_kv": (1, 10), "merge": (2, 2), "rotate": (1, 1)}
 
 
 def test_a_report_without_the_dense_model_is_refused(tmp_path: Path) -> None:

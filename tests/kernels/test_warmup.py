@@ -14,6 +14,7 @@ from triton.runtime import driver
 from vllm_gac.kernels.decode import decode_attention, decode_scratch
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
 from vllm_gac.kernels.schedule import sequence_bound
+from vllm_gac.kernels.swiglu import MOST_TOKENS, swiglu_linear
 from vllm_gac.kernels.warmup import DecodeKind, compile_ahead
 
 CPU = torch.device("cpu")
@@ -116,6 +117,20 @@ def test_no_launch_needs_a_kernel_that_was_not_compiled_ahead(
     for sequences in (1, 2, 16, 17, 64, 100, 256, 257, MOST_SEQUENCES):
         for blocks in (1, 7, 512):
             launch(kind, sequences, blocks)
+    assert set(compiled) == ahead
+
+
+@pytest.mark.parametrize("features", [4096, 11520, 28672])
+def test_no_mlp_needs_a_kernel_that_was_not_compiled_ahead(
+    features: int, compiled: list[str]
+) -> None:
+    compile_ahead([], MOST_SEQUENCES, CPU, [(features, torch.bfloat16)])
+    ahead = set(compiled)
+    assert len(ahead) == 2  # for up to 16 tokens, and for more
+    # Of a model's size where only its size counts: nothing is read.
+    weight = torch.empty(2 * features, 1, dtype=torch.bfloat16).expand(-1, 1032)
+    for tokens in range(1, MOST_TOKENS + 1):
+        swiglu_linear(torch.empty(tokens, 1032, dtype=torch.bfloat16), weight)
     assert set(compiled) == ahead
 
 

@@ -1,4 +1,4 @@
-"""Compiles decode kernels before they are needed, on all cores at once.
+"""Compiles the kernels of decoding steps before they are needed, on all cores at once.
 
 Left to themselves they would be compiled one by one, while CUDA graphs are captured or when the
 first request of its kind arrives. Triton's compiler leaves Python's lock alone while it works, so
@@ -16,6 +16,7 @@ from triton.runtime._async_compile import AsyncCompileMode
 from vllm_gac.kernels.decode import decode_attention, decode_scratch
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
 from vllm_gac.kernels.schedule import sequence_bound
+from vllm_gac.kernels.swiglu import MOST_TOKENS, swiglu_linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,15 @@ class DecodeKind:
     latent: LatentKeys | None
 
 
-def compile_ahead(kinds: Iterable[DecodeKind], max_sequences: int, device: torch.device) -> None:
+def compile_ahead(
+    kinds: Iterable[DecodeKind],
+    max_sequences: int,
+    device: torch.device,
+    mlps: Iterable[tuple[int, torch.dtype]] = (),
+) -> None:
     """Compile what decodes batches of 1..max_sequences of each of `kinds`.
 
+    And swiglu_linear for `mlps`, of so many features and such numbers.
     What this process has already is left out, and what is in Triton's cache on disk read from it.
     """
     bounds = sorted({sequence_bound(n + 1) for n in range(max_sequences)})
@@ -47,6 +54,10 @@ def compile_ahead(kinds: Iterable[DecodeKind], max_sequences: int, device: torch
         for kind in slowest_first:
             for bound in reversed(bounds):
                 _compile(kind, bound, device)
+        for features, dtype in mlps:
+            weight = torch.empty(2 * features, 8, dtype=dtype, device=device)
+            for tokens in (1, MOST_TOKENS):
+                swiglu_linear(weight[:tokens], weight, only_compile=True)
 
 
 def _compile(kind: DecodeKind, sequences: int, device: torch.device) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from vllm.compilation.decorators import support_torch_compile
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear
@@ -73,15 +73,25 @@ class GacMLP(nn.Module):
             width, hidden, down_rank, bias, quant_config, f"{prefix}.down_proj"
         )
         self.act_fn = SiluAndMul()
+        lora = get_current_vllm_config().lora_config is not None
+        self.is_plain = self.is_fused and quant_config is None and not bias and not lora
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
-        if self.is_fused:
-            gate_up, _ = self.gate_up_proj(x)
-        else:
-            gate_up = torch.cat(project(self, GATE_AND_UP, x), dim=-1)
-        x, _ = self.down_proj(self.act_fn(gate_up))
+        x, _ = self.down_proj(self._gated(x))
         return x
+
+    def _gated(self, x: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, [tokens, width]."""
+        if not self.is_fused:
+            return self.act_fn(torch.cat(project(self, GATE_AND_UP, x), dim=-1))
+        if self.is_plain and x.is_cuda and not torch.compiler.is_compiling():
+            from vllm_gac.kernels.swiglu import is_faster, swiglu_linear
+
+            if is_faster(x, self.gate_up_proj.weight):
+                return swiglu_linear(x, self.gate_up_proj.weight)
+        gate_up, _ = self.gate_up_proj(x)
+        return self.act_fn(gate_up)
 
 
 class GacDecoderLayer(nn.Module):
