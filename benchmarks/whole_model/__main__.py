@@ -48,7 +48,7 @@ def main() -> None:
         "runs",
         type=Path,
         nargs="+",
-        help="of one GPU, or of several with dense models of their own",
+        help="of one GPU, or of several of one host, the dense model's first",
     )
     report_parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     args = parser.parse_args()

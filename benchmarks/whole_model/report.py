@@ -19,16 +19,20 @@ DEFAULTS = "Random weights, vLLM's defaults"
 def write_report(runs: Sequence[Path], out: Path) -> None:
     """Write OUT.json, OUT.md and OUT.svg; print the tables.
 
-    Several `runs` are those of several GPUs, each with a dense model of its own.
+    Several `runs` are those of several GPUs of one host. One without a dense model of its own is
+    compared with that of the first.
     """
     result = results(runs[0])
     for others in runs[1:]:
-        beside = [row for row in results(others)["models"] if row["name"] != "dense"]
+        own = (others / "dense.json").exists()
+        beside = results(others, others if own else runs[0])["models"]
+        beside = [row for row in beside if row["name"] != "dense"]
         result["models"] += beside
         names = ", ".join(row["name"] for row in beside)
-        result.setdefault("also", []).append(
-            f"Against the dense model on a GPU beside it: {names}."
-        )
+        against = ", against a dense model of its own" if own else ""
+        result.setdefault("also", []).append(f"On a GPU beside it{against}: {names}.")
+    order = [model.name for model in models(SHAPES[result["shape"]].dense)]
+    result["models"].sort(key=lambda row: order.index(row["name"]))
     page = markdown(result, out.with_suffix(".svg").name)
     write_json(out.with_suffix(".json"), result)
     write_text(out.with_suffix(".md"), page)
@@ -36,16 +40,16 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     print(page)
 
 
-def results(runs: Path) -> dict[str, Any]:
-    """Every model that was run, compared with the dense one."""
+def results(runs: Path, dense_runs: Path | None = None) -> dict[str, Any]:
+    """Every model that was run, compared with the dense one, of `dense_runs` if it is not there."""
     facts, roofs = _read(runs / "run.json"), _read(runs / "roofs.json")
     shape = SHAPES[facts["shape"]]
     rates = ideal.Roofs(roofs["bytes_per_second"], roofs["flops_per_second"])
     every = {model.name: model for model in models(shape.dense)}
     measured = {n: _read(path) for n in every if (path := runs / f"{n}.json").exists()}
-    if "dense" not in measured:
-        raise SystemExit(f"{runs}: dense.json is missing: nothing to compare with; run it first")
-    dense = measured["dense"]
+    if not (path := (dense_runs or runs) / "dense.json").exists():
+        raise SystemExit(f"{path} is missing: nothing to compare with; run it first")
+    dense = _read(path)
     rows = []
     for name, own in measured.items():
         model = every[name]
@@ -237,7 +241,8 @@ def _steps(rows: list[dict[str, Any]]) -> list[str]:
         "them: without",
         "the gaps between kernels. Attention is with what gathers and merges for it; the rest are "
         "norms,",
-        "activations, sampling, and where a model is compiled the rotation.",
+        "activations, sampling, and where a model is compiled the rotation. Gate and up with "
+        "SwiGLU in one are a GEMM.",
         "",
     ]
 

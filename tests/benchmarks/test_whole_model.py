@@ -131,7 +131,7 @@ def test_a_run_that_is_ideal_realizes_one(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "out.json").read_text())["models"]) == 3
 
 
-def test_models_on_two_gpus_are_compared_each_with_the_dense_one_beside_them(
+def test_models_on_two_gpus_are_compared_each_with_the_dense_one_on_it(
     tmp_path: Path,
 ) -> None:
     write_ideal_runs(tmp_path / "0", "dense", "heads-64-64")
@@ -147,7 +147,20 @@ def test_models_on_two_gpus_are_compared_each_with_the_dense_one_beside_them(
     prefills = [row["phases"]["prefill"] for row in rows]
     assert prefills[1]["speedup"] == pytest.approx(prefills[1]["ideal"], abs=1e-3)
     assert prefills[2]["speedup"] == pytest.approx(2 * prefills[2]["ideal"], abs=1e-3)
-    assert "on a GPU beside it: latent-64." in (tmp_path / "out.md").read_text()
+    beside = "On a GPU beside it, against a dense model of its own: latent-64."
+    assert beside in (tmp_path / "out.md").read_text()
+
+
+def test_models_on_a_gpu_without_a_dense_one_are_compared_with_that_of_the_first(
+    tmp_path: Path,
+) -> None:
+    write_ideal_runs(tmp_path / "0", "dense", "latent-64")
+    write_ideal_runs(tmp_path / "1", "heads-64-64")
+    write_report([tmp_path / "0", tmp_path / "1"], tmp_path / "out")
+    rows = json.loads((tmp_path / "out.json").read_text())["models"]
+    assert [row["name"] for row in rows] == ["dense", "heads-64-64", "latent-64"]
+    assert rows[1]["phases"]["prefill"]["realized"] == pytest.approx(1)
+    assert "On a GPU beside it: heads-64-64." in (tmp_path / "out.md").read_text()
 
 
 # As CUPTI names them; launches and microseconds a step.
@@ -160,6 +173,7 @@ KERNELS = {
     ],
     "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_obj": [32.0, 20.0],
     "split_kv": [32.0, 30.0],
+    "_swiglu": [32.0, 50.0],
     "merge": [32.0, 40.0],
     "_rotate": [32.0, 5.0],
     "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>": [32.0, 6.0],
@@ -178,8 +192,8 @@ def test_a_traced_step_is_told_by_what_kernels_are_for(tmp_path: Path) -> None:
     (step,) = json.loads((tmp_path / "out.json").read_text())["models"][1][
         "step_microseconds"
     ].values()
-    assert step == {"rotating, caching": 11, "attention": 100, "GEMM": 2100, "rest": 0.8}
-    row = "| heads-64-64 | 128x2048->256 | 0.01 | 0.10 | 2.10 | 0.00 | 2.21 |"
+    assert step == {"rotating, caching": 11, "attention": 100, "GEMM": 2150, "rest": 0.8}
+    row = "| heads-64-64 | 128x2048->256 | 0.01 | 0.10 | 2.15 | 0.00 | 2.26 |"
     assert row in (tmp_path / "out.md").read_text()
 
 

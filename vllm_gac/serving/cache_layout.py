@@ -2,8 +2,8 @@
 
 Of a page, a decode kernel reads one head: its tokens then follow each other, whatever a row's
 bytes. Token by token a row lies between those of other heads, and memory is read 64 bytes at a
-time: rows that are no multiple of that take up to a fifth longer (benchmarks/results/
-cache_layout_h200.md).
+time: rows that are no multiple of that take up to 14 % longer in large batches
+(benchmarks/results/cache_layout_h200.md).
 """
 
 from typing import TYPE_CHECKING

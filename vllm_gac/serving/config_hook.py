@@ -7,6 +7,7 @@ from vllm.logger import init_logger
 
 from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered
 from vllm_gac.serving.align import align_config
+from vllm_gac.serving.batch_invariance import check_batch_invariance
 from vllm_gac.serving.cache_layout import choose_cache_layout
 from vllm_gac.serving.cuda_graphs import choose_cuda_graphs
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
@@ -55,6 +56,7 @@ class GacConfigHook:
         layout = layout_of_hf(model_config.hf_config)
         check_kv_transfer(vllm_config, layout)
         check_speculation(vllm_config)
+        check_batch_invariance()
         choose_cache_layout(vllm_config)
         choose_cuda_graphs(vllm_config)
 
