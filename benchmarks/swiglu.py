@@ -29,8 +29,10 @@ def main() -> None:
     title = "Gate, up and SwiGLU of a few tokens"
     about = (
         "Microseconds in a CUDA graph; bf16. `bytes` is what reading the weights takes at the copy "
-        "bandwidth\nof this run. `served` is whether a model is served by our kernel (up to 32 "
-        "tokens, 4096 features or more)."
+        "bandwidth\nof this run. Features are the MLP's width, `width` is the model's hidden "
+        "size;\n"
+        "`served` is whether a gac model is served by our kernel (no quantization, LoRA or biases, "
+        "not compiled)."
     )
     measure(__doc__, "benchmarks.swiglu", title, about, _rows())
 

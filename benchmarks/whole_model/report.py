@@ -151,6 +151,7 @@ def markdown(result: dict[str, Any], figure: str) -> str:
     settings = DEFAULTS + (f" but {json.dumps(result['engine'])}" if result["engine"] else "")
     roofs, rows = result["roofs"], result["models"]
     phases, batches = list(rows[0]["phases"]), list(rows[0]["batches"])
+    runs = [batch.runs for batch in SHAPES[result["shape"]].batches]
     dims = [
         [r["name"], r["what"], f"{r['parameters'] / 1e9:.3f}", f"{r['kv_bytes_per_token']:,}",
          ", ".join(f"{name} {count}" for name, count in r["attention"].items())]
@@ -185,7 +186,9 @@ def markdown(result: dict[str, Any], figure: str) -> str:
             "## Phases: speedup over dense, of the ideal one = realized",
             "",
             *_table(["model", *phases], [[r["name"], *_gains(r["phases"], phases)] for r in rows]),
-            "Decode runs from the first token of the last prompt to the last token of all.",
+            "Decode runs from the first token of the last prompt to the last token of all. "
+            "KV room: tokens in as much memory;",
+            "that smaller weights leave more of it comes on top, in the KV tokens below.",
             "",
             "## Batches: speedup over dense, of the ideal one = realized",
             "",
@@ -207,10 +210,10 @@ def markdown(result: dict[str, Any], figure: str) -> str:
                 ],
                 times,
             ),
-            "Batches are prompts x their length -> tokens of each answer, in seconds (median). "
-            "All that fit: the",
-            "tokens are as many as the memory left for the cache can hold, to the last block. "
-            "Starts are seconds in",
+            "Batches are prompts x their length -> tokens of each answer, in seconds: the median "
+            f"of {', '.join(map(str, runs))} runs.",
+            "All that fit: the tokens are as many as the memory left for the cache can hold, to "
+            "the last block. Starts are seconds in",
             "LLM(...), cold ones with no compiled code in any cache; the first answer is 4 tokens "
             "to 2 prompts of 300, right after.",
             "",

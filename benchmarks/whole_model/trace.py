@@ -58,7 +58,7 @@ def alone(kernels: Iterable[tuple[str, float, float]]) -> dict[str, tuple[int, f
     One that starts before another has ended, and waits for it, counts from that end on.
     """
     times: dict[str, tuple[int, float]] = {}
-    busy_until = 0.0
+    busy_until = float("-inf")
     for name, start, end in sorted(kernels, key=lambda kernel: kernel[1]):
         launches, time = times.get(name, (0, 0.0))
         times[name] = launches + 1, time + max(0.0, end - max(start, busy_until))
@@ -100,7 +100,7 @@ def _traced(worker: Any) -> dict[str, list[float]]:
     times = alone(
         (event.name, event.time_range.start, event.time_range.end)
         for event in worker.profiler.events()
-        if event.device_type == DeviceType.CUDA
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
     )
     longest_first = sorted(times.items(), key=lambda kernel: -kernel[1][1])
     return {

@@ -4,8 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.config import AttentionConfig, CacheConfig, KVTransferConfig, VllmConfig
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from vllm_gac.serving import cache_layout
 
@@ -17,8 +19,13 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _chosen(**asked: Any) -> str | None:
-    settings = {"attention_config": AttentionConfig(), "kv_transfer_config": None} | asked
-    config: Any = SimpleNamespace(cache_config=CacheConfig(), **settings)
+    settings = {
+        "cache_config": CacheConfig(),
+        "attention_config": AttentionConfig(),
+        "kv_transfer_config": None,
+        "speculative_config": None,
+    }
+    config: Any = SimpleNamespace(**settings | asked)
     cache_layout.choose_cache_layout(config)
     layout: str | None = config.cache_config.kv_cache_layout
     return layout
@@ -38,7 +45,14 @@ def test_a_config_of_vllms_has_all_that_is_looked_at() -> None:
     "asked",
     [
         {"kv_transfer_config": KVTransferConfig()},
+        {"cache_config": CacheConfig(kv_offloading_size=1.0)},
         {"attention_config": AttentionConfig(backend=AttentionBackendEnum.FLEX_ATTENTION)},
+        {
+            "attention_config": AttentionConfig(
+                backend_per_kind={"full_attention": AttentionBackendEnum.FLEX_ATTENTION}
+            )
+        },
+        {"speculative_config": object()},
     ],
 )
 def test_vllm_decides_where_others_have_a_say(asked: dict[str, Any]) -> None:
@@ -53,3 +67,16 @@ def test_what_the_user_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cpu_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_layout, "current_platform", SimpleNamespace(is_cuda=lambda: False))
     assert _chosen() is None
+
+
+@pytest.mark.parametrize("layout", KVCacheLayout)
+def test_pages_lie_as_the_layout_says(layout: KVCacheLayout) -> None:
+    blocks, heads, tokens, row = shape = (2, 3, 5, 7)
+    pages = cache_layout.zero_pages(layout, shape, torch.float16, torch.device("cpu"))
+    assert pages.shape == shape
+    strides = {
+        "BHN": (heads * tokens * row, tokens * row, row),
+        "BNH": (heads * tokens * row, row, heads * row),
+        "HBN": (tokens * row, blocks * tokens * row, row),
+    }
+    assert pages.stride() == (*strides[layout.name.replace("L", "").removesuffix("C")], 1)

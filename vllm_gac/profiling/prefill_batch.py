@@ -34,8 +34,10 @@ class PrefillChunk:
         tokens, blocks = sequences * length, -(-length // block_size)
         table = torch.randperm(sequences * blocks, device=_DEVICE).int()
         self.table = table.view(sequences, blocks)
-        shape = (sequences * blocks, block_size, g.value_heads, g.key_width + g.value_size)
-        self.cache = _random(*shape).transpose(1, 2)  # vLLM's layout on a GPU
+        # Heads first in memory, as gac models are served.
+        self.cache = _random(
+            sequences * blocks, g.value_heads, block_size, g.key_width + g.value_size
+        )
         self.query = _random(tokens, g.query_heads, g.query_size)
         # As the projection gives them: keys of their own, values beside the queries.
         self.key = _random(tokens, g.value_heads, g.key_width)

@@ -7,9 +7,9 @@ from vllm.logger import init_logger
 
 from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered
 from vllm_gac.serving.align import align_config
-from vllm_gac.serving.batch_invariance import check_batch_invariance
 from vllm_gac.serving.cache_layout import choose_cache_layout
 from vllm_gac.serving.cuda_graphs import choose_cuda_graphs
+from vllm_gac.serving.engine_options import check_engine_options, check_role
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.kv_transfer import check_kv_transfer
 from vllm_gac.serving.packed import check_packed
@@ -37,6 +37,7 @@ class GacConfigHook:
     def verify_and_update_model_config(model_config: "ModelConfig") -> None:
         """Parse the layout, so that a bad config.json fails before anything is started."""
         refuse_if_unregistered()
+        check_role(model_config)
         layout_of_hf(model_config.hf_config)
 
     @staticmethod
@@ -56,7 +57,7 @@ class GacConfigHook:
         layout = layout_of_hf(model_config.hf_config)
         check_kv_transfer(vllm_config, layout)
         check_speculation(vllm_config)
-        check_batch_invariance()
+        check_engine_options(vllm_config)
         choose_cache_layout(vllm_config)
         choose_cuda_graphs(vllm_config)
 

@@ -4,8 +4,8 @@ vLLM cuts a model at its attention ops and compiles each distinct piece, which t
 dense model that is one piece for all layers, of a compressed one a piece for every two neighbours
 of other dims. Breakable CUDA graphs, vLLM's default for several architectures of its own, capture
 the same kernels with nothing compiled: what Inductor would fuse here are norms, activations and
-rotations, and there are kernels for each. Ours rotates and caches in one (kernels/rotary.py), which
-Inductor cannot.
+rotations, and there are kernels for each. Ours rotate and cache in one (kernels/rotary.py) and
+multiply by gate and up and activate in one (kernels/swiglu.py), which Inductor cannot.
 """
 
 import os

@@ -10,7 +10,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 
-from vllm_gac.kernels.swiglu import is_measured
+from vllm_gac.kernels.swiglu import is_hopper
 from vllm_gac.kernels.warmup import DecodeKind, compile_ahead
 from vllm_gac.serving.hf_layout import layout_of_hf
 from vllm_gac.serving.packed_impl import PackedImpl
@@ -27,7 +27,7 @@ def compiling_decode_kernels(
     All layers at once, so that no core waits; for the model's other builders nothing is left to do.
     """
     kinds = _kinds(vllm_config, block_size, max_query_len)
-    mlps = _mlps(vllm_config) if is_measured(device) else set()
+    mlps = _mlps(vllm_config) if is_hopper(device) else set()
     most = vllm_config.scheduler_config.max_num_seqs
     with ThreadPoolExecutor(1) as thread:
         compiled = thread.submit(_compile, kinds, most, device, mlps)

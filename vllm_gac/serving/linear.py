@@ -18,6 +18,7 @@ from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
+    UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.platforms import current_platform
@@ -112,6 +113,16 @@ def _latents(owner: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if down.quant_config is None and current_platform.is_cuda():
         return tuple(latents)
     return tuple(latent.contiguous() for latent in latents)
+
+
+def is_plain(linear: LinearBase) -> bool:
+    """Whether `linear` is its weight times its input, by whichever kernel vLLM likes."""
+    config = get_current_vllm_config()
+    return (
+        type(linear.quant_method) is UnquantizedLinearMethod
+        and config.kernel_config.linear_backend == "auto"
+        and config.lora_config is None
+    )
 
 
 def column_parallel(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from vllm.compilation.decorators import support_torch_compile
-from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear
@@ -26,7 +26,13 @@ from vllm.model_executor.models.utils import (
 from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.schema import HfConfig, validate
 from vllm_gac.serving.hf_layout import layout_of_hf
-from vllm_gac.serving.linear import Shards, add_column_parallel, project, row_parallel
+from vllm_gac.serving.linear import (
+    Shards,
+    add_column_parallel,
+    is_plain,
+    project,
+    row_parallel,
+)
 from vllm_gac.serving.lora import fit_adapters
 from vllm_gac.serving.self_attention import GacSelfAttention
 
@@ -73,8 +79,7 @@ class GacMLP(nn.Module):
             width, hidden, down_rank, bias, quant_config, f"{prefix}.down_proj"
         )
         self.act_fn = SiluAndMul()
-        lora = get_current_vllm_config().lora_config is not None
-        self.is_plain = self.is_fused and quant_config is None and not bias and not lora
+        self.is_plain = self.is_fused and not bias and is_plain(self.gate_up_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""

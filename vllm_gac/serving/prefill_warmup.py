@@ -14,6 +14,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 
+from vllm_gac.serving.cache_layout import zero_pages
 from vllm_gac.serving.prefill import PrefillLayer, prefill_attention, prefill_batch
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -32,6 +33,7 @@ def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: to
     directory = Path(envs.VLLM_CACHE_ROOT) / "flash_attention_4"
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(directory))
     start, before = time.perf_counter(), len(_compiled)
+    layout = vllm_config.cache_config.get_resolved_kv_cache_layout()
     for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
         prefill = getattr(layer.impl, "prefill_layer", None)
         if not isinstance(prefill, PrefillLayer):
@@ -39,10 +41,12 @@ def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: to
         dtype, cache_dtype = vllm_config.model_config.dtype, layer.impl.cached_dtype(layer)
         up = None if prefill.latent is None else prefill.latent.up.shape
         heads = prefill.geometry, prefill.kernel, prefill.window, up
-        kind = heads, dtype, cache_dtype, block_size, device
+        kind = heads, dtype, cache_dtype, block_size, layout, device
         if kind not in _compiled:
             _compiled.add(kind)
-            _run(prefill, dtype, cache_dtype, block_size, device)
+            g = prefill.geometry
+            shape = (1, g.value_heads, block_size, g.key_width + g.value_size)
+            _run(prefill, dtype, zero_pages(layout, shape, cache_dtype, device))
     seconds = time.perf_counter() - start
     if seconds > 1:
         logger.info(
@@ -50,22 +54,14 @@ def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: to
         )
 
 
-def _run(
-    layer: PrefillLayer,
-    dtype: torch.dtype,
-    cache_dtype: torch.dtype,
-    block_size: int,
-    device: torch.device,
-) -> None:
-    g = layer.geometry
+def _run(layer: PrefillLayer, dtype: torch.dtype, cache: torch.Tensor) -> None:
+    """On a cache of one page."""
+    g, device, block_size = layer.geometry, cache.device, cache.shape[2]
 
     def zeros(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    # vLLM's layout on a GPU: [block, token, head, row], heads before tokens for its kernels.
-    row = g.key_width + g.value_size
-    cache = zeros(1, block_size, g.value_heads, row, dtype=cache_dtype).transpose(1, 2)
-    scale = torch.ones((), device=device) if cache_dtype.itemsize == 1 else None
+    scale = torch.ones((), device=device) if cache.itemsize == 1 else None
     for past in (0, block_size - _TOKENS // 2):
         tokens = _TOKENS if not past else _TOKENS // 2
         lengths = torch.tensor([past + tokens])
