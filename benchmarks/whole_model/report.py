@@ -27,10 +27,12 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
         own = (others / "dense.json").exists()
         beside = results(others, others if own else runs[0])["models"]
         beside = [row for row in beside if row["name"] != "dense"]
+        names = [row["name"] for row in beside]
+        if twice := sorted({row["name"] for row in result["models"]}.intersection(names)):
+            raise SystemExit(f"{others}: {twice[0]} is in a directory before it, too; remove one")
         result["models"] += beside
-        names = ", ".join(row["name"] for row in beside)
         against = ", against a dense model of its own" if own else ""
-        result.setdefault("also", []).append(f"On a GPU beside it{against}: {names}.")
+        result.setdefault("also", []).append(f"On a GPU beside it{against}: {', '.join(names)}.")
     order = [model.name for model in models(SHAPES[result["shape"]].dense)]
     result["models"].sort(key=lambda row: order.index(row["name"]))
     page = markdown(result, out.with_suffix(".svg").name)

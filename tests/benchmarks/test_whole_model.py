@@ -161,6 +161,8 @@ def test_models_on_a_gpu_without_a_dense_one_are_compared_with_that_of_the_first
     assert [row["name"] for row in rows] == ["dense", "heads-64-64", "latent-64"]
     assert rows[1]["phases"]["prefill"]["realized"] == pytest.approx(1)
     assert "On a GPU beside it: heads-64-64." in (tmp_path / "out.md").read_text()
+    with pytest.raises(SystemExit, match=r"latent-64 is in a directory before it"):
+        write_report([tmp_path / "0", tmp_path / "0"], tmp_path / "out")
 
 
 # As CUPTI names them; launches and microseconds a step.

@@ -1,14 +1,12 @@
 """The decode kernel against the fp32 reference."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.kernels.decode_cases import GPU, decode, random_batch, relative_error
+from tests.kernels.interpreter import run_interpreted
 from vllm_gac.kernels.decode import decode_attention, decode_scratch
 from vllm_gac.kernels.reference import CacheGeometry, paged_attention
 from vllm_gac.kernels.tiling import pieces_of
@@ -26,13 +24,8 @@ def test_pieces_cover_a_head_size_and_waste_less_than_rounding_it_up(
 
 @pytest.mark.parametrize(("grain", "seeds"), [(8, 12), (1, 6)])
 def test_kernel_matches_the_reference_in_tritons_interpreter(grain: int, seeds: int) -> None:
-    # In its own process: Triton decides on import whether it interprets.
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.decode_cases", "0"]
-    command += [str(seeds), str(grain)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("relative error") == seeds
+    said = run_interpreted("tests.kernels.decode_cases", 0, seeds, grain)
+    assert said.count("relative error") == seeds
 
 
 @pytest.mark.gpu

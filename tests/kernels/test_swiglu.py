@@ -1,23 +1,15 @@
 """Gate and up projections with SwiGLU, against torch."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
+from tests.kernels.interpreter import run_interpreted
 from tests.kernels.swiglu_cases import check
 from vllm_gac.kernels.swiglu import is_faster
 
 
 def test_kernel_matches_torch_in_tritons_interpreter() -> None:
-    # In its own process: Triton decides on import whether it interprets.
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.swiglu_cases"]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("checked") == 20
+    assert run_interpreted("tests.kernels.swiglu_cases").count("checked") == 20
 
 
 def test_it_is_for_gpus_it_was_measured_on() -> None:

@@ -2,25 +2,18 @@
 ours (gathering, rebuilding, views over packed rows), with a stand-in for the kernels below it.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 pytest.importorskip("vllm")
 
+from tests.kernels.interpreter import run_interpreted
 from tests.serving.prefill_cases import KERNELS, Case, cases, relative_error
 
 
 def test_what_kernels_are_given_is_right_in_tritons_interpreter() -> None:
-    # In its own process: Triton decides on import whether it interprets.
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.serving.prefill_cases"]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("relative error") == len(cases(KERNELS))
+    said = run_interpreted("tests.serving.prefill_cases")
+    assert said.count("relative error") == len(cases(KERNELS))
 
 
 @pytest.mark.gpu
