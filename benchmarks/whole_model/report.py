@@ -24,14 +24,13 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     """
     result = results(runs[0])
     for others in runs[1:]:
-        own = (others / "dense.json").exists()
-        beside = results(others, others if own else runs[0])["models"]
-        beside = [row for row in beside if row["name"] != "dense"]
+        rows = results(others, runs[0])["models"]
+        beside = [row for row in rows if row["name"] != "dense"]
         names = [row["name"] for row in beside]
         if twice := sorted({row["name"] for row in result["models"]}.intersection(names)):
             raise SystemExit(f"{others}: {twice[0]} is in a directory before it, too; remove one")
         result["models"] += beside
-        against = ", against a dense model of its own" if own else ""
+        against = ", against a dense model of its own" if len(beside) < len(rows) else ""
         result.setdefault("also", []).append(f"On a GPU beside it{against}: {', '.join(names)}.")
     order = [model.name for model in models(SHAPES[result["shape"]].dense)]
     result["models"].sort(key=lambda row: order.index(row["name"]))
@@ -49,7 +48,9 @@ def results(runs: Path, dense_runs: Path | None = None) -> dict[str, Any]:
     rates = ideal.Roofs(roofs["bytes_per_second"], roofs["flops_per_second"])
     every = {model.name: model for model in models(shape.dense)}
     measured = {n: _read(path) for n in every if (path := runs / f"{n}.json").exists()}
-    if not (path := (dense_runs or runs) / "dense.json").exists():
+    if not (path := runs / "dense.json").exists() and dense_runs is not None:
+        path = dense_runs / "dense.json"
+    if not path.exists():
         raise SystemExit(f"{path} is missing: nothing to compare with; run it first")
     dense = _read(path)
     rows = []

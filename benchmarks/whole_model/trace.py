@@ -17,7 +17,7 @@ _PURPOSES = {
     "attention": r"flash::|flash_fwd|FlashAttention|split_kv|\bmerge\b|\b_gather\b|\b_copy\b|fmha",
     "GEMM": r"nvjet|cublas|cutlass|gemm|_swiglu",
 }
-REST = "rest"
+_REST = "rest"
 
 # Steps of a phase that pass before those that are traced, and how many are.
 _SKIPPED, _TRACED = 1, 4
@@ -45,10 +45,10 @@ def kernel_times(llm: Any, batches: Sequence[Batch]) -> dict[str, dict[str, list
 
 def by_purpose(kernels: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Microseconds a step for each purpose, of what `kernel_times` says of one batch."""
-    times = dict.fromkeys((*_PURPOSES, REST), 0.0)
+    times = dict.fromkeys((*_PURPOSES, _REST), 0.0)
     for name, (_, microseconds) in kernels.items():
         fits = (what for what, pattern in _PURPOSES.items() if re.search(pattern, name))
-        times[next(fits, REST)] += microseconds
+        times[next(fits, _REST)] += microseconds
     return {what: round(time, 1) for what, time in times.items()}
 
 

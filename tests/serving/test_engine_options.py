@@ -19,9 +19,18 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
 
 
-def _asked(cache_dtype: Any = "auto", **parallel: int) -> Any:
-    sizes = SimpleNamespace(**vars(ParallelConfig()) | parallel)
-    return SimpleNamespace(cache_config=CacheConfig(cache_dtype=cache_dtype), parallel_config=sizes)
+def _asked(cache_dtype: Any = "auto", drafted: int | None = None, **parallel: int) -> Any:
+    speculative = None if drafted is None else SimpleNamespace(num_speculative_tokens=drafted)
+    return SimpleNamespace(
+        cache_config=CacheConfig(cache_dtype=cache_dtype),
+        parallel_config=SimpleNamespace(**vars(ParallelConfig()) | parallel),
+        speculative_config=speculative,
+    )
+
+
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = SimpleNamespace(is_cuda=lambda: False)
+    monkeypatch.setattr(engine_options, "current_platform", cpu)
 
 
 @pytest.mark.parametrize("dtype", engine_options.KV_CACHE_DTYPES)
@@ -32,9 +41,20 @@ def test_what_our_attention_takes_passes(dtype: str) -> None:
 def test_other_cache_dtypes_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CheckpointError, match=r"--kv-cache-dtype: is fp8_e5m2; .* takes auto, "):
         engine_options.check_engine_options(_asked("fp8_e5m2"))
-    cpu = SimpleNamespace(is_cuda=lambda: False)  # whose backends say so themselves
-    monkeypatch.setattr(engine_options, "current_platform", cpu)
+    _on_a_cpu(monkeypatch)  # whose backends say so themselves
     engine_options.check_engine_options(_asked("fp8_e5m2"))
+
+
+@pytest.mark.parametrize("tokens", [None, 1, 7])
+def test_as_many_drafted_tokens_as_one_launch_verifies_pass(tokens: int | None) -> None:
+    engine_options.check_engine_options(_asked(drafted=tokens))
+
+
+def test_more_drafted_tokens_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match=r"num_speculative_tokens is 8; .* use 7 or fewer"):
+        engine_options.check_engine_options(_asked(drafted=8))
+    _on_a_cpu(monkeypatch)
+    engine_options.check_engine_options(_asked(drafted=8))
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])

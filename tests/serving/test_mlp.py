@@ -17,12 +17,15 @@ from vllm_gac.serving.model import GacMLP
 
 
 def _is_plain(
-    method: object = UnquantizedLinearMethod, lora: object = None, **settings: Any
+    method: object = UnquantizedLinearMethod,
+    lora: object = None,
+    bias: object = None,
+    **settings: Any,
 ) -> bool:
     config = VllmConfig(**settings)
     config.lora_config = lora  # type: ignore[assignment]
     with set_current_vllm_config(config):
-        linear: Any = SimpleNamespace(quant_method=method())  # type: ignore[operator]
+        linear: Any = SimpleNamespace(quant_method=method(), bias=bias)  # type: ignore[operator]
         return is_plain(linear)
 
 
@@ -32,6 +35,7 @@ def test_a_linear_is_plain_unless_something_else_multiplies() -> None:
 
     assert _is_plain()
     assert not _is_plain(Quantized)
+    assert not _is_plain(bias="bias")
     assert not _is_plain(kernel_config=KernelConfig(linear_backend="cutlass"))
     assert not _is_plain(lora=LoRAConfig(max_lora_rank=8))
 

@@ -30,7 +30,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.decode import DecodeScratch, decode_attention, decode_scratch
 from vllm_gac.serving.decode_warmup import compiling_decode_kernels
-from vllm_gac.serving.engine_options import KV_CACHE_DTYPES
+from vllm_gac.serving.engine_options import KV_CACHE_DTYPES, MAX_DECODE_QUERY
 from vllm_gac.serving.packed_impl import PackedImpl
 from vllm_gac.serving.prefill import (
     PrefillBatch,
@@ -40,7 +40,6 @@ from vllm_gac.serving.prefill import (
 )
 from vllm_gac.serving.prefill_kernels import installed_gpu
 from vllm_gac.serving.prefill_warmup import compile_prefill_kernels
-from vllm_gac.serving.speculation import MAX_DECODE_QUERY
 
 # Sequences that prefill at once. For more, FlashAttention 4 compiles other kernels, in seconds.
 MOST_SEQUENCES = 256

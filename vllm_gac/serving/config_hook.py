@@ -15,7 +15,6 @@ from vllm_gac.serving.kv_transfer import check_kv_transfer
 from vllm_gac.serving.packed import check_packed
 from vllm_gac.serving.preflight import preflight
 from vllm_gac.serving.sharding import shard_config
-from vllm_gac.serving.speculation import check_speculation
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -56,7 +55,6 @@ class GacConfigHook:
         shard_config(vllm_config)
         layout = layout_of_hf(model_config.hf_config)
         check_kv_transfer(vllm_config, layout)
-        check_speculation(vllm_config)
         check_engine_options(vllm_config)
         choose_cache_layout(vllm_config)
         choose_cuda_graphs(vllm_config)

@@ -3,7 +3,6 @@
 vLLM asks the attention backends that it chooses; ours is named by its layers, so nobody would ask.
 """
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vllm import envs
@@ -17,12 +16,8 @@ if TYPE_CHECKING:
 
 # What our attention on a GPU takes as --kv-cache-dtype.
 KV_CACHE_DTYPES: tuple[CacheDType, ...] = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
-
-
-def check_engine_options(vllm_config: "VllmConfig") -> None:
-    """Raise CheckpointError, naming the option, if one is asked for that our attention lacks."""
-    for problem in _problems(vllm_config):
-        raise CheckpointError(problem)
+# Query tokens of a request that its decode kernel takes: one, or those of a speculation.
+MAX_DECODE_QUERY = 8
 
 
 def check_role(model_config: "ModelConfig") -> None:
@@ -34,25 +29,33 @@ def check_role(model_config: "ModelConfig") -> None:
         )
 
 
-def _problems(vllm_config: "VllmConfig") -> Iterator[str]:
-    parallel = vllm_config.parallel_config
+def check_engine_options(vllm_config: "VllmConfig") -> None:
+    """Raise CheckpointError, naming the option, if one is asked for that our attention lacks."""
     for flag in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        size = getattr(parallel, flag)
+        size = getattr(vllm_config.parallel_config, flag)
         if size > 1:
-            yield (
+            raise CheckpointError(
                 f"--{flag.replace('_', '-')}: is {size}; a gac model's context is not divided "
                 "among GPUs; use --tensor-parallel-size"
             )
     if not current_platform.is_cuda():
         return
+    # vLLM captures the verifying steps of any length in full graphs, in which only the decode
+    # kernel is right.
+    speculative, most = vllm_config.speculative_config, MAX_DECODE_QUERY - 1
+    if speculative is not None and speculative.num_speculative_tokens > most:
+        raise CheckpointError(
+            f"--speculative-config: num_speculative_tokens is {speculative.num_speculative_tokens};"
+            f" of a gac model one step verifies at most {most} drafted tokens; use {most} or fewer"
+        )
     dtype = vllm_config.cache_config.cache_dtype
     if dtype not in KV_CACHE_DTYPES:
-        yield (
+        raise CheckpointError(
             f"--kv-cache-dtype: is {dtype}; of a gac model's cache a GPU takes "
             f"{', '.join(KV_CACHE_DTYPES)}"
         )
     if envs.VLLM_BATCH_INVARIANT:
-        yield (
+        raise CheckpointError(
             "VLLM_BATCH_INVARIANT is 1; how a gac model's attention is split, and which kernels "
             "multiply, depends on what else is in a batch; unset it"
         )

@@ -120,6 +120,7 @@ def is_plain(linear: LinearBase) -> bool:
     config = get_current_vllm_config()
     return (
         type(linear.quant_method) is UnquantizedLinearMethod
+        and linear.bias is None
         and config.kernel_config.linear_backend == "auto"
         and config.lora_config is None
     )

@@ -79,7 +79,7 @@ class GacMLP(nn.Module):
             width, hidden, down_rank, bias, quant_config, f"{prefix}.down_proj"
         )
         self.act_fn = SiluAndMul()
-        self.is_plain = self.is_fused and not bias and is_plain(self.gate_up_proj)
+        self.is_plain = self.is_fused and is_plain(self.gate_up_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
