@@ -57,7 +57,7 @@ def facts(before: Metrics, after: Metrics) -> dict[str, float]:
         ("kv_cache_tokens", "kv_cache_tokens"),
         # Ours is exact, also where layers have caches of different widths.
         ("kv_cache_tokens", "gac_kv_cache_tokens"),
-        ("kv_bytes_per_token", "gac_kv_bytes_per_token"),
+        ("kv_bytes_per_token", "gac_kv_token_bytes"),
         ("parameters", "gac_parameters"),
     ):
         if name in after:

@@ -231,9 +231,9 @@ COMPRESSION = (
         "What one token takes in the KV cache, compressed and dense.",
         "decbytes",
         (
-            Query(f"max by (model_name) (gac_kv_bytes_per_token{{{OF}}})"),
+            Query(f"max by (model_name) (gac_kv_token_bytes{{{OF}}})"),
             Query(
-                f"max by (model_name) (gac_dense_kv_bytes_per_token{{{OF}}})",
+                f"max by (model_name) (gac_dense_kv_token_bytes{{{OF}}})",
                 "{{model_name}}, dense",
             ),
         ),
@@ -255,7 +255,7 @@ COMPRESSION = (
         "Aligned dims",
         "Share of head sizes, widths and ranks that are multiples of 8. Others are slow on a GPU.",
         "percentunit",
-        (Query(f"min by (model_name) (gac_aligned_fraction{{{OF}}})"),),
+        (Query(f"min by (model_name) (gac_aligned_dims_ratio{{{OF}}})"),),
         kind="bars",
         width=4,
     ),

@@ -17,7 +17,7 @@ vllm:prefix_cache_queries_total 100
 vllm:prefix_cache_hits_total 0
 vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1.0
 vllm:cache_config_info{block_size="16",num_gpu_blocks="50",engine="1"} 1.0
-gac_kv_bytes_per_token{model="x"} 1.5e+03
+gac_kv_token_bytes{model="x"} 1.5e+03
 nonsense
 """
 AFTER = (

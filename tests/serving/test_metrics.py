@@ -1,5 +1,7 @@
 """What the stat logger publishes, of configs without a server."""
 
+import logging
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,18 @@ from vllm_gac.layout import layout_of
 pytest.importorskip("vllm")
 
 
-def published(raw: dict[str, Any], cache_dtype: str = "auto") -> dict[str, dict[str, float]]:
-    """{metric: {labels but the model's: value}} after an engine of this config came up."""
+def published(
+    raw: dict[str, Any],
+    cache_dtype: str = "auto",
+    *,
+    engine: int = 1,
+    rank: int = 0,
+    twice: bool = True,
+) -> dict[str, dict[str, float]]:
+    """{metric: {labels but the model's: value}} after engine `engine` of this config came up.
+
+    `rank` is that of the API server which publishes them.
+    """
     import torch
     from prometheus_client import REGISTRY
 
@@ -27,12 +39,22 @@ def published(raw: dict[str, Any], cache_dtype: str = "auto") -> dict[str, dict[
     model = SimpleNamespace(hf_config=hf_config, served_model_name="m", dtype=torch.bfloat16)
     cache = SimpleNamespace(cache_dtype=cache_dtype, kv_cache_size_tokens=1000)
     load = SimpleNamespace(model_loader_extra_config={})
-    vllm_config: Any = SimpleNamespace(model_config=model, cache_config=cache, load_config=load)
-    logger = GacStatLogger(vllm_config, engine_index=1)
+    vllm_config: Any = SimpleNamespace(
+        model_config=model,
+        cache_config=cache,
+        load_config=load,
+        parallel_config=SimpleNamespace(_api_process_rank=rank),
+    )
+    logger = GacStatLogger(vllm_config, engine_index=engine)
     logger.log_engine_initialized()
-    logger.log_engine_initialized()  # an engine may be initialized twice in a process
+    if twice:
+        logger.log_engine_initialized()  # an engine may be initialized twice in a process
     found: dict[str, dict[str, float]] = {}
     for metric in REGISTRY.collect():
+        if metric.name.startswith("gac_"):
+            assert metric.documentation.endswith(".")
+            assert "the same" not in metric.documentation
+            assert re.search(r"_(ratio|bytes|tokens|parameters|layers|info)$", metric.name)
         for sample in metric.samples:
             if sample.name.startswith("gac_"):
                 labels = dict(sample.labels)
@@ -51,8 +73,8 @@ def test_a_gac_model_is_compared_with_the_dense_one_it_was() -> None:
     raw = gac_config()
     layout, dense = layout_of(raw), layout_of(config())
     found = published(raw)
-    assert found["gac_kv_bytes_per_token"] == {"": 2 * layout.kv_elements}
-    assert found["gac_dense_kv_bytes_per_token"] == {"": 2 * dense.kv_elements}
+    assert found["gac_kv_token_bytes"] == {"": 2 * layout.kv_elements}
+    assert found["gac_dense_kv_token_bytes"] == {"": 2 * dense.kv_elements}
     assert found["gac_parameters"] == {"": layout.parameters}
     assert found["gac_dense_parameters"] == {"": dense.parameters}
     assert found["gac_parameters"] != found["gac_dense_parameters"]
@@ -62,7 +84,7 @@ def test_a_gac_model_is_compared_with_the_dense_one_it_was() -> None:
 def test_an_fp8_cache_takes_a_byte_a_number() -> None:
     layout = layout_of(gac_config())
     found = published(gac_config(), cache_dtype="fp8_e4m3")
-    assert found["gac_kv_bytes_per_token"] == {"": layout.kv_elements}
+    assert found["gac_kv_token_bytes"] == {"": layout.kv_elements}
 
 
 def test_layers_are_counted_by_kernels_and_heads() -> None:
@@ -80,3 +102,34 @@ def test_layers_are_counted_by_kernels_and_heads() -> None:
         alike = (layer.key.heads, layer.key.size) == (layer.value.heads, layer.value.size)
         if not alike or layer.key.form == "latent":
             assert label.startswith("GAC_REFERENCE")
+
+
+def test_one_line_tells_what_is_served_beside_the_dense_model(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.INFO, "vllm.vllm_gac")
+    layout, dense = layout_of(gac_config()), layout_of(config())
+    published(gac_config(), engine=0, twice=False)
+    (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("vllm.vllm_gac")]
+    kept = layout.kv_elements / dense.kv_elements
+    for part in (
+        f"{layout.parameters:,} parameters, {layout.parameters / dense.parameters:.1%} of "
+        f"{dense.parameters:,} before compression",
+        f"{2 * layout.kv_elements:,} bytes of KV cache per token, {kept:.1%} of "
+        f"{2 * dense.kv_elements:,}",
+        f"room for 1,000 tokens, where the dense model's cache would hold {1000 * kept:,.0f}",
+        "1 x GAC_REFERENCE (reference decode, reference prefill; keys latent 2x8, values 2x8)",
+    ):
+        assert part in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("other", [{"engine": 1}, {"rank": 1}])
+def test_further_engines_and_api_servers_do_not_repeat_it(
+    other: dict[str, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.INFO, "vllm.vllm_gac")
+    published(gac_config(), **{"engine": 0, **other})
+    assert caplog.records == []

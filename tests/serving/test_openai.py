@@ -142,9 +142,11 @@ def test_both_api_servers_publish_the_layout_as_metrics(
         for line in server.metrics().splitlines()
         if line.startswith("gac_")
     }
-    assert values["gac_kv_bytes_per_token"] == 2 * layout.kv_elements
-    assert values["gac_dense_kv_bytes_per_token"] == 2 * 4 * 2 * 4 * 128
+    assert values["gac_kv_token_bytes"] == 2 * layout.kv_elements
+    assert values["gac_dense_kv_token_bytes"] == 2 * 4 * 2 * 4 * 128
     assert values["gac_parameters"] == layout.parameters
-    assert values["gac_aligned_fraction"] == 1.0
+    assert values["gac_aligned_dims_ratio"] == 1.0
     assert values["gac_model_info"] == 1
-    assert server.log.read_text().count("ApiServer_") > 1, "only one API server ran"
+    log = server.log.read_text()
+    assert log.count("ApiServer_") > 1, "only one API server ran"
+    assert log.count("bytes of KV cache per token") == 1, "one of them says it in its log"

@@ -215,7 +215,7 @@ def test_two_api_servers_count_everything_once(
     assert running.values('loadtest_requests_total{outcome="ok"}') == [len(records)]
 
     layout = open_checkpoint(compressed_demo).layout
-    assert running.values("gac_kv_bytes_per_token") == [2 * layout.kv_elements]
+    assert running.values("gac_kv_token_bytes") == [2 * layout.kv_elements]
     assert running.values("gac_parameters") == [layout.parameters]
     assert sum(running.values("gac_attention_layers")) == len(layout.layers)
     # Whichever of the two answers: the same series, one of each, with the same value.

@@ -1,17 +1,19 @@
-"""Entry point `vllm.stat_logger_plugins`: what is served, as `gac_*` gauges on /metrics.
+"""Entry point `vllm.stat_logger_plugins`: what is served, as `gac_*` gauges and in one log line.
 
 Everything here follows from the layout and the cache config, so the front-end process can publish
 it without asking a worker. With several API servers each publishes the same values; the merged
-gauge is their most recent one, so it counts once whichever of them answers a scrape.
+gauge is their most recent one, so it counts once whichever of them answers a scrape. Only the
+first one logs.
 """
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from prometheus_client import REGISTRY, Gauge
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from vllm_gac import __version__
@@ -22,11 +24,16 @@ from vllm_gac.layout import LayerLayout, ModelLayout, layout_of
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.serving.hf_layout import layout_of_hf
 
+logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
+
+# Layers by attention backend, its decode and prefill kernels, and key and value heads.
+_Kernels: TypeAlias = Counter[tuple[str, str, str, str, str]]
+
 
 class GacStatLogger(StatLoggerBase):
-    """Sets the gauges once, when the engine is up.
+    """Sets the gauges and logs one line, once, when the engine is up.
 
-    Other models get the one of their room, which is what a compressed model is compared by.
+    Other models get only the gauge of their cache's room, which a compressed model is compared by.
     """
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
@@ -34,21 +41,25 @@ class GacStatLogger(StatLoggerBase):
         self.engine_index = engine_index
 
     def log_engine_initialized(self) -> None:
-        """Publish the gauges of the model this engine serves."""
+        """Publish the gauges of the model that this engine serves, and log them in one line."""
         model_config, cache_config = self.vllm_config.model_config, self.vllm_config.cache_config
         name = model_config.served_model_name
         model = str(name[0] if isinstance(name, list) else name)
         if (room := cache_config.kv_cache_size_tokens) is not None:
-            text = "Tokens that fit in the KV cache of one engine."
+            text = "Tokens that fit in the KV cache of one engine; published for every model."
             _gauge("gac_kv_cache_tokens", text, "engine").labels(model, self.engine_index).set(room)
         if ARCHITECTURE not in (model_config.hf_config.architectures or []):
             return
         layout = layout_of_hf(model_config.hf_config)
+        dense = _dense(model_config.hf_config.to_dict(), layout)
         dtype = cache_config.cache_dtype
-        kv_bytes = 1 if dtype.startswith(("fp8", "int8")) else _bytes(model_config.dtype)
-        _publish(layout, _dense(model_config.hf_config.to_dict(), layout), model, kv_bytes)
-        loader_config = self.vllm_config.load_config.model_loader_extra_config
-        _publish_kernels(layout, model, loader_config)
+        element_bytes = 1 if dtype.startswith(("fp8", "int8")) else _bytes(model_config.dtype)
+        kernels = _kernels(layout, self.vllm_config.load_config.model_loader_extra_config)
+        _publish(layout, dense, model, element_bytes)
+        _publish_kernels(kernels, model)
+        # Data parallel engines and further API servers would say the same again.
+        if self.engine_index == 0 and self.vllm_config.parallel_config._api_process_rank <= 0:
+            logger.info("%s", start_line(layout, dense, element_bytes, room, kernels))
 
     def record(self, *args: Any, **kwargs: Any) -> None:
         """Nothing changes from step to step."""
@@ -64,32 +75,85 @@ def _dense(raw_config: Mapping[str, Any], layout: ModelLayout) -> ModelLayout:
     return layout_of({**raw_config, **changes})
 
 
-def _publish(layout: ModelLayout, dense: ModelLayout, model: str, kv_bytes: int) -> None:
+def start_line(
+    layout: ModelLayout,
+    dense: ModelLayout,
+    element_bytes: int,
+    room: int | None,
+    kernels: _Kernels,
+) -> str:
+    """What is served, beside the dense model that it was, in one line.
+
+    Args:
+        layout: The served model.
+        dense: The same before compression.
+        element_bytes: Bytes of one number in the KV cache.
+        room: Tokens that fit in the KV cache; None if it is not known.
+        kernels: Number of layers by their kernels and heads.
+    """
+    share = layout.kv_elements / dense.kv_elements
+    parts = [
+        f"{layout.parameters:,} parameters, {layout.parameters / dense.parameters:.1%} of "
+        f"{dense.parameters:,} before compression",
+        f"{layout.kv_elements * element_bytes:,} bytes of KV cache per token, {share:.1%} of "
+        f"{dense.kv_elements * element_bytes:,}",
+    ]
+    if room is not None:
+        parts.append(
+            f"room for {room:,} tokens, where the dense model's cache would hold "
+            f"{room * share:,.0f}"
+        )
+    layers = ", ".join(
+        f"{count} x {backend} ({decode} decode, {prefill} prefill; keys {keys}, values {values})"
+        for (backend, decode, prefill, keys, values), count in kernels.most_common()
+    )
+    return f"vllm-gac {__version__}: {'; '.join(parts)}; attention by layer: {layers}"
+
+
+def _publish(layout: ModelLayout, dense: ModelLayout, model: str, element_bytes: int) -> None:
     aligned, dims = aligned_dims(layout)
-    info = _gauge("gac_model_info", "The served gac model.", "version", "layers")
-    info.labels(model, __version__, str(len(layout.layers))).set(1)
+    text = "Always 1; its label is the version of vllm-gac that serves the model."
+    _gauge("gac_model_info", text, "version").labels(model, __version__).set(1)
     for metric, text, value in (
-        ("gac_kv_bytes_per_token", "KV cache bytes per token.", layout.kv_elements * kv_bytes),
         (
-            "gac_dense_kv_bytes_per_token",
-            "The same before compression.",
-            dense.kv_elements * kv_bytes,
+            "gac_kv_token_bytes",
+            "Bytes of KV cache that one token takes, all layers together.",
+            layout.kv_elements * element_bytes,
         ),
-        ("gac_parameters", "Weights of the served model.", layout.parameters),
-        ("gac_dense_parameters", "The same before compression.", dense.parameters),
-        ("gac_aligned_fraction", "Share of dims that are multiples of 8.", aligned / dims),
+        (
+            "gac_dense_kv_token_bytes",
+            "Bytes of KV cache that one token would take in the model before compression.",
+            dense.kv_elements * element_bytes,
+        ),
+        ("gac_parameters", "Number of parameters of the served model.", layout.parameters),
+        (
+            "gac_dense_parameters",
+            "Number of parameters of the model before compression.",
+            dense.parameters,
+        ),
+        (
+            "gac_aligned_dims_ratio",
+            "Share of the head sizes, ranks and MLP widths that are multiples of 8, 0 to 1.",
+            aligned / dims,
+        ),
     ):
         _gauge(metric, text).labels(model).set(value)
 
 
-def _publish_kernels(layout: ModelLayout, model: str, loader_config: dict[str, Any]) -> None:
+def _publish_kernels(kernels: _Kernels, model: str) -> None:
     """Layers by their kernels and class of heads: a model has few classes."""
-    text = "Layers by attention backend, its decode and prefill kernels, and key and value heads."
+    text = (
+        "Number of layers by attention backend, decode kernel, prefill kernel and the form, "
+        "number and size of key and value heads."
+    )
     names = ("backend", "decode", "prefill", "keys", "values")
     gauge = _gauge("gac_attention_layers", text, *names)
-    kinds = Counter(_attention(layout, layer, loader_config) for layer in layout.layers)
-    for kind, layers in kinds.items():
+    for kind, layers in kernels.items():
         gauge.labels(model, *kind).set(layers)
+
+
+def _kernels(layout: ModelLayout, loader_config: dict[str, Any]) -> _Kernels:
+    return Counter(_attention(layout, layer, loader_config) for layer in layout.layers)
 
 
 def _attention(
