@@ -37,10 +37,13 @@ def error(capsys: pytest.CaptureFixture[str], *args: object) -> str:
 
 
 def usage(capsys: pytest.CaptureFixture[str], *args: object) -> str:
-    """What vllm-gac says on stderr to a wrong command line."""
+    """What vllm-gac says on stderr to a wrong command line, before it names the help to read."""
     with pytest.raises(SystemExit) as exited:
         main([*map(str, args)])
     assert exited.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
-    return err.splitlines()[-1]
+    said, see = err.splitlines()
+    verb, _, message = said.partition(": error: ")
+    assert see == f"See '{verb} --help'."
+    return message

@@ -81,6 +81,15 @@ def test_wrong_usage_exits_with_2_and_says_why(
     assert message in usage(capsys, *args)
 
 
+def test_an_unknown_option_is_answered_by_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["inspect", "m", "--al\x1b[2J"])
+    assert capsys.readouterr().err == (
+        "vllm-gac inspect: error: unrecognized arguments: --al\\x1b[2J\n"
+        "See 'vllm-gac inspect --help'.\n"
+    )
+
+
 def test_only_verbs_that_compute_import_torch(tmp_path: Path) -> None:
     write_model(tmp_path / "model", gac_config())
     (tmp_path / "problem.json").write_text(json.dumps(PROBLEM))

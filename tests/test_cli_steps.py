@@ -1,6 +1,8 @@
 """The way from a dense model to a compressed one, verb by verb."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -54,9 +56,28 @@ def test_compress_alone_plans_and_calibrates(
     args = ["compress", dense, "--out", out, "--kv-ratio", 0.5, "--method", "heads"]
     assert main([*map(str, args), *map(str, RUN_OPTIONS), "--calibration", str(text)]) == 0
     said = capsys.readouterr().out
-    assert "KV cache    50.0% of dense" in said
+    assert re.search(r"KV cache +64 of 64 allowed numbers per token, 50\.0% of dense, 0 left", said)
+    assert re.search(r"expected loss +\d+\.\d{4} nats per token \(by what was measured\)", said)
     assert f"vllm serve {out} --load-format gac" in said
+    assert f"vllm-gac evaluate {out} --text HELD_OUT.txt" in said
     assert "exists" in error(capsys, *args, "--calibration", text, "--quiet")
+
+
+def test_what_is_left_of_a_budget_is_explained_and_the_next_command_can_be_copied(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = dense.rename(tmp_path / "it's a model")
+    plan = tmp_path / "a plan.json"
+    # Smaller heads are parameters, too: more of the cache would be less of the MLP.
+    args = ("plan", model, "--param-ratio", 0.8, "--out", plan)
+    assert main([*map(str, args)]) == 0
+    said = capsys.readouterr().out
+    assert "The parameters budget binds: within it, every plan that takes more here" in said
+    assert "nats per token (by what other models lose; not measured on this)" in said
+    (hint,) = [line for line in said.splitlines() if line.startswith("Compress by it: ")]
+    words = shlex.split(hint.removeprefix("Compress by it: "))
+    assert words[:3] == ["vllm-gac", "compress", str(model)]
+    assert words[words.index("--plan") + 1] == str(plan)
 
 
 def test_a_plan_that_cannot_be_is_explained(

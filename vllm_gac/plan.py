@@ -94,7 +94,11 @@ def uniform_plan(
         parameters=budget.model_copy(update={"used": layout.parameters}),
         kv_elements=kv_budget.model_copy(update={"used": layout.kv_elements}),
         layers=[LayerSection.model_validate(layer.section()) for layer in layers],
-        notes={"planner": "uniform", "expected_loss": round(loss, 4)},
+        notes={
+            "planner": "uniform",
+            "expected_loss": round(loss, 4),
+            "limited_by": _limited_by(dense, fitting, layers[0]),
+        },
     )
 
 
@@ -165,6 +169,23 @@ def _climb(
         # The last ones: in the demo model that is worth 1.4 % of perplexity.
         layers[count - raised :] = [ladder[rung + 1]()] * raised
     return layers
+
+
+def _limited_by(
+    dense: ModelLayout, attentions: Sequence[LayerLayout], chosen: LayerLayout
+) -> dict[str, list[str]]:
+    """As binding.py: the budgets that keep a uniform plan from using more of each budget.
+
+    `attentions` are all that the KV budget allows; the layer that was `chosen` has one of them.
+    """
+    whole, cached = dense.layers[0], chosen.kv_elements
+    by_cache = ["kv_elements"] if cached < whole.kv_elements else []
+    larger = any(attention.kv_elements > cached for attention in attentions)
+    narrower = chosen.intermediate_size < whole.intermediate_size or bool(chosen.ranks)
+    return {
+        "parameters": ["parameters"] if narrower else by_cache,
+        "kv_elements": ["parameters"] if larger else by_cache,
+    }
 
 
 def _parameters(dense: ModelLayout, layer: LayerLayout) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_gac import __version__
+from vllm_gac.binding import limited_by
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.choices import Dims
 from vllm_gac.errors import PlanError
@@ -126,7 +127,8 @@ def best_plan(
     parameters = budget_of(asked.param_ratio, dense.parameters)
     kv_elements = budget_of(asked.kv_ratio, dense.kv_elements)
     problem = _problem(dense, losses, scores, asked, choices)
-    layers, loss, gap = _within_time(problem, asked, parameters, kv_elements)
+    found = _within_time(problem, asked, parameters, kv_elements)
+    layers = found.layers
     layout = replace(dense, layers=tuple(layers))
     return Plan(
         version=1,
@@ -139,13 +141,14 @@ def best_plan(
         parameters=parameters.model_copy(update={"used": layout.parameters}),
         kv_elements=kv_elements.model_copy(update={"used": layout.kv_elements}),
         nanoseconds=_time_budget(dense, layout, asked),
-        expected_loss=round(loss, 6),
+        expected_loss=round(found.loss, 6),
         layers=[LayerSection.model_validate(layer.section()) for layer in layers],
         notes={
             "planner": "knapsack",
             "objective": asked.objective,
             "sensitivity": asked.sensitivity,
-            "gap": gap,
+            "gap": found.gap,
+            "limited_by": found.limited_by,
         }
         | dict(notes or {}),
     )
@@ -182,6 +185,17 @@ def _items(dense: ModelLayout, asked: Asked) -> list[Item]:
                 "them, and a value head must be shared by whole key heads"
             )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The best layers, what they lose, how much less another choice might lose at most, and for
+    each budget the budgets that keep the plan from using more of it."""
+
+    layers: list[LayerLayout]
+    loss: float
+    gap: float
+    limited_by: Mapping[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,16 +237,16 @@ def _of_every_layer(dense: ModelLayout, losses: Losses, choices: Sequence[Item])
 
 def _within_time(
     problem: _Problem, asked: Asked, parameters: PlanBudget, kv_elements: PlanBudget
-) -> tuple[list[LayerLayout], float, float]:
-    """Layers, their loss and the gap of what is solved; the time is checked on whole layers."""
+) -> _Found:
+    """What is solved; the time is checked on whole layers."""
     limits = _limits(problem.dense, asked, problem.choices, parameters, kv_elements)
     for _ in range(_ATTEMPTS):
-        layers, loss, gap = _solve(problem, asked, limits)
+        found = _solve(problem, asked, limits)
         if asked.microseconds is None or asked.latency is None:
-            return layers, loss, gap
-        over = _nanoseconds(problem.dense, layers, asked.latency) - 1000 * asked.microseconds
+            return found
+        over = _nanoseconds(problem.dense, found.layers, asked.latency) - 1000 * asked.microseconds
         if over <= 0:
-            return layers, loss, gap
+            return found
         limits["nanoseconds"] -= math.ceil(over)
     raise PlanError(
         f"--latency {asked.microseconds:.0f}: a plan of its parts fits, none of whole layers was "
@@ -253,7 +267,7 @@ def _limits(
     caches = any(item.prefix == "self_attn." for item in choices)
     limits = {
         "parameters": parameters.allowed - (dense.parameters - count * ours),
-        "KV elements": kv_elements.allowed - (0 if caches else dense.kv_elements),
+        "kv_elements": kv_elements.allowed - (0 if caches else dense.kv_elements),
     }
     if asked.microseconds is not None and asked.latency is not None:
         whole = _nanoseconds(dense, dense.layers, asked.latency)
@@ -261,23 +275,21 @@ def _limits(
     return limits
 
 
-def _solve(
-    problem: _Problem, asked: Asked, limits: Mapping[str, int]
-) -> tuple[list[LayerLayout], float, float]:
+def _solve(problem: _Problem, asked: Asked, limits: Mapping[str, int]) -> _Found:
     dense, choices = problem.dense, problem.choices
     left = _left(dense, choices, limits)
     _check_feasible(dense, asked, choices, left)
-    positions, gap = choose(
-        [cost[a] for cost, a in zip(problem.costs, problem.allowed, strict=True)],
-        [value[a] for value, a in zip(problem.values, problem.allowed, strict=True)],
-        dict(zip(limits, left.tolist(), strict=True)),
-    )
+    costs = [cost[a] for cost, a in zip(problem.costs, problem.allowed, strict=True)]
+    values = [value[a] for value, a in zip(problem.values, problem.allowed, strict=True)]
+    budgets = dict(zip(limits, left.tolist(), strict=True))
+    positions, gap = choose(costs, values, budgets)
     chosen = [int(a[position]) for a, position in zip(problem.allowed, positions, strict=True)]
     layers, count = list(dense.layers), len(dense.layers)
     for number, position in enumerate(chosen):
         item, index = choices[number // count], number % count
         layers[index] = item.put(layers[index], item.layers[position])
-    return layers, math.fsum(loss[p] for loss, p in zip(problem.lost, chosen, strict=True)), gap
+    loss = math.fsum(loss[p] for loss, p in zip(problem.lost, chosen, strict=True))
+    return _Found(layers, loss, gap, limited_by(costs, values, positions, budgets))
 
 
 def _windows(

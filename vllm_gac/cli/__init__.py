@@ -26,6 +26,7 @@ from vllm_gac.cli import (
     verify,
 )
 from vllm_gac.cli.output import one_line
+from vllm_gac.cli.parser import Parser
 from vllm_gac.errors import GacError
 
 _EXAMPLE = """\
@@ -55,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None or not sys.stderr.isatty():
         # In a log file a progress bar is a line every half minute, not ten a second.
         os.environ.setdefault("TQDM_MININTERVAL", "30")
-    args = _parser().parse_args(argv)
+    args, unknown = _parser().parse_known_args(argv)
+    if unknown:  # said here by the verb's parser, whose help lists what there is
+        args.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         status = int(args.run(args))
         if sys.stdout is not None:
@@ -83,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="vllm-gac",
         description="Compress LLMs to dimensions GPUs like, and serve them with vLLM.",
         epilog=_EXAMPLE,
@@ -94,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
     for verb in _VERBS:
         verb.add_parser(verbs)
+    for parser_of_verb in verbs.choices.values():
+        parser_of_verb.set_defaults(usage_error=parser_of_verb.error)
     return parser
 
 

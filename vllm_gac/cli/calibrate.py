@@ -12,7 +12,7 @@ from vllm_gac.cli.options import (
     path,
     run_arguments,
 )
-from vllm_gac.cli.output import print_json
+from vllm_gac.cli.output import one_line, print_json, quoted
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -67,5 +67,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"out": str(args.out), "bytes": args.out.stat().st_size})
     else:
-        print(f"wrote {args.out}; use it with: vllm-gac compress MODEL --stats {args.out} ...")
+        print(
+            f"wrote {one_line(str(args.out))}; use it with: vllm-gac compress {quoted(args.model)} "
+            f"--stats {quoted(args.out)} --out DIR --param-ratio 0.85 --kv-ratio 0.75"
+        )
     return 0

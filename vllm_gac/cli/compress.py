@@ -1,7 +1,10 @@
 """`vllm-gac compress`: a dense model directory into a smaller one."""
 
 import argparse
+from pathlib import Path
 
+from vllm_gac import demo
+from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
     PLANNING,
@@ -14,7 +17,7 @@ from vllm_gac.cli.options import (
     path,
     run_arguments,
 )
-from vllm_gac.cli.output import print_json
+from vllm_gac.cli.output import print_json, quoted, serve_hint
 
 _BUDGETS = ("param_ratio", "kv_ratio", "latency", "latency_ratio")
 
@@ -55,7 +58,6 @@ def add_parser(verbs: Verbs) -> None:
     add_json(parser)
     parser.set_defaults(
         run=run,
-        usage_error=parser.error,
         hint="; the same command with --resume goes on from here",
     )
 
@@ -72,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.checkpoint import open_checkpoint
     from vllm_gac.compress import compress
     from vllm_gac.inspection import KV_CACHE_BYTES
+    from vllm_gac.schema import Plan, validate
+    from vllm_gac.strict_json import read_json
 
     dense = open_checkpoint(args.model).layout
     layout = compress(
@@ -83,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         **run_arguments(args),
         **given(args, "whitening", "prune_criterion", "calibration", "stats"),
     )
+    plan = validate(Plan, read_json(args.out / "plan.json"), str(args.out / "plan.json"))
     if args.json:
         print_json(
             {
@@ -91,15 +96,24 @@ def run(args: argparse.Namespace) -> int:
                 "dense_parameters": dense.parameters,
                 "kv_bytes_per_token": layout.kv_elements * KV_CACHE_BYTES,
                 "dense_kv_bytes_per_token": dense.kv_elements * KV_CACHE_BYTES,
+                "expected_loss": plan.expected_loss,
             }
         )
         return 0
-    for name, now, before in (
-        ("parameters", layout.parameters, dense.parameters),
-        ("KV cache", layout.kv_elements, dense.kv_elements),
-    ):
-        print(f"{name:10}  {now / before:.1%} of dense")
+    print_budgets(plan)
     print()
     print_layers([layer.section() for layer in layout.layers])
-    print(f"\nServe it: vllm serve {args.out} --load-format gac")
+    print(f"\n{serve_hint(args.out)}")
+    for what, directory in (("Measure it", args.out), ("The dense", args.model)):
+        print(
+            f"{what + ':':12} vllm-gac evaluate {quoted(directory)} --text {_held_out(args.model)}"
+        )
     return 0
+
+
+def _held_out(model: Path) -> str:
+    """Text to evaluate on: the demo model has its own, all others need what they were not
+    calibrated on."""
+    if model.resolve() == demo.MODEL.resolve() and demo.HELD_OUT.is_file():
+        return quoted(demo.HELD_OUT)
+    return "HELD_OUT.txt"

@@ -43,7 +43,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     add_run(parser)
     add_json(parser)
-    parser.set_defaults(run=run, usage_error=parser.error)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

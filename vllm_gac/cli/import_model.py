@@ -5,7 +5,7 @@ from typing import get_args
 
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import Verbs, add_json, path
-from vllm_gac.cli.output import print_json
+from vllm_gac.cli.output import print_json, serve_hint
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     print_layers([layer.section() for layer in done.layout.layers])
     if not done.tokenizer:
         print("\nThere was no tokenizer: copy the original model's files, or give it with --base.")
-    print(f"\nServe it: vllm serve {args.out} --load-format gac")
+    print(f"\n{serve_hint(args.out)}")
     return 0
 
 

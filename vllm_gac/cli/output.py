@@ -1,7 +1,9 @@
 """How results are printed: one line of JSON, or text in columns."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -16,6 +18,17 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in (head, *rows):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
+
+
+def quoted(path: Path) -> str:
+    """`path` as a word of a command line that is to be copied into a shell."""
+    name = str(path)
+    return one_line(shlex.quote(f"./{name}" if name.startswith("-") else name))
+
+
+def serve_hint(directory: Path) -> str:
+    """The command that serves the model in `directory`."""
+    return f"Serve it:    vllm serve {quoted(directory)} --load-format gac"
 
 
 def one_line(text: str) -> str:

@@ -3,9 +3,10 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import Verbs, add_json, add_planning, asked, path
-from vllm_gac.cli.output import print_json
+from vllm_gac.cli.output import print_json, quoted
 
 if TYPE_CHECKING:
     from vllm_gac.schema import Plan
@@ -28,7 +29,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--plot", type=path, metavar="FILE.svg", help="draw the plan here")
     add_planning(parser)
     add_json(parser)
-    parser.set_defaults(run=run, usage_error=parser.error)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,25 +71,17 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(as_json)
     else:
-        _print(plan)
+        _print(args, plan)
     return 0
 
 
-def _print(plan: "Plan") -> None:
-    budgets = [
-        ("parameters", plan.parameters, 1, ""),
-        ("KV cache", plan.kv_elements, 1, " numbers per token"),
-    ]
-    if plan.nanoseconds is not None:
-        budgets.append(("time", plan.nanoseconds, 1000, " us a step of the decoder layers"))
-    for name, budget, unit, of in budgets:
-        share, left = budget.used / budget.dense, budget.allowed - budget.used
-        print(
-            f"{name:10}  {budget.used // unit:,} of {budget.allowed // unit:,}{of}, "
-            f"{share:.1%} of dense, {left // unit:,} left"
-        )
-    if plan.expected_loss is not None:
-        loss = plan.expected_loss
-        print(f"{'quality':10}  {loss:.4f} nats per token expected to be lost")
+def _print(args: argparse.Namespace, plan: "Plan") -> None:
+    print_budgets(plan)
     print()
     print_layers([section.model_dump(mode="json") for section in plan.layers])
+    if args.out is not None:
+        by = "--calibration FILE" if args.stats is None else f"--stats {quoted(args.stats)}"
+        print(
+            f"\nCompress by it: vllm-gac compress {quoted(args.model)} --out DIR "
+            f"--plan {quoted(args.out)} {by}"
+        )

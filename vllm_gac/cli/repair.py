@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from vllm_gac.cli.options import Verbs, add_json, add_quantization, path, positive
-from vllm_gac.cli.output import print_json, print_table
+from vllm_gac.cli.output import print_json, print_table, serve_hint
 from vllm_gac.contract import STRATEGIES, quantized_as
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _print(args: argparse.Namespace, report: "RepairReport", lowered: "list[Lowe
             f"{change.name}: rank {change.before} re-decomposed at {change.after}, "
             f"{change.relative_error:.2e} of its Frobenius norm lost"
         )
-    print(f"\nServe it: vllm serve {args.out} --load-format gac")
+    print(f"\n{serve_hint(args.out)}")
 
 
 def _size(size: "Size") -> str:

@@ -1,0 +1,46 @@
+"""Which budgets keep a plan from using more of each budget."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vllm_gac.knapsack.instance import Floats, Ints
+
+
+def limited_by(
+    costs: Sequence[Ints],
+    values: Sequence[Floats],
+    chosen: Sequence[int],
+    limits: Mapping[str, int],
+) -> dict[str, list[str]]:
+    """For each budget those which rule out every better candidate that it has room for, by name.
+
+    A plan is the best one there is, so no candidate of more value fits into all budgets. Where
+    what is left of a budget would pay for some of them, the budgets that these exceed are named.
+    Where it would pay for none, the budget itself is; where no item has a better candidate, none.
+
+    Args:
+        costs: [candidates, budgets] for each item.
+        values: [candidates] for each item.
+        chosen: The position of the chosen candidate of each item.
+        limits: The limit of each budget by its name, in the order of the columns of `costs`.
+    """
+    used = sum(cost[position] for cost, position in zip(costs, chosen, strict=True))
+    left = np.array(list(limits.values())) - used
+    exceeded = np.concatenate(
+        [
+            (cost - cost[position] > left)[value > value[position]]
+            for cost, value, position in zip(costs, values, chosen, strict=True)
+        ]
+    )
+    names = list(limits)
+    found = {}
+    for column, name in enumerate(names):
+        affordable = exceeded[~exceeded[:, column]]
+        if len(exceeded) and not len(affordable):
+            found[name] = [name]
+        else:
+            found[name] = [
+                other for other, over in zip(names, affordable.T, strict=True) if over.any()
+            ]
+    return found

@@ -1,0 +1,54 @@
+"""What a plan uses of its budgets, what that is expected to cost, and why something is left."""
+
+from vllm_gac.schema import Plan, PlanBudget
+
+# What is left of a budget is explained from this share of the dense model on.
+_WORTH_A_WORD = 0.005
+
+
+def print_budgets(plan: Plan) -> None:
+    """One line for each budget, and one for the expected loss."""
+    budgets: list[tuple[str, str, PlanBudget, int, str]] = [
+        ("parameters", "parameters", plan.parameters, 1, ""),
+        ("KV cache", "kv_elements", plan.kv_elements, 1, " numbers per token"),
+    ]
+    if plan.nanoseconds is not None:
+        unit = " us a step of the decoder layers"
+        budgets.append(("time", "nanoseconds", plan.nanoseconds, 1000, unit))
+    for name, key, budget, unit_size, unit in budgets:
+        left = budget.allowed - budget.used
+        print(
+            f"{name:13}  {budget.used // unit_size:,} of {budget.allowed // unit_size:,} allowed"
+            f"{unit}, {budget.used / budget.dense:.1%} of dense, {left // unit_size:,} left"
+        )
+        if left >= _WORTH_A_WORD * budget.dense and (why := _why_left(plan, key)):
+            print(f"{'':13}  {why}")
+    measured = plan.expected_loss is not None
+    loss = plan.expected_loss if measured else plan.notes.get("expected_loss")
+    if isinstance(loss, int | float):
+        by = (
+            "by what was measured"
+            if measured
+            else "by what other models lose; not measured on this"
+        )
+        print(f"{'expected loss':13}  {loss:.4f} nats per token ({by})")
+
+
+def _why_left(plan: Plan, budget: str) -> str | None:
+    """A sentence; None for plans that do not say it."""
+    limits = plan.notes.get("limited_by")
+    if not isinstance(limits, dict) or not isinstance(limits.get(budget), list):
+        return None
+    names = {"parameters": "parameters", "kv_elements": "KV cache", "nanoseconds": "time"}
+    by = [names[name] for name in limits[budget] if name in names]
+    if not by:
+        return "More would not lower the expected loss: every part is as large as it can be chosen."
+    if by == [names.get(budget)]:
+        return "The next larger dims would need more than what is left."
+    objective = plan.notes.get("objective", "concave")
+    worse = "is expected to lose at least as much"
+    if objective != "concave":
+        worse = f"is worth no more by the objective {objective}"
+    return (
+        f"The {' and '.join(by)} budget binds: within it, every plan that takes more here {worse}."
+    )
