@@ -1,15 +1,18 @@
-"""The reference attention gives the same bits for a layer and for its padded twin."""
+"""The reference attention: the same bits for a layer and for its padded twin, in bounded memory."""
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import pad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_gac.contract import STRATEGIES, align
+from vllm_gac.kernels import reference
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention, write_cache
 from vllm_gac.rope import inverse_frequencies
 from vllm_gac.schema import RopeParameters
@@ -26,10 +29,17 @@ SEQUENCES = [(37, 37), (20, 61), (1, 90), (1, 3)]
     st.integers(1, 150),
     st.sampled_from(STRATEGIES),
     st.sampled_from([None, 29]),
+    st.sampled_from([1 << 22, 1 << 13]),
     st.integers(0, 99),
 )
 def test_padded_heads_give_the_same_bits(
-    latent: bool, pairs: int, value_size: int, strategy: Any, window: int | None, seed: int
+    latent: bool,
+    pairs: int,
+    value_size: int,
+    strategy: Any,
+    window: int | None,
+    largest: int,
+    seed: int,
 ) -> None:
     key_size = pairs if latent else 2 * pairs
     g = CacheGeometry(
@@ -59,15 +69,16 @@ def test_padded_heads_give_the_same_bits(
     up = random(g.key_heads, GROUP * HEAD_DIM, g.key_size)
 
     halves = 1 if latent else 2
-    expected = attention(g, queries, keys, values, up if latent else None, window)
-    padded = attention(
-        grown,
-        queries if latent else widened(queries, grown_key, halves),
-        widened(keys, grown_key, halves),
-        widened(values, grown_value),
-        widened(up, grown_key) if latent else None,
-        window,
-    )
+    with mock.patch.object(reference, "_LARGEST", largest):
+        expected = attention(g, queries, keys, values, up if latent else None, window)
+        padded = attention(
+            grown,
+            queries if latent else widened(queries, grown_key, halves),
+            widened(keys, grown_key, halves),
+            widened(values, grown_value),
+            widened(up, grown_key) if latent else None,
+            window,
+        )
     assert torch.equal(padded[..., :value_size], expected)
     assert not padded[..., value_size:].any()
 
@@ -114,6 +125,95 @@ def attention(
         None if up is None else LatentKeys(up, inv_freq),
     )
     return output
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.booleans(),
+    st.sampled_from([None, 1, 7, 29, 200]),
+    st.integers(1 << 11, 1 << 13),
+    st.sampled_from([9, 20, 40]),
+    st.integers(0, 99),
+)
+def test_tiles_of_any_size_give_the_same_numbers(
+    latent: bool, window: int | None, largest: int, rows: int, seed: int
+) -> None:
+    g = CacheGeometry(8, HEAD_DIM, 4, 12 if latent else HEAD_DIM, 2, 20)
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    queries = 9 * random(sum(count for count, _ in SEQUENCES), g.query_heads, g.query_size)
+    tokens = sum(context for _, context in SEQUENCES)
+    keys, values = (random(tokens, *heads) for heads in ((4, g.key_size), (2, g.value_size)))
+    up = random(g.key_heads, GROUP * HEAD_DIM, g.key_size) if latent else None
+    whole = attention(g, queries, keys, values, up, window)
+    with mock.patch.multiple(reference, _LARGEST=largest, _ROWS=rows):
+        in_tiles = attention(g, queries, keys, values, up, window)
+    torch.testing.assert_close(in_tiles, whole, rtol=1e-4, atol=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Numbers of the largest tensor that is made, and the context tokens that were met."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.met = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **kwargs or {})
+        views = func.is_view or any(made is x for x in args)
+        if isinstance(made, torch.Tensor) and not views:
+            self.numbers = max(self.numbers, made.numel())
+        if func is torch.ops.aten.index.Tensor:
+            self.met += made.shape[0] * made.shape[2]
+        return made
+
+
+def largest_tensor(
+    geometry: CacheGeometry, count: int, context: int, latent: bool, window: int | None = None
+) -> LargestTensor:
+    """Of a chunk of `count` tokens that ends a context, without computing anything."""
+    g = geometry
+    options = {"device": "meta", "dtype": torch.bfloat16}
+    cache = torch.empty(8, g.value_heads, BLOCK, g.key_width + g.value_size, **options)
+    up = torch.empty(g.key_heads, g.query_size, g.key_size, **options) if latent else None
+    inv_freq = torch.empty(1, g.query_size // 2, device="meta")
+    queries = torch.empty(count, g.query_heads, g.query_size, **options)
+    output = torch.empty(count, g.query_heads, g.value_size, **options)
+    table = torch.empty(1, context // BLOCK, dtype=torch.int32, device="meta")
+    rebuilt = None if up is None else LatentKeys(up, inv_freq)
+    with LargestTensor() as seen:
+        paged_attention(
+            queries, cache, table, [0, count], [context], g, 0.1, output, window, rebuilt
+        )
+    return seen
+
+
+@pytest.mark.parametrize("count", [1, 512])
+@pytest.mark.parametrize(
+    ("geometry", "latent"),
+    [
+        (CacheGeometry(32, 96, 8, 96, 8, 64), False),  # Llama-3-8B, compressed
+        (CacheGeometry(64, 128, 64, 128, 64, 128), False),  # many heads, none shared
+        (CacheGeometry(32, 128, 8, 64, 4, 128), True),
+    ],
+    ids=["8b", "64 heads", "latent"],
+)
+def test_no_tensor_grows_with_the_context(
+    geometry: CacheGeometry, latent: bool, count: int
+) -> None:
+    assert largest_tensor(geometry, count, 16384, latent).numbers <= 1.1 * (1 << 22)
+
+
+def test_what_no_query_sees_is_not_met() -> None:
+    """In a prompt half of the square; with a window, the window of each block of queries."""
+    g = CacheGeometry(8, 64, 8, 64, 8, 64)
+    blocks = 2048 // 256
+    assert largest_tensor(g, 2048, 2048, latent=False).met == 256 * blocks * (blocks + 1) // 2
+    near = largest_tensor(g, 256, 32768, latent=False, window=512).met
+    assert 512 + 255 <= near <= 512 + 255 + 2 * BLOCK
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

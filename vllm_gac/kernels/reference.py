@@ -1,5 +1,7 @@
 """Attention over the packed paged cache in plain torch: the CPU path and the yardstick.
 
+It works in tiles of queries and context, so its memory does not grow with either.
+
 A head size padded with zeros gives the same bits: in which order a GEMM adds depends on its
 sizes, so they are first brought to ones that a head has with and without padding.
 """
@@ -14,6 +16,9 @@ from vllm_gac.rope import cos_sin, rotate
 
 # No alignment of a head size (contract.py) crosses a multiple of it.
 _WHOLE = 64
+# Numbers of the largest tensor that attention makes, 16 MiB in fp32, whatever heads, chunk and
+# context are; fewer than eight live at once. And query tokens that are met at once.
+_LARGEST, _ROWS = 1 << 22, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,55 +104,120 @@ def paged_attention(
     counts the tokens a query sees, itself included.
     """
     for i, length in enumerate(context_lengths):
-        begin, end = query_starts[i], query_starts[i + 1]
-        if begin == end:
+        position = length - (query_starts[i + 1] - query_starts[i])  # of the first query token
+        if position == length:
             continue
-        position = length - (end - begin)  # of the first query token
-        first = 0 if window is None else max(0, position - window + 1)
-        keys, values = _gather(kv_cache, block_table[i], first, length, geometry)
-        if latent is not None:
-            keys = latent.rebuild(keys, first)
-        mask = _visible(position, length, first, window, query.device)
-        output[begin:end] = _attend(query[begin:end], keys, values, mask, scale).to(output.dtype)
+        context = _Context(kv_cache, block_table[i], geometry, latent)
+        rows, tile = _tiles(context)
+        queries = query[query_starts[i] : query_starts[i + 1]].split(rows)
+        outputs = output[query_starts[i] : query_starts[i + 1]].split(rows)
+        for some, attended in zip(queries, outputs, strict=True):
+            _attend(some, context, position, tile, scale, window, attended)
+            position += len(some)
 
 
-def _gather(
-    kv_cache: torch.Tensor, blocks: torch.Tensor, first: int, last: int, geometry: CacheGeometry
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cached rows first..last of one sequence as fp32 keys and values [heads, tokens, size]."""
-    block_size = kv_cache.shape[2]
-    start_block = first // block_size
-    rows = kv_cache[blocks[start_block : -(-last // block_size)].long()]
-    rows = rows.transpose(1, 2).flatten(0, 1)  # [tokens, value_heads, row]
-    rows = rows[first - start_block * block_size : last - start_block * block_size].float()
-    keys = rows[..., : geometry.key_width].reshape(-1, geometry.key_heads, geometry.key_size)
-    return keys.transpose(0, 1), rows[..., geometry.key_width :].transpose(0, 1)
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """One sequence's rows in the cache, through its `blocks`."""
+
+    kv_cache: torch.Tensor
+    blocks: torch.Tensor
+    geometry: CacheGeometry
+    latent: LatentKeys | None
+
+    def rows(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows first..last as fp32 keys and values [heads, tokens, size], keys rebuilt."""
+        g, block_size = self.geometry, self.kv_cache.shape[2]
+        start = first // block_size * block_size
+        rows = self.kv_cache[self.blocks[start // block_size : -(-last // block_size)].long()]
+        rows = rows.transpose(1, 2).flatten(0, 1)  # [tokens, value_heads, row]
+        rows = rows[first - start : last - start].float()
+        keys = rows[..., : g.key_width].reshape(-1, g.key_heads, g.key_size).transpose(0, 1)
+        if self.latent is not None:
+            keys = self.latent.rebuild(keys, first)
+        return keys, rows[..., g.key_width :].transpose(0, 1)
 
 
-def _visible(
-    position: int, length: int, first: int, window: int | None, device: torch.device
-) -> torch.Tensor:
-    """Which of the context tokens first..length each query token from `position` on may see."""
-    queries = torch.arange(position, length, device=device)[:, None]
-    context = torch.arange(first, length, device=device)[None, :]
-    visible = context <= queries
-    return visible if window is None else visible & (context > queries - window)
+def _tiles(context: _Context) -> tuple[int, int]:
+    """How many query tokens, and how many of the context, are met at once.
+
+    So that queries, rows, scores and results stay within _LARGEST. Of a size counts what `_whole`
+    makes of it: a layer and its padded twin are met in the same tiles.
+    """
+    g, latent = context.geometry, context.latent
+    rebuilt = g.key_heads if latent is None else g.key_heads * latent.up.shape[1] // g.query_size
+    query_size, key_size, value_size = map(_round_up, (g.query_size, g.key_size, g.value_size))
+    rows = min(_ROWS, max(1, _LARGEST // (g.query_heads * max(query_size, value_size))))
+    token = max(  # numbers of one token of the context
+        g.query_heads * rows,
+        rebuilt * query_size,
+        g.key_heads * key_size + g.value_heads * value_size,
+    )
+    return rows, max(1, _LARGEST // token)
 
 
 def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """query [tokens, heads, size] on keys and values [their heads, context, size]."""
-    size = values.shape[-1]
+    query: torch.Tensor,
+    context: _Context,
+    position: int,
+    tile: int,
+    scale: float,
+    window: int | None,
+    output: torch.Tensor,
+) -> None:
+    """query [tokens, heads, size] from `position` on, over what they see of `context`.
+
+    Of several tiles each is scaled by the largest score so far, and what came before again when
+    that grows (Milakov and Gimelshein 2018).
+    """
     # A rotary head is padded at the end of each half.
-    queries = _whole(query.float().transpose(0, 1), halves=2)
-    keys, values = _whole(keys, halves=2), _whole(values)
-    heads = queries.shape[0]
-    keys = keys.repeat_interleave(heads // keys.shape[0], dim=0)
-    values = values.repeat_interleave(heads // values.shape[0], dim=0)
-    scores = queries @ keys.transpose(1, 2) * scale
-    scores.masked_fill_(~mask, float("-inf"))
-    return (scores.softmax(dim=-1) @ values)[..., :size].transpose(0, 1)
+    queries = _whole(query.float().transpose(0, 1), halves=2) * scale
+    end = position + len(query)
+    starts = range(0 if window is None else max(0, position - window + 1), end, tile)
+    peak = queries.new_full((*queries.shape[:2], 1), torch.finfo(torch.float32).min)
+    total = torch.zeros_like(peak)
+    result = queries.new_zeros(())
+    for first in starts:
+        keys, values = context.rows(first, min(first + tile, end))
+        scores = _scores(queries, keys, position, first, window)
+        if len(starts) == 1:
+            result = _weighted(scores.softmax(-1), values)
+            break
+        before, peak = peak, torch.maximum(peak, scores.amax(-1, keepdim=True))
+        weights, kept = scores.sub_(peak).exp_(), before.sub_(peak).exp_()
+        total = total.mul_(kept).add_(weights.sum(-1, keepdim=True))
+        result = _weighted(weights, values).add_(result * kept)
+    else:
+        result /= total
+    output.copy_(result[..., : output.shape[-1]].transpose(0, 1))
+
+
+def _scores(
+    queries: torch.Tensor, keys: torch.Tensor, position: int, first: int, window: int | None
+) -> torch.Tensor:
+    """Scores [heads, queries, context] of queries from `position` on and keys from `first` on.
+
+    Those of tokens that a query does not see are -inf.
+    """
+    heads, count, size = queries.shape
+    grouped = queries.reshape(keys.shape[0], -1, size)
+    scores = (grouped @ _whole(keys, halves=2).transpose(1, 2)).view(heads, count, -1)
+    last, oldest = first + keys.shape[1] - 1, position + count - 1 - (window or position + count)
+    if last <= position and first > oldest:  # every query sees all of them
+        return scores
+    at = torch.arange(position, position + count, device=scores.device)[:, None]
+    context = torch.arange(first, last + 1, device=scores.device)[None, :]
+    hidden = context > at
+    if window is not None:
+        hidden |= context <= at - window
+    return scores.masked_fill_(hidden, float("-inf"))
+
+
+def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """weights [heads, queries, context] on values [value heads, context, size]."""
+    heads, count, context = weights.shape
+    grouped = weights.view(values.shape[0], -1, context)
+    return (grouped @ _whole(values)).view(heads, count, -1)
 
 
 def _whole(x: torch.Tensor, halves: int = 1) -> torch.Tensor:
@@ -156,3 +226,8 @@ def _whole(x: torch.Tensor, halves: int = 1) -> torch.Tensor:
     if not missing:
         return x
     return pad(x.unflatten(-1, (halves, -1)), (0, missing)).flatten(-2)
+
+
+def _round_up(size: int) -> int:
+    """To what `_whole` pads a size."""
+    return -(-size // _WHOLE) * _WHOLE
