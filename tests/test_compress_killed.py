@@ -11,14 +11,14 @@ from tests.killing import assert_disk_was_full, assert_resumed, run_child, surve
 
 
 def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:
-    summary = _surveyed(tmp_path, step=4)
+    summary = _surveyed(tmp_path, step=8)
     assert_resumed(summary, points=10)
 
 
 @pytest.mark.slow
 def test_resumes_to_the_same_bytes_from_every_single_point(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=1)
-    assert_resumed(summary, points=50)
+    assert_resumed(summary, points=80)
 
 
 def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> None:

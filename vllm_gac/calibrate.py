@@ -7,7 +7,6 @@ a third one, if asked for, what gradients say (gradients.py).
 """
 
 import hashlib
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from vllm_gac.checkpoint import Checkpoint, faults, open_checkpoint
-from vllm_gac.durable import sync_directory, write_tensors
+from vllm_gac.durable import write_tensors
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import Reference, batches, embed, layer_forward, layer_weights, reference
 from vllm_gac.gradients import measure_gradients
@@ -40,7 +39,7 @@ from vllm_gac.stats import (
     whole_model_shapes,
 )
 from vllm_gac.tokens import calibration_sequences
-from vllm_gac.workspace import locked, partial_of
+from vllm_gac.workspace import claimed, finished_before, partial_of, publish, refuse_existing
 
 DEFAULT_MAX_TOKENS = 1 << 16
 DEFAULT_SEQUENCE_LENGTH = 512
@@ -70,8 +69,8 @@ def calibrate(
     in `out`.partial; the same call goes on with it. Raises CheckpointError if the model is
     not a dense Llama or Mistral, the texts are too short, or `out` exists.
     """
-    if out.exists():
-        raise CheckpointError(f"{out}: exists; remove it or choose another file")
+    finished_before(out, "calibrate", {})
+    refuse_existing(out)
     checkpoint = open_dense(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
     if sequence_length < 2 and (probe_tokens or gradient_tokens):
@@ -88,14 +87,11 @@ def calibrate(
         "value_group": str(value_group or largest_value_group(checkpoint.layout)),
     }
     workspace = partial_of(out)
-    workspace.mkdir(parents=True, exist_ok=True)
-    with locked(workspace):
+    with claimed(workspace, "calibrate", {}):
         file = stats_file(workspace / "stats.safetensors", checkpoint.layout, metadata)
         _stream(checkpoint, tokens, file, metadata, device, progress)
         _measure_whole(checkpoint, tokens, file, metadata, device, progress)
-        file.path.replace(out)
-        sync_directory(out.parent)
-        shutil.rmtree(workspace)
+        publish(file.path, out)
 
 
 def _whole(tokens: int, length: int) -> int:

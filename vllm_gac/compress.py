@@ -31,8 +31,7 @@ from vllm_gac.model_directory import fingerprint, size_and_time
 from vllm_gac.plan import planned_layout, read_plan, uniform_plan
 from vllm_gac.planner import Asked, check_feasible, measured_plan
 from vllm_gac.stats import check_gradients, check_stats
-from vllm_gac.strict_json import read_json
-from vllm_gac.workspace import partial_of, renamed_before_the_end, workspace
+from vllm_gac.workspace import finished_before, recorded, workspace
 
 
 def compress(
@@ -57,10 +56,8 @@ def compress(
     `prune_criterion` is what MLP channels are chosen by. Statistics are read from `stats` (a file
     of calibrate.py) or measured on the text files `calibration`; the demo model brings its own,
     and where nothing shrinks none are needed. Raises a GacError for whatever is wrong with the
-    input before `out`.partial holds work worth resuming, and for a full disk.
+    input, in `out`.partial too if that is not ours, and for a full disk.
     """
-    if resume and renamed_before_the_end(out):
-        return open_checkpoint(out).layout
     checkpoint, asked = open_dense(model), asked or Asked()
     chosen = None
     if plan is not None:
@@ -92,7 +89,9 @@ def compress(
         "max_tokens": max_tokens,
         "sequence_length": sequence_length,
     }
-    with workspace(out, run, resume) as directory, _use_threads(threads):
+    if resume and finished_before(out, "compress", run):
+        return open_checkpoint(out).layout
+    with workspace(out, "compress", run, resume) as directory, _use_threads(threads):
         if texts:
             stats = directory / "stats.safetensors"
             if not stats.exists():
@@ -165,8 +164,7 @@ def _sha256(path: Path) -> str:
 
 def _threads(out: Path) -> int:
     """How many threads to compute with: sums depend on it, so a resumed run keeps its number."""
-    record = partial_of(out) / "run.json"
-    threads = read_json(record).get("threads") if record.exists() else None
+    threads = (recorded(out) or {}).get("threads")
     return threads if isinstance(threads, int) and threads > 0 else torch.get_num_threads()
 
 

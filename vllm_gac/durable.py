@@ -2,20 +2,25 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from vllm_gac.errors import CheckpointError
+from vllm_gac.errors import DiskError
 
 if TYPE_CHECKING:
     import torch
 
+# How the directories of files that are being written begin; those of killed runs stay behind.
+TEMPORARY = ".vllm-gac-"
+
 
 def write_text(path: Path, text: str) -> None:
-    """Write `path` atomically: beside it first, synced to disk, then renamed."""
+    """Write `path` atomically: elsewhere first, synced to disk, then renamed."""
     _write(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
@@ -45,6 +50,17 @@ def write_tensors(
     )
 
 
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """A directory that is empty at first and becomes `out` when the block is left well."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as directory:
+        partial = Path(directory, out.name)
+        partial.mkdir()
+        yield partial
+        partial.rename(out)
+
+
 def sync_directory(directory: Path) -> None:
     """Make renames and removals in `directory` survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY)
@@ -55,17 +71,20 @@ def sync_directory(directory: Path) -> None:
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Raises CheckpointError if the disk is full or not writable; `path` is then as it was."""
-    partial = path.with_name(path.name + ".tmp")
+    """Raises DiskError if the disk is full or not writable; `path` is then as it was."""
     try:
-        partial.touch()
-        mode = partial.stat().st_mode  # what the umask gives; safetensors makes files private
-        write(partial)
-        partial.chmod(mode)
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
+        # A directory of its own: whatever a writer leaves when it is killed is in there, and never
+        # taken for a file that was there before.
+        with TemporaryDirectory(prefix=TEMPORARY, dir=path.parent) as directory:
+            partial = Path(directory, path.name)
+            partial.touch()
+            mode = partial.stat().st_mode  # what the umask gives; safetensors makes files private
+            write(partial)
+            partial.chmod(mode)
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
         sync_directory(path.parent)
     except (OSError, SafetensorError) as e:
-        partial.unlink(missing_ok=True)
-        raise CheckpointError(f"{path}: cannot be written ({e})") from e
+        reason = getattr(e, "strerror", None) or e
+        raise DiskError(f"{path}: cannot be written ({reason})") from e

@@ -9,6 +9,10 @@ class CheckpointError(GacError):
     """A model directory is missing something, holds something extra, or is broken."""
 
 
+class DiskError(CheckpointError):
+    """A disk is full, fails, or holds what is in the way: once it does not, a run can go on."""
+
+
 class PlanError(GacError):
     """A plan, a budget or a knapsack problem is malformed or cannot be met."""
 

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac import __version__
-from vllm_gac.checkpoint import WEIGHT_DTYPES, faults, open_checkpoint
+from vllm_gac.checkpoint import WEIGHT_DTYPES, faults
 from vllm_gac.durable import write_bytes, write_json, write_tensors, write_text
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import llm_pruner, svd_llm
@@ -26,7 +26,7 @@ from vllm_gac.layout import ModelLayout
 from vllm_gac.model_card import layer_table, model_name
 from vllm_gac.model_directory import copy_companions, shard_path, size_and_time, write_index
 from vllm_gac.model_format import open_any_format
-from vllm_gac.workspace import renamed_before_the_end, workspace
+from vllm_gac.workspace import finished_before, workspace
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
@@ -61,10 +61,6 @@ def import_model(
     they are what `source` has. Raises CheckpointError for whatever is wrong with the source, if it
     is not in `format`, if there is nothing to convert, and for a full disk.
     """
-    if resume and renamed_before_the_end(out):
-        done = open_checkpoint(out)
-        found = done.layout, str(done.raw_config["dtype"]), _has_tokenizer(out)
-        return Conversion(done.raw_config["gac"]["source"]["format"], *found)
     model, companions = _open(source, base)
     if format not in ("auto", model.format):
         raise CheckpointError(f"{source}: is in the format {model.format}, not {format}")
@@ -79,7 +75,9 @@ def import_model(
         "dtype": stored,
         "base": str(base) if base else None,
     }
-    with workspace(out, run, resume) as directory:
+    if resume and finished_before(out, "import", run):
+        return Conversion(model.format, model.layout, stored, _has_tokenizer(out))
+    with workspace(out, "import", run, resume) as directory:
         _write_shards(model, stored, directory / "model", progress)
         _write_companions(model, stored, companions, base or source, directory / "model")
         write_index(directory / "model")

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_gac.errors import CheckpointError
+from vllm_gac.errors import CheckpointError, DiskError
 from vllm_gac.shards import TensorInfo, version_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ShardFiles:
                 buffer, position = buffer[count:], position + count
             status = os.fstat(descriptor)
         except OSError as e:
-            raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
+            raise DiskError(f"{path}: cannot be read ({e.strerror or e})") from e
         if info.version is not None and version_of(status) != info.version:
             raise _changed(path)
 

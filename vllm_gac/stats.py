@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from vllm_gac.choices import MERGEABLE
-from vllm_gac.errors import CheckpointError
+from vllm_gac.errors import CheckpointError, DiskError
 from vllm_gac.layout import LINEARS, ModelLayout
 from vllm_gac.methods.compressor import Compressor
 from vllm_gac.methods.layer import choices
@@ -128,7 +128,7 @@ class StatsFile:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as e:
-            raise CheckpointError(f"{self.path}: cannot be written ({e})") from e
+            raise DiskError(f"{self.path}: cannot be written ({e.strerror or e})") from e
 
 
 def stats_file(path: Path, layout: ModelLayout, metadata: Mapping[str, str]) -> StatsFile:

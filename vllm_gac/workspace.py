@@ -1,56 +1,100 @@
 """OUT.partial: where a long run keeps its work until OUT can appear whole.
 
+OUT.partial/run.json   whose work this is and what was asked for, so that --resume continues it
 OUT.partial/lock       held while a process works here
-OUT.partial/run.json   what was asked for, so that --resume continues the same run
 OUT.partial/model/     becomes OUT by one rename
+
+Only what a run has marked by its run.json is ever written to or removed. Whatever else lies under
+that name is somebody's: it is left alone, and the run refused.
 """
 
 import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.durable import sync_directory, write_json
-from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.durable import TEMPORARY, sync_directory, write_json
+from vllm_gac.errors import CheckpointError, DiskError, GacError
 from vllm_gac.strict_json import read_json
 
-_MODEL = "model"
+_FORMAT = 1
+_RECORD, _LOCK, _MODEL = "run.json", "lock", "model"
+# What calibration keeps, its own directory within that of a compression included.
+_MEASURED = ("stats.safetensors*", "hidden-*.safetensors")
+_TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
+_EMPTY = (_LOCK, *_TEMPORARIES)
+_OURS = (_RECORD, _MODEL, *_MEASURED, *_EMPTY)
 
 
 @contextmanager
-def workspace(out: Path, run: Mapping[str, Any], resume: bool) -> Iterator[Path]:
-    """The locked workspace OUT.partial of the run that `run` (JSON values) describes.
+def workspace(out: Path, command: str, run: Mapping[str, Any], resume: bool) -> Iterator[Path]:
+    """The locked workspace OUT.partial of the run of `command` that `run` (JSON values) describes.
 
     What is put into its model/ becomes OUT when the block is left without an exception. After a
-    failure the workspace stays for `resume`, unless there is nothing in it to resume. Raises
-    CheckpointError if OUT exists, if another process is at work, if there is unfinished work and
-    not `resume`, or if that work is of another run.
+    refusal only what was measured stays; after any other failure all work stays, for `resume`.
+    Raises CheckpointError if OUT exists, if another process is at work, if there is unfinished
+    work and not `resume`, if that work is of another run, or if OUT.partial is not ours.
     """
     directory = partial_of(out)
-    _refuse_existing(out)
-    if directory.exists() and not resume:
+    refuse_existing(out)
+    if recorded(out) is not None and not resume:
         raise CheckpointError(
             f"{directory}: unfinished work of an earlier run; "
             "continue it with --resume, or remove it"
         )
+    with claimed(directory, command, run):
+        refuse_existing(out)  # again: another run may have finished meanwhile
+        model = directory / _MODEL
+        model.mkdir(exist_ok=True)
+        _remove_all(model, _TEMPORARIES)
+        yield directory
+        sync_directory(model)
+        publish(model, out)
+
+
+@contextmanager
+def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[None]:
+    """Make `directory` the workspace of this run, or go on in it, and hold its lock meanwhile.
+
+    Raises CheckpointError if another process holds it, or if it is another run's or not ours.
+    """
+    _read_record(directory)  # before anything is written there
     directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory):
+    with _locked(directory):
+        before = _read_record(directory)
+        _remove_all(directory, _TEMPORARIES)
+        if before is None:
+            write_json(directory / _RECORD, _record(command, run))
+        else:
+            _check_same(directory, before, _record(command, run))
         try:
-            _refuse_existing(out)  # again: another run may have finished meanwhile
-            _same_run(directory / "run.json", run)
-            (directory / _MODEL).mkdir(exist_ok=True)
-            yield directory
-            sync_directory(directory / _MODEL)
-            (directory / _MODEL).rename(out)
-            sync_directory(out.parent)
-            shutil.rmtree(directory)
-        except GacError:
+            yield
+        except GacError as e:
+            # Refused once, refused again; only a disk gets well.
+            if not isinstance(e, DiskError):
+                _remove_all(directory, (_MODEL,))
             if not any(directory.rglob("*.safetensors")):
-                shutil.rmtree(directory)
+                _remove(directory)
             raise
+
+
+def publish(product: Path, out: Path) -> None:
+    """Let `product`, which lies in the claimed workspace of `out`, become `out`; end the workspace.
+
+    Raises DiskError if there is something at `out` by now.
+    """
+    directory = product.parent
+    record = read_json(directory / _RECORD)
+    # By this it is known once it was renamed, should we be stopped before the end.
+    write_json(directory / _RECORD, record | {"inode": product.stat().st_ino})
+    refuse_existing(out)
+    product.rename(out)
+    sync_directory(out.parent)
+    _remove(directory)
 
 
 def partial_of(out: Path) -> Path:
@@ -58,30 +102,111 @@ def partial_of(out: Path) -> Path:
     return out.with_name(out.name + ".partial")
 
 
-def renamed_before_the_end(out: Path) -> bool:
-    """Whether a run was stopped between OUT's appearance and the end of its clean-up; ends it."""
+def recorded(out: Path) -> Mapping[str, Any] | None:
+    """What the unfinished run that is to make `out` was asked for; None if there is none.
+
+    Raises CheckpointError if OUT.partial is not ours.
+    """
+    record = _read_record(partial_of(out))
+    return None if record is None else record["run"]
+
+
+def finished_before(out: Path, command: str, run: Mapping[str, Any]) -> bool:
+    """Whether this run was stopped between OUT's appearance and the end of its clean-up; ends it.
+
+    Raises CheckpointError if it was another run that ended so.
+    """
     directory = partial_of(out)
-    if not (out.is_dir() and directory.is_dir()) or (directory / _MODEL).exists():
+    if not (out.exists() and directory.is_dir()):
         return False
-    with locked(directory):
-        shutil.rmtree(directory)
+    record = _read_record(directory)
+    if record is None:
+        if not any(directory.iterdir()):
+            directory.rmdir()
+        return False
+    if record.get("inode") != out.stat().st_ino:
+        return False
+    with _locked(directory):
+        _check_same(directory, record, _record(command, run))
+        _remove(directory)
     return True
 
 
+def refuse_existing(out: Path) -> None:
+    """Raise DiskError if there is anything at `out`, even a link to nowhere."""
+    if os.path.lexists(out):
+        raise DiskError(f"{out}: exists; remove it or choose another output")
+
+
+def _remove(directory: Path) -> None:
+    """Remove a workspace, but for files that no run puts there."""
+    _remove_all(directory, (_MODEL, *_MEASURED, *_EMPTY))
+    (directory / _RECORD).unlink(missing_ok=True)  # last: by it the rest is known as ours
+    with suppress(OSError):
+        directory.rmdir()
+
+
+def _remove_all(directory: Path, patterns: tuple[str, ...]) -> None:
+    for path in sorted(directory.iterdir()):
+        if not any(fnmatch(path.name, pattern) for pattern in patterns):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _record(command: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    return {"workspace": _FORMAT, "command": command, "run": dict(run)}
+
+
+def _read_record(directory: Path) -> dict[str, Any] | None:
+    """The record of the run whose work `directory` holds; None if nothing has begun there.
+
+    Raises CheckpointError for whatever is not the work of a run.
+    """
+    if not os.path.lexists(directory):
+        return None
+    if not directory.is_dir():
+        raise _not_ours(directory, "is not a directory")
+    names = sorted(path.name for path in directory.iterdir())
+    for name in names:
+        if not any(fnmatch(name, pattern) for pattern in _OURS):
+            raise _not_ours(directory, f"holds {name}, which vllm-gac did not write")
+    if _RECORD not in names:
+        for name in names:
+            if not any(fnmatch(name, pattern) for pattern in _EMPTY):
+                raise _not_ours(directory, f"has no {_RECORD} of vllm-gac")
+        return None
+    record = read_json(directory / _RECORD)
+    if record.get("workspace") != _FORMAT or not isinstance(record.get("run"), dict):
+        raise _not_ours(directory, f"its {_RECORD} is not of this release of vllm-gac")
+    return record
+
+
+def _not_ours(directory: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{directory}: {why}; work in progress would be kept there: "
+        "move it away, or choose another output"
+    )
+
+
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def _locked(directory: Path) -> Iterator[None]:
     """Hold the lock of an existing directory, which may be removed meanwhile.
 
     The system lets go of it if the process dies. Raises CheckpointError if another one holds it.
     """
-    path = directory / "lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    path, descriptor = directory / _LOCK, None
     try:
-        if not _acquired(descriptor, path):
+        with suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if descriptor is None or not _acquired(descriptor, path):
             raise CheckpointError(f"{directory}: another process is writing here")
         yield
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _acquired(descriptor: int, path: Path) -> bool:
@@ -93,19 +218,16 @@ def _acquired(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _refuse_existing(out: Path) -> None:
-    if out.exists():
-        raise CheckpointError(f"{out}: exists; remove it or choose another directory")
-
-
-def _same_run(path: Path, run: Mapping[str, Any]) -> None:
-    """Record `run`, or check that it is the one on record."""
-    if not path.exists():
-        write_json(path, run)
-        return
-    for key, before in read_json(path).items():
-        if run.get(key) != before:
+def _check_same(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless both records are of the same run."""
+    if before.get("command") != now["command"]:
+        raise CheckpointError(
+            f"{directory}: unfinished work of {before.get('command')}, not of {now['command']}; "
+            "remove it, or choose another output"
+        )
+    for key, value in before["run"].items():
+        if now["run"].get(key) != value:
             raise CheckpointError(
-                f"{path.parent}: was started with {key} = {before!r}, not {run.get(key)!r}; "
+                f"{directory}: was started with {key} = {value!r}, not {now['run'].get(key)!r}; "
                 "resume with the same inputs, or remove it"
             )

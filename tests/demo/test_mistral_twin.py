@@ -55,3 +55,11 @@ def test_an_existing_directory_is_not_overwritten(
 ) -> None:
     assert main([str(tmp_path)]) == 1
     assert "exists already" in capsys.readouterr().err
+
+
+def test_work_that_others_keep_beside_it_stays(tmp_path: Path) -> None:
+    (tmp_path / "twin.partial").mkdir()
+    (tmp_path / "twin.partial" / "thesis.txt").write_text("years")
+    assert main([str(tmp_path / "twin")]) == 0
+    assert (tmp_path / "twin.partial" / "thesis.txt").read_text() == "years"
+    assert {path.name for path in tmp_path.iterdir()} == {"twin", "twin.partial"}

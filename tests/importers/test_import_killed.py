@@ -13,7 +13,7 @@ from tests.killing import assert_disk_was_full, assert_resumed, run_child, surve
 
 def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:
     saved(tmp_path, svd_llm())
-    summary = run_child(__name__, tmp_path, step=3)
+    summary = run_child(__name__, tmp_path, step=6)
     assert_resumed(summary, points=8)
 
 

@@ -206,7 +206,7 @@ def test_nan_is_refused(model: Path, tmp_path: Path) -> None:
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight: contains NaN or infinity"):
         repair(model, tmp_path / "out", progress=False)
-    assert not (tmp_path / "out").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
 
 
 def test_an_unknown_gpu_is_refused_before_anything_is_written(
@@ -245,9 +245,19 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(
     assert repair(model, tmp_path / "third", progress=False).lowered == []
 
 
-def test_a_run_stopped_after_the_renaming_only_cleans_up(model: Path, tmp_path: Path) -> None:
-    done = repair(model, tmp_path / "out", redecompose=True, progress=False)
-    (tmp_path / "out.partial").mkdir()
+def test_a_run_stopped_after_the_renaming_only_cleans_up(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(directory: Path) -> None:
+        raise KeyboardInterrupt
+
+    done = repair(model, tmp_path / "whole", redecompose=True, progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("vllm_gac.workspace._remove", stop)
+        with pytest.raises(KeyboardInterrupt):
+            repair(model, tmp_path / "out", redecompose=True, progress=False)
+    with pytest.raises(CheckpointError, match="was started with redecompose = True, not False"):
+        repair(model, tmp_path / "out", resume=True, progress=False)
     again = repair(model, tmp_path / "out", redecompose=True, resume=True, progress=False)
     assert again == done
     assert not (tmp_path / "out.partial").exists()

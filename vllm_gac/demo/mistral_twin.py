@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_gac.demo import MODEL
+from vllm_gac.durable import appearing
 from vllm_gac.errors import GacError
 from vllm_gac.strict_json import read_json
 
@@ -38,14 +39,11 @@ def write_mistral_twin(out: Path, sliding_window: int = 256) -> None:
     config["architectures"] = ["MistralForCausalLM"]
     config["model_type"] = "mistral"
     config["sliding_window"] = sliding_window
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name in _COPIED:
-        shutil.copyfile(MODEL / name, partial / name)
-    text = json.dumps(config, indent=2) + "\n"
-    (partial / "config.json").write_text(text, encoding="utf-8")
-    partial.rename(out)
+    with appearing(out) as partial:
+        for name in _COPIED:
+            shutil.copyfile(MODEL / name, partial / name)
+        text = json.dumps(config, indent=2) + "\n"
+        (partial / "config.json").write_text(text, encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,6 @@ how many steps fit if `--minutes` ends the schedule.
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -23,6 +22,7 @@ from vllm_gac.demo.corpus import Corpus, Document, join, read_corpus
 from vllm_gac.demo.llama import Architecture, Llama
 from vllm_gac.demo.tokenizer import BOS_ID, EOS_ID, save_tokenizer, train_tokenizer
 from vllm_gac.demo.training import Schedule, train
+from vllm_gac.durable import appearing
 from vllm_gac.errors import GacError
 
 
@@ -72,12 +72,10 @@ def run(out: Path, corpus: Corpus, schedule: Schedule, device: torch.device, com
     )
     model = Llama(architecture, schedule.dropout).to(device)
     history = train(model, tokens, validation, schedule)
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _save(model, tokenizer, architecture, partial)
-    write_card(partial, corpus, join(corpus.split("heldout")), schedule, history, device, command)
-    partial.rename(out)
+    heldout = join(corpus.split("heldout"))
+    with appearing(out) as partial:
+        _save(model, tokenizer, architecture, partial)
+        write_card(partial, corpus, heldout, schedule, history, device, command)
 
 
 def _stream(tokenizer: Tokenizer, documents: Sequence[Document], device: torch.device) -> Tensor:

@@ -25,7 +25,7 @@ from vllm_gac.repair.dims import padded_layout
 from vllm_gac.repair.padding import new_table, padded_tensor
 from vllm_gac.repair.ranks import Lowered, lower_ranks, lowered_layout
 from vllm_gac.schema import Strategy
-from vllm_gac.workspace import renamed_before_the_end, workspace
+from vllm_gac.workspace import finished_before, workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,6 @@ def repair(
     before = source.layout
     lowered = lowered_layout(before, strategy, gpu) if redecompose else before
     after = padded_layout(lowered, strategy, gpu, tp, quantized)
-    if resume and renamed_before_the_end(out):
-        return Repaired(before, after, _recorded(out))
     wanted = {
         "strategy": strategy,
         "gpu": gpu,
@@ -76,7 +74,9 @@ def repair(
         "model": fingerprint(source),
         "redecompose": redecompose,
     }
-    with workspace(out, run, resume) as directory:
+    if resume and finished_before(out, "repair", run):
+        return Repaired(before, after, _recorded(out))
+    with workspace(out, "repair", run, resume) as directory:
         changes = _write_shards(source, lowered, after, directory / "model", progress)
         entry = wanted | {
             "tool": f"vllm-gac {__version__}",
