@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from vllm_gac.checkpoint import Checkpoint, faults, open_checkpoint
+from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.dense_model import open_dense
 from vllm_gac.durable import write_tensors
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import Reference, batches, embed, layer_forward, layer_weights, reference
@@ -97,18 +98,6 @@ def calibrate(
 def _whole(tokens: int, length: int) -> int:
     """As many tokens as whole sequences have; at least one, unless none are wanted."""
     return max(tokens // length, 1) * length if tokens else 0
-
-
-def open_dense(model: Path) -> Checkpoint:
-    """Open a directory that is to be compressed. Raises CheckpointError for what cannot be."""
-    checkpoint = open_checkpoint(model)
-    if checkpoint.config.gac is not None:
-        raise CheckpointError(f"{model}: is compressed already; start from the dense model")
-    if checkpoint.layout.attention_bias or checkpoint.layout.mlp_bias:
-        raise CheckpointError(f"{model}: models with biased linears cannot be compressed yet")
-    for fault in faults(checkpoint):
-        raise CheckpointError(fault)
-    return checkpoint
 
 
 def _stream(

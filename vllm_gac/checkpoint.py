@@ -1,9 +1,11 @@
 """Model directories on disk: headers first, tensors when asked, faults as sentences.
 
-Only `config.json` and `*.safetensors` are opened; pickles never are.
+Only `config.json` and `*.safetensors` are opened, or where there are none `pytorch_model*.bin`,
+whose pickles are interpreted and never run.
 """
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.finite import is_finite
+from vllm_gac.foreign import not_a_directory, quantized, without_config
 from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.pickles.state_dicts import read_state_dict_headers, state_dict_files
 from vllm_gac.schema import HfConfig, validate
 from vllm_gac.shard_files import ShardFiles
 from vllm_gac.shards import INDEX_FILE as INDEX_FILE
@@ -103,7 +107,17 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     directory = Path(directory)
     raw, where = read_config(directory), str(directory / "config.json")
     config, layout = validate(HfConfig, raw, where), layout_of(raw, where)
-    return Checkpoint(directory, raw, config, layout, read_headers(directory))
+    return Checkpoint(directory, raw, config, layout, tensor_headers(directory))
+
+
+def tensor_headers(directory: Path) -> dict[str, TensorInfo]:
+    """Every tensor in `directory` by name: of its safetensors files, else of its state dicts.
+
+    Raises CheckpointError as `read_headers` and `read_state_dict_headers`.
+    """
+    if any(directory.glob("*.safetensors*")) or not state_dict_files(directory):
+        return read_headers(directory)
+    return read_state_dict_headers(directory)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -112,9 +126,12 @@ def read_config(directory: Path) -> dict[str, Any]:
     Raises CheckpointError if there is no such directory or config, or if it is not JSON.
     """
     if not directory.is_dir():
-        raise CheckpointError(f"{directory}: not a directory; a model must be on this machine")
-    refuse_escape(directory, directory / "config.json")
-    return read_json(directory / "config.json")
+        raise CheckpointError(f"{directory}: {not_a_directory(directory)}")
+    path = directory / "config.json"
+    if not os.path.lexists(path) and (fault := without_config(directory)):
+        raise CheckpointError(f"{directory}: {fault}")
+    refuse_escape(directory, path)
+    return read_json(path)
 
 
 def faults(checkpoint: Checkpoint, finite: bool = False) -> Iterator[str]:
@@ -123,9 +140,8 @@ def faults(checkpoint: Checkpoint, finite: bool = False) -> Iterator[str]:
     With `finite`, reads every tensor and also reports NaN and infinity.
     """
     directory, found = checkpoint.directory, checkpoint.tensors
-    if "quantization_config" in checkpoint.raw_config:
-        where = f"{directory / 'config.json'}: quantization_config"
-        yield f"{where}: tensors that a quantizer packed cannot be checked"
+    if packed := quantized(checkpoint.raw_config, directory):
+        yield packed
         return
     required = checkpoint.required()
     for name, shape in required.items():

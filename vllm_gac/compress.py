@@ -19,10 +19,10 @@ from vllm_gac.calibrate import (
     DEFAULT_PROBE_TOKENS,
     DEFAULT_SEQUENCE_LENGTH,
     calibrate,
-    open_dense,
 )
 from vllm_gac.checkpoint import Checkpoint, open_checkpoint
 from vllm_gac.compressed_model import write_compressed
+from vllm_gac.dense_model import open_dense
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import ModelLayout
 from vllm_gac.methods.lowrank import Whitening

@@ -31,8 +31,9 @@ def read_profile(gpu: str = DEFAULT_GPU) -> GpuProfile:
         path = Path(gpu)
     else:
         raise ProfileError(
-            f"no profile of GPU {gpu!r}: there are {', '.join(shipped_profiles())}, "
-            "or give the path of a profile.json"
+            f"no profile of GPU {gpu!r}: there are {', '.join(shipped_profiles())}; measure "
+            "others on the GPU itself, with 'vllm-gac profile --out profile.json', and give the "
+            "path of that file"
         )
     return validate(GpuProfile, read_json(path, ProfileError), str(path), ProfileError)
 

@@ -15,17 +15,20 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac import __version__
-from vllm_gac.checkpoint import WEIGHT_DTYPES, faults
+from vllm_gac.checkpoint import WEIGHT_DTYPES, Checkpoint, faults
 from vllm_gac.durable import write_bytes, write_json, write_tensors, write_text
 from vllm_gac.errors import CheckpointError
+from vllm_gac.foreign import not_a_directory, without_config
 from vllm_gac.importers import llm_pruner, svd_llm
-from vllm_gac.importers.imported import Format, Imported
+from vllm_gac.importers.imported import Format, Imported, Source
 from vllm_gac.importers.pickled_companions import pickled_companions
 from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.layout import ModelLayout
 from vllm_gac.model_card import layer_table, model_name
 from vllm_gac.model_directory import copy_companions, shard_path, size_and_time, write_index
 from vllm_gac.model_format import open_any_format
+from vllm_gac.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
+from vllm_gac.pickles.torch_file import open_torch_file
 from vllm_gac.workspace import finished_before, workspace
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -61,7 +64,10 @@ def import_model(
     they are what `source` has. Raises CheckpointError for whatever is wrong with the source, if it
     is not in `format`, if there is nothing to convert, and for a full disk.
     """
-    model, companions = _open(source, base)
+    pickle = _pickle_of(source)
+    if pickle is not None and is_state_dict(open_torch_file(pickle)):
+        source, pickle = _directory_of(pickle), None
+    model, companions = _open(source, pickle, base)
     if format not in ("auto", model.format):
         raise CheckpointError(f"{source}: is in the format {model.format}, not {format}")
     for fault in faults(model):
@@ -85,16 +91,20 @@ def import_model(
     return Conversion(model.format, model.layout, stored, tokenizer)
 
 
-def _open(source: Path, base: Path | None) -> tuple[Imported, Mapping[str, bytes]]:
-    """The model in `source`, and the files beside it whose contents lie in a pickle."""
+def _open(
+    source: Path, pickle: Path | None, base: Path | None
+) -> tuple[Imported, Mapping[str, bytes]]:
+    """The model in `pickle` or else `source`, and the files whose contents lie in that pickle."""
     if base is not None and not base.is_dir():
         raise CheckpointError(f"{base}: not a directory; a model must be on this machine")
-    pickle = _pickle_of(source)
     if pickle is not None:
-        pickled = open_pickled_model(pickle, base)
-        importer = svd_llm if svd_llm.wrote(pickled) else llm_pruner
-        return importer.read(pickled), {} if base else pickled_companions(pickled)
+        whole = open_pickled_model(pickle, base)
+        importer = svd_llm if svd_llm.wrote(whole) else llm_pruner
+        return importer.read(whole), {} if base else pickled_companions(whole)
     _, model = open_any_format(source)
+    pickled = any(info.file.endswith(".bin") for info in model.tensors.values())
+    if model.config.gac is None and not isinstance(model, Imported) and pickled:
+        return _dense(model), {}
     if not isinstance(model, Imported):
         what = "compressed already" if model.config.gac else "a dense model"
         raise CheckpointError(f"{source}: {what}: nothing to convert, it is served as it is")
@@ -105,15 +115,48 @@ def _pickle_of(source: Path) -> Path | None:
     """The one pickle that `source` is or holds; None if there are safetensors, which come first."""
     if source.suffix == ".safetensors":
         raise CheckpointError(f"{source}: one file of a model; give the directory that it is in")
+    if source.is_dir() and (fault := without_config(source)):
+        raise CheckpointError(f"{source}: {fault}")
     if not source.is_dir():
+        if not source.exists() or source.suffix == ".gguf":
+            raise CheckpointError(f"{source}: {not_a_directory(source)}")
         return source
-    if any(source.glob("*.safetensors")):
+    if any(source.glob("*.safetensors*")) or (source / INDEX_FILE).exists():
         return None
     pickles = sorted(path for path in source.iterdir() if path.suffix in _PICKLES)
+    if len(pickles) > 1 and pickles == state_dict_files(source):
+        return None  # shards without an index
     if len(pickles) > 1:
         names = ", ".join(path.name for path in pickles[:3])
         raise CheckpointError(f"{source}: holds {len(pickles)} pickles ({names}...); name one")
     return pickles[0] if pickles else None
+
+
+def _directory_of(pickle: Path) -> Path:
+    """The model directory that a state dict belongs to."""
+    if pickle not in state_dict_files(pickle.parent):
+        raise CheckpointError(
+            f"{pickle}: tensors without a model; put it beside the model's config.json as "
+            "pytorch_model.bin, and give that directory"
+        )
+    return pickle.parent
+
+
+def _dense(model: Checkpoint) -> Imported:
+    """A dense model in state dicts: its tensors stay what they are, and become safetensors."""
+    shapes = model.layout.tensors()
+    tied = {"lm_head.weight"} if model.layout.tie_word_embeddings else set()
+    return Imported(
+        format="dense",
+        directory=model.directory,
+        raw_config=model.raw_config,
+        config=model.config,
+        layout=model.layout,
+        tensors=model.tensors,
+        sources={name: Source((name,)) for name in shapes},
+        expected=shapes,
+        unused=frozenset(tied),
+    )
 
 
 def _widest(model: Imported) -> Dtype:
@@ -182,6 +225,8 @@ def _write_companions(
 
 def _config(model: Imported, dtype: Dtype) -> dict[str, Any]:
     kept = {key: value for key, value in model.raw_config.items() if key != "torch_dtype"}
+    if "gac" not in kept:
+        return kept | {"dtype": dtype}
     source = kept["gac"]["source"] | {"tool": f"vllm-gac {__version__}"}
     return kept | {"dtype": dtype, "gac": kept["gac"] | {"source": source}}
 

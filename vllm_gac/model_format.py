@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from vllm_gac.checkpoint import Checkpoint, open_checkpoint, read_config
+from vllm_gac.checkpoint import Checkpoint, open_checkpoint, read_config, tensor_headers
+from vllm_gac.errors import CheckpointError
+from vllm_gac.foreign import quantized
 from vllm_gac.importers import recognize
 from vllm_gac.importers.imported import Format as Format
 from vllm_gac.importers.imported import Source, dense_of, imported
 from vllm_gac.infer_layout import infer_layout
-from vllm_gac.shards import read_headers
 
 
 def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
@@ -21,9 +22,11 @@ def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
     directory = Path(directory)
     raw = read_config(directory)
     if importer := recognize(raw):
-        written = importer(directory, raw, read_headers(directory))
+        written = importer(directory, raw, tensor_headers(directory))
         return written.format, written
     checkpoint = open_checkpoint(directory)
+    if checkpoint.config.gac is None and (packed := quantized(raw, directory)):
+        raise CheckpointError(packed)
     if importer := recognize(raw, checkpoint.tensors):
         written = importer(directory, raw, checkpoint.tensors)
         return written.format, written

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.foreign import other_family
 from vllm_gac.registration import ARCHITECTURE
 
 
@@ -170,6 +171,8 @@ class HfConfig(BaseModel):
         """Fill in what transformers derives: KV heads, head_dim, and RoPE from its spellings."""
         if not isinstance(raw, dict):
             return raw
+        if fault := other_family(raw):
+            raise ValueError(fault)
         filled = {k: v for k, v in raw.items() if v is not None}
         heads, hidden = filled.get("num_attention_heads"), filled.get("hidden_size")
         if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from vllm_gac.errors import CheckpointError
+from vllm_gac.foreign import lfs_pointer, without_weights
 from vllm_gac.strict_json import MAX_BYTES, parse_json, read_bounded, read_json
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -44,16 +45,14 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
     the directory, if two hold the same tensor, or if the index says otherwise.
     """
     index_path = directory / INDEX_FILE
-    weight_map = _weight_map(directory, index_path) if os.path.lexists(index_path) else None
-    if weight_map is not None:
+    weight_map = None
+    if os.path.lexists(index_path):
+        weight_map = read_weight_map(directory, index_path, ".safetensors")
         files = sorted(set(weight_map.values()))
     else:
         files = sorted(path.name for path in directory.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(
-            f"{directory}: no *.safetensors files; pickles (.bin, .pt) are never opened, "
-            "'vllm-gac import' converts them"
-        )
+    if not set(files) - {"adapter_model.safetensors"}:
+        raise CheckpointError(f"{directory}: {without_weights(directory)}")
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         for name, info in _shard_header(directory, file).items():
@@ -61,7 +60,7 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
                 raise CheckpointError(f"{directory / file}: {name} is also in {tensors[name].file}")
             tensors[name] = info
     if weight_map is not None:
-        _check_index(directory, weight_map, tensors)
+        check_index(index_path, weight_map, tensors)
     return tensors
 
 
@@ -78,7 +77,11 @@ def refuse_escape(directory: Path, path: Path) -> None:
     raise CheckpointError(f"{path}: links to {target}, outside the model directory")
 
 
-def _weight_map(directory: Path, index_path: Path) -> dict[str, str]:
+def read_weight_map(directory: Path, index_path: Path, suffix: str) -> dict[str, str]:
+    """The file of every tensor by an index, each of them a name that ends in `suffix`.
+
+    Raises CheckpointError for an index that is malformed or outside of `directory`.
+    """
     refuse_escape(directory, index_path)
     weight_map = read_json(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -86,16 +89,30 @@ def _weight_map(directory: Path, index_path: Path) -> dict[str, str]:
     for name, file in weight_map.items():
         if (
             not isinstance(file, str)
-            or not file.endswith(".safetensors")
+            or not file.endswith(suffix)
             or not file.isprintable()
             or "/" in file
             or "\\" in file
         ):
             raise CheckpointError(
-                f"{index_path}: {name}: {file!r} is not the name of a .safetensors file "
+                f"{index_path}: {name}: {file!r} is not the name of a {suffix} file "
                 "in the model directory"
             )
     return weight_map
+
+
+def check_index(
+    index_path: Path, weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]
+) -> None:
+    """Raise CheckpointError unless an index and the `tensors` of its files are the same."""
+    for name, file in weight_map.items():
+        if name not in tensors or tensors[name].file != file:
+            raise CheckpointError(f"{index_path}: {name} is not in {file}")
+    for name, info in tensors.items():
+        if name not in weight_map:
+            raise CheckpointError(
+                f"{index_path.parent / info.file}: {name} is not listed in {index_path.name}"
+            )
 
 
 def _shard_header(directory: Path, file: str) -> dict[str, TensorInfo]:
@@ -123,7 +140,10 @@ def _version(path: Path) -> tuple[int, int]:
 
 def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
     """The header of a file that safetensors accepts, and where its data begins."""
-    length = int.from_bytes(read_bounded(path, CheckpointError, 8), "little")
+    start = read_bounded(path, CheckpointError, 64)
+    if fault := lfs_pointer(start):
+        raise CheckpointError(f"{path}: {fault}")
+    length = int.from_bytes(start[:8], "little")
     if length > MAX_BYTES:
         raise CheckpointError(
             f"{path}: not a readable safetensors file (its header would be {length} bytes, "
@@ -137,14 +157,3 @@ def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
         raise CheckpointError(f"{path}: not a readable safetensors file ({e})") from e
     # What it lets pass: a name twice, of which the last would win.
     return parse_json(read_bounded(path, CheckpointError, 8 + length)[8:], str(path)), 8 + length
-
-
-def _check_index(
-    directory: Path, weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]
-) -> None:
-    for name, file in weight_map.items():
-        if name not in tensors or tensors[name].file != file:
-            raise CheckpointError(f"{directory / INDEX_FILE}: {name} is not in {file}")
-    for name, info in tensors.items():
-        if name not in weight_map:
-            raise CheckpointError(f"{directory / info.file}: {name} is not listed in {INDEX_FILE}")

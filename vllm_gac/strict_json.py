@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.foreign import lfs_pointer
 
 # A config or index of the largest model is a tenth of this; parsed, JSON takes up to 20 times
 # its size in memory.
@@ -29,6 +30,8 @@ def read_json(
     raw = read_bounded(path, error, max_bytes + 1)
     if len(raw) > max_bytes:
         raise error(f"{path}: larger than {max_bytes} bytes, the most JSON that is read")
+    if fault := lfs_pointer(raw):
+        raise error(f"{path}: {fault}")
     return parse_json(raw, str(path), error, max_parts)
 
 

@@ -277,7 +277,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a quantized model": (
         lambda m: setattr(m.config, "quantization_config", {"load_in_8bit": True}),
-        "quantization_config: tensors that a quantizer packed cannot be checked",
+        "quantization_config: quantized, and tensors that a quantizer packed",
     ),
 }
 
@@ -312,7 +312,7 @@ def test_there_must_be_something_to_convert(
     assert "exists; remove it or choose another" in error(
         capsys, "import", source / "other.bin", tmp_path / "there"
     )
-    assert "cannot be read (No such file" in error(
+    assert "no: not a directory; a model must be on this machine" in error(
         capsys, "import", tmp_path / "no", tmp_path / "x"
     )
     assert "not a directory" in error(

@@ -71,13 +71,13 @@ def run(args: argparse.Namespace) -> int:
     if args.plan is None and not given(args, *_BUDGETS):
         args.usage_error("give --param-ratio, --kv-ratio, a --latency or a --plan")
 
-    from vllm_gac.checkpoint import open_checkpoint
     from vllm_gac.compress import compress
+    from vllm_gac.dense_model import open_dense
     from vllm_gac.inspection import KV_CACHE_BYTES
     from vllm_gac.schema import Plan, validate
     from vllm_gac.strict_json import read_json
 
-    dense = open_checkpoint(args.model).layout
+    dense = open_dense(args.model).layout
     layout = compress(
         args.model,
         args.out,

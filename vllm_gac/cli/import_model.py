@@ -5,7 +5,7 @@ from typing import get_args
 
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import Verbs, add_json, path
-from vllm_gac.cli.output import print_json, serve_hint
+from vllm_gac.cli.output import print_json, quoted, serve_hint
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -14,8 +14,9 @@ def add_parser(verbs: Verbs) -> None:
         "import",
         help="convert a model that another tool compressed",
         description="Convert SRC, a directory or a pickled model (.pt, .bin) that another tool "
-        "wrote, into the new directory DST. A pickle is read without running what is in it. DST "
-        "appears when it is complete; until then the work is in DST.partial.",
+        "wrote, into the new directory DST; a dense model in pytorch_model*.bin becomes the same "
+        "one in safetensors. A pickle is read without running what is in it. DST appears when it "
+        "is complete; until then the work is in DST.partial.",
     )
     parser.add_argument("source", type=path, metavar="SRC", help="a directory, or a pickled model")
     parser.add_argument("out", type=path, metavar="DST", help="the new directory")
@@ -75,6 +76,11 @@ def run(args: argparse.Namespace) -> int:
     print_layers([layer.section() for layer in done.layout.layers])
     if not done.tokenizer:
         print("\nThere was no tokenizer: copy the original model's files, or give it with --base.")
+    if done.format == "dense":
+        print(
+            f"\nCompress it: vllm-gac compress {quoted(args.out)} --out DIR --param-ratio 0.85 ..."
+        )
+        return 0
     print(f"\n{serve_hint(args.out)}")
     return 0
 

@@ -34,7 +34,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan, write it and draw it if asked to."""
-    from vllm_gac.checkpoint import open_checkpoint
+    from vllm_gac.dense_model import open_dense
     from vllm_gac.durable import write_json, write_text
     from vllm_gac.errors import PlanError
     from vllm_gac.plan import uniform_plan
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     for file in (args.out, args.plot):
         if file is not None and file.exists():
             raise PlanError(f"{file}: exists; remove it or choose another file")
-    model = open_checkpoint(args.model)
+    model = open_dense(args.model)
     wanted = asked(args, model.layout)
     if args.stats is not None:
         plan = measured_plan(model, args.stats, wanted)

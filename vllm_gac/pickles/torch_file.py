@@ -59,7 +59,12 @@ class TorchFile:
         """What a safetensors header would say of `tensor`."""
         size, _ = _DTYPES[tensor.storage.dtype]
         start = self.storages[tensor.storage.key].start + tensor.offset * size
-        return TensorInfo(self.path.name, tensor.storage.dtype, tensor.shape, start)
+        version = self.identity[2], self.identity[3]
+        return TensorInfo(self.path.name, tensor.storage.dtype, tensor.shape, start, version)
+
+    def bytes_of(self, tensor: StoredTensor) -> int:
+        """How many bytes the numbers of `tensor` take."""
+        return math.prod(tensor.shape) * _DTYPES[tensor.storage.dtype][0]
 
     @contextmanager
     def reader(self) -> "Iterator[ReadStored]":

@@ -33,7 +33,7 @@ from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.loader_options import loader_options
 from vllm_gac.serving.packed import check_packed
 from vllm_gac.serving.parallel_reads import read_in_parallel
-from vllm_gac.serving.preflight import preflight
+from vllm_gac.serving.preflight import preflight, refused_to_serve
 from vllm_gac.sharding import repeated_tensor, with_heads_of
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -127,6 +127,8 @@ class GacModelLoader(DefaultModelLoader):
 
     def _preflight(self, model_config: ModelConfig) -> Checkpoint | None:
         """The checkpoint, whose headers are right; None for a model that is not ours to check."""
+        if fault := refused_to_serve(Path(model_config.model)):
+            raise CheckpointError(f"{model_config.model}: {fault}")
         hf_config = model_config.hf_config
         packed = getattr(hf_config, "quantization_config", None) is not None
         if packed and getattr(hf_config, "gac", None) is None:

@@ -7,10 +7,12 @@ from pathlib import Path
 from vllm_gac.checkpoint import Checkpoint, faults, read_config
 from vllm_gac.contract import align
 from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.foreign import without_weights
 from vllm_gac.importers import palu
 from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.model_format import open_any_format
+from vllm_gac.pickles.state_dicts import state_dict_files
 
 MAX_FAULTS_SHOWN = 5
 # Of queries and values, in our prefill on a GPU: what FlashAttention takes.
@@ -22,11 +24,22 @@ def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
     # Not at the top: vLLM looks for its platform when this is imported.
     from vllm.platforms import current_platform
 
+    if (fault := refused_to_serve(directory)) is not None:
+        raise CheckpointError(f"{directory}: {fault}")
     model_format, checkpoint = open_any_format(directory)
     if model_format == "palu" and current_platform.is_cuda():
         raw = read_config(directory)
         return model_format, palu.read(directory, raw, checkpoint.tensors, fits_decode_kernel)
     return model_format, checkpoint
+
+
+def refused_to_serve(directory: Path) -> str | None:
+    """Why `directory` cannot be served though verbs may read it; None for what can be."""
+    if not directory.is_dir() or any(directory.glob("*.safetensors*")):
+        return None
+    if state_dict_files(directory):
+        return "pytorch_model*.bin are not served; 'vllm-gac import' makes safetensors of them"
+    return without_weights(directory)
 
 
 def fits_decode_kernel(layout: ModelLayout, layer: LayerLayout) -> bool:

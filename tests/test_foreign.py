@@ -1,0 +1,179 @@
+"""What is no Llama or Mistral in unquantized safetensors: each verb says so, in one sentence."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from vllm.config.load import LoadConfig
+
+from tests.command import error
+from tests.model_files import config, write_model
+from tests.serving.stubs import ModelConfigStub
+from vllm_gac.cli import main
+from vllm_gac.errors import CheckpointError
+from vllm_gac.serving.loader import GacModelLoader
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 16060556376\n"
+
+
+def bare(directory: Path, **files: str) -> Path:
+    directory.mkdir()
+    for name, contents in files.items():
+        (directory / name.replace("__", ".")).write_text(contents)
+    return directory
+
+
+def family(**changes: object) -> Callable[[Path], Path]:
+    return lambda path: write_config(path, changes)
+
+
+def write_config(path: Path, changes: dict[str, object]) -> Path:
+    write_model(path, config())
+    (path / "config.json").write_text(json.dumps(config(**changes)))
+    return path
+
+
+def quantized(**section: object) -> Callable[[Path], Path]:
+    return lambda path: write_config(path, {"quantization_config": section})
+
+
+def modelopt(path: Path) -> Path:
+    (write_model(path, config()) / "hf_quant_config.json").write_text("{}")
+    return path
+
+
+def adapter_with_config(path: Path) -> Path:
+    bare(path, config__json=json.dumps(config()), adapter_config__json="{}")
+    (path / "adapter_model.safetensors").write_text("")
+    return path
+
+
+def gguf_file(path: Path) -> Path:
+    return bare(path, **{"m__gguf": "GGUF"}) / "m.gguf"
+
+
+def cache_folder(path: Path) -> Path:
+    (path / "snapshots" / "abc").mkdir(parents=True)
+    return path
+
+
+def pointer_as(name: str) -> Callable[[Path], Path]:
+    def write(path: Path) -> Path:
+        write_model(path, config())
+        (path / name).write_text(POINTER)
+        return path
+
+    return write
+
+
+NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "Qwen2": (family(model_type="qwen2"), "model_type qwen2 (Qwen) is not supported yet; Llama"),
+    "Qwen3": (family(model_type="qwen3"), "model_type qwen3 (Qwen) is not supported yet; Llama"),
+    "Qwen3 MoE": (
+        family(model_type="qwen3_moe", num_experts=8),
+        "model_type qwen3_moe (Qwen), a mixture of experts, is not supported yet",
+    ),
+    "Gemma": (
+        family(model_type="gemma3_text", rope_parameters={"full_attention": {}}),
+        "model_type gemma3_text (Gemma) is not supported yet",
+    ),
+    "Phi": (family(model_type="phi3"), "model_type phi3 (Phi) is not supported yet"),
+    "Mixtral": (
+        family(model_type="mixtral", num_local_experts=8),
+        "model_type mixtral (Mixtral), a mixture of experts, is not supported yet",
+    ),
+    "DeepSeek": (
+        family(model_type="deepseek_v3", n_routed_experts=256),
+        "model_type deepseek_v3 (DeepSeek), a mixture of experts, is not supported yet",
+    ),
+    "of no known family": (family(model_type="starcoder2"), "model_type starcoder2 is not"),
+    "GPTQ": (quantized(quant_method="gptq", bits=4), "quantized by GPTQ, and tensors"),
+    "AWQ": (quantized(quant_method="awq"), "start from the bf16 model that it was made from"),
+    "FP8": (quantized(quant_method="fp8"), "quantized by FP8, and tensors"),
+    "bitsandbytes": (quantized(quant_method="bitsandbytes"), "quantized by bitsandbytes, and"),
+    "compressed-tensors": (
+        quantized(quant_method="compressed-tensors"),
+        "quantized by compressed-tensors, and tensors",
+    ),
+    "of no known quantizer": (quantized(load_in_8bit=True), "config: quantized, and tensors"),
+    "ModelOpt": (modelopt, "hf_quant_config.json: quantized by ModelOpt, and tensors"),
+    "GGUF directory": (lambda path: gguf_file(path).parent, "holds a GGUF file, which is not"),
+    "GGUF beside a config": (
+        lambda path: bare(path, config__json=json.dumps(config()), m__gguf="GGUF"),
+        "holds a GGUF file, which is not read",
+    ),
+    "LoRA adapter": (
+        lambda path: bare(path, adapter_config__json="{}", adapter_model__safetensors=""),
+        "a LoRA adapter, not a model; merge it",
+    ),
+    "LoRA adapter with the config": (adapter_with_config, "a LoRA adapter, not a model; merge it"),
+    "Meta's files": (lambda path: bare(path, params__json="{}"), "params.json but no config.json"),
+    "the Hub's cache": (cache_folder, "give the directory of a revision"),
+    "pointer for weights": (pointer_as("model.safetensors"), "safetensors: a Git LFS pointer"),
+    "pointer for the config": (pointer_as("config.json"), "fetch it with 'git lfs pull'"),
+    "pointer for the index": (
+        pointer_as("model.safetensors.index.json"),
+        "index.json: a Git LFS pointer",
+    ),
+}  # fmt: skip
+OPENS_A_MODEL: dict[str, tuple[str, ...]] = {
+    "compress": ("--kv-ratio", "0.5", "--calibration", "TEXT", "--out", "OUT"),
+    "calibrate": ("--text", "TEXT", "--out", "OUT"),
+    "plan": ("--kv-ratio", "0.5"),
+    "evaluate": ("--text", "TEXT"),
+    "repair": ("--out", "OUT"),
+    "import": ("OUT",),
+    "inspect": (),
+}
+
+
+@pytest.mark.parametrize("verb", OPENS_A_MODEL)
+@pytest.mark.parametrize("case", NOT_OURS)
+def test_every_verb_says_what_it_is_given(
+    case: str, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, sentence = NOT_OURS[case]
+    (tmp_path / "text").write_text("words " * 999)
+    names = {"TEXT": str(tmp_path / "text"), "OUT": str(tmp_path / "out")}
+    model = make(tmp_path / "model")
+    said = error(capsys, verb, model, *(names.get(word, word) for word in OPENS_A_MODEL[verb]))
+    assert said.startswith(str(model))
+    assert sentence in said
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("case", NOT_OURS)
+def test_verify_says_it_as_a_fault(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, sentence = NOT_OURS[case]
+    assert main(["verify", str(make(tmp_path / "model"))]) == 1
+    (fault,) = capsys.readouterr().out.splitlines()
+    assert sentence in fault
+
+
+# vLLM serves the families and what is quantized by itself; without config.json it never gets here.
+@pytest.mark.parametrize("case", ["GGUF beside a config", "pointer for weights"])
+def test_the_loader_says_it_too(case: str, tmp_path: Path) -> None:
+    make, sentence = NOT_OURS[case]
+    stub = ModelConfigStub(make(tmp_path / "model"))
+    loader = GacModelLoader(LoadConfig(load_format="gac"))
+    with pytest.raises(CheckpointError, match=sentence):
+        loader._preflight(stub)  # type: ignore[arg-type]
+
+
+def test_what_is_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a GGUF file, which is not read" in error(capsys, "inspect", gguf_file(tmp_path / "g"))
+    file = write_model(tmp_path / "model", config()) / "config.json"
+    assert "not a directory but a file; give the model directory that it is in" in error(
+        capsys, "inspect", file
+    )
+    said = error(capsys, "inspect", "meta-llama/Llama-3.1-8B")
+    assert said.endswith("with: hf download meta-llama/Llama-3.1-8B --local-dir DIR")
+
+
+def test_a_gpu_without_a_profile_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    said = error(capsys, "align", "107", "--strategy", "measured", "--gpu", "h100")
+    assert said.startswith("no profile of GPU 'h100': there are h200; measure others")
+    assert "'vllm-gac profile --out profile.json'" in said

@@ -1,0 +1,140 @@
+"""What people hand us that is no Llama or Mistral in unquantized safetensors: one sentence each.
+
+Every verb and `vllm serve --load-format gac` ask here, so that each says the same. The functions
+return a sentence about a file or directory, which the caller names, None for what they do not
+refuse.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+# How names of model types begin; the longer ones first where one begins with another.
+_FAMILIES = {
+    "qwen": "Qwen",
+    "gemma": "Gemma",
+    "phi": "Phi",
+    "deepseek": "DeepSeek",
+    "mixtral": "Mixtral",
+    "ministral": "Ministral",
+    "pixtral": "Pixtral",
+    "mllama": "Llama with images",
+    "llama4": "Llama 4",
+    "gpt_oss": "gpt-oss",
+    "gpt": "GPT",
+    "glm": "GLM",
+    "granite": "Granite",
+    "olmo": "OLMo",
+    "falcon": "Falcon",
+    "nemotron": "Nemotron",
+    "cohere": "Cohere",
+    "mamba": "Mamba",
+}
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_QUANTIZERS = {
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "fp8": "FP8",
+    "fbgemm_fp8": "FP8",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "modelopt": "ModelOpt",
+    "mxfp4": "MXFP4",
+    "gguf": "GGUF",
+}
+_NAME = re.compile(r"[\w.+-]{1,60}")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_GGUF = (
+    "a GGUF file, which is not read; start from the safetensors model that it was made from, "
+    "in bf16"
+)
+
+
+def other_family(config: Mapping[str, Any]) -> str | None:
+    """Of a config.json whose model is of another architecture than ours."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind in ("llama", "mistral") or not _NAME.fullmatch(kind):
+        return None
+    name = next((name for begin, name in _FAMILIES.items() if kind.startswith(begin)), None)
+    what = f"{kind} ({name})" if name else kind
+    if any(isinstance(config.get(key), int) for key in _EXPERTS):
+        what += ", a mixture of experts,"
+    return (
+        f"model_type {what} is not supported yet; Llama and Mistral architectures are. To serve "
+        "such a model as it is, leave vllm-gac and --load-format gac out"
+    )
+
+
+def quantized(config: Mapping[str, Any], directory: Path) -> str | None:
+    """Of a model whose weights a quantizer has packed, naming the file that says so."""
+    section, file = config.get("quantization_config"), "config.json: quantization_config"
+    method = section.get("quant_method") if isinstance(section, Mapping) else None
+    if section is None and (directory / "hf_quant_config.json").exists():
+        file, method = "hf_quant_config.json", "modelopt"
+    elif section is None:
+        return None
+    known = _QUANTIZERS.get(method) if isinstance(method, str) else None
+    by = f" by {known}" if known else ""
+    return (
+        f"{directory / file}: quantized{by}, and tensors that a quantizer packed are neither "
+        "compressed nor checked; start from the bf16 model that it was made from"
+    )
+
+
+def not_a_directory(path: Path) -> str:
+    """Of what is given where a model directory is wanted, and is none."""
+    if path.suffix == ".gguf" and path.is_file():
+        return _GGUF
+    if path.is_file():
+        return "not a directory but a file; give the model directory that it is in"
+    hint = ""
+    if not path.exists() and _HUB_ID.fullmatch(str(path)):
+        hint = f"; fetch one of the Hub's with: hf download {path} --local-dir DIR"
+    return f"not a directory; a model must be on this machine{hint}"
+
+
+def without_config(directory: Path) -> str | None:
+    """Of a directory that has no config.json."""
+    if (directory / "adapter_config.json").exists():
+        return _adapter(directory)
+    if any(directory.glob("*.gguf")):
+        return f"holds {_GGUF}"
+    if (directory / "params.json").exists():
+        return (
+            "params.json but no config.json: weights as their makers run them; take the model in "
+            "the format of Hugging Face, whose tensors have other names"
+        )
+    if (directory / "snapshots").is_dir():
+        return (
+            "a folder of the Hub's cache, not a model; give the directory of a revision, "
+            "which is in its folder snapshots"
+        )
+    return None
+
+
+def without_weights(directory: Path) -> str:
+    """Of a directory in which there are no weights of a model that we read."""
+    if (directory / "adapter_config.json").exists():
+        return _adapter(directory)
+    if any(directory.glob("*.gguf")):
+        return f"holds {_GGUF}"
+    return (
+        "no *.safetensors files and no pytorch_model*.bin; other pickles (.pt, .pth, .bin) are "
+        "converted by 'vllm-gac import', without running them"
+    )
+
+
+def lfs_pointer(start: bytes) -> str | None:
+    """Of a file that begins with `start`: Git LFS left a note in place of its contents."""
+    if not start.startswith(_LFS_POINTER):
+        return None
+    return "a Git LFS pointer and not the file itself; fetch it with 'git lfs pull'"
+
+
+def _adapter(directory: Path) -> str:
+    return (
+        "a LoRA adapter, not a model; merge it into the model that it is for (in PEFT: "
+        "merge_and_unload, then save_pretrained), or serve it beside that one with --lora-modules"
+    )
