@@ -6,6 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests import dense_models
 from tests.command import error, result
@@ -15,6 +17,13 @@ from vllm_gac.cli import main
 @pytest.fixture
 def dense(tmp_path: Path) -> Path:
     return dense_models.write(tmp_path / "dense", dense_models.config())
+
+
+def bin_twin(dense: Path) -> Path:
+    """`dense` with its weights as a state dict."""
+    torch.save(load_file(dense / "model.safetensors"), dense / "pytorch_model.bin")
+    (dense / "model.safetensors").unlink()
+    return dense
 
 
 @pytest.fixture
@@ -97,3 +106,27 @@ def test_texts_that_cannot_be_read_are_named(
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
     assert str(binary) in error(capsys, "evaluate", dense, "--text", binary)
+
+
+@pytest.mark.parametrize("out", [".", "..", "/", "dense/.."])
+def test_an_output_needs_a_name_of_its_own(
+    out: str,
+    dense: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for args in (
+        ("compress", dense, "--out", out, "--kv-ratio", 0.5, "--calibration", text),
+        ("compress", dense, "--out", out, "--kv-ratio", 0.5, "--calibration", text, "--resume"),
+        ("repair", dense, "--out", out),
+        ("repair", dense, "--out", out, "--resume"),
+        ("calibrate", dense, "--text", text, "--out", out),
+        ("plan", dense, "--kv-ratio", 0.5, "--out", out),
+        ("plan", dense, "--kv-ratio", 0.5, "--plot", out),
+    ):
+        assert error(capsys, *args).startswith(f"{Path(out)}: exists; "), args
+    assert "exists; " in error(capsys, "import", bin_twin(dense), out)
+    assert {path.name for path in tmp_path.iterdir()} == {"dense", "text.txt"}

@@ -19,6 +19,7 @@ from typing import Any
 
 from vllm_gac.durable import TEMPORARY, sync_directory, write_json
 from vllm_gac.errors import CheckpointError, DiskError, GacError
+from vllm_gac.run_difference import difference
 from vllm_gac.strict_json import read_json
 
 _FORMAT = 1
@@ -98,7 +99,9 @@ def publish(product: Path, out: Path) -> None:
 
 
 def partial_of(out: Path) -> Path:
-    """Where the work for `out` is kept."""
+    """Where the work for `out` is kept. Raises DiskError for what has no name, `.`, `..` or `/`."""
+    if out.name in ("", ".."):
+        raise DiskError(f"{out}: exists; give the name of something new")
     return out.with_name(out.name + ".partial")
 
 
@@ -225,9 +228,7 @@ def _check_same(directory: Path, before: Mapping[str, Any], now: Mapping[str, An
             f"{directory}: unfinished work of {before.get('command')}, not of {now['command']}; "
             "remove it, or choose another output"
         )
-    for key, value in before["run"].items():
-        if now["run"].get(key) != value:
-            raise CheckpointError(
-                f"{directory}: was started with {key} = {value!r}, not {now['run'].get(key)!r}; "
-                "resume with the same inputs, or remove it"
-            )
+    if what := difference(before["run"], now["run"]):
+        raise CheckpointError(
+            f"{directory}: was started {what}; resume with what it was begun with, or remove it"
+        )

@@ -46,7 +46,7 @@ def test_an_unfinished_import_is_continued_only_with_the_same_inputs(
     assert not out.exists()
     assert "unfinished work of an earlier run" in error(capsys, "import", file, out, "--quiet")
     again = ("import", file, out, "--quiet", "--resume")
-    assert "was started with dtype = 'float32', not 'float16'" in error(
+    assert "was started with --dtype float32, not float16" in error(
         capsys, *again, "--dtype", "float16"
     )
     assert result(capsys, *again)["format"] == "svd-llm"

@@ -237,7 +237,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(
     assert not out.exists()
     with pytest.raises(CheckpointError, match="--resume"):
         repair(model, out, redecompose=True, progress=False)
-    with pytest.raises(CheckpointError, match="was started with strategy = 'minimal'"):
+    with pytest.raises(CheckpointError, match="was started with --strategy minimal, not "):
         repair(model, out, strategy="optimal", redecompose=True, resume=True, progress=False)
     resumed = repair(model, out, redecompose=True, resume=True, progress=False)
     assert resumed == whole
@@ -256,7 +256,7 @@ def test_a_run_stopped_after_the_renaming_only_cleans_up(
         patch.setattr("vllm_gac.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt):
             repair(model, tmp_path / "out", redecompose=True, progress=False)
-    with pytest.raises(CheckpointError, match="was started with redecompose = True, not False"):
+    with pytest.raises(CheckpointError, match="was started with --redecompose True, not False"):
         repair(model, tmp_path / "out", resume=True, progress=False)
     again = repair(model, tmp_path / "out", redecompose=True, resume=True, progress=False)
     assert again == done

@@ -30,7 +30,7 @@ from vllm_gac.cli.parser import Parser
 from vllm_gac.errors import GacError
 
 _EXAMPLE = """\
-  vllm-gac compress MODEL --out DIR --param-ratio 0.85 --kv-ratio 0.75
+  vllm-gac compress MODEL --out DIR --param-ratio 0.85 --kv-ratio 0.75 --calibration TEXT
   vllm-gac inspect DIR
   vllm serve DIR --load-format gac"""
 _VERBS = (

@@ -15,9 +15,12 @@ def add_parser(verbs: Verbs) -> None:
         "solve",
         help="solve a multi-choice knapsack problem exactly",
         description="Choose one candidate of each item, with the most value within the budget.",
-        epilog='PROBLEM: {"budget": 300, "items": [{"name": "a", "candidates": [{"dim": 112, '
-        '"cost": 112, "value": 5.0}, ...]}, ...]}; or {"budgets": {"params": 9, "kv": 5}, ...} '
-        'and candidates with "costs": {"params": 3, "kv": 1}.',
+        epilog="PROBLEM.json, with one budget or with several:\n\n"
+        '  {"budget": 300, "items": [{"name": "a", "candidates": [\n'
+        '    {"dim": 96, "cost": 96, "value": 4.5}, {"dim": 112, "cost": 112, "value": 5.0}]}]}\n\n'
+        '  {"budgets": {"params": 9, "kv": 5}, "items": [{"name": "a", "candidates": [\n'
+        '    {"dim": 96, "costs": {"params": 3, "kv": 1}, "value": 4.5}]}]}',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("problem", type=path, metavar="PROBLEM.json")
     add_json(parser)

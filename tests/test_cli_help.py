@@ -1,0 +1,51 @@
+"""What --help shows is what can be typed."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests import dense_models
+from tests.command import result
+from tests.test_cli import VERBS
+from vllm_gac.cli import main
+
+# Of models that are the size of a page.
+FEW = ("--max-tokens", "512", "--sequence-length", "64", "--quiet")
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *verb: str) -> str:
+    with pytest.raises(SystemExit):
+        main([*verb, "--help"])
+    return capsys.readouterr().out
+
+
+def test_every_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dense_models.write(tmp_path / "MODEL", dense_models.config())
+    dense_models.write_text(tmp_path / "TEXT")
+    texts = [help_of(capsys), *(help_of(capsys, verb) for verb in VERBS)]
+    examples = re.findall(r"^  (vllm(?:-gac)? .*)", "\n".join(texts), re.MULTILINE)
+    assert len(examples) >= 3
+    for example in examples:
+        program, *args = shlex.split(example)
+        if program == "vllm":
+            assert args == ["serve", "DIR", "--load-format", "gac"]
+            assert main(["verify", args[1]]) == 0
+            continue
+        assert main([*args, *(FEW if args[0] == "compress" else ())]) == 0, example
+
+
+def test_the_problems_that_solve_shows_can_be_solved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = help_of(capsys, "solve").partition("several:")[2]
+    problems = shown.strip().split("\n\n")
+    assert len(problems) == 2
+    for problem in problems:
+        (tmp_path / "problem.json").write_text(json.dumps(json.loads(problem)))
+        assert result(capsys, "solve", tmp_path / "problem.json")["choice"]

@@ -1,0 +1,72 @@
+"""In what a resumed run differs from the one it is to go on with, by the names that users gave."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_MODEL = "the model's files"
+_OPTIONS = {
+    "strategy": "--strategy",
+    "dims.strategy": "--align",
+    "methods": "--method",
+    "microseconds": "--latency",
+    "quantized.linear": "--quantization",
+    "quantized.cache": "--kv-cache-dtype",
+    "dims.quantized.linear": "--quantization",
+    "dims.quantized.cache": "--kv-cache-dtype",
+    "dims.gpu": "--gpu",
+    "latency.gpu": "--gpu",
+    "dims.tensor_parallel_size": "--tp",
+    "tensor_parallel_size": "--tp",
+    "tool_version": "vllm-gac",
+    "torch_version": "PyTorch",
+    "threads": "the number of threads",
+    "config_sha256": "config.json",
+    "model_config_sha256": "config.json",
+}
+# Kept as what they mean: hashes of files, multiples of dims.
+_NOT_AS_GIVEN = ("calibration", "stats", "config_sha256", "linear", "cache")
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first thing that differs and both of its values; None if nothing does.
+
+    Both are the `run` of a workspace: options by their names in Python, what was asked of a
+    planner or a plan's own contents under "plan", the model's files under "model".
+    """
+    if _is_plan(before) != _is_plan(now):
+        was, is_now = ("with", "without") if _is_plan(before) else ("without", "with")
+        return f"{was} --plan, not {is_now} one"
+    for key, value in before.items():
+        if now.get(key) != value:
+            return _difference(key, value, now.get(key))
+    return None
+
+
+def _is_plan(run: Mapping[str, Any]) -> bool:
+    """Whether the dims came from a file."""
+    return isinstance(plan := run.get("plan"), Mapping) and "layers" in plan
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    if key in ("model", "files"):
+        return f"with other contents of {_MODEL}"
+    if key == "plan" and _is_plan({"plan": before}):
+        return "with another --plan"
+    while isinstance(before, Mapping) and isinstance(now, Mapping) and key != "stats":
+        inner = next(name for name in {**before, **now} if before.get(name) != now.get(name))
+        key = inner if key == "plan" else f"{key}.{inner}"
+        before, now = before.get(inner), now.get(inner)
+    name = _OPTIONS.get(key) or "--" + key.rpartition(".")[2].replace("_", "-")
+    values = [_text(value) for value in (before, now)]
+    if key.rpartition(".")[2] in _NOT_AS_GIVEN or None in values:
+        return f"with another {name}"
+    return f"with {name} {values[0]}, not {values[1]}"
+
+
+def _text(value: Any) -> str | None:
+    """A value as it is given on the command line; None for one that is not given so."""
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    if value is None:
+        return "left out"
+    return str(value) if isinstance(value, (str, int, float)) else None
