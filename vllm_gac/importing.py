@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac import __version__
+from vllm_gac.base_model import base_model
 from vllm_gac.checkpoint import WEIGHT_DTYPES, Checkpoint, faults
 from vllm_gac.durable import write_bytes, write_json, write_tensors, write_text
 from vllm_gac.errors import CheckpointError
@@ -24,7 +25,7 @@ from vllm_gac.importers.imported import Format, Imported, Source
 from vllm_gac.importers.pickled_companions import pickled_companions
 from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.layout import ModelLayout
-from vllm_gac.model_card import layer_table, model_name
+from vllm_gac.model_card import layer_table
 from vllm_gac.model_directory import copy_companions, shard_path, size_and_time, write_index
 from vllm_gac.model_format import open_any_format
 from vllm_gac.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
@@ -239,15 +240,12 @@ def _card(model: Imported, dtype: Dtype) -> str:
     """README.md: which files of which tool this was, and every layer's dims."""
     files = "\n".join(f"- `{path.name}`, {path.stat().st_size:,} bytes" for path in _files(model))
     layout = model.layout
-    return f"""---
-library_name: vllm
-tags:
-- vllm-gac
-- compressed
----
-# {model_name(model)}, converted by vllm-gac {__version__} from {model.format}
+    base = base_model(model)
+    return f"""{base.front_matter()}
+# {base.name}, converted by vllm-gac {__version__} from {model.format}
 
 Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin).
+{base.licence_sentence()}
 
 Made from these files, whose weights are unchanged but for their type, now {dtype}, and products of
 factors that were larger than the matrix:

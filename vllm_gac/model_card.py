@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from vllm_gac import __version__
+from vllm_gac.base_model import base_model
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.schema import Plan, PlanBudget
@@ -18,13 +19,9 @@ def model_card(
         else "none needed"
     )
     methods = ", ".join(plan.methods) or "none"
-    return f"""---
-library_name: vllm
-tags:
-- vllm-gac
-- compressed
----
-# {model_name(checkpoint)}, compressed by vllm-gac {__version__}
+    base = base_model(checkpoint)
+    return f"""{base.front_matter()}
+# {base.name}, compressed by vllm-gac {__version__}
 
 Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin).
 
@@ -33,17 +30,14 @@ Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin)
 {_budget("parameters", plan.parameters, plan.param_ratio)}
 {_budget("KV cache, numbers per token", plan.kv_elements, plan.kv_ratio)}
 
-Methods: {methods}. Alignment: {plan.align}. Calibration: {calibration}.
+Methods: {methods}. Alignment: {plan.align}. Calibration: {calibration}.{_loss(plan)}
+
+{base.licence_sentence()}
 
 {layer_table(layout)}
 
 `plan.json` holds these dims and their budgets; `gac` in `config.json` is what serving goes by.
 """
-
-
-def model_name(checkpoint: Checkpoint) -> str:
-    """What to call the model: its name on the Hub if it says it, else that of its directory."""
-    return str(checkpoint.raw_config.get("_name_or_path") or checkpoint.directory.resolve().name)
 
 
 def layer_table(layout: ModelLayout) -> str:
@@ -55,6 +49,12 @@ def layer_table(layout: ModelLayout) -> str:
 def _budget(what: str, budget: PlanBudget, ratio: float) -> str:
     share = budget.used / budget.dense
     return f"| {what} | {budget.dense:,} | {budget.used:,} | {share:.4f} | {ratio} |"
+
+
+def _loss(plan: Plan) -> str:
+    if plan.expected_loss is None:
+        return ""
+    return f" Expected loss: {plan.expected_loss:.4f} nats per token."
 
 
 def _row(index: int, layer: LayerLayout) -> str:

@@ -12,12 +12,13 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac import __version__
+from vllm_gac.base_model import base_model
 from vllm_gac.checkpoint import Checkpoint, TensorReader, faults, open_checkpoint
 from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.durable import write_json, write_tensors, write_text
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import ModelLayout
-from vllm_gac.model_card import layer_table, model_name
+from vllm_gac.model_card import layer_table
 from vllm_gac.model_directory import copy_companions, fingerprint, shard_path, write_index
 from vllm_gac.model_format import open_any_format
 from vllm_gac.registration import ARCHITECTURE
@@ -176,15 +177,12 @@ def _card(source: Checkpoint, after: ModelLayout, entry: Mapping[str, Any]) -> s
         f"{c['relative_error']:.2e} of its Frobenius norm lost.\n"
         for c in entry["lowered"]
     )
-    return f"""---
-library_name: vllm
-tags:
-- vllm-gac
-- compressed
----
-# {model_name(source)}, repaired by vllm-gac {__version__}
+    base = base_model(source)
+    return f"""{base.front_matter()}
+# {base.name}, repaired by vllm-gac {__version__}
 
 Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin).
+{base.licence_sentence()}
 
 | | before | repaired |
 |---|---:|---:|
