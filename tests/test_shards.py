@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,24 @@ def test_links_within_the_directory_and_into_a_hugging_face_cache_are_followed(
         file.rename(blobs / str(number))
         file.symlink_to(blobs / str(number))
     assert list(faults(open_checkpoint(snapshot))) == []
+
+    local = tmp_path / "local"
+    local.mkdir()
+    for file in snapshot.iterdir():
+        (local / file.name).symlink_to(file.resolve())
+    assert list(faults(open_checkpoint(local))) == []
+
+
+def test_other_links_out_of_the_directory_are_refused_with_a_way_round(tmp_path: Path) -> None:
+    model, linked = write_model(tmp_path / "blobs", config()), tmp_path / "all links"
+    linked.mkdir()
+    for file in model.iterdir():
+        (linked / file.name).symlink_to(file)
+    said = refusal(linked)
+    assert "outside the model directory" in said
+    _, _, copy = said.partition("copy the files themselves: ")
+    subprocess.run(["sh", "-c", copy], cwd=tmp_path, check=True)
+    assert list(faults(open_checkpoint(tmp_path / "COPY"))) == []
 
 
 # ---- which files are read -------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from xml.sax.saxutils import escape
 
 from vllm_gac.contract import align
 from vllm_gac.items import part_parameters
 from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.picture import Box, Picture, Shape, Text
 from vllm_gac.schema import LayerSection, Plan, PlanBudget
 
 _INK, _FAINT, _DENSE = "#1f2933", "#7b8794", "#e4e7eb"
@@ -17,8 +17,8 @@ _LEFT, _WIDTH, _HEIGHT, _GAP = 60, 860, 150, 64
 _Bar = tuple[str, float, str, bool]
 
 
-def draw_plan(plan: Plan, dense: ModelLayout) -> str:
-    """An SVG of `plan` for the model `dense`.
+def draw_plan(plan: Plan, dense: ModelLayout) -> Picture:
+    """A picture of `plan` for the model `dense`.
 
     Two rows of bars, one bar a layer: the cached numbers per token (keys below, values above) and
     the parameters (attention below, MLP above), each in the frame of the dense layer. A bar with
@@ -33,11 +33,7 @@ def draw_plan(plan: Plan, dense: ModelLayout) -> str:
     ):
         parts += _row(title, [bars(dense, layer) for layer in layers], top)
         top += _HEIGHT + _GAP
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_LEFT + _WIDTH + 20} {top:.0f}' "
-        f"font-family='Helvetica,Arial,sans-serif'><rect width='100%' height='100%' fill='white'/>"
-        f"{''.join(parts)}</svg>\n"
-    )
+    return Picture(_LEFT + _WIDTH + 20, round(top), parts)
 
 
 def _layer(dense: ModelLayout, section: LayerSection) -> LayerLayout:
@@ -87,17 +83,17 @@ def _is_aligned(dim: int) -> bool:
     return align(dim, "minimal") == dim
 
 
-def _row(title: str, layers: Sequence[Sequence[_Bar]], top: float) -> list[str]:
+def _row(title: str, layers: Sequence[Sequence[_Bar]], top: float) -> list[Shape]:
     """Bars from the bottom up; labels where there is room for them."""
     step = _WIDTH / len(layers)
-    parts = [_text(_LEFT, top - 8, title, 14, _INK)]
+    parts: list[Shape] = [_text(_LEFT, top - 8, title, 14, _INK)]
     for index, bars in enumerate(layers):
         x, bottom = _LEFT + index * step, top + _HEIGHT
-        parts.append(_box(x, top, step * 0.86, _HEIGHT, _DENSE))
+        parts.append(Box(x, top, step * 0.86, _HEIGHT, _DENSE))
         for label, share, colour, aligned in bars:
             height = share * _HEIGHT
             bottom -= height
-            parts.append(_box(x, bottom, step * 0.86, height, colour if aligned else _MISALIGNED))
+            parts.append(Box(x, bottom, step * 0.86, height, colour if aligned else _MISALIGNED))
             if height > 12 and step * 0.86 > 6.5 * len(label):
                 parts.append(_text(x + step * 0.43, bottom + height / 2 + 4, label, 11, "white"))
         if len(layers) <= 40:
@@ -116,17 +112,18 @@ def _named_budgets(plan: Plan) -> list[tuple[str, PlanBudget, Callable[[int], st
     return named
 
 
-def _budgets(plan: Plan) -> list[str]:
+def _budgets(plan: Plan) -> list[Shape]:
     """One bar each: used, as a share of dense, with a tick where the budget ends."""
-    parts, full = [], _WIDTH - 420
+    parts: list[Shape] = []
+    full = _WIDTH - 420
     for row, (name, budget, shown) in enumerate(_named_budgets(plan)):
         y = 10 + 26 * row
         used, allowed = budget.used / budget.dense, budget.allowed / budget.dense
         parts += [
             _text(_LEFT, y + 13, name, 13, _INK),
-            _box(_LEFT + 110, y, full, 16, _DENSE),
-            _box(_LEFT + 110, y, full * min(used, 1.0), 16, _ATTENTION),
-            _box(_LEFT + 109 + full * min(allowed, 1.0), y - 3, 2, 22, _INK),
+            Box(_LEFT + 110, y, full, 16, _DENSE),
+            Box(_LEFT + 110, y, full * min(used, 1.0), 16, _ATTENTION),
+            Box(_LEFT + 109 + full * min(allowed, 1.0), y - 3, 2, 22, _INK),
             _text(
                 _LEFT + 122 + full,
                 y + 13,
@@ -138,15 +135,5 @@ def _budgets(plan: Plan) -> list[str]:
     return parts
 
 
-def _text(x: float, y: float, text: str, size: int, colour: str) -> str:
-    anchor = "middle" if size in (11, 12) and colour != _INK else "start"
-    return (
-        f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{colour}' "
-        f"text-anchor='{anchor}'>{escape(text)}</text>"
-    )
-
-
-def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
-    return (
-        f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='{colour}'/>"
-    )
+def _text(x: float, y: float, text: str, size: int, colour: str) -> Text:
+    return Text(x, y, text, size, colour, middle=size in (11, 12) and colour != _INK)

@@ -4,6 +4,7 @@ The same files that vLLM's loader would read: those of the index, else every `*.
 """
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,14 +68,18 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
 def refuse_escape(directory: Path, path: Path) -> None:
     """Raise CheckpointError if `path` is a link out of `directory`.
 
-    The blobs of a Hugging Face cache, which is all links, count as inside.
+    The blobs of a Hugging Face cache count as inside: its snapshots are all links to them, and so
+    are directories that `hf download --local-dir` used to write.
     """
     target, root = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
     if target.is_relative_to(root):
         return
-    if root.parent.name == "snapshots" and target.parent == root.parent.parent / "blobs":
+    if target.parent.name == "blobs" and target.parent.parent.name.startswith("models--"):
         return
-    raise CheckpointError(f"{path}: links to {target}, outside the model directory")
+    raise CheckpointError(
+        f"{path}: links to {target}, outside the model directory; to use what it links to, copy "
+        f"the files themselves: cp -rL {shlex.quote(str(directory))} COPY"
+    )
 
 
 def read_weight_map(directory: Path, index_path: Path, suffix: str) -> dict[str, str]:

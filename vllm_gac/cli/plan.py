@@ -26,7 +26,9 @@ def add_parser(verbs: Verbs) -> None:
         "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured of it"
     )
     parser.add_argument("--out", type=path, metavar="PLAN.json", help="write the plan here")
-    parser.add_argument("--plot", type=path, metavar="FILE.svg", help="draw the plan here")
+    parser.add_argument(
+        "--plot", type=path, metavar="FILE", help="draw the plan here, as .svg or .png"
+    )
     add_planning(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -35,12 +37,15 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan, write it and draw it if asked to."""
     from vllm_gac.dense_model import open_dense
-    from vllm_gac.durable import write_json, write_text
+    from vllm_gac.durable import write_bytes, write_json, write_text
     from vllm_gac.errors import PlanError
+    from vllm_gac.picture import png, svg
     from vllm_gac.plan import uniform_plan
     from vllm_gac.plan_plot import draw_plan
     from vllm_gac.planner import measured_plan
 
+    if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
+        args.usage_error(f"--plot {args.plot}: only .svg and .png are drawn; name it so")
     for file in (args.out, args.plot):
         if file is not None and file.exists():
             raise PlanError(f"{file}: exists; remove it or choose another file")
@@ -67,7 +72,11 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         write_json(args.out, as_json)
     if args.plot is not None:
-        write_text(args.plot, draw_plan(plan, model.layout))
+        picture = draw_plan(plan, model.layout)
+        if args.plot.suffix.lower() == ".png":
+            write_bytes(args.plot, png(picture))
+        else:
+            write_text(args.plot, svg(picture))
     if args.json:
         print_json(as_json)
     else:
