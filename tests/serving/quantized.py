@@ -1,6 +1,7 @@
 """Small gac models in compressed-tensors' format, 8-bit integers with a scale for every row."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -36,13 +37,18 @@ INT8 = {
 }
 
 
-def write_int8(model: Path, out: Path, rounded: Path) -> None:
-    """`model` with its linears in int8 to `out`, and what the integers stand for to `rounded`."""
+def write_int8(
+    model: Path, out: Path, rounded: Path, left_alone: str = "lm_head", ignore: str | None = None
+) -> None:
+    """`model` with its linears in int8 to `out`, and what the integers stand for to `rounded`.
+
+    Linears of which `left_alone` is a regex stay as they are. The config says so, or `ignore`.
+    """
     integers, values = {}, {}
     stored = [load_file(shard) for shard in sorted(model.glob("*.safetensors"))]
     for name, tensor in (item for tensors in stored for item in tensors.items()):
         integers[name] = values[name] = tensor
-        if not is_linear(name, tensor):
+        if not is_linear(name, tensor) or re.match(left_alone, name.removesuffix(".weight")):
             continue
         scale = tensor.float().abs().amax(1, keepdim=True) / 127
         integers[name] = (tensor.float() / scale).round().to(torch.int8)
@@ -52,4 +58,5 @@ def write_int8(model: Path, out: Path, rounded: Path) -> None:
         shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(config | {"quantization_config": INT8}))
+    says = {"ignore": ["lm_head", f"re:{left_alone if ignore is None else ignore}"]}
+    (out / "config.json").write_text(json.dumps(config | {"quantization_config": INT8 | says}))

@@ -1,6 +1,7 @@
 """Quantized models: packed by a quantizer before, or quantized by vLLM while they are loaded."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,17 +40,78 @@ def test_a_repaired_model_in_int8_scores_text_as_what_its_integers_stand_for(
     write_int8(tmp_path / "repaired", tmp_path / "int8", tmp_path / "rounded")
     rounded = in_engine_process(_logprobs, str(tmp_path / "rounded"), OPTIONS)
     quantized = in_engine_process(_logprobs, str(tmp_path / "int8"), OPTIONS)
-    assert quantized["linear"] == "CompressedTensorsLinearMethod"
+    assert quantized["linears"] == ["CompressedTensorsLinearMethod"]
     pairs = list(zip(quantized["logprobs"], rounded["logprobs"], strict=True))
     error = sum(abs(a - b) for a, b in pairs) / len(pairs)
     spread = torch.tensor(rounded["logprobs"]).std()
     assert 0 < error < 0.1 * spread
 
 
-def _logprobs(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Of every token of the prompts, in chunks; and how linears are multiplied."""
-    from vllm import LLM, SamplingParams
+DOWN_FACTORS = r".*\.A$"
 
+
+@pytest.mark.slow
+def test_down_factors_that_the_quantizer_left_alone_are_served_as_they_are(tmp_path: Path) -> None:
+    fused = {"mlp.gate_proj": 64, "mlp.up_proj": 48, "self_attn.k_proj": 40, "self_attn.v_proj": 32}
+    write_model(tmp_path / "model", [layer(("rotary", 4, 64), (4, 64), 512, fused)])
+    write_int8(tmp_path / "model", tmp_path / "int8", tmp_path / "rounded", DOWN_FACTORS)
+    rounded = in_engine_process(_logprobs, str(tmp_path / "rounded"), OPTIONS)
+    quantized = in_engine_process(_logprobs, str(tmp_path / "int8"), OPTIONS)
+    methods = ["CompressedTensorsLinearMethod", "UnquantizedLinearMethod"]
+    assert quantized["linears"] == methods
+    pairs = list(zip(quantized["logprobs"], rounded["logprobs"], strict=True))
+    error = sum(abs(a - b) for a, b in pairs) / len(pairs)
+    assert 0 < error < 0.1 * torch.tensor(rounded["logprobs"]).std()
+
+
+@pytest.mark.slow
+def test_a_config_that_says_other_linears_are_packed_than_are_is_refused(tmp_path: Path) -> None:
+    """What is packed as "weight" has the same name if it is not, so that only dtypes tell."""
+    write_model(tmp_path / "model", [HETEROGENEOUS[0]])
+    cases = {
+        "not_ignored": (r".*o_proj$", r"lm_head", {}),
+        "half_ignored": (r".*k_proj$", r".*k_proj$", {}),
+        "static": ("lm_head", "lm_head", {"dynamic": False, "strategy": "tensor"}),
+    }
+    for name, (left_alone, ignore, activations) in cases.items():
+        out, rounded = tmp_path / name, tmp_path / f"{name}-rounded"
+        write_int8(tmp_path / "model", out, rounded, left_alone, ignore)
+        raw = json.loads((out / "config.json").read_text())
+        group = raw["quantization_config"]["config_groups"]["group_0"]
+        group["input_activations"] |= activations
+        (out / "config.json").write_text(json.dumps(raw))
+    said = in_engine_process(_refusals, [str(tmp_path / name) for name in cases], OPTIONS)
+    o_proj = r"layers\.0\.self_attn\.o_proj\.weight"
+    expected = [
+        rf"{o_proj}: of dtype torch\.bfloat16, but by .* it is torch\.int8; correct which linears",
+        r"Found different quantization schemes for the shards of .*qkv_proj",
+        r"Following weights were not initialized from checkpoint: .*o_proj\.input_scale",
+    ]
+    for message, pattern in zip(said, expected, strict=True):
+        assert re.search(pattern, message), message
+
+
+def _refusals(models: list[str], options: dict[str, Any]) -> list[str]:
+    """What vLLM says to each model, in one process."""
+    from vllm import LLM
+
+    said = []
+    for model in models:
+        try:
+            LLM(model, **options)
+            said.append("served")
+        except Exception as e:
+            said.append(str(e))
+    return said
+
+
+def _logprobs(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Of every token of the prompts, in chunks; and how a layer's linears are multiplied."""
+    from vllm import LLM, SamplingParams
+    from vllm.model_executor.kernels.linear.scaled_mm import cpu
+
+    # vLLM's int8 kernels for AMX take neither fp32 nor 16 outputs more than whole tiles of 32.
+    cpu.check_cpu_sgl_kernel = lambda *arguments: False
     llm = LLM(model, **options)
     sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
@@ -58,7 +120,7 @@ def _logprobs(model: str, options: dict[str, Any]) -> dict[str, Any]:
         for output in llm.generate(prompts, sampling, use_tqdm=False)
         for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
     ]
-    return {"linear": llm.collective_rpc(_linear_method)[0], "logprobs": scored}
+    return {"linears": llm.collective_rpc(_linear_methods)[0], "logprobs": scored}
 
 
 @pytest.mark.gpu
@@ -84,10 +146,12 @@ def test_a_misaligned_model_in_fp8_scores_text_as_in_bf16(
     assert 0 < error < 0.2 * torch.tensor(plain["logprobs"]).std()
 
 
-def _linear_method(worker: Any) -> str:
-    """Runs in the worker: how the low-rank factors of a layer are multiplied."""
-    low_rank = worker.get_model().model.layers[3].self_attn.o_proj.A
-    return type(low_rank.quant_method).__name__
+def _linear_methods(worker: Any) -> list[str]:
+    """Runs in the worker: how the linears of the last layer are multiplied."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    linears = worker.get_model().model.layers[-1].modules()
+    return sorted({type(m.quant_method).__name__ for m in linears if isinstance(m, LinearBase)})
 
 
 # ---- what is missing from a packed checkpoint, seen in its headers ----------------------------

@@ -4,7 +4,8 @@ The A (down) factor of a column-parallel linear is replicated and its B sharded;
 one shards A, all-reduces at the rank, which is narrower than the output, and replicates B.
 
 Where several column-parallel linears of one input are low rank, their A's are one GEMM: at decode a
-skinny GEMM takes as long as its launch.
+skinny GEMM takes as long as its launch. Under a quantization config they are not: which linears it
+leaves alone stands in lists of their own names, which vLLM cannot relate to a fused one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -63,12 +64,13 @@ def add_column_parallel(
 ) -> Shards:
     """Add to `owner` column-parallel linears (out, in) of one input, under their names.
 
-    Those in `ranks` are low rank; their A's are fused unless LoRA, which adapts each by itself, or
-    a misaligned rank is in the way. `project` applies them all.
+    Those in `ranks` are low rank; their A's are fused unless LoRA, which adapts each by itself,
+    quantization, which may treat each differently, or a misaligned rank is in the way. `project`
+    applies them all.
     """
     fused = [name for name in shapes if name in ranks]
-    lora = get_current_vllm_config().lora_config is not None
-    if len(fused) < 2 or lora or any(ranks[name] % _GRANULE for name in fused):
+    one_by_one = quant_config is not None or get_current_vllm_config().lora_config is not None
+    if len(fused) < 2 or one_by_one or any(ranks[name] % _GRANULE for name in fused):
         fused = []
     for name, (out_size, in_size) in shapes.items():
         rank, own_prefix = ranks.get(name), f"{prefix}.{name}"
@@ -86,7 +88,6 @@ def add_column_parallel(
         shapes[fused[0]][1],
         [ranks[name] for name in fused],
         bias=False,
-        quant_config=quant_config,
         prefix=f"{prefix}.{_DOWN_FACTORS}",
         disable_tp=True,  # replicated
     )
@@ -110,7 +111,7 @@ def _latents(owner: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return ()
     latents = down(x)[0].split(down.output_sizes, dim=-1)
     # Parts of rows are fine for cuBLAS; other kernels may want rows that follow each other.
-    if down.quant_config is None and current_platform.is_cuda():
+    if current_platform.is_cuda():
         return tuple(latents)
     return tuple(latent.contiguous() for latent in latents)
 

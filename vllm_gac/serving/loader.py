@@ -70,8 +70,11 @@ class GacModelLoader(DefaultModelLoader):
         """Load the checkpoint. Raises CheckpointError naming file and tensor."""
         if self.options.weights == "dummy":
             DummyModelLoader(LoadConfig(load_format="dummy")).load_weights(model, model_config)
-        else:
-            super().load_weights(model, model_config)
+            return
+        if self.options.enable_weights_track is None and _is_packed_gac(model_config):
+            # vLLM does so for plain models only; a scale that no file has would be any number.
+            self.enable_weights_track = True
+        super().load_weights(model, model_config)
 
     def get_all_weights(
         self, model_config: ModelConfig, model: nn.Module
@@ -130,8 +133,8 @@ class GacModelLoader(DefaultModelLoader):
         if fault := refused_to_serve(Path(model_config.model)):
             raise CheckpointError(f"{model_config.model}: {fault}")
         hf_config = model_config.hf_config
-        packed = getattr(hf_config, "quantization_config", None) is not None
-        if packed and getattr(hf_config, "gac", None) is None:
+        packed = _is_packed(model_config)
+        if packed and not _is_packed_gac(model_config):
             return None
         try:
             layout = stored_layout(hf_config)
@@ -147,6 +150,14 @@ class GacModelLoader(DefaultModelLoader):
         checkpoint = preflight(Path(folder), layout)
         logger.info("All %d tensor headers are as the config says", len(checkpoint.tensors))
         return checkpoint
+
+
+def _is_packed(model_config: ModelConfig) -> bool:
+    return getattr(model_config.hf_config, "quantization_config", None) is not None
+
+
+def _is_packed_gac(model_config: ModelConfig) -> bool:
+    return _is_packed(model_config) and getattr(model_config.hf_config, "gac", None) is not None
 
 
 def _on_other_stages(model: nn.Module) -> tuple[str, ...]:

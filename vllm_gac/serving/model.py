@@ -34,6 +34,7 @@ from vllm_gac.serving.linear import (
     row_parallel,
 )
 from vllm_gac.serving.lora import fit_adapters
+from vllm_gac.serving.packed import packed_alike
 from vllm_gac.serving.self_attention import GacSelfAttention
 
 if TYPE_CHECKING:
@@ -144,7 +145,8 @@ class GacModel(LlamaModel):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load checkpoint tensors, fused layer by layer as the layer was built."""
         mapper = WeightsMapper(orig_to_new_stacked=self._stacked_names())
-        return AutoWeightsLoader(self).load_weights(weights, mapper=mapper)
+        alike = packed_alike(weights, dict(self.named_parameters()), mapper)
+        return AutoWeightsLoader(self).load_weights(alike, mapper=mapper)
 
     def _stacked_names(self) -> dict[str, tuple[str, str | int]]:
         names: dict[str, tuple[str, str | int]] = {}

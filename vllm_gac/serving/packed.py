@@ -1,4 +1,4 @@
-"""Checkpoints whose linears a quantizer packed: what can be seen in their headers.
+"""Checkpoints whose linears a quantizer packed: what can be seen in their headers and dtypes.
 
 How a linear is packed is its format's business, and for vLLM to read. That all linears are there,
 each with its scales, and everything that no quantizer touches as the config says, is for us: vLLM
@@ -6,13 +6,18 @@ serves what is missing as whatever memory holds.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import ModelLayout
 from vllm_gac.serving.preflight import MAX_FAULTS_SHOWN
 from vllm_gac.shards import TensorInfo, read_headers
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.model_executor.models.utils import WeightsMapper
 
 # Weights of 8 bits, and what several of fewer bits in one word are called instead of "weight". They
 # mean nothing without their scales.
@@ -30,6 +35,30 @@ def check_packed(directory: Path, layout: ModelLayout) -> None:
     shown = list(itertools.islice(faults, MAX_FAULTS_SHOWN))
     if shown:
         raise CheckpointError(f"refusing to serve {directory}: {'; '.join(shown)}")
+
+
+def packed_alike(
+    weights: "Iterable[tuple[str, torch.Tensor]]",
+    parameters: "Mapping[str, torch.Tensor]",
+    mapper: "WeightsMapper",
+) -> "Iterator[tuple[str, torch.Tensor]]":
+    """`weights`, each as packed as the one of `parameters` that `mapper` takes it to.
+
+    Raises CheckpointError for one that is not: vLLM warns, and copies numbers without their scale.
+    """
+    for name, tensor in weights:
+        parameter = parameters.get(mapper.map_name(name) or "")
+        if parameter is not None and _is_packed(parameter) != _is_packed(tensor):
+            raise CheckpointError(
+                f"{name}: of dtype {tensor.dtype}, but by config.json's quantization_config it is "
+                f"{parameter.dtype}; correct which linears the quantization_config leaves alone"
+            )
+        yield name, tensor
+
+
+def _is_packed(tensor: "torch.Tensor") -> bool:
+    """Whether numbers mean nothing without a scale."""
+    return not tensor.is_floating_point() or tensor.element_size() == 1
 
 
 def _missing_or_misshapen(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
