@@ -204,19 +204,34 @@ class HfConfig(BaseModel):
 
 
 def _rope(config: dict[str, Any]) -> Any:
-    """RoPE parameters of a config, in whichever of its spellings they are."""
-    raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(raw, dict):
-        return raw
-    rope = {k: v for k, v in raw.items() if v is not None}
-    if any(isinstance(v, dict) for v in rope.values()):
-        raise ValueError("RoPE parameters by layer type are not supported")
-    if "type" in rope:  # the oldest spelling of rope_type
-        rope.setdefault("rope_type", rope["type"])
-    for name in ("rope_theta", "partial_rotary_factor"):
-        if name in config:
-            rope.setdefault(name, config[name])
+    """RoPE parameters of a config, in whichever of its spellings they are.
+
+    Spellings that say different things are refused: engines differ in which of them they believe.
+    """
+    rope: dict[str, Any] = {}
+    for spelling in ("rope_parameters", "rope_scaling"):
+        raw = config.get(spelling) or {}
+        if not isinstance(raw, dict):
+            return raw
+        given = {k: v for k, v in raw.items() if v is not None}
+        if any(isinstance(v, dict) for v in given.values()):
+            raise ValueError("RoPE parameters by layer type are not supported")
+        if "type" in given:  # the oldest spelling of rope_type
+            given.setdefault("rope_type", given["type"])
+        _agree(rope, given, f"their old spelling {spelling}")
+    beside = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    _agree(rope, {name: config[name] for name in beside if name in config}, "the key beside them")
     return rope
+
+
+def _agree(rope: dict[str, Any], given: dict[str, Any], where: str) -> None:
+    """Add what `where` gives to `rope`. Raises ValueError where it says something else."""
+    for name, value in given.items():
+        if rope.setdefault(name, value) != value:
+            raise ValueError(
+                f"{name}: rope_parameters say {rope[name]!r}, {where} says {value!r}; "
+                "let them agree"
+            )
 
 
 class PlanBudget(StrictModel):

@@ -14,6 +14,7 @@ from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.kv_transfer import check_kv_transfer
 from vllm_gac.serving.packed import check_packed
 from vllm_gac.serving.preflight import preflight
+from vllm_gac.serving.rope_overrides import check_rope
 from vllm_gac.serving.sharding import shard_config
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class GacConfigHook:
         refuse_if_unregistered()
         check_role(model_config)
         layout_of_hf(model_config.hf_config)
+        check_rope(model_config.hf_config)
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:

@@ -18,6 +18,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.serving.preflight import open_to_serve
+from vllm_gac.serving.rope_overrides import keep_rope
 from vllm_gac.strict_json import read_json
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -37,9 +38,13 @@ class GacConfigParser(ConfigParserBase):
         """config.json as a dict, and as transformers' config."""
         raw = config_to_serve(Path(model), trust_remote_code)
         if raw is None:
-            return self.before().parse(model, trust_remote_code, *args, **kwargs)
-        config_class = CONFIG_MAPPING[raw["model_type"]]
-        return raw, config_class.from_dict(raw, name_or_path=str(model))
+            raw, config = self.before().parse(model, trust_remote_code, *args, **kwargs)
+        else:
+            config_class = CONFIG_MAPPING[raw["model_type"]]
+            config = config_class.from_dict(raw, name_or_path=str(model))
+        if "gac" in raw:
+            keep_rope(config)
+        return raw, config
 
 
 def config_to_serve(directory: Path, trust_remote_code: bool = False) -> dict[str, Any] | None:

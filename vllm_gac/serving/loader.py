@@ -8,13 +8,14 @@ Tensors are read, checked and put together on several threads, while this one co
 
 import dataclasses
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import torch
 from torch import nn
 from tqdm import tqdm
+from transformers import PreTrainedConfig
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.logger import init_logger
@@ -34,6 +35,7 @@ from vllm_gac.serving.loader_options import loader_options
 from vllm_gac.serving.packed import check_packed
 from vllm_gac.serving.parallel_reads import read_in_parallel
 from vllm_gac.serving.preflight import preflight, refused_to_serve
+from vllm_gac.serving.rope_overrides import check_table
 from vllm_gac.sharding import repeated_tensor, with_heads_of
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -100,7 +102,8 @@ class GacModelLoader(DefaultModelLoader):
             checkpoint.reader() as read,
             closing(self._stored_tensors(checkpoint, names, read)) as stored,
         ):
-            for name, tensor in padded_tensors(checkpoint.layout, padded, served.rope, stored):
+            own = _of_this_rope(stored, model_config.hf_config)
+            for name, tensor in padded_tensors(checkpoint.layout, padded, served.rope, own):
                 yield name, repeated_tensor(padded, repeated, name, tensor)
 
     def _stored_tensors(
@@ -150,6 +153,15 @@ class GacModelLoader(DefaultModelLoader):
         checkpoint = preflight(Path(folder), layout)
         logger.info("All %d tensor headers are as the config says", len(checkpoint.tensors))
         return checkpoint
+
+
+def _of_this_rope(
+    tensors: Iterable[tuple[str, torch.Tensor]], hf_config: PreTrainedConfig
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in tensors:
+        if name.endswith(".rope_inv_freq"):
+            check_table(hf_config, name, tensor)
+        yield name, tensor
 
 
 def _is_packed(model_config: ModelConfig) -> bool:
