@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import triton
 
+from vllm_gac.kernels.gpu_limits import HOPPER
 from vllm_gac.kernels.latent_split_kv import latent_split_kv
 from vllm_gac.kernels.merge import merge
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
@@ -49,7 +50,7 @@ def decode_scratch(
     if device.type == "cuda":
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     most = max(
-        tiling_of(geometry, max_query_len, itemsize, _group_of(latent)).programs_per_multiprocessor
+        _tiling(geometry, max_query_len, itemsize, latent, device).programs_per_multiprocessor
         for itemsize in (1, 2)
     )
     rows = 2 * multiprocessors * most * geometry.query_heads // geometry.value_heads * max_query_len
@@ -95,10 +96,12 @@ def decode_attention(
     of sequences counts.
     """
     run = _compile if only_compile else _launch
-    tiling = tiling or tiling_of(geometry, max_query_len, kv_cache.itemsize, _group_of(latent))
+    tiling = tiling or _tiling(geometry, max_query_len, kv_cache.itemsize, latent, query.device)
     sequences = seq_lens.shape[0]
     group = geometry.query_heads // geometry.value_heads
-    overlap = _can_overlap(query.device)
+    gpu = capability_of(query.device)
+    # Whether a kernel may start before the one it depends on has ended.
+    overlap = gpu is not None and gpu >= HOPPER
     constants = {
         "HEADS": geometry.value_heads,
         "GROUP": group,
@@ -159,7 +162,7 @@ def decode_attention(
             REBUILT=_group_of(latent),
             PAIRS=pairs,
             PADDED=triton.next_power_of_2(pairs),
-            ASSEMBLY=query.is_cuda,
+            ASSEMBLY=gpu is not None,
         )
     run(
         merge,
@@ -189,7 +192,18 @@ def _group_of(latent: LatentKeys | None) -> int:
     return 0 if latent is None else latent.up.shape[1] // (2 * latent.inv_freq.shape[-1])
 
 
+def _tiling(
+    geometry: CacheGeometry,
+    max_query_len: int,
+    itemsize: int,
+    latent: LatentKeys | None,
+    device: torch.device,
+) -> Tiling:
+    gpu = capability_of(device) or HOPPER
+    return tiling_of(geometry, max_query_len, itemsize, _group_of(latent), gpu)
+
+
 @functools.cache
-def _can_overlap(device: torch.device) -> bool:
-    """Whether a kernel may start before the one it depends on has ended (CUDA, from Hopper on)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability of a CUDA GPU; None of a CPU, where Triton interprets."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

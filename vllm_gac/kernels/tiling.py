@@ -4,9 +4,10 @@ import functools
 from dataclasses import dataclass
 
 from vllm_gac.errors import GacError
+from vllm_gac.kernels.gpu_limits import HOPPER, SharedMemory, shared_memory
 from vllm_gac.kernels.reference import CacheGeometry
 
-SHARED_MEMORY = 228 * 1024  # bytes a multiprocessor gives its programs on Hopper
+_RESERVED = 1024  # bytes of shared memory that a program costs beside what it uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +52,34 @@ def pieces_of(width: int, start: int = 0, largest: int = 256) -> tuple[int, int,
 
 @functools.cache
 def tiling_of(
-    geometry: CacheGeometry, max_query_len: int, itemsize: int, latent_group: int = 0
+    geometry: CacheGeometry,
+    max_query_len: int,
+    itemsize: int,
+    latent_group: int = 0,
+    capability: tuple[int, int] = HOPPER,
 ) -> Tiling:
     """The tiling for these head sizes; `itemsize` is the bytes of a cached number.
 
     `latent_group` is how many original KV heads one latent gives keys to, 0 for rotary keys.
-    Measured on an H200 (2026-11-21), batches of 1 to 256, over tiles of 16-128 tokens, 1-8 warps,
-    3-6 stages and 1-24 programs a multiprocessor: one warp on 32 tokens is within 2 % of the best
-    nearly everywhere. It meets no barrier; what hides its latencies is its neighbours. Four of them
-    are enough (2026-11-22): with six, large batches are at most 2 % faster, and those of some ten
-    thousand tokens, cut into more parts, 8 to 20 % slower.
+    `capability` is the GPU's; the interpreter takes any. Measured on an H200 (2026-11-21), batches
+    of 1 to 256, over tiles of 16-128 tokens, 1-8 warps, 3-6 stages and 1-24 programs a
+    multiprocessor: one warp on 32 tokens is within 2 % of the best nearly everywhere. It meets no
+    barrier; what hides its latencies is its neighbours. Four of them are enough (2026-11-22): with
+    six, large batches are at most 2 % faster, and those of some ten thousand tokens, cut into more
+    parts, 8 to 20 % slower. Elsewhere it is the same, or what of it fits.
 
-    Raises GacError if the up-projections of one cache row do not fit into shared memory.
+    Raises GacError if the GPU's shared memory holds no tile of such rows.
     """
+    memory = shared_memory(capability)
+    rows = max(16, geometry.query_heads // geometry.value_heads * max_query_len)
     if latent_group:
-        return _latent_tiling(geometry, max_query_len, itemsize, latent_group)
-    row_bytes = (geometry.key_width + geometry.value_size) * itemsize
-    rows = geometry.query_heads // geometry.value_heads * max_query_len
-    # Never 64 rows on 4 warps: Triton 3.6 then takes Hopper's asynchronous matrix instructions,
-    # with which fp8 caches, converted on the way, come out wrong.
+        return _latent_tiling(geometry, rows, itemsize, latent_group, memory)
+    # Of 128 at most: keys and values then find their rows by the same addresses.
+    key_pieces = pieces_of(geometry.key_width, largest=128)
+    value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=128)
+    # Never 4 warps, which take Hopper's matrix instructions for 64 rows (see _latent_tiling).
     warps = 2 if rows > 16 or geometry.value_size > 128 else 1
+    row_bytes = (geometry.key_width + geometry.value_size) * itemsize
     # fp8: what limits is converting it, so all the warps there is room for.
     if itemsize == 1:
         programs = 8 // warps
@@ -78,24 +87,39 @@ def tiling_of(
         programs = 4
     else:
         programs = 3 if row_bytes < 448 else 2
-    # Of 128 at most: keys and values then find their rows by the same addresses.
-    key_pieces = pieces_of(geometry.key_width, largest=128)
-    value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=128)
-    return Tiling(key_pieces, value_pieces, 32, warps, 3, programs)
+    for tile, stages in ((32, 3), (32, 2), (16, 3), (16, 2)):
+        staged = tile * (stages - 1) * (sum(key_pieces) + sum(value_pieces)) * itemsize
+        needed = staged + 2 * rows * sum(key_pieces) + _RESERVED  # queries, too
+        if needed <= memory.program:
+            programs = min(programs, memory.multiprocessor // needed)
+            return Tiling(key_pieces, value_pieces, tile, warps, stages, programs)
+    raise GacError(
+        f"cache rows of {geometry.key_width + geometry.value_size} numbers: a decode kernel needs "
+        f"{needed // 1024} KB of shared memory for them, {memory.program // 1024} KB is what the "
+        "GPU gives it; serve smaller heads, or more value heads"
+    )
 
 
 def _latent_tiling(
-    geometry: CacheGeometry, max_query_len: int, itemsize: int, latent_group: int
+    geometry: CacheGeometry, rows: int, itemsize: int, latent_group: int, memory: SharedMemory
 ) -> Tiling:
-    """The first that fits of: two programs a multiprocessor, one large one, ever smaller ones."""
+    """The first that fits of: two programs a multiprocessor, one large one, ever smaller ones.
+
+    Never 64 rows on 4 warps or more if tiles pass through registers, because they are fp8 or begin
+    anywhere: ptxas up to 12.8 (Triton up to 3.7, torch up to 2.13) has a fault there. 64 rows on 4
+    warps multiply weights and values by Hopper's asynchronous matrix instructions, which find a
+    tile by a descriptor. Such a tile is written where queries lay before, both descriptors share
+    their address, and ptxas computes one of them from registers that nothing has written yet:
+    results are wrong, or the address is (tests/kernels/test_compiler.py). Tiles that are copied
+    asynchronously have a place of their own.
+    """
     # Pieces of 64 at most: rows of all pieces are then found by the same threads.
     key_pieces = pieces_of(geometry.key_size, largest=64)
     value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=64)
     latents = geometry.key_heads // geometry.value_heads
-    rows = max(16, geometry.query_heads // geometry.value_heads * max_query_len)
     padded = 1 << (geometry.query_size - 1).bit_length()
     up = 2 * latents * latent_group * padded * sum(key_pieces)
-    fp8_rows = itemsize == 1 and rows > 32  # see above
+    copied = itemsize > 1 and geometry.key_size % 8 == geometry.value_size % 8 == 0
     for tile, warps, stages, programs in (
         (64, 4, 3, 2), (128, 8, 3, 1), (64, 4, 2, 2), (128, 8, 2, 1),
         (64, 4, 2, 1), (32, 4, 2, 1), (16, 2, 2, 1),
@@ -103,10 +127,12 @@ def _latent_tiling(
         row = latents * sum(key_pieces) + sum(value_pieces)
         # fp8 tiles are staged twice, once converted. Then queries, and what each program reserves.
         staged = tile * row * ((stages - 1) * itemsize + 2 * (itemsize == 1))
-        needed = up + staged + 2 * rows * padded + 1024
-        if programs * needed <= SHARED_MEMORY and not (fp8_rows and warps > 2):
+        needed = up + staged + 2 * rows * padded + _RESERVED
+        fits = needed <= memory.program and programs * needed <= memory.multiprocessor
+        if fits and (copied or rows <= 32 or warps <= 2):
             return Tiling(key_pieces, value_pieces, tile, warps, stages, programs)
     raise GacError(
         f"latent keys: the up-projections of one value head take {up // 1024} KB of shared memory, "
-        f"more than a decode kernel can hold; serve more value heads, or smaller latents"
+        f"more than a decode kernel can hold of the GPU's {memory.program // 1024} KB; serve more "
+        "value heads, or smaller latents"
     )

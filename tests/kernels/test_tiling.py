@@ -1,0 +1,69 @@
+"""How decode kernels are cut: pieces cover a head, and the GPU has room for a tiling."""
+
+import itertools
+
+import pytest
+
+from vllm_gac.errors import GacError
+from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3, shared_memory
+from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.tiling import pieces_of, tiling_of
+
+A100, ADA, B200, RTX_5090 = (8, 0), (8, 9), (10, 0), (12, 0)
+
+
+@pytest.mark.parametrize("width", range(8, 257, 8))
+@pytest.mark.parametrize("start", [0, 16, 64])
+def test_pieces_cover_a_head_size_and_waste_less_than_rounding_it_up(
+    width: int, start: int
+) -> None:
+    pieces = [piece for piece in pieces_of(width, start) if piece]
+    assert all(piece >= 16 and piece & (piece - 1) == 0 for piece in pieces)
+    assert sum(pieces[:-1]) < width <= sum(pieces) <= max(16, 1 << (width - 1).bit_length())
+
+
+@pytest.mark.parametrize(("key", "value"), [(102, 3), (104, 3), (102, 64), (64, 63), (64, 1)])
+@pytest.mark.parametrize("itemsize", [1, 2])
+def test_tiles_that_pass_through_registers_meet_64_rows_on_two_warps(
+    key: int, value: int, itemsize: int
+) -> None:
+    for tokens, group, latents in itertools.product((5, 8, 16), (1, 2), (1, 2)):
+        geometry = CacheGeometry(8 * latents, 128, latents, key, 1, value)
+        assert tiling_of(geometry, tokens, itemsize, group).warps <= 2
+        assert tiling_of(geometry, tokens, itemsize).warps <= 2  # rotary keys
+
+
+def test_tiles_that_are_copied_meet_64_rows_on_more() -> None:
+    geometry = CacheGeometry(8, 128, 1, 104, 1, 8)
+    assert tiling_of(geometry, 8, 2, 1).warps == 4
+    assert tiling_of(geometry, 8, 1, 1).warps == 2
+
+
+@pytest.mark.parametrize("capability", [A100, ADA, HOPPER, B200, RTX_5090, (13, 7)])
+def test_smaller_gpus_run_fewer_programs_or_smaller_tiles(capability: tuple[int, int]) -> None:
+    wide = CacheGeometry(32, 256, 8, 256, 8, 256)
+    tiling, measured = tiling_of(wide, 1, 2, 0, capability), tiling_of(wide, 1, 2)
+    tile = 2 * (tiling.stages - 1) * tiling.tile * 512
+    assert tile <= shared_memory(capability).program
+    assert tiling.programs_per_multiprocessor * tile <= shared_memory(capability).multiprocessor
+    if capability in (HOPPER, B200):
+        assert tiling == measured
+    elif capability != A100:
+        assert tiling != measured
+
+
+def test_latents_that_only_a_large_gpu_holds_are_refused_elsewhere() -> None:
+    geometry = CacheGeometry(32, 128, 4, 256, 4, 256)
+    assert tiling_of(geometry, 1, 2, 2, HOPPER).programs_per_multiprocessor == 1
+    with pytest.raises(GacError, match=r"take 128 KB of shared memory, .* the GPU's 99 KB; serve "):
+        tiling_of(geometry, 1, 2, 2, ADA)
+
+
+def test_rows_that_no_gpu_holds_a_tile_of_are_refused() -> None:
+    rows = CacheGeometry(64, 256, 32, 256, 4, 256)
+    with pytest.raises(GacError, match=r"rows of 2304 numbers: .* needs .* KB .* 99 KB is what"):
+        tiling_of(rows, 8, 2, 0, ADA)
+
+
+def test_fp8_begins_with_ada() -> None:
+    assert [converts_e4m3(gpu) for gpu in (A100, (8, 6), ADA, HOPPER)] == [False, False, True, True]

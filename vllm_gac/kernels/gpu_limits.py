@@ -1,0 +1,41 @@
+"""What a kernel may take of a GPU, by its compute capability: known without asking the GPU."""
+
+from dataclasses import dataclass
+
+HOPPER = (9, 0)
+# Bytes of shared memory that a multiprocessor gives its programs, and the most that one of them
+# may take: NVIDIA's "Compute Capabilities", from those that vLLM has kernels for.
+_KIB = 1024
+_SHARED_MEMORY = {
+    (7, 0): (96 * _KIB, 96 * _KIB),
+    (7, 5): (64 * _KIB, 64 * _KIB),
+    (8, 0): (164 * _KIB, 163 * _KIB),
+    (8, 6): (100 * _KIB, 99 * _KIB),
+    (8, 7): (164 * _KIB, 163 * _KIB),
+    (8, 9): (100 * _KIB, 99 * _KIB),
+    (9, 0): (228 * _KIB, 227 * _KIB),
+    (10, 0): (228 * _KIB, 227 * _KIB),
+    (10, 3): (228 * _KIB, 227 * _KIB),
+    (11, 0): (228 * _KIB, 227 * _KIB),
+    (12, 0): (100 * _KIB, 99 * _KIB),
+    (12, 1): (100 * _KIB, 99 * _KIB),
+}
+_OF_OTHERS = (100 * _KIB, 99 * _KIB)  # no less than any since Ampere
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """Bytes: of a multiprocessor, for all programs that it runs at once; and the most of one."""
+
+    multiprocessor: int
+    program: int
+
+
+def shared_memory(capability: tuple[int, int]) -> SharedMemory:
+    """The shared memory of GPUs of this compute capability."""
+    return SharedMemory(*_SHARED_MEMORY.get(capability, _OF_OTHERS))
+
+
+def converts_e4m3(capability: tuple[int, int]) -> bool:
+    """Whether kernels may hold numbers of fp8's e4m3: Triton compiles them from Ada on."""
+    return capability >= (8, 9)
