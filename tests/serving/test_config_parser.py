@@ -18,8 +18,8 @@ from vllm_gac.importers import palu as palu_importer
 from vllm_gac.layout import layout_of
 from vllm_gac.model_format import open_any_format
 from vllm_gac.serving.config_parser import GacConfigParser, config_to_serve
+from vllm_gac.serving.decode_fit import fits_decode_kernel
 from vllm_gac.serving.loader import GacModelLoader
-from vllm_gac.serving.preflight import fits_decode_kernel
 
 RAW = config(num_attention_heads=8, num_key_value_heads=4)
 RANKS = ranks_of([([9, 16], [12, 31]), ([17], [33])])

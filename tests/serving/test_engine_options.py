@@ -1,5 +1,6 @@
 """Options that our attention lacks are refused before a GPU is touched."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,15 +9,26 @@ import pytest
 pytest.importorskip("vllm")
 
 from vllm.config import CacheConfig, ParallelConfig
+from vllm.platforms.interface import DeviceCapability
 
+from tests.dense_models import config
 from vllm_gac.errors import CheckpointError
-from vllm_gac.serving import engine_options
+from vllm_gac.layout import KeyLayout, ModelLayout, ValueLayout, layout_of
+from vllm_gac.serving import decode_fit, engine_options
 
 
 @pytest.fixture(autouse=True)
 def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_options, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+    _on_a_gpu(monkeypatch, (9, 0))
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+
+
+def _on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    gpu = SimpleNamespace(
+        is_cuda=lambda: True, get_device_capability=lambda: DeviceCapability(*capability)
+    )
+    for module in (engine_options, decode_fit):
+        monkeypatch.setattr(module, "current_platform", gpu)
 
 
 def _asked(cache_dtype: Any = "auto", drafted: int | None = None, **parallel: int) -> Any:
@@ -30,7 +42,8 @@ def _asked(cache_dtype: Any = "auto", drafted: int | None = None, **parallel: in
 
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = SimpleNamespace(is_cuda=lambda: False)
-    monkeypatch.setattr(engine_options, "current_platform", cpu)
+    for module in (engine_options, decode_fit):
+        monkeypatch.setattr(module, "current_platform", cpu)
 
 
 @pytest.mark.parametrize("dtype", engine_options.KV_CACHE_DTYPES)
@@ -43,6 +56,49 @@ def test_other_cache_dtypes_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch
         engine_options.check_engine_options(_asked("fp8_e5m2"))
     _on_a_cpu(monkeypatch)  # whose backends say so themselves
     engine_options.check_engine_options(_asked("fp8_e5m2"))
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3"])
+def test_fp8_caches_are_refused_where_triton_has_no_such_numbers(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _on_a_gpu(monkeypatch, (8, 0))
+    with pytest.raises(CheckpointError, match=rf"is {dtype}; .* is 8\.0, .* 8\.9 on; use auto"):
+        engine_options.check_engine_options(_asked(dtype))
+    engine_options.check_engine_options(_asked("bfloat16"))
+    _on_a_gpu(monkeypatch, (8, 9))
+    engine_options.check_engine_options(_asked(dtype))
+
+
+def _latents(group: int, size: int) -> ModelLayout:
+    """Two layers, of which the second has latents of so many KV heads."""
+    heads, layout = 8 // group, layout_of(config(
+        hidden_size=4096,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        num_hidden_layers=2,
+    ))  # fmt: skip
+    latent = replace(
+        layout.layers[1], key=KeyLayout("latent", heads, size), value=ValueLayout(heads, size)
+    )
+    return replace(layout, layers=(layout.layers[0], latent))
+
+
+def test_layers_that_the_gpu_has_no_room_for_are_refused_by_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small, large = _latents(1, 96), _latents(2, 256)
+    decode_fit.check_decode_kernel(_asked(), small)
+    decode_fit.check_decode_kernel(_asked(), large)
+    _on_a_gpu(monkeypatch, (8, 9))
+    decode_fit.check_decode_kernel(_asked(), small)
+    with pytest.raises(CheckpointError, match=r"^layer 1: latent keys: .* GPU's 99 KB; serve "):
+        decode_fit.check_decode_kernel(_asked(), large)
+    assert not decode_fit.fits_decode_kernel(large, large.layers[1])
+    assert decode_fit.fits_decode_kernel(small, small.layers[1])
+    _on_a_cpu(monkeypatch)
+    decode_fit.check_decode_kernel(_asked(), large)
 
 
 @pytest.mark.parametrize("tokens", [None, 1, 7])

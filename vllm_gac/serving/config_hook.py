@@ -9,6 +9,7 @@ from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered
 from vllm_gac.serving.align import align_config
 from vllm_gac.serving.cache_layout import choose_cache_layout
 from vllm_gac.serving.cuda_graphs import choose_cuda_graphs
+from vllm_gac.serving.decode_fit import check_decode_kernel
 from vllm_gac.serving.engine_options import check_engine_options, check_role
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.kv_transfer import check_kv_transfer
@@ -58,6 +59,7 @@ class GacConfigHook:
         layout = layout_of_hf(model_config.hf_config)
         check_kv_transfer(vllm_config, layout)
         check_engine_options(vllm_config)
+        check_decode_kernel(vllm_config, layout)
         choose_cache_layout(vllm_config)
         choose_cuda_graphs(vllm_config)
 

@@ -10,6 +10,8 @@ from vllm.config.cache import CacheDType
 from vllm.platforms import current_platform
 
 from vllm_gac.errors import CheckpointError
+from vllm_gac.kernels.gpu_limits import converts_e4m3
+from vllm_gac.serving.decode_fit import gpu_capability
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -53,6 +55,13 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
         raise CheckpointError(
             f"--kv-cache-dtype: is {dtype}; of a gac model's cache a GPU takes "
             f"{', '.join(KV_CACHE_DTYPES)}"
+        )
+    capability = gpu_capability()
+    if dtype.startswith("fp8") and not converts_e4m3(capability):
+        raise CheckpointError(
+            f"--kv-cache-dtype: is {dtype}; this GPU's compute capability is "
+            f"{capability[0]}.{capability[1]}, and Triton has fp8 of that form from 8.9 on; "
+            "use auto"
         )
     if envs.VLLM_BATCH_INVARIANT:
         raise CheckpointError(

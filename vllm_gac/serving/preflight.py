@@ -5,24 +5,23 @@ import itertools
 from pathlib import Path
 
 from vllm_gac.checkpoint import Checkpoint, faults, read_config
-from vllm_gac.contract import align
-from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.errors import CheckpointError
 from vllm_gac.foreign import without_weights
 from vllm_gac.importers import palu
 from vllm_gac.importers.imported import Format, Imported
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout import ModelLayout
 from vllm_gac.model_format import open_any_format
 from vllm_gac.pickles.state_dicts import state_dict_files
 
 MAX_FAULTS_SHOWN = 5
-# Of queries and values, in our prefill on a GPU: what FlashAttention takes.
-_LARGEST_HEAD = 512
 
 
 def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
     """As `open_any_format`; on a GPU without the latents that its decode kernel has no room for."""
-    # Not at the top: vLLM looks for its platform when this is imported.
+    # Not at the top: vLLM looks for its platform when these are imported.
     from vllm.platforms import current_platform
+
+    from vllm_gac.serving.decode_fit import fits_decode_kernel
 
     if (fault := refused_to_serve(directory)) is not None:
         raise CheckpointError(f"{directory}: {fault}")
@@ -40,30 +39,6 @@ def refused_to_serve(directory: Path) -> str | None:
     if state_dict_files(directory):
         return "pytorch_model*.bin are not served; 'vllm-gac import' makes safetensors of them"
     return without_weights(directory)
-
-
-def fits_decode_kernel(layout: ModelLayout, layer: LayerLayout) -> bool:
-    """Whether our kernels on a GPU can run the attention of `layer`, with any cache dtype."""
-    from vllm_gac.kernels.reference import CacheGeometry
-    from vllm_gac.kernels.tiling import tiling_of
-
-    geometry = CacheGeometry(
-        query_heads=layer.query_heads,
-        query_size=layout.query_size(layer),
-        key_heads=layer.key.heads,
-        # At their largest, as padding at load time may leave them.
-        key_size=align(layer.key.size, "optimal"),
-        value_heads=layer.value.heads,
-        value_size=align(layer.value.size, "optimal"),
-    )
-    latent = layer.key.form == "latent"
-    group = layout.num_key_value_heads // layer.key.heads if latent else 0
-    try:
-        for itemsize in (1, 2):
-            tiling_of(geometry, 1, itemsize, group)
-    except GacError:
-        return False
-    return max(geometry.query_size, geometry.value_size) <= _LARGEST_HEAD
 
 
 def preflight(directory: Path, layout: ModelLayout) -> Checkpoint:

@@ -1,0 +1,75 @@
+"""Whether our decode kernel can run a layer on this machine's GPU: asked in the front-end process.
+
+Nothing here initializes CUDA.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from vllm.platforms import current_platform
+
+from vllm_gac.contract import align
+from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.kernels.gpu_limits import HOPPER
+from vllm_gac.layout import LayerLayout, ModelLayout
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# Of queries and values, in our prefill on a GPU: what FlashAttention takes.
+_LARGEST_HEAD = 512
+
+
+def gpu_capability() -> tuple[int, int]:
+    """Compute capability of this machine's GPUs; Hopper's if vLLM cannot tell."""
+    found = current_platform.get_device_capability()
+    return HOPPER if found is None else (found.major, found.minor)
+
+
+def fits_decode_kernel(layout: ModelLayout, layer: LayerLayout) -> bool:
+    """Whether our kernels can run the attention of `layer`, with any cache dtype."""
+    try:
+        _check(layout, layer, queries=1, itemsizes=(1, 2))
+    except GacError:
+        return False
+    return max(layout.query_size(layer), align(layer.value.size, "optimal")) <= _LARGEST_HEAD
+
+
+def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
+    """Raise CheckpointError, naming the layer, if this GPU has no room for its decode kernel."""
+    if not current_platform.is_cuda():
+        return
+    speculative = vllm_config.speculative_config
+    queries = 1 if speculative is None else 1 + speculative.num_speculative_tokens
+    itemsize = 1 if vllm_config.cache_config.cache_dtype.startswith("fp8") else 2
+    checked = set()  # layers are alike more often than not
+    for index, layer in enumerate(layout.layers):
+        attention = layer.query_heads, layer.key, layer.value
+        if attention in checked:
+            continue
+        try:
+            _check(layout, layer, queries, (itemsize,))
+        except GacError as error:
+            raise CheckpointError(f"layer {index}: {error}") from None
+        checked.add(attention)
+
+
+def _check(layout: ModelLayout, layer: LayerLayout, queries: int, itemsizes: Iterable[int]) -> None:
+    """Raise GacError if no tiling of the decode kernel fits."""
+    # Not at the top: they import torch.
+    from vllm_gac.kernels.reference import CacheGeometry
+    from vllm_gac.kernels.tiling import tiling_of
+
+    geometry = CacheGeometry(
+        query_heads=layer.query_heads,
+        query_size=layout.query_size(layer),
+        key_heads=layer.key.heads,
+        # At their largest, as padding at load time may leave them.
+        key_size=align(layer.key.size, "optimal"),
+        value_heads=layer.value.heads,
+        value_size=align(layer.value.size, "optimal"),
+    )
+    latent = layer.key.form == "latent"
+    group = layout.num_key_value_heads // layer.key.heads if latent else 0
+    for itemsize in itemsizes:
+        tiling_of(geometry, queries, itemsize, group, gpu_capability())
