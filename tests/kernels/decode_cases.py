@@ -1,31 +1,41 @@
 """Random decode batches, and the decode kernel against the fp32 reference on them.
 
-    python -m tests.kernels.decode_cases FIRST LAST GRAIN [gpu]
+    python -m tests.kernels.decode_cases FIRST LAST GRAIN [LARGEST] [gpu]
 
-checks those seeds, with head sizes that are multiples of GRAIN: on the CPU, through Triton's
-interpreter (TRITON_INTERPRET=1), or on a GPU, for instance under compute-sanitizer.
+checks those seeds, with head sizes that are multiples of GRAIN, of LARGEST at most: on the CPU,
+through Triton's interpreter (TRITON_INTERPRET=1), or on a GPU, for instance under
+compute-sanitizer.
 """
 
 import math
+import os
 import random
 import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
+from triton.runtime._async_compile import AsyncCompileMode
 
 from vllm_gac.kernels.decode import decode_attention, decode_scratch
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention
+from vllm_gac.kernels.tiling import Tiling
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a random batch may get; head sizes are multiples of `grain`."""
+    """How large a random batch may get; head sizes are multiples of `grain`.
+
+    `latents` is the share of batches with latent keys.
+    """
 
     device: str
     cache_dtypes: tuple[torch.dtype, ...]
     head_size: int
     context: int
     grain: int = 8
+    latents: float = 0.3
 
 
 GPU = Limits(
@@ -103,7 +113,7 @@ def _random_geometry(rng: random.Random, limits: Limits) -> tuple[CacheGeometry,
     value_heads, parts = rng.choice([1, 2, 8]), rng.choice([1, 1, 2])
     key_heads = value_heads * parts
     query_heads = key_heads * rng.choice([1, 2, 4, 8])
-    latent_group = rng.choice([1, 1, 2]) if rng.random() < 0.3 else 0
+    latent_group = rng.choice([1, 1, 2]) if rng.random() < limits.latents else 0
     grain = limits.grain
     most = limits.head_size if parts == 1 and not latent_group else limits.head_size // 2
     key_grain = grain if latent_group else max(2, grain)  # rotary keys are pairs
@@ -134,7 +144,16 @@ def _random_cache(
     return cache, table
 
 
-def decode(batch: Batch) -> torch.Tensor:
+def compile_all(batches: Iterable[Batch]) -> None:
+    """Compile what decodes `batches`, on all cores at once: what takes the time of a GPU test."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads, AsyncCompileMode(threads):
+        for batch in batches:
+            decode(batch, only_compile=True)
+
+
+def decode(
+    batch: Batch, tiling: Tiling | None = None, *, only_compile: bool = False
+) -> torch.Tensor:
     """The kernel's output on `batch`, poisoned before; one row more than there are tokens."""
     geometry = batch.geometry
     shape = (batch.query.shape[0], geometry.query_heads, geometry.value_size)
@@ -157,15 +176,17 @@ def decode(batch: Batch) -> torch.Tensor:
         latent=batch.latent,
         k_scale=batch.k_scale,
         v_scale=batch.v_scale,
+        tiling=tiling,
+        only_compile=only_compile,
     )
     return output
 
 
-def relative_error(batch: Batch) -> float:
+def relative_error(batch: Batch, tiling: Tiling | None = None) -> float:
     """Of the kernel on `batch`; NaN if it left anything unwritten, or wrote where it should not."""
     geometry = batch.geometry
     tokens = int(batch.query_start_loc[-1])
-    output = decode(batch)
+    output = decode(batch, tiling)
     expected = torch.zeros(output.shape, device=output.device)
     paged_attention(
         batch.query,
@@ -195,7 +216,9 @@ def _dequantized(batch: Batch) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    limits = replace(GPU if sys.argv[4:] == ["gpu"] else INTERPRETER, grain=int(sys.argv[3]))
+    limits = replace(GPU if sys.argv[-1] == "gpu" else INTERPRETER, grain=int(sys.argv[3]))
+    if sys.argv[4:] not in ([], ["gpu"]):
+        limits = replace(limits, head_size=int(sys.argv[4]))
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
         batch = random_batch(seed, limits)
         error = relative_error(batch)
