@@ -50,7 +50,10 @@ KERNELS = ["FA2", "FA3", "FA4"]
 
 @dataclass(frozen=True)
 class Case:
-    """One chunk; `quantized`: an fp8 cache; `heads_first`: how pages lie in memory."""
+    """One chunk; `quantized`: an fp8 cache; `heads_first`: how pages lie in memory.
+
+    `most_gathered` and `in_place` are those of prefill.py.
+    """
 
     heads: Heads
     kernel: str
@@ -58,6 +61,8 @@ class Case:
     window: int | None = None
     quantized: bool = False
     heads_first: bool = False
+    most_gathered: int = 0
+    in_place: str | None = None
 
 
 def relative_error(case: Case, device: str, dtype: torch.dtype) -> float:
@@ -106,8 +111,9 @@ def relative_error(case: Case, device: str, dtype: torch.dtype) -> float:
     found = torch.full(shape, float("nan"), **options)
     capability = torch.cuda.get_device_capability() if device == "cuda" else (9, 0)
     on_host = torch.tensor(lengths)
-    batch = prefill_batch(starts, on_host, on_host.int().to(device), table)
-    layer = PrefillLayer(g, case.kernel, capability, scale, case.window, latent)
+    on_device = on_host.int().to(device)
+    batch = prefill_batch(starts, on_host, on_device, table, case.most_gathered)
+    layer = PrefillLayer(g, case.kernel, capability, scale, case.window, latent, case.in_place)
     prefill_attention(layer, queries, key, value, cache, batch, found, *scales)
     return float((found.float() - expected).norm() / expected.norm())
 
@@ -127,7 +133,13 @@ def cases(kernels: list[str]) -> list[Case]:
         found += [Case(HEADS[1], kernel, window=50), Case(HEADS[7], kernel, window=50)]
         found += [Case(HEADS[1], kernel, quantized=True), Case(HEADS[7], kernel, quantized=True)]
         found += [Case(heads, kernel, heads_first=True) for heads in (HEADS[0], HEADS[1], HEADS[7])]
-    return found
+    # In parts: of one sequence or two, whole prompts among them.
+    found += [Case(HEADS[i], "FA4", most_gathered=224) for i in (1, 7)]
+    found += [Case(HEADS[5], "FA3", most_gathered=224)]
+    found += [Case(HEADS[1], "FA4", window=50, most_gathered=100, quantized=True)]
+    # Padded by a kernel that reads pages.
+    found += [Case(heads, "FA4", in_place="FA3", most_gathered=224) for heads in HEADS[1:4]]
+    return [case for case in found if case.kernel in kernels]
 
 
 def flash_attention(

@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 from vllm.config import CacheConfig
 
 from vllm_gac.kernels.reference import CacheGeometry
-from vllm_gac.serving import prefill_warmup
+from vllm_gac.serving import prefill_memory, prefill_warmup
 from vllm_gac.serving.prefill import PrefillBatch, PrefillLayer
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
         cached_dtype=lambda layer: torch.bfloat16,
     )
     layers = {name: SimpleNamespace(impl=impl) for name in ("0", "1")}
-    monkeypatch.setattr(prefill_warmup, "get_layers_from_vllm_config", lambda *_: layers)
+    monkeypatch.setattr(prefill_memory, "get_layers_from_vllm_config", lambda *_: layers)
     monkeypatch.setattr(prefill_warmup, "prefill_attention", lambda *args: seen.append(args))
     monkeypatch.setattr(prefill_warmup, "_compiled", set())
     for name in ("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"):

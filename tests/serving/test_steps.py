@@ -38,7 +38,7 @@ def step(queries: list[int], contexts: list[int]) -> Any:
 
 def builder(backend: ModuleType, scratch: str) -> Any:
     made = object.__new__(backend.GacBuilder)
-    vars(made).update(max_decode_query=1, scratch=scratch)
+    vars(made).update(max_decode_query=1, most_gathered=0, scratch=scratch)
     return made
 
 
@@ -46,8 +46,8 @@ def test_builders_of_all_classes_build_a_step_once(
     backend: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    build = backend.prefill_batch
-    monkeypatch.setattr(backend, "prefill_batch", lambda *a: calls.append(1) or build(*a))
+    build = backend.prefill_batches
+    monkeypatch.setattr(backend, "prefill_batches", lambda *a: calls.append(1) or build(*a))
     common = step([1, 1, 20, 7], [50, 9, 20, 30])
     found = [builder(backend, name).build(0, common) for name in "abc"]
     assert len(calls) == 1
@@ -73,7 +73,7 @@ def test_drafts_never_share(backend: ModuleType) -> None:
 
 
 def test_a_mixed_batch_is_split(backend: ModuleType) -> None:
-    found = backend.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1)
+    found = backend.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1, 0)
     assert found.decode_tokens == 2
     assert found.decode_lengths.tolist() == [50, 9]
     assert found.decode_block_table.shape == (2, 4)
@@ -89,7 +89,7 @@ def test_a_mixed_batch_is_split(backend: ModuleType) -> None:
 
 @pytest.mark.parametrize(("contexts", "past"), [([20, 7], False), ([20, 8], True)])
 def test_whole_prompts_have_no_past(backend: ModuleType, contexts: list[int], past: bool) -> None:
-    ((_, prefill),) = backend.step_of(step([20, 7], contexts), 1).prefills
+    ((_, prefill),) = backend.step_of(step([20, 7], contexts), 1, 0).prefills
     assert prefill.has_past == past
 
 
@@ -97,7 +97,7 @@ def test_many_prompts_are_met_in_parts(backend: ModuleType) -> None:
     """Each no larger than what kernels were compiled for, and all together once."""
     queries = [1, 1, *(2 + i % 3 for i in range(600))]
     common = step(queries, [length + 5 for length in queries])
-    found = backend.step_of(common, 1)
+    found = backend.step_of(common, 1, 0)
     parts = [len(prefill.lengths) for _, prefill in found.prefills]
     assert parts == [256, 256, 88]
     end = 2
@@ -112,7 +112,19 @@ def test_many_prompts_are_met_in_parts(backend: ModuleType) -> None:
     assert torch.equal(tables, common.block_table_tensor[2:])
 
 
+def test_long_contexts_are_gathered_in_parts(backend: ModuleType) -> None:
+    """Of no more tokens than may be, and all together once; the decoding requests not at all."""
+    common = step([1, 1, 20, 7, 3, 9], [50, 9, 20, 30, 49, 1])
+    ((rows, whole),) = backend.step_of(common, 1, 50).prefills
+    assert rows == slice(2, 41)
+    assert whole.lengths.tolist() == [20, 30, 49, 1]
+    assert [rows for rows, _ in whole.parts] == [slice(0, 27), slice(27, 39)]
+    assert [part.lengths.tolist() for _, part in whole.parts] == [[20, 30], [49, 1]]
+    assert [part.query_starts.tolist() for _, part in whole.parts] == [[0, 20, 27], [0, 3, 12]]
+    assert whole.parts[1][1].block_table[0].tolist() == [16, 17, 18, 19]
+
+
 def test_a_decoding_batch_has_no_prefill(backend: ModuleType) -> None:
-    found = backend.step_of(step([1, 1], [50, 9]), 1)
+    found = backend.step_of(step([1, 1], [50, 9]), 1, 0)
     assert found.prefills == ()
     assert found.decode_tokens == 2

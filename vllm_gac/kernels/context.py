@@ -35,6 +35,14 @@ class Source:
     v_scale: torch.Tensor | None = None
 
 
+def row_shape(geometry: CacheGeometry, latent: LatentKeys | None) -> tuple[int, int]:
+    """KV heads, and numbers of each, of a gathered token."""
+    heads = geometry.key_heads
+    if latent is not None:
+        heads *= latent.up.shape[1] // geometry.query_size
+    return heads, whole(geometry.query_size) + whole(geometry.value_size)
+
+
 def gather_rows(
     source: Source,
     starts: torch.Tensor,
@@ -52,10 +60,11 @@ def gather_rows(
     """
     g = geometry
     rebuilt = 0 if latent is None else latent.up.shape[1] // g.query_size
-    heads = g.key_heads * max(1, rebuilt)
     key_out, value_out = whole(g.query_size), whole(g.value_size)
     make = torch.empty if latent is None or key_out == g.query_size else torch.zeros
-    rows = make(tokens, heads, key_out + value_out, dtype=dtype, device=starts.device)
+    # Of few different sizes: PyTorch keeps what is freed, and finds it again for the same size.
+    room = triton.next_power_of_2(tokens) if tokens else 0
+    rows = make(room, *row_shape(g, latent), dtype=dtype, device=starts.device)[:tokens]
     if not tokens:
         return rows
     paged = source.block_table is not None

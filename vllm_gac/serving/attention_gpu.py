@@ -7,12 +7,11 @@ is the same but for the scratch of the decode kernel, so the first one builds it
 """
 
 import operator
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.config import VllmConfig, get_current_vllm_config, get_layers_from_vllm_config
 from vllm.config.cache import CacheDType
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
@@ -36,9 +35,10 @@ from vllm_gac.serving.prefill import (
     PrefillBatch,
     PrefillLayer,
     prefill_attention,
-    prefill_batch,
+    prefill_batches,
 )
-from vllm_gac.serving.prefill_kernels import installed_gpu
+from vllm_gac.serving.prefill_kernels import in_place_kernel, installed_gpu
+from vllm_gac.serving.prefill_memory import most_gathered, prefill_bytes
 from vllm_gac.serving.prefill_warmup import compile_prefill_kernels
 
 # Sequences that prefill at once. For more, FlashAttention 4 compiles other kernels, in seconds.
@@ -86,6 +86,7 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         self.max_decode_query = min(self.reorder_batch_threshold or 1, MAX_DECODE_QUERY)
         self.reorder_batch_threshold = self.max_decode_query
+        self.most_gathered = most_gathered(vllm_config, device)
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
         impls = [layer.impl for layer in layers.values()]
         kinds = {(impl.geometry, impl.latent is None): impl for impl in impls}
@@ -107,16 +108,18 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> GacMetadata:
-        return GacMetadata(step_of(common_attn_metadata, self.max_decode_query), self.scratch)
+        step = step_of(common_attn_metadata, self.max_decode_query, self.most_gathered)
+        return GacMetadata(step, self.scratch)
 
     def build_for_drafting(
         self, common_attn_metadata: CommonAttentionMetadata, draft_index: int
     ) -> GacMetadata:
         """As `build`, but a speculator changes its batch in place from draft to draft."""
-        return GacMetadata(_step(common_attn_metadata, self.max_decode_query), self.scratch)
+        step = _step(common_attn_metadata, self.max_decode_query, self.most_gathered)
+        return GacMetadata(step, self.scratch)
 
 
-def step_of(common: CommonAttentionMetadata, max_decode_query: int) -> Step:
+def step_of(common: CommonAttentionMetadata, max_decode_query: int, most_gathered: int) -> Step:
     """The step that `common` describes; built once however many builders ask.
 
     It is kept on `common`, which vLLM makes anew for every step, beside what it was made of.
@@ -130,16 +133,17 @@ def step_of(common: CommonAttentionMetadata, max_decode_query: int) -> Step:
         common.num_actual_tokens,
         common.max_query_len,
         max_decode_query,
+        most_gathered,
     )
     kept: tuple[tuple[object, ...], Step] | None = vars(common).get(_KEPT)
     if kept is not None and all(map(operator.is_, kept[0], made_of)):
         return kept[1]
-    step = _step(common, max_decode_query)
+    step = _step(common, max_decode_query, most_gathered)
     vars(common)[_KEPT] = made_of, step
     return step
 
 
-def _step(common: CommonAttentionMetadata, max_decode_query: int) -> Step:
+def _step(common: CommonAttentionMetadata, max_decode_query: int, most_gathered: int) -> Step:
     decodes, prefills, decode_tokens, _ = split_decodes_and_prefills(
         common, decode_threshold=max_decode_query
     )
@@ -149,29 +153,28 @@ def _step(common: CommonAttentionMetadata, max_decode_query: int) -> Step:
         decode_lengths=common.seq_lens[:decodes],
         decode_block_table=common.block_table_tensor[:decodes],
         max_decode_query=max_decode_query,
-        prefills=tuple(_prefills(common, decodes, decodes + prefills)),
+        prefills=_prefills(common, decodes, decodes + prefills, most_gathered),
     )
 
 
 def _prefills(
-    common: CommonAttentionMetadata, first: int, last: int
-) -> Iterator[tuple[slice, PrefillBatch]]:
+    common: CommonAttentionMetadata, first: int, last: int, most_gathered: int
+) -> tuple[tuple[slice, PrefillBatch], ...]:
     """Requests `first` to `last`, in batches that every kernel was compiled for."""
     if first == last:
-        return
+        return ()
     lengths = common.seq_lens_cpu_upper_bound  # exact for requests that prefill
     if lengths is None:
         lengths = common.seq_lens.cpu()
-    for begin in range(first, last, MOST_SEQUENCES):
-        requests = slice(begin, min(begin + MOST_SEQUENCES, last))
-        starts = common.query_start_loc_cpu[requests.start : requests.stop + 1]
-        batch = prefill_batch(
-            starts - starts[0],
-            lengths[requests],
-            common.seq_lens[requests],
-            common.block_table_tensor[requests],
-        )
-        yield slice(int(starts[0]), int(starts[-1])), batch
+    begins = range(first, last, MOST_SEQUENCES)
+    return prefill_batches(
+        common.query_start_loc_cpu,
+        lengths,
+        common.seq_lens,
+        common.block_table_tensor,
+        [slice(begin, min(begin + MOST_SEQUENCES, last)) for begin in begins],
+        most_gathered,
+    )
 
 
 class GacImpl(PackedImpl[GacMetadata]):
@@ -180,14 +183,18 @@ class GacImpl(PackedImpl[GacMetadata]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         assert self.prefill is not None  # attention.py chooses one for every layer of this backend
-        self.prefill_layer = PrefillLayer(
+        self.vllm_config = get_current_vllm_config()
+        gpu = installed_gpu()
+        layer = PrefillLayer(
             geometry=self.geometry,
             kernel=self.prefill,
-            capability=installed_gpu().capability,
+            capability=gpu.capability,
             scale=self.scale,
             window=self.window,
             latent=self.latent,
         )
+        in_place = in_place_kernel(layer.kernel, layer.sizes, gpu) if layer.is_plain else None
+        self.prefill_layer = replace(layer, in_place=in_place)
 
     @property
     def quantized(self) -> bool:
@@ -232,7 +239,9 @@ class GacImpl(PackedImpl[GacMetadata]):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if attn_metadata is None:  # profiling run: no cache yet
+        if attn_metadata is None:
+            if not kv_cache.numel():  # vLLM measures what a step needs beside the cache
+                self._reserve(query)
             return output.fill_(0)
         step = attn_metadata.step
         first = step.decode_tokens
@@ -267,6 +276,14 @@ class GacImpl(PackedImpl[GacMetadata]):
                 v_scale,
             )
         return output
+
+    def _reserve(self, query: torch.Tensor) -> None:
+        """Hold for a moment what prefill takes at most beside its arguments."""
+        gathered = most_gathered(self.vllm_config, query.device)
+        most = prefill_bytes(
+            self.prefill_layer, query.shape[0], gathered, self.quantized, query.dtype
+        )
+        torch.empty(most, dtype=torch.uint8, device=query.device)
 
 
 class GacBackend(AttentionBackend):

@@ -6,11 +6,15 @@ from importlib.util import find_spec
 import torch
 from vllm.platforms import current_platform
 
-from vllm_gac.kernels.select import PREFILL_KERNELS, Gpu
+from vllm_gac.kernels.select import PREFILL_KERNELS, Gpu, Sizes, widths
 
 # FlashAttention 4 compiles another kernel for fewer queries than fill a tile; this many do.
 _FULL_TILE = 256
 _BOTTOM_RIGHT = 2  # PyTorch's and xformers' number for a causal mask aligned at the last tokens
+# FlashAttention 3 splits contexts as often as the multiprocessors of a Hopper GPU that one sequence
+# would leave idle, in tiles of so many queries, and holds a result in fp32 for each part of every
+# sequence: up to gigabytes for many short ones. So much is left to it.
+_MULTIPROCESSORS, _QUERY_TILE, _SPLIT_BYTES = 132, 192, 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,14 @@ def installed_gpu() -> Gpu:
 
     installed = tuple(filter(is_installed, PREFILL_KERNELS))
     return Gpu((capability.major, capability.minor), installed)
+
+
+def in_place_kernel(kernel: str, sizes: Sizes, gpu: Gpu) -> str | None:
+    """FlashAttention 3 where it reads pages for heads of `sizes` and `kernel` is another one."""
+    if kernel == "FA3" or "FA3" not in gpu.installed:
+        return None
+    at = widths("FA3", sizes, gpu.capability)
+    return "FA3" if at is not None and reads_pages("FA3", max(at), 1) else None
 
 
 def reads_pages(kernel: str, size: int, block_size: int) -> bool:
@@ -94,9 +106,36 @@ def attend(
         softmax_scale=scale,
         causal=True,
         window_size=None if window is None else [window - 1, 0],
-        num_splits=1 if version == 4 else 0,
+        num_splits={3: fa3_splits(query, values, longest_query), 4: 1}.get(version, 0),
         fa_version=version,
     )
+
+
+def fa3_splits(query: torch.Tensor, values: torch.Tensor, longest_query: int) -> int:
+    """Into how many parts FlashAttention 3 may split contexts; 0 leaves that to itself."""
+    tokens, heads = query.shape[:2]
+    kv_heads, value_size = values.shape[-2:]
+    part = _part_bytes(tokens, heads, value_size)
+    tiles = kv_heads * -(-longest_query * (heads // kv_heads) // _QUERY_TILE)
+    by_itself = -(-_MULTIPROCESSORS // tiles)
+    return 0 if by_itself * part <= _SPLIT_BYTES else max(1, _SPLIT_BYTES // part)
+
+
+def kernel_bytes(
+    kernel: str, tokens: int, heads: int, kv_heads: int, value_size: int, dtype: torch.dtype
+) -> int:
+    """What `attend` holds at most beside its arguments, for so many query tokens."""
+    log_sums = 4 * tokens * heads
+    if kernel == "FA3":
+        part = _part_bytes(tokens, heads, value_size)
+        return log_sums + min(_SPLIT_BYTES, _MULTIPROCESSORS * part)
+    if kernel == "xformers":
+        return log_sums + tokens * kv_heads * value_size * dtype.itemsize
+    return log_sums
+
+
+def _part_bytes(tokens: int, heads: int, value_size: int) -> int:
+    return 4 * tokens * heads * (value_size + 1)
 
 
 def _memory_efficient(

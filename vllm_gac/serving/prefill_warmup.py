@@ -6,16 +6,17 @@ two seconds for each pair of head sizes, once, since what it compiles is kept on
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from vllm import envs
-from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.model_executor.layers.attention import Attention
 
 from vllm_gac.serving.cache_layout import zero_pages
 from vllm_gac.serving.prefill import PrefillLayer, prefill_attention, prefill_batch
+from vllm_gac.serving.prefill_memory import prefill_layers
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -34,19 +35,19 @@ def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: to
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(directory))
     start, before = time.perf_counter(), len(_compiled)
     layout = vllm_config.cache_config.get_resolved_kv_cache_layout()
-    for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
-        prefill = getattr(layer.impl, "prefill_layer", None)
-        if not isinstance(prefill, PrefillLayer):
-            continue
+    for layer, prefill in prefill_layers(vllm_config):
         dtype, cache_dtype = vllm_config.model_config.dtype, layer.impl.cached_dtype(layer)
         up = None if prefill.latent is None else prefill.latent.up.shape
-        heads = prefill.geometry, prefill.kernel, prefill.window, up
+        heads = prefill.geometry, prefill.kernel, prefill.in_place, prefill.window, up
         kind = heads, dtype, cache_dtype, block_size, layout, device
         if kind not in _compiled:
             _compiled.add(kind)
             g = prefill.geometry
             shape = (1, g.value_heads, block_size, g.key_width + g.value_size)
-            _run(prefill, dtype, zero_pages(layout, shape, cache_dtype, device))
+            cache = zero_pages(layout, shape, cache_dtype, device)
+            _run(prefill, dtype, cache)
+            if prefill.in_place is not None:
+                _run(replace(prefill, in_place=None), dtype, cache)
     seconds = time.perf_counter() - start
     if seconds > 1:
         logger.info(
