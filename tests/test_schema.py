@@ -51,8 +51,10 @@ def test_a_sliding_window_is_mistrals_alone_and_can_be_off() -> None:
     assert off.sliding_window is None
 
 
-def test_architectures_may_be_missing() -> None:
-    assert validate(HfConfig, without(gac_config(), "architectures"), "config.json").gac is not None
+def test_architectures_may_be_missing_where_vllm_guesses_right() -> None:
+    assert validate(HfConfig, without(config(), "architectures"), "config.json").gac is None
+    with pytest.raises(CheckpointError, match=r"architectures are \[\], but there is a \"gac\""):
+        validate(HfConfig, without(gac_config(), "architectures"), "config.json")
 
 
 PLAN: dict[str, Any] = {

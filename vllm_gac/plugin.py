@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 
 from vllm_gac.deferred import once_imported
+from vllm_gac.errors import VersionError
 from vllm_gac.registration import ARCHITECTURE, BACKENDS, LOAD_FORMAT, failures
 
 logger = logging.getLogger("vllm.gac")  # below vLLM's logger, so that its configuration applies
@@ -68,8 +69,12 @@ def _register_config_hook() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     from vllm_gac.serving.config_hook import GacConfigHook
+    from vllm_gac.serving.foreign_code import FOREIGN, ForeignCodeHook
 
     MODELS_CONFIG_MAP[ARCHITECTURE] = GacConfigHook
+    for name in FOREIGN:
+        if MODELS_CONFIG_MAP.setdefault(name, ForeignCodeHook) is not ForeignCodeHook:
+            raise VersionError(f"{name} has a hook already")
 
 
 def _register_loader() -> None:

@@ -196,10 +196,15 @@ class HfConfig(BaseModel):
     @model_validator(mode="after")
     def _gac_is_served_as_gac(self) -> Self:
         """Under another architecture's name vLLM would build the dense model."""
-        is_gac = ARCHITECTURE in self.architectures
-        if self.architectures and is_gac != (self.gac is not None):
-            has = 'a "gac" object' if self.gac else 'no "gac" object'
-            raise ValueError(f"architectures are {self.architectures}, but there is {has}")
+        if self.gac is not None and self.architectures != [ARCHITECTURE]:
+            raise ValueError(
+                f'architectures are {self.architectures}, but there is a "gac" object: '
+                f"expected {[ARCHITECTURE]}"
+            )
+        if self.gac is None and ARCHITECTURE in self.architectures:
+            raise ValueError(
+                f'architectures are {self.architectures}, but there is no "gac" object'
+            )
         return self
 
 

@@ -75,6 +75,15 @@ _CONFIGS: dict[str, tuple[Any, str]] = {
     ),
     "gac is a list": (gac_config() | {"gac": []}, "gac"),
     "gac under a dense name": (gac_config() | {"architectures": ["LlamaForCausalLM"]}, "gac"),
+    "gac under Mistral's name": (
+        gac_config() | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+        "architectures are",
+    ),
+    "gac under no name": (gac_config() | {"architectures": None}, "architectures are []"),
+    "gac behind a dense name": (
+        gac_config() | {"architectures": ["LlamaForCausalLM", "GacLlamaForCausalLM"]},
+        "architectures are",
+    ),
     "dense under gac's name": (config(architectures=["GacLlamaForCausalLM"]), "gac"),
     "hidden size bomb": (config(hidden_size=10**9), "hidden_size"),
     "layers bomb": (config(num_hidden_layers=10**9), "num_hidden_layers"),

@@ -94,7 +94,6 @@ def test_the_loader_streams_padded_and_repeated_tensors(model: Path, tp: int) ->
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"load_format": "runai_streamer"}, "--load-format runai_streamer does not do that"),
         ({"lora": True}, "LoRA adapters would not fit"),
     ],
 )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
+from vllm_gac.errors import CheckpointError
 from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered
 from vllm_gac.serving.align import align_config
 from vllm_gac.serving.cache_layout import choose_cache_layout
@@ -19,12 +20,12 @@ from vllm_gac.serving.rope_overrides import check_rope
 from vllm_gac.serving.sharding import shard_config
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import LoadConfig, ModelConfig, VllmConfig
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
-# Load formats under which vLLM would read a gac directory without our checks.
-_LOOSE_FORMATS = ("auto", "hf", "safetensors")
+# Load formats that ask for nothing but the files that ours reads.
+_PLAIN_FORMATS = ("auto", "hf", "safetensors")
 
 
 class GacConfigHook:
@@ -49,12 +50,9 @@ class GacConfigHook:
         The headers of a local directory are checked here already, before a GPU is touched.
         """
         model_config, load_config = vllm_config.model_config, vllm_config.load_config
-        if load_config.load_format in _LOOSE_FORMATS:
-            logger.info("Loading a gac model with --load-format %s", LOAD_FORMAT)
-            load_config.load_format = LOAD_FORMAT
-        if load_config.load_format == LOAD_FORMAT:
-            _preflight(Path(model_config.model), vllm_config)
-            align_config(vllm_config)
+        _choose_load_format(load_config)
+        _preflight(Path(model_config.model), vllm_config)
+        align_config(vllm_config)
         shard_config(vllm_config)
         layout = layout_of_hf(model_config.hf_config)
         check_kv_transfer(vllm_config, layout)
@@ -62,6 +60,23 @@ class GacConfigHook:
         check_decode_kernel(vllm_config, layout)
         choose_cache_layout(vllm_config)
         choose_cuda_graphs(vllm_config)
+
+
+def _choose_load_format(load_config: "LoadConfig") -> None:
+    """Make our loader load. Raises CheckpointError if another one is asked for by name."""
+    asked = load_config.load_format
+    if asked == LOAD_FORMAT:
+        return
+    if asked == "dummy":
+        extra = load_config.model_loader_extra_config
+        load_config.model_loader_extra_config = {**extra, "weights": "dummy"}
+    elif asked not in _PLAIN_FORMATS:
+        raise CheckpointError(
+            f"--load-format {asked}: would load a gac model's tensors unchecked; leave it out, or "
+            f"give {LOAD_FORMAT}, which reads *.safetensors from a directory on disk"
+        )
+    logger.info("Loading a gac model with --load-format %s", LOAD_FORMAT)
+    load_config.load_format = LOAD_FORMAT
 
 
 def _preflight(directory: Path, vllm_config: "VllmConfig") -> None:

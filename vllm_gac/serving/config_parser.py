@@ -17,6 +17,7 @@ from vllm.transformers_utils.config_parser_base import ConfigParserBase
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.registration import ARCHITECTURE
+from vllm_gac.serving.foreign_code import refuse_foreign_code, speaks_of_gac
 from vllm_gac.serving.preflight import open_to_serve
 from vllm_gac.serving.rope_overrides import keep_rope
 from vllm_gac.strict_json import read_json
@@ -35,13 +36,16 @@ class GacConfigParser(ConfigParserBase):
     def parse(
         self, model: str | Path, trust_remote_code: bool, *args: Any, **kwargs: Any
     ) -> tuple[dict[str, Any], PreTrainedConfig]:
-        """config.json as a dict, and as transformers' config."""
+        """config.json as a dict, and as transformers' config.
+
+        Raises CheckpointError for a gac model that other code than ours would serve.
+        """
         raw = config_to_serve(Path(model), trust_remote_code)
         if raw is None:
             raw, config = self.before().parse(model, trust_remote_code, *args, **kwargs)
         else:
-            config_class = CONFIG_MAPPING[raw["model_type"]]
-            config = config_class.from_dict(raw, name_or_path=str(model))
+            config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw, name_or_path=str(model))
+        refuse_foreign_code(model, raw, raw.get("architectures"), kwargs.get("hf_overrides"))
         if "gac" in raw:
             keep_rope(config)
         return raw, config
@@ -50,11 +54,14 @@ class GacConfigParser(ConfigParserBase):
 def config_to_serve(directory: Path, trust_remote_code: bool = False) -> dict[str, Any] | None:
     """The config that makes a gac model of `directory`; None for one that vLLM shall read itself.
 
-    Raises CheckpointError for a directory that another tool wrote and that makes no sense.
+    Raises CheckpointError for a directory that another tool wrote and that makes no sense, and for
+    a "gac" object in a config.json that is not well-formed.
     """
     try:
         raw = read_json(directory / "config.json")
     except CheckpointError:
+        if speaks_of_gac(directory / "config.json"):
+            raise
         return None  # a model on the Hub, or one that vLLM says more about
     by_tool = recognize(raw) is not None
     if by_tool and trust_remote_code and raw.get("architectures") == ["DeciLMForCausalLM"]:

@@ -27,7 +27,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from vllm_gac.checkpoint import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
 from vllm_gac.finite import all_finite
-from vllm_gac.registration import refuse_if_unregistered
+from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered
 from vllm_gac.repair.padding import padded_tensors
 from vllm_gac.schema import HfConfig, validate
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
@@ -132,18 +132,23 @@ class GacModelLoader(DefaultModelLoader):
         return all_finite(tensor.contiguous().view(-1).view(torch.uint8).numpy(), dtype)
 
     def _preflight(self, model_config: ModelConfig) -> Checkpoint | None:
-        """The checkpoint, whose headers are right; None for a model that is not ours to check."""
+        """The checkpoint, whose headers are right; None for what vLLM's own loader is to read.
+
+        Raises CheckpointError for a model that is neither a Llama nor a Mistral.
+        """
         if fault := refused_to_serve(Path(model_config.model)):
             raise CheckpointError(f"{model_config.model}: {fault}")
         hf_config = model_config.hf_config
         packed = _is_packed(model_config)
-        if packed and not _is_packed_gac(model_config):
-            return None
         try:
             layout = stored_layout(hf_config)
         except CheckpointError as e:
-            # A gac config was parsed by the config hook, so this is another architecture.
-            logger.info("Loading without a preflight, as --load-format auto does: %s", e)
+            if getattr(model_config, "runner_type", None) != "draft":
+                raise CheckpointError(
+                    f"--load-format {LOAD_FORMAT}: cannot check this model ({e}); leave it out"
+                ) from e
+            # It comes with a gac model's load format, and only proposes what that one verifies.
+            logger.info("Loading a drafter without a preflight: %s", e)
             return None
         revision = model_config.revision
         folder, *_ = self._prepare_weights(model_config.model, None, revision, False, None)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.registration import LOAD_FORMAT
 from vllm_gac.serving.hf_layout import layout_of_hf, serve_as
 from vllm_gac.sharding import check_split, repeated_heads
 
@@ -20,7 +19,7 @@ def shard_config(vllm_config: "VllmConfig") -> None:
 
     Where key or value heads are fewer than tensor-parallel ranks, write into the config that each
     rank has one. Raises CheckpointError if a layer cannot be split, or if heads cannot be repeated
-    because it is not our loader that reads them, or because adapters are made for them.
+    because they are quantized, or because adapters are made for them.
     """
     model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
     layout = layout_of_hf(model_config.hf_config)
@@ -42,8 +41,6 @@ def shard_config(vllm_config: "VllmConfig") -> None:
 
 
 def _unrepeatable(vllm_config: "VllmConfig") -> str | None:
-    if vllm_config.load_config.load_format not in (LOAD_FORMAT, "dummy"):
-        return f"--load-format {vllm_config.load_config.load_format} does not do that"
     if getattr(vllm_config.model_config.hf_config, "quantization_config", None) is not None:
         return "quantized tensors cannot be"
     return "LoRA adapters would not fit" if vllm_config.lora_config is not None else None
