@@ -139,6 +139,7 @@ def test_an_integer_is_a_value() -> None:
         (candidate(cost=None), "item 'a', dim 112: with 'budget' a candidate needs 'cost'"),
         (candidate(value="5"), r"items\.0\.candidates\.0\.value: "),
         (candidate(value=float("inf")), r"items\.0\.candidates\.0\.value: "),
+        (candidate(value=1e308), "value: must be between -1e[+]302 and 1e[+]302, got 1e[+]308"),
         (candidate(costs={"kv": 1}), "'cost' and no 'costs'"),
         (candidate(price=1), r"items\.0\.candidates\.0\.price: "),
     ],

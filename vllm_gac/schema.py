@@ -33,6 +33,18 @@ def _known_version(version: int) -> int:
 
 Version = Annotated[int, AfterValidator(_known_version)]
 
+
+def _between(least: float, most: float) -> AfterValidator:
+    """Of a float. Field(ge=, le=) would write the bounds out, in hundreds of digits."""
+
+    def check(value: float) -> float:
+        if not least <= value <= most:
+            raise ValueError(f"must be between {least:g} and {most:g}")
+        return value
+
+    return AfterValidator(check)
+
+
 # Far above any model there is, far below what would exhaust memory before a tensor is read.
 Dim = Annotated[int, Field(ge=1, le=1 << 20)]
 HeadSize = Annotated[int, Field(ge=1, le=1024)]
@@ -40,7 +52,6 @@ Heads = Annotated[int, Field(ge=1, le=1024)]
 Layers = Annotated[int, Field(ge=1, le=1024)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Ratio = Annotated[float, Field(gt=0, le=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 # What of the model may be made smaller, what a dim is, and which dims are allowed (contract.py).
@@ -111,15 +122,18 @@ Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "GacLlamaForCau
 
 
 class RopeParameters(BaseModel):
-    """RoPE as transformers 5 writes it; the default, linear and llama3 types."""
+    """RoPE as transformers 5 writes it; the default, linear and llama3 types.
+
+    The bounds are far from any model there is, and keep every frequency finite in fp32.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     rope_type: Literal["default", "linear", "llama3"] = "default"
-    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10000.0
-    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
-    low_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    high_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    rope_theta: Annotated[float, _between(1, 1e30)] = 10000.0
+    factor: Annotated[float, _between(1, 1e6)] = 1.0
+    low_freq_factor: Annotated[float, _between(1e-6, 1e6)] = 1.0
+    high_freq_factor: Annotated[float, _between(1e-6, 1e6)] = 4.0
     original_max_position_embeddings: Dim = 8192
     # Only whole heads are rotated in the models we read.
     partial_rotary_factor: Annotated[float, Field(ge=1, le=1)] = 1.0
@@ -138,6 +152,11 @@ class RopeParameters(BaseModel):
         }[self.rope_type]
         if missing := sorted(needed - self.model_fields_set):
             raise ValueError(f"{self.rope_type} RoPE needs {', '.join(missing)}")
+        if self.rope_type == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor {self.low_freq_factor} must be less than "
+                f"high_freq_factor {self.high_freq_factor}"
+            )
         return self
 
 
@@ -273,7 +292,8 @@ class KnapsackCandidate(StrictModel):
     """One dim an item may take: its value and its cost, under one budget or under several."""
 
     dim: Annotated[int, Field(ge=0, le=1 << 53)]
-    value: Finite
+    # So that the values of all items have a sum.
+    value: Annotated[float, _between(-1e302, 1e302)]
     cost: Count | None = None
     costs: dict[str, Count] | None = None
 

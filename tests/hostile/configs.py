@@ -23,6 +23,14 @@ def with_key(**key: Any) -> dict[str, Any]:
     return changed(lambda layers: layers[0]["key"].update(key))
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
 _CONFIGS: dict[str, tuple[Any, str]] = {
     "layer missing": (changed(lambda layers: layers.pop()), "gac.layers has 1 layers"),
     "layer too many": (changed(lambda layers: layers.append(layers[0])), "gac.layers has 3"),
@@ -113,6 +121,21 @@ _CONFIGS: dict[str, tuple[Any, str]] = {
     ),
     "partial rotation": (config(partial_rotary_factor=0.5), "partial_rotary_factor"),
     "theta bomb": (config(rope_theta=10**400), "rope_theta"),
+    "theta 5e-324": (config(rope_theta=5e-324), "rope_theta: must be between 1 and 1e+30"),
+    "theta 1e-300": (config(rope_theta=1e-300), "rope_theta: must be between 1 and 1e+30"),
+    "theta 1e300": (config(rope_theta=1e300), "rope_theta: must be between 1 and 1e+30"),
+    "linear factor 1e300": (
+        config(rope_scaling={"rope_type": "linear", "factor": 1e300}),
+        "factor: must be between 1 and 1e+06",
+    ),
+    "llama3 low is high": (
+        config(rope_scaling=LLAMA3 | {"low_freq_factor": 4.0}),
+        "low_freq_factor 4.0 must be less than high_freq_factor 4.0",
+    ),
+    "llama3 low above high": (
+        config(rope_scaling=LLAMA3 | {"low_freq_factor": 8.0}),
+        "low_freq_factor 8.0 must be less than high_freq_factor 4.0",
+    ),
     "window '4096'": (config(model_type="mistral", sliding_window="4096"), "sliding_window"),
 }  # fmt: skip
 
