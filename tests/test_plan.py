@@ -17,7 +17,7 @@ from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.contract import align
 from vllm_gac.errors import PlanError
 from vllm_gac.layout import layout_of
-from vllm_gac.plan import planned_layout, read_plan, uniform_plan
+from vllm_gac.plan import budget_of, planned_layout, read_plan, uniform_plan
 from vllm_gac.prior import expected_loss
 from vllm_gac.schema import HfConfig, LayerSection, Plan, validate
 
@@ -213,11 +213,24 @@ class TestReading:
         self.refused("another model", model_config_sha256="0" * 64)
 
     def test_budgets_that_are_not_met(self) -> None:
-        allowed = self.plan.parameters.used - 1
-        budget = self.plan.parameters.model_dump() | {"allowed": allowed}
-        self.refused(f"of {allowed} allowed", parameters=budget)
         budget = self.plan.kv_elements.model_dump() | {"used": 1}
         self.refused("kv_elements: its layers have", kv_elements=budget)
+        less = budget_of(0.5, self.model.layout.parameters)
+        budget = less.model_dump() | {"used": self.plan.parameters.used}
+        self.refused(f"of {less.allowed} allowed", param_ratio=0.5, parameters=budget)
+
+    def test_budgets_that_are_not_the_ratios(self) -> None:
+        self.refused("parameters: 0.9 of the model's", param_ratio=0.9)
+        budget = self.plan.kv_elements.model_dump()
+        for name in ("dense", "allowed"):
+            changed = budget | {name: budget[name] + 1}
+            self.refused("kv_elements: 0.5 of the model's", kv_elements=changed)
+
+    def test_methods_that_do_not_make_its_layers(self) -> None:
+        self.refused("key: only the method heads changes it", methods=["prune"])
+        self.refused("intermediate_size: only the method prune", methods=["heads"])
+        ranks = self.section(ranks={"mlp.up_proj": 64})
+        self.refused("ranks: only the method lowrank", layers=ranks)
 
     def test_the_wrong_number_of_layers(self) -> None:
         self.refused("3 layers, .* has 4", layers=self.section()[:3])

@@ -116,8 +116,8 @@ def read_plan(path: Path, model: Checkpoint) -> Plan:
 def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelLayout:
     """The layout that `plan` makes of `model`.
 
-    Raises PlanError naming `where` if no method leads there, or if the plan's own account of its
-    budgets is wrong.
+    Raises PlanError naming `where` if no method leads there, or none of those that the plan names,
+    or if the plan's own account of its budgets is wrong.
     """
     dense = model.layout
     if len(plan.layers) != len(dense.layers):
@@ -133,11 +133,18 @@ def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelL
         raise PlanError(str(e)) from e
     for index, layer in enumerate(layers):
         _check_reachable(dense, layer, f"{where}: layers.{index}")
+        _check_methods(dense, layer, plan.methods, f"{where}: layers.{index}")
     layout = replace(dense, layers=layers)
-    for name, budget, used in (
-        ("parameters", plan.parameters, layout.parameters),
-        ("kv_elements", plan.kv_elements, layout.kv_elements),
+    for name, ratio, budget, whole, used in (
+        ("parameters", plan.param_ratio, plan.parameters, dense.parameters, layout.parameters),
+        ("kv_elements", plan.kv_ratio, plan.kv_elements, dense.kv_elements, layout.kv_elements),
     ):
+        asked = budget_of(ratio, whole)
+        if (budget.dense, budget.allowed) != (asked.dense, asked.allowed):
+            raise PlanError(
+                f"{where}: {name}: {ratio} of the model's {asked.dense} is {asked.allowed}, it "
+                f"says {budget.allowed} of {budget.dense}"
+            )
         if budget.used != used or used > budget.allowed:
             raise PlanError(
                 f"{where}: {name}: its layers have {used}, it says {budget.used} of "
@@ -220,6 +227,24 @@ def _check_reachable(dense: ModelLayout, layer: LayerLayout, where: str) -> None
         full = min(dense.linear_shape(layer, name))
         if rank > full:
             raise PlanError(f"{where}.ranks.{name}: {rank} exceeds the full rank {full}")
+
+
+def _check_methods(
+    dense: ModelLayout, layer: LayerLayout, methods: Sequence[str], where: str
+) -> None:
+    """Raise PlanError if a layer of a dense model needs a method that is not among `methods`."""
+    model = dense.layers[0]
+    for method, key, changed in (
+        ("heads", "key", layer.key != model.key),
+        ("heads", "value", layer.value != model.value),
+        ("prune", "intermediate_size", layer.intermediate_size != model.intermediate_size),
+        ("lowrank", "ranks", bool(layer.ranks)),
+    ):
+        if changed and method not in methods:
+            raise PlanError(
+                f"{where}.{key}: only the method {method} changes it, and the plan's methods are "
+                f"{list(methods)}"
+            )
 
 
 def _infeasible(
