@@ -62,6 +62,10 @@ class Checkpoint:
         """File and tensor that NaN or infinity in tensor `name` of the layout come from."""
         return f"{self.directory / self.tensors[name].file}: {name}"
 
+    def faults_of_made(self) -> Iterator[str]:
+        """One sentence for each tensor that cannot be made of sound ones of the files."""
+        yield from ()
+
     @property
     def config_sha256(self) -> str:
         """SHA-256 of config.json as on disk, by which plans and statistics know their model."""
@@ -137,8 +141,19 @@ def read_config(directory: Path) -> dict[str, Any]:
 def faults(checkpoint: Checkpoint, finite: bool = False) -> Iterator[str]:
     """One sentence for each way the tensors differ from what they must be; none if all is well.
 
-    With `finite`, reads every tensor and also reports NaN and infinity.
+    With `finite`, reads every tensor, and also reports NaN and infinity in them and in what is made
+    of them.
     """
+    sound = True
+    for fault in _stored_faults(checkpoint, finite):
+        sound = False
+        yield fault
+    if finite and sound:
+        yield from checkpoint.faults_of_made()
+
+
+def _stored_faults(checkpoint: Checkpoint, finite: bool) -> Iterator[str]:
+    """Those of the tensors as the files have them."""
     directory, found = checkpoint.directory, checkpoint.tensors
     if packed := quantized(checkpoint.raw_config, directory):
         yield packed

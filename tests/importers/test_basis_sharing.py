@@ -21,6 +21,7 @@ from vllm_gac.checkpoint import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.inspection import inspect
 from vllm_gac.model_format import open_any_format
+from vllm_gac.verification import verify
 
 
 def only_first(tensors: dict[str, torch.Tensor]) -> None:
@@ -113,6 +114,11 @@ def test_copies_of_a_basis_that_differ_are_refused(tmp_path: Path) -> None:
         ),
     ):
         read("model.layers.1.self_attn.q_proj.A.weight")
+    found = verify(directory).faults
+    assert found
+    assert all(
+        "the copies of the basis that it shares with other layers differ" in f for f in found
+    )
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,19 @@ def test_a_broken_factor_is_named_as_the_tool_names_it(
     assert message in fault
 
 
+def test_factors_whose_product_is_too_large_are_a_fault(tmp_path: Path) -> None:
+    written, model = low_rank(TOOLS["asvd"], config(), SOME | {UP: 40})  # multiplied out
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for factor in ("ALinear", "BLinear"):
+            tensors[f"{UP}.{factor}.weight"].fill_(1e30)
+
+    (fault,) = verify(write(tmp_path, written, model, change=change)).faults
+    assert fault.endswith(
+        f"{UP}.ALinear.weight and {UP}.BLinear.weight: what they make, {UP}.weight, is not finite"
+    )
+
+
 @pytest.mark.parametrize("name", ["asvd", "arena", "svd-llm, arena", "lems"])
 @pytest.mark.parametrize("rank", [0, -1, True, 8.0, "8", None, 2**63, [8]])
 def test_an_impossible_rank_is_refused_naming_the_key(name: str, rank: Any, tmp_path: Path) -> None:

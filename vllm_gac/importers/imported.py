@@ -6,7 +6,7 @@ made of them (`sources`, when it is loaded). Where tensors come from is a parame
 unless `originals` says otherwise.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +101,18 @@ class Imported(Checkpoint):
             return f"{self.directory}: {name}"
         parts = broken[:1] or names  # sound ones have a product that is too large
         return f"{self.directory / self.tensors[parts[0]].file}: {' and '.join(parts)}"
+
+    def faults_of_made(self) -> Iterator[str]:
+        made = [name for name, source in self.sources.items() if source.make is not as_stored]
+        with self.reader() as read:
+            for name in made:
+                try:
+                    tensor = read(name)
+                except CheckpointError as e:
+                    yield str(e)
+                    continue
+                if tensor.is_floating_point() and not tensor.isfinite().all():
+                    yield f"{self.broken_part(name)}: what they make, {name}, is not finite"
 
     def reader(self) -> "ImportedReader":
         """A context manager that reads the layout's tensors by their names."""
