@@ -1,6 +1,7 @@
 """Text files as sequences of tokens, by the tokenizer that lies beside a model."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -60,16 +61,29 @@ def _encode(model: Path, path: Path, characters: int | None) -> torch.Tensor:
     tokenizer_path = model / "tokenizer.json"
     if not tokenizer_path.is_file():
         raise CheckpointError(f"{tokenizer_path}: missing; it is needed to read text files")
-    try:
+    with _faults_named(tokenizer_path):
         tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    except Exception as e:  # the binding raises bare Exceptions
-        raise CheckpointError(f"{tokenizer_path}: not a readable tokenizer ({e})") from e
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids: list[int] = []
     for number, block in enumerate(_blocks(path, characters)):
-        ids += tokenizer.encode(block, add_special_tokens=number == 0).ids
+        with _faults_named(tokenizer_path):
+            ids += tokenizer.encode(block, add_special_tokens=number == 0).ids
     return torch.tensor(ids, dtype=torch.int64)
+
+
+@contextmanager
+def _faults_named(path: Path) -> Iterator[None]:
+    """Turns what the binding raises over the tokenizer at `path` into a CheckpointError.
+
+    It raises bare Exceptions, and where its Rust code panics what is no Exception at all.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:
+        raise CheckpointError(f"{path}: not a usable tokenizer ({str(e)[:200]})") from e
 
 
 def _blocks(path: Path, characters: int | None) -> Iterator[str]:
