@@ -1,19 +1,26 @@
 """Calibration: what is measured, in what shape it is kept, and that a stopped run goes on."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.dense_models import config, write, write_text
 from vllm_gac.calibrate import calibrate, observe_layer
 from vllm_gac.checkpoint import open_checkpoint
-from vllm_gac.errors import CheckpointError
+from vllm_gac.errors import CheckpointError, VersionError
 from vllm_gac.forward import embed, layer_forward, layer_weights, reference
-from vllm_gac.stats import StatsFile, check_stats, read_layer_stats
+from vllm_gac.stats import (
+    STATISTICS,
+    StatsFile,
+    check_stats,
+    covariances_for,
+    read_layer_stats,
+)
 from vllm_gac.tokens import calibration_sequences
 
 RUN: dict[str, Any] = {"max_tokens": 1024, "sequence_length": 128, "progress": False}
@@ -166,3 +173,65 @@ def test_an_existing_file_and_a_model_that_cannot_be_calibrated_are_refused(
     with pytest.raises(CheckpointError, match="not a directory"):
         calibrate(tmp_path / "nowhere", [text], tmp_path / "other", **RUN)
     assert not list(tmp_path.glob("*.partial"))
+
+
+KEPT = {
+    "heads": ["self_attn.q_proj", "self_attn.o_proj"],
+    "prune": ["mlp.down_proj"],
+    "heads,prune": ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"],
+    "lowrank": list(STATISTICS),
+}
+
+
+@pytest.mark.parametrize("methods", KEPT)
+def test_what_the_methods_need_is_kept_once(
+    methods: str, model: Path, text: Path, tmp_path: Path
+) -> None:
+    calibrate(model, [text], tmp_path / "stats", methods=methods.split(","), **RUN)
+    sizes = {"self_attn.q_proj": 48, "self_attn.o_proj": 64, "mlp.gate_proj": 48}
+    sizes |= {"mlp.down_proj": 96, **({"self_attn.o_proj": 128} if "heads" in methods else {})}
+    with safe_open(tmp_path / "stats", framework="pt") as file:
+        for name in STATISTICS:
+            key, size = f"layers.1.{name}", sizes[name]
+            assert (key in file.keys()) == (name in KEPT[methods])  # noqa: SIM118
+            if key in file.keys():  # noqa: SIM118
+                assert file.get_slice(key).get_shape() == [size * (size + 1) // 2]
+    for covariance in read_layer_stats(tmp_path / "stats", 1, "cpu").values():
+        assert torch.equal(covariance, covariance.T)
+        assert float(torch.linalg.eigvalsh(covariance)[0]) > -1e-6
+
+
+def test_statistics_of_the_first_format_are_read(model: Path, text: Path, tmp_path: Path) -> None:
+    """All four covariances in full, and nothing in the metadata that says so."""
+    calibrate(model, [text], tmp_path / "stats", **RUN)
+    tensors = load_file(tmp_path / "stats")
+    for index in range(2):
+        for name, covariance in read_layer_stats(tmp_path / "stats", index, "cpu").items():
+            tensors[f"layers.{index}.{name}"] = covariance.float()
+    with safe_open(tmp_path / "stats", framework="pt") as file:
+        metadata = dict(file.metadata())
+    assert (metadata.pop("format"), metadata.pop("covariances").count(",")) == ("2", 3)
+    save_file(tensors, tmp_path / "old", metadata)
+    checkpoint = open_checkpoint(model)
+    for path in (tmp_path / "stats", tmp_path / "old"):
+        check_stats(path, checkpoint.layout, checkpoint.config_sha256, value_group=2)
+    for index in range(2):
+        new = read_layer_stats(tmp_path / "stats", index, "cpu")
+        old = read_layer_stats(tmp_path / "old", index, "cpu")
+        assert all(torch.equal(new[name], old[name]) for name in STATISTICS)
+    save_file(tensors, tmp_path / "newer", metadata | {"format": "3"})
+    with pytest.raises(VersionError, match="statistics of format '3', this release reads 2"):
+        check_stats(tmp_path / "newer", checkpoint.layout, checkpoint.config_sha256)
+
+
+def test_a_plan_that_shrinks_more_than_was_calibrated_for_is_refused(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    calibrate(model, [text], tmp_path / "stats", methods=["heads"], **RUN)
+    checkpoint = open_checkpoint(model)
+    narrow = replace(checkpoint.layout.layers[1], intermediate_size=48)
+    layout = replace(checkpoint.layout, layers=(checkpoint.layout.layers[0], narrow))
+    needed = covariances_for(checkpoint.layout, layout)
+    assert needed == ["mlp.down_proj"]
+    with pytest.raises(CheckpointError, match=r"nothing is known of the input of mlp\.down_proj"):
+        check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256, needed=needed)

@@ -28,8 +28,12 @@ from vllm_gac.methods.compressor import MeasuredLayer
 from vllm_gac.schema import METHODS
 from vllm_gac.sensitivity import measure, probes
 from vllm_gac.stats import (
+    FORMAT,
+    STATISTICS,
     LayerStats,
     StatsFile,
+    covariances_of,
+    kept_covariances,
     largest_value_group,
     layer_shapes,
     linears_with_curves,
@@ -57,6 +61,7 @@ def calibrate(
     probe_tokens: int = DEFAULT_PROBE_TOKENS,
     gradient_tokens: int = 0,
     methods: Sequence[str] = METHODS,
+    linears: Sequence[str] | None = None,
     value_group: int | None = None,
     device: str = "cpu",
     progress: bool = True,
@@ -65,8 +70,9 @@ def calibrate(
 
     At most `max_tokens` tokens in sequences of `sequence_length` (or of the model's context, if
     that is less) are used; of these about `probe_tokens` for sensitivities and `gradient_tokens`
-    for gradients, neither with 0. Up to `value_group`
-    value heads can be made one by them, None for all that is possible. Work in progress is kept
+    for gradients, neither with 0. Kept are the
+    covariances of the inputs of `linears`, None for those that `methods` need. Up to `value_group`
+    value heads can be made one by them, None for all that `methods` can. Work in progress is kept
     in `out`.partial; the same call goes on with it. Raises CheckpointError if the model is
     not a dense Llama or Mistral, the texts are too short, or `out` exists.
     """
@@ -77,6 +83,7 @@ def calibrate(
     if sequence_length < 2 and (probe_tokens or gradient_tokens):
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
     tokens = calibration_sequences(model, texts, length=sequence_length, max_tokens=max_tokens)
+    largest, heads = largest_value_group(checkpoint.layout), "heads" in methods or not methods
     metadata = {
         "model_config_sha256": checkpoint.config_sha256,
         "tokens": str(tokens.numel()),
@@ -85,7 +92,9 @@ def calibrate(
         "gradient_tokens": str(min(_whole(gradient_tokens, sequence_length), tokens.numel())),
         "tokens_sha256": hashlib.sha256(tokens.numpy().tobytes()).hexdigest(),
         "methods": ",".join(method for method in METHODS if method in methods),
-        "value_group": str(value_group or largest_value_group(checkpoint.layout)),
+        "format": FORMAT,
+        "covariances": ",".join(linears if linears is not None else covariances_of(methods)),
+        "value_group": str(value_group or (largest if heads else 1)),
     }
     workspace = partial_of(out)
     with claimed(workspace, "calibrate", {}):
@@ -111,6 +120,7 @@ def _stream(
     """Every layer not on disk yet: observe it, append its statistics, pass its output on."""
     model = reference(checkpoint, device=device)
     layers, value_group = len(model.layout.layers), int(metadata["value_group"])
+    linears = kept_covariances(metadata)
     compressors = measured_choices(model.layout, metadata)
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
@@ -124,7 +134,9 @@ def _stream(
         with tqdm(total=total, desc="calibrate", unit="seq", disable=not progress) as bar:
             for index in range(done, layers):
                 weights = layer_weights(model, read, index)
-                stats, hidden = observe_layer(model, weights, hidden, value_group, bar.update)
+                stats, hidden = observe_layer(
+                    model, weights, hidden, value_group, bar.update, linears
+                )
                 layer = MeasuredLayer(model.layout, weights, stats, model.inv_freq)
                 errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 write_tensors(_hidden_path(file, index + 1), {"hidden": hidden})
@@ -178,8 +190,9 @@ def observe_layer(
     hidden: torch.Tensor,
     value_group: int = 1,
     advance: Callable[[int], object] = lambda sequences: None,
+    linears: Sequence[str] = STATISTICS,
 ) -> tuple[LayerStats, torch.Tensor]:
-    """Mean covariances of a dense layer's inputs, and the hidden states it makes of `hidden`.
+    """Mean covariances of the inputs of a dense layer's `linears`, and what it makes of `hidden`.
 
     hidden [count, length, d]; products are taken in the model's dtype, their sums in fp64.
     o_proj's input is taken over `value_group` value heads. `advance` is told how many sequences
@@ -189,9 +202,12 @@ def observe_layer(
     sums = {
         name: torch.zeros(shape, dtype=torch.float64, device=model.device)
         for name, shape in layer_shapes(model.layout, value_group).items()
+        if name in linears
     }
 
     def observe(name: str, x: torch.Tensor) -> None:
+        if name not in sums:
+            return
         rows = x.flatten(0, 1)
         sums[name] += rows.T @ rows
 

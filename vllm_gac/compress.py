@@ -30,7 +30,7 @@ from vllm_gac.methods.prune import Criterion
 from vllm_gac.model_directory import fingerprint, size_and_time
 from vllm_gac.plan import planned_layout, read_plan, uniform_plan
 from vllm_gac.planner import Asked, check_feasible, measured_plan
-from vllm_gac.stats import check_gradients, check_stats
+from vllm_gac.stats import check_gradients, check_stats, covariances_for
 from vllm_gac.workspace import finished_before, recorded, workspace
 
 
@@ -69,6 +69,7 @@ def compress(
     layout = None if chosen is None else planned_layout(checkpoint, chosen)
     needed = layout != checkpoint.layout
     value_group = _value_group(layout)
+    linears = None if layout is None else covariances_for(checkpoint.layout, layout)
     texts = _calibration_texts(checkpoint, calibration) if needed and stats is None else ()
     gradients = _needs_gradients(asked, prune_criterion)
     if stats is not None and gradients:
@@ -84,7 +85,7 @@ def compress(
         "plan": asked.record() if chosen is None else chosen.model_dump(mode="json"),
         "whitening": whitening,
         "prune_criterion": prune_criterion,
-        "stats": _stats_fingerprint(stats, checkpoint, value_group) if stats else None,
+        "stats": _stats_fingerprint(stats, checkpoint, value_group, linears) if stats else None,
         "calibration": [_sha256(text) for text in texts],
         "max_tokens": max_tokens,
         "sequence_length": sequence_length,
@@ -105,6 +106,11 @@ def compress(
                     device=device,
                     # With a plan, what else there would be to choose from does not matter.
                     methods=asked.methods if chosen is None else (),
+                    linears=linears,
+                    # As if it was planned here: another sum would give other bytes.
+                    value_group=None
+                    if chosen is None or "heads" in chosen.methods
+                    else value_group,
                     probe_tokens=DEFAULT_PROBE_TOKENS if chosen is None else 0,
                     gradient_tokens=DEFAULT_PROBE_TOKENS if gradients else 0,
                 )
@@ -152,8 +158,12 @@ def _calibration_texts(checkpoint: Checkpoint, given: Sequence[Path]) -> Sequenc
     )
 
 
-def _stats_fingerprint(path: Path, checkpoint: Checkpoint, value_group: int) -> dict[str, Any]:
-    metadata = check_stats(path, checkpoint.layout, checkpoint.config_sha256, value_group)
+def _stats_fingerprint(
+    path: Path, checkpoint: Checkpoint, value_group: int, linears: Sequence[str] | None
+) -> dict[str, Any]:
+    metadata = check_stats(
+        path, checkpoint.layout, checkpoint.config_sha256, value_group, linears or ()
+    )
     return metadata | {"file": size_and_time(path)}
 
 

@@ -1,12 +1,16 @@
 """stats.safetensors: what calibration measured of every layer, all fp32.
 
-layers.{i}.{linear}       [n, n] covariance of each distinct input of a layer: q_proj (shared by
-                          k_proj and v_proj), o_proj, gate_proj (shared by up_proj) and down_proj;
-                          o_proj's over `value_group` neighbouring value heads, as many as are to
-                          be made one: there n = query_heads * value_group * head_dim
+layers.{i}.{linear}       [n * (n + 1) / 2] the upper triangle, row after row, of the covariance
+                          [n, n] of each distinct input of a layer that the methods need: q_proj
+                          (shared by k_proj and v_proj), o_proj, gate_proj (shared by up_proj) and
+                          down_proj; o_proj's over `value_group` neighbouring value heads, as many
+                          as are to be made one: there n = query_heads * value_group * head_dim
 layers.{i}.errors.{name}  [full + 1] what a method loses at every dim (methods/compressor.py)
 probes                    [layers, probes, 2] what losing that is worth (sensitivity.py)
 fisher, taylor, kfac.*    [layers, ...] what gradients say, where they were asked for (gradients.py)
+
+"format" in the metadata is 2, "covariances" the linears. Files without them, of format 1, have all
+four linears as [n, n]; they are read, too.
 
 The layers are appended one by one, which is why the file is laid out here: the header is known
 beforehand, and a file that holds k whole layers is a calibration that can go on with layer k.
@@ -15,7 +19,7 @@ beforehand, and a file that holds k whole layers is a calibration that can go on
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -26,11 +30,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from vllm_gac.choices import MERGEABLE
-from vllm_gac.errors import CheckpointError, DiskError
+from vllm_gac.errors import CheckpointError, DiskError, VersionError
 from vllm_gac.layout import LINEARS, ModelLayout
 from vllm_gac.methods.compressor import Compressor
 from vllm_gac.methods.layer import choices
-from vllm_gac.methods.lowrank import LowRank
+from vllm_gac.methods.lowrank import LowRank, input_of
 from vllm_gac.sensitivity import probes
 
 # fp64 covariance [n, n] by the name of the linear whose input it is of.
@@ -38,6 +42,14 @@ LayerStats: TypeAlias = Mapping[str, torch.Tensor]
 Floats: TypeAlias = NDArray[np.float32]
 
 STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+FORMAT = "2"
+# Rows of a covariance that are copied from the device at a time.
+_ROWS = 256
+_NEEDED_BY: Mapping[str, Sequence[str]] = {
+    "heads": ("self_attn.q_proj", "self_attn.o_proj"),
+    "prune": ("mlp.down_proj",),
+    "lowrank": STATISTICS,
+}
 
 
 def largest_value_group(layout: ModelLayout) -> int:
@@ -51,6 +63,32 @@ def layer_shapes(layout: ModelLayout, value_group: int) -> dict[str, tuple[int, 
     width = layout.layers[0].intermediate_size
     sizes = (layout.hidden_size, attended, layout.hidden_size, width)
     return {name: (size, size) for name, size in zip(STATISTICS, sizes, strict=True)}
+
+
+def covariances_of(methods: Sequence[str]) -> list[str]:
+    """The linears whose inputs' covariances `methods` need."""
+    needed = {name for method in methods for name in _NEEDED_BY[method]}
+    return [name for name in STATISTICS if name in needed]
+
+
+def covariances_for(dense: ModelLayout, layout: ModelLayout) -> list[str]:
+    """The linears whose inputs' covariances it takes to make `layout` of `dense`."""
+    needed = set()
+    for before, after in zip(dense.layers, layout.layers, strict=True):
+        if after.key != before.key:
+            needed.add("self_attn.q_proj")
+        if after.value != before.value:
+            needed.add("self_attn.o_proj")
+        if after.intermediate_size != before.intermediate_size:
+            needed.add("mlp.down_proj")
+        needed |= {input_of(linear) for linear in after.ranks}
+    return [name for name in STATISTICS if name in needed]
+
+
+def kept_covariances(metadata: Mapping[str, str]) -> list[str]:
+    """The linears whose inputs' covariances a file has."""
+    kept = metadata.get("covariances", ",".join(STATISTICS)).split(",")
+    return [name for name in STATISTICS if name in kept]
 
 
 def measured_choices(layout: ModelLayout, metadata: Mapping[str, str]) -> list[Compressor]:
@@ -106,12 +144,7 @@ class StatsFile:
 
         A torn layer is overwritten.
         """
-        # A row at a time: one covariance may be gigabytes.
-        pieces = (
-            row.to("cpu", torch.float32).numpy().tobytes()
-            for tensor in stats.values()
-            for row in (tensor if tensor.ndim > 1 else [tensor])
-        )
+        pieces = (piece for tensor in stats.values() for piece in _pieces(tensor))
         self._write(len(self.header) + index * self.layer_bytes, pieces)
 
     def finish(self, measured: Mapping[str, torch.Tensor]) -> None:
@@ -129,6 +162,28 @@ class StatsFile:
                 os.fsync(file.fileno())
         except OSError as e:
             raise DiskError(f"{self.path}: cannot be written ({e.strerror or e})") from e
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[bytes]:
+    """The bytes of a vector, or of a matrix's upper triangle, which may be gigabytes."""
+    if tensor.ndim == 1:
+        yield tensor.to("cpu", torch.float32).numpy().tobytes()
+        return
+    for start in range(0, len(tensor), _ROWS):
+        rows = tensor[start : start + _ROWS].to("cpu", torch.float32).numpy()
+        for number, row in enumerate(rows, start):
+            yield row[number:].tobytes()
+
+
+def _square(packed: torch.Tensor, device: str) -> torch.Tensor:
+    """The symmetric matrix, fp64 on `device`, of which `packed` is the upper triangle."""
+    size = (math.isqrt(8 * len(packed) + 1) - 1) // 2
+    upper, start = torch.zeros(size, size), 0
+    for number in range(size):
+        upper[number, number:] = packed[start : (start := start + size - number)]
+    square = upper.to(device, torch.float64)
+    square += square.triu(1).T
+    return square
 
 
 def stats_file(path: Path, layout: ModelLayout, metadata: Mapping[str, str]) -> StatsFile:
@@ -153,8 +208,13 @@ def stats_file(path: Path, layout: ModelLayout, metadata: Mapping[str, str]) -> 
 
 def _shapes(layout: ModelLayout, metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor of the file, in its order."""
+    square = layer_shapes(layout, int(metadata["value_group"]))
+    packed = "format" in metadata
     layer: dict[str, tuple[int, ...]] = {
-        **layer_shapes(layout, int(metadata["value_group"])),
+        **{
+            name: (square[name][0] * (square[name][0] + 1) // 2,) if packed else square[name]
+            for name in kept_covariances(metadata)
+        },
         **{f"errors.{c.name}": (c.full(layout) + 1,) for c in measured_choices(layout, metadata)},
     }
     shapes = {
@@ -184,9 +244,15 @@ def whole_model_shapes(
 
 
 def check_stats(
-    path: Path, layout: ModelLayout, config_sha256: str, value_group: int = 1
+    path: Path,
+    layout: ModelLayout,
+    config_sha256: str,
+    value_group: int = 1,
+    needed: Sequence[str] = (),
 ) -> dict[str, str]:
     """The metadata of the statistics at `path`, for making up to `value_group` value heads one.
+
+    `needed` are linears whose inputs' covariances there must be.
 
     Raises CheckpointError if they are unreadable, incomplete, another model's or do not reach.
     """
@@ -196,9 +262,19 @@ def check_stats(
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as e:
         raise CheckpointError(f"{path}: not a readable statistics file ({e})") from e
+    if metadata.get("format", FORMAT) != FORMAT:
+        raise VersionError(
+            f"{path}: statistics of format {metadata['format'][:20]!r}, this release reads "
+            f"{FORMAT}; calibrate again"
+        )
     if metadata.get("model_config_sha256") != config_sha256:
         raise CheckpointError(
             f"{path}: measured on another model (config.json differs); calibrate this one"
+        )
+    if missing := [name for name in needed if name not in kept_covariances(metadata)]:
+        raise CheckpointError(
+            f"{path}: calibrated for {metadata.get('methods')}, so that nothing is known of the "
+            f"input of {', '.join(missing)}, which the plan shrinks; calibrate again with --method"
         )
     measured = metadata.get("value_group", "")
     if measured not in map(str, MERGEABLE) or int(measured) % value_group:
@@ -218,8 +294,10 @@ def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
     """The covariances of layer `index`, fp64 on `device`. Raises CheckpointError if not finite."""
     stats = {}
     with safe_open(path, framework="pt") as file:
-        for name in STATISTICS:
-            tensor = file.get_tensor(f"layers.{index}.{name}").to(device, torch.float64)
+        for name in kept_covariances(file.metadata() or {}):
+            stored = file.get_tensor(f"layers.{index}.{name}")
+            packed = stored.ndim == 1
+            tensor = _square(stored, device) if packed else stored.to(device, torch.float64)
             if not bool(tensor.isfinite().all()):
                 raise CheckpointError(f"{path}: layers.{index}.{name}: contains NaN or infinity")
             stats[name] = tensor

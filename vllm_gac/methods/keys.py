@@ -49,12 +49,15 @@ class Keys:
             raise PlanError(
                 f"{heads} key heads of {size} cannot be made of {full} of {dense.head_dim}"
             )
+        rotary_as_it_is = self.group == 1 and size >= dense.head_dim and not target.key.rope_table
+        if self.form == "rotary" and rotary_as_it_is:
+            return layer
         query, key, covariance = _inputs(layer)
         smaller = dict(layer.weights)
         if self.form == "latent":
             down, up = latent_keys(query, key, covariance, full, self.group, size)
             smaller |= {"self_attn.k_proj.weight": down, "self_attn.k_up_proj.weight": up}
-        elif self.group > 1 or size < dense.head_dim or target.key.rope_table:
+        else:
             rotary = (
                 mix_pairs(query, key, covariance, layer.inv_freq, full, self.group, size)
                 if self.group > 1

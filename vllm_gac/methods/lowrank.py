@@ -21,6 +21,11 @@ _INPUT_OF = {
 }
 
 
+def input_of(linear: str) -> str:
+    """The linear under whose name the covariance of `linear`'s input is kept."""
+    return _INPUT_OF.get(linear, linear)
+
+
 class LowRank:
     """One linear as two factors."""
 
@@ -64,7 +69,7 @@ class LowRank:
 
     def _covariance(self, layer: MeasuredLayer) -> torch.Tensor:
         """Of the linear's input; o_proj's may be measured over several value heads."""
-        covariance = layer.covariances[_INPUT_OF.get(self.linear, self.linear)]
+        covariance = layer.covariances[input_of(self.linear)]
         width = layer.weights[f"{self.linear}.weight"].shape[1]
         if len(covariance) == width:
             return covariance

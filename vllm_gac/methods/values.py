@@ -41,16 +41,11 @@ class Values:
                 f"{heads} value heads cannot be made of {layout.num_key_value_heads} by "
                 f"making {self.group} one"
             )
-        value, output, covariance = self._inputs(layer)
-        if self.group > 1 or target.value.size < layout.head_dim:
-            value, output, covariance = merge_values(
-                value,
-                output,
-                covariance,
-                layout.num_key_value_heads,
-                self.group,
-                target.value.size,
-            )
+        if self.group == 1 and target.value.size >= layout.head_dim:
+            return layer
+        value, output, covariance = merge_values(
+            *self._inputs(layer), layout.num_key_value_heads, self.group, target.value.size
+        )
         weights = {"self_attn.v_proj.weight": value, "self_attn.o_proj.weight": output}
         return replace(
             layer,
