@@ -44,11 +44,14 @@ def test_rope_is_read_in_each_of_its_spellings(changes: dict[str, Any]) -> None:
     assert (rope.rope_type, rope.factor, rope.rope_theta) == ("linear", 2.0, 5e5)
 
 
-def test_a_sliding_window_is_mistrals_alone_and_can_be_off() -> None:
-    assert hf(model_type="mistral", sliding_window=4096).sliding_window == 4096
-    assert hf(model_type="llama", sliding_window=4096).sliding_window is None
-    off = hf(model_type="mistral", sliding_window=4096, use_sliding_window=False)
-    assert off.sliding_window is None
+def test_a_mistral_without_a_key_has_what_transformers_fills_in() -> None:
+    from transformers import MistralConfig
+
+    names = ("max_position_embeddings", "num_key_value_heads", "sliding_window")
+    raw = without(config(model_type="mistral", num_attention_heads=16), *names)
+    read, filled = validate(HfConfig, raw, "config.json"), MistralConfig.from_dict(raw)
+    assert [getattr(read, name) for name in names] == [getattr(filled, name) for name in names]
+    assert hf(model_type="mistral", sliding_window=None).sliding_window is None
 
 
 def test_architectures_may_be_missing_where_vllm_guesses_right() -> None:

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from vllm_gac.config_keys import refuse_unserved, refuse_unserved_rope
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.foreign import other_family
 from vllm_gac.registration import ARCHITECTURE
@@ -160,8 +161,19 @@ class RopeParameters(BaseModel):
         return self
 
 
+# What transformers fills in where a Mistral's config.json has no such key; null is none.
+_MISTRAL_DEFAULTS = {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+}
+
+
 class HfConfig(BaseModel):
-    """What this project reads of a Llama or Mistral config.json; the rest is carried along."""
+    """What this project reads of a Llama or Mistral config.json; the rest is carried along.
+
+    What of the rest vLLM would honour is refused (config_keys.py).
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -192,15 +204,13 @@ class HfConfig(BaseModel):
             return raw
         if fault := other_family(raw):
             raise ValueError(fault)
-        filled = {k: v for k, v in raw.items() if v is not None}
+        given = _MISTRAL_DEFAULTS | raw if raw.get("model_type") == "mistral" else raw
+        filled = {k: v for k, v in given.items() if v is not None}
         heads, hidden = filled.get("num_attention_heads"), filled.get("hidden_size")
         if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
             filled.setdefault("num_key_value_heads", heads)
             filled.setdefault("head_dim", hidden // heads)
-        if filled.get("use_sliding_window") is False:
-            filled.pop("sliding_window", None)
-        if filled.get("model_type") == "llama":
-            filled.pop("sliding_window", None)  # transformers' Llama has none; ignored alike
+        refuse_unserved(filled)
         filled["rope"] = _rope(filled)
         return filled
 
@@ -242,6 +252,7 @@ def _rope(config: dict[str, Any]) -> Any:
             raise ValueError("RoPE parameters by layer type are not supported")
         if "type" in given:  # the oldest spelling of rope_type
             given.setdefault("rope_type", given["type"])
+        refuse_unserved_rope(given)
         _agree(rope, given, f"their old spelling {spelling}")
     beside = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     _agree(rope, {name: config[name] for name in beside if name in config}, "the key beside them")

@@ -1,0 +1,299 @@
+"""Every config key that vLLM's Llama and Mistral read is honoured, refused or harmless."""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm
+
+from tests.dense_models import config
+from tests.serving.models import HETEROGENEOUS, layout_with
+from vllm_gac.config_keys import REFUSED, REFUSED_IN_ROPE
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout import layout_of
+from vllm_gac.schema import HfConfig, validate
+
+VLLM = Path(vllm.__file__).parent
+SOURCES = (
+    "model_executor/models/llama.py",
+    "model_executor/models/mistral.py",
+    "model_executor/models/adapters.py",
+    "config/model.py",
+    "transformers_utils/model_arch_config_convertor.py:ModelArchConfigConvertorBase",
+)
+# What vLLM calls a config.json that it has read.
+CONFIGS = frozenset(
+    [
+        "config",
+        "cfg",
+        "hf_config",
+        "hf_text_config",
+        "text_config",
+        "inner_hf_config",
+        "inner_text_config",
+    ]
+)
+
+HONOURED = {
+    "architectures": "ours, or the dense one",
+    "attention_bias": "biases of all four, or of none",
+    "head_dim": "before compression in the gac object, of the cache beside it",
+    "hidden_act": "silu, or refused",
+    "hidden_size": "",
+    "intermediate_size": "of the dense model",
+    "layer_types": "one for all layers, or refused",
+    "max_position_embeddings": "",
+    "mlp_bias": "of Llamas; the tensors are checked",
+    "model_type": "llama or mistral",
+    "num_attention_heads": "",
+    "num_hidden_layers": "",
+    "num_key_value_heads": "",
+    "original_max_position_embeddings": "agrees with rope_parameters, or refused",
+    "qkv_bias": "as attention_bias, or refused",
+    "quantization_config": "the headers are checked against it",
+    "rms_norm_eps": "",
+    "rope_parameters": "",
+    "sliding_window": "",
+    "tie_word_embeddings": "",
+    "vocab_size": "",
+}
+_OTHER_KINDS = "of models of other kinds, which layers like ours do not have"
+_CONTEXT = "limits the context, and nothing else; vLLM does so for us"
+_EXPERTS = "of mixtures of experts; our layers have none, whatever the number"
+_POOLING = "of pooling, which is vLLM's own and comes after the last layer"
+HARMLESS = {
+    **dict.fromkeys(
+        [
+            "attn_config",
+            "attn_type_list",
+            "block_configs",
+            "chunk_size",
+            "compress_ratios",
+            "encoder_config",
+            "kv_lora_rank",
+            "layers_block_type",
+            "mamba_chunk_size",
+            "model",
+            "position_encoding_type",
+            "qk_nope_head_dim",
+            "qk_rope_head_dim",
+            "vision_config",
+        ],
+        _OTHER_KINDS,
+    ),
+    **dict.fromkeys(
+        [
+            "max_seq_len",
+            "max_seq_length",
+            "max_sequence_length",
+            "max_target_positions",
+            "model_max_length",
+            "n_positions",
+            "seq_len",
+            "seq_length",
+        ],
+        _CONTEXT,
+    ),
+    **dict.fromkeys(
+        [
+            "moe_num_experts",
+            "moe_top_k",
+            "moe_topk",
+            "n_routed_experts",
+            "num_experts",
+            "num_experts_per_tok",
+            "num_experts_per_token",
+            "num_local_experts",
+            "top_k_experts",
+        ],
+        _EXPERTS,
+    ),
+    **dict.fromkeys(
+        [
+            "classifier_from_token",
+            "embedding_size",
+            "is_matryoshka",
+            "matryoshka_dimensions",
+            "method",
+            "num_labels",
+            "position_embedding_type",
+            "projection_dim",
+            "projection_size",
+            "use_pad_token",
+            "use_sep_token",
+        ],
+        _POOLING,
+    ),
+    **dict.fromkeys(
+        [
+            "hidden_size_per_head",
+            "multi_query_group_num",
+            "n_head_kv",
+            "num_attention_groups",
+            "num_kv_heads",
+        ],
+        "vLLM's idea of the model's heads; caches and kernels go by our layers'",
+    ),
+    **dict.fromkeys(("is_heterogeneous", "per_layer_config"), "made a gac model by an importer"),
+    "ada_rms_norm_t_cond_dim": "read only with ada_rms_norm_t_cond, which is refused",
+    "compression_config": "an old name; packed tensors under it are refused as strangers",
+    "dtype": "as stored, or as the server is told",
+    "head_dtype": "vLLM's own, at the unembedding",
+    "name_or_path": "",
+    "target_layer_count": "of drafting models, which ours cannot be",
+}
+# Methods of a config, and what only looks like a key.
+NOT_KEYS = frozenset(["get", "get_text_config", "to_diff_dict", "update"])
+
+
+def keys_read(tree: ast.AST) -> Iterator[str]:
+    """Names of attributes that a source asks of configs, also those it goes through in a loop."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        nodes = list(ast.walk(function))
+        lists = dict(_lists_by_name(nodes))
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and _is_config(node.value):
+                yield node.attr
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
+                "getattr",
+                "getattr_iter",
+                "hasattr",
+            ):
+                owner, name = node.args[:2]
+                if _is_config(owner):
+                    yield from lists.get(getattr(name, "id", ""), _constants(name))
+
+
+def _lists_by_name(nodes: list[ast.AST]) -> Iterator[tuple[str, list[str]]]:
+    lists: dict[str, list[str]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            lists[node.targets[0].id] = _constants(node.value)
+    for node in nodes:
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            lists[node.target.id] = lists.get(getattr(node.iter, "id", ""), [])
+    yield from lists.items()
+
+
+def _constants(node: ast.AST) -> list[str]:
+    return [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is str]
+
+
+def _is_config(node: ast.AST) -> bool:
+    return getattr(node, "id", None) in CONFIGS or getattr(node, "attr", None) in CONFIGS
+
+
+def _source(path: str) -> ast.AST:
+    file, _, name = path.partition(":")
+    tree = ast.parse((VLLM / file).read_text())
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    return next(node for node in classes if node.name == name) if name else tree
+
+
+def test_no_key_that_vllm_reads_is_unknown_to_us() -> None:
+    read = {key for path in SOURCES for key in keys_read(_source(path))} - NOT_KEYS - CONFIGS
+    assert {"is_causal", "layer_types", "logit_scale", "llama_4_scaling", "n_positions"} <= read
+    assert read - HONOURED.keys() - HARMLESS.keys() - REFUSED.keys() == set()
+    # The table says nothing about keys that vLLM has forgotten; these are read by its RoPE.
+    assert REFUSED.keys() - read == {"rotary_emb_base", "rotary_emb_fraction", "rotary_pct"}
+    assert (HONOURED.keys() | HARMLESS.keys()) - read == set()
+
+
+def test_what_is_honoured_is_read() -> None:
+    apart = {"layer_types", "original_max_position_embeddings", "qkv_bias", "quantization_config"}
+    assert HONOURED.keys() - apart - {"rope_parameters"} <= HfConfig.model_fields.keys()
+
+
+def test_a_key_that_is_read_in_any_way_is_seen() -> None:
+    source = """
+def f(self, config):
+    names = ["a", "b"]
+    for key in names:
+        getattr(self.hf_config, key, None)
+    getattr_iter(cfg, ["c"], 0), config.d, hasattr(config, "e"), getattr(other, "not this")
+"""
+    assert set(keys_read(ast.parse(source))) == {"a", "b", "c", "d", "e"}
+
+
+AT_WORK: dict[str, Any] = {
+    "alibi": True,
+    "ada_rms_norm_t_cond": True,
+    "bias": True,
+    "is_causal": False,
+    "is_mm_prefix_lm": True,
+    "logit_scale": 0.5,
+    "llama_4_scaling": {"beta": 0.1, "original_max_position_embeddings": 8192},
+}
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_a_key_that_we_do_not_serve_is_refused_of_dense_and_gac_models(key: str) -> None:
+    changes = {key: AT_WORK.get(key, 7)}
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: models with "):
+        layout_of(config(**changes))
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: models with "):
+        layout_with(HETEROGENEOUS[:1], **changes)
+    for harmless in (None, *REFUSED[key]):
+        layout_of(config(**{key: harmless}))
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED_IN_ROPE))
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
+def test_so_is_a_parameter_of_rope(key: str, spelling: str) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, key: [16, 24, 24]}
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key}: models with "):
+        layout_of(config(**{spelling: rope}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"qkv_bias": True}, r"qkv_bias: is True and attention_bias False; only"),
+        ({"sliding_window": 64}, r"sliding_window: is 64, but model_type is llama, whose window"),
+        (
+            {"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"]},
+            r"sliding_window: is 64, but layer_types has layers without one",
+        ),
+        (
+            {"model_type": "mistral", "sliding_window": 64, "layer_types": ["full_attention"] * 2},
+            r"sliding_window: is 64, but layer_types has layers without one",
+        ),
+        (
+            {"model_type": "mistral", "sliding_window": 64, "use_sliding_window": False},
+            r"sliding_window: is 64, but use_sliding_window is false, which vLLM",
+        ),
+        (
+            {"layer_types": ["full_attention", "chunked_attention"]},
+            r"layer_types: layers with 'chunked_attention' are not served",
+        ),
+        ({"layer_types": 7}, r"layer_types: expected a list, got '7'"),
+    ],
+)
+def test_keys_that_say_together_what_we_do_not_serve_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=rf"config\.json: {message}"):
+        layout_of(config(**changes))
+
+
+def test_windows_of_all_layers_or_none_are_honoured() -> None:
+    def window(**changes: Any) -> int | None:
+        return validate(HfConfig, config(**changes), "config.json").sliding_window
+
+    assert window(model_type="mistral", sliding_window=64) == 64
+    sliding = ["sliding_attention"] * 2
+    assert window(model_type="mistral", sliding_window=64, layer_types=sliding) == 64
+    assert window(layer_types=["full_attention"] * 2) is None
+    assert window(sliding_window=256, use_sliding_window=False) == 256  # as long as the context
+
+
+def test_the_demo_and_what_transformers_writes_are_served() -> None:
+    from transformers import LlamaConfig, MistralConfig
+
+    for made in (LlamaConfig(), MistralConfig(sliding_window=4096)):
+        layout_of(json.loads(made.to_json_string(use_diff=False)))

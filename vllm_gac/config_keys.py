@@ -1,0 +1,80 @@
+"""Keys of a config.json that change what vLLM's Llama or Mistral computes, and not what we do.
+
+A key that one engine honours and another drops makes two models of one directory, so all of
+compression and serving refuse it by this table. tests/serving/test_config_keys.py reads vLLM's
+sources and fails for a key that is neither honoured, nor refused, nor known to change nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+# With the values at which they change nothing; null always is such a value.
+REFUSED: dict[str, tuple[object, ...]] = {
+    "ada_rms_norm_t_cond": (False,),
+    "alibi": (False,),
+    "attention_chunk_size": (),
+    "bias": (False,),
+    "canvas_length": (),
+    "dual_chunk_attention_config": (),
+    "is_causal": (True,),
+    "is_mm_prefix_lm": (False,),
+    "llama_4_scaling": (),
+    "logit_scale": (1,),
+    "rotary_emb_base": (),
+    "rotary_emb_fraction": (),
+    "rotary_pct": (),
+    "rswa_window": (),
+}
+# The same, of RoPE parameters.
+REFUSED_IN_ROPE: dict[str, tuple[object, ...]] = {
+    "mrope_section": (),
+    "rope_dim": (),
+    "use_fope": (False,),
+}
+
+
+def refuse_unserved(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first key of a Llama's or Mistral's config that we do not serve."""
+    _refuse(config, REFUSED)
+    if config.get("qkv_bias", (bias := config.get("attention_bias", False))) != bias:
+        raise ValueError(
+            f"qkv_bias: is {config['qkv_bias']!r} and attention_bias {bias!r}; only models with "
+            "all four biases of attention or none are served"
+        )
+    _refuse_odd_window(config)
+
+
+def refuse_unserved_rope(rope: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first of these RoPE parameters that we do not serve."""
+    _refuse(rope, REFUSED_IN_ROPE)
+
+
+def _refuse(given: Mapping[str, Any], refused: Mapping[str, tuple[object, ...]]) -> None:
+    for key, harmless in refused.items():
+        value = given.get(key)
+        if value is not None and value not in harmless:
+            rest = f"; served are {' and '.join(map(repr, harmless))}" if harmless else ""
+            raise ValueError(f"{key}: models with {str(value)[:60]!r} are not served{rest}")
+
+
+def _refuse_odd_window(config: Mapping[str, Any]) -> None:
+    """A window of some layers only, or one that engines disagree about."""
+    window, context = config.get("sliding_window"), config.get("max_position_embeddings")
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise ValueError(f"layer_types: expected a list, got {str(kinds)[:60]!r}")
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ValueError(f"layer_types: layers with {str(kind)[:60]!r} are not served")
+    if not isinstance(window, int) or (isinstance(context, int) and window >= context):
+        return
+    what = f"sliding_window: is {window}, but"
+    if "full_attention" in kinds:
+        raise ValueError(f"{what} layer_types has layers without one; served is one for all layers")
+    if config.get("use_sliding_window") is False:
+        raise ValueError(f"{what} use_sliding_window is false, which vLLM does not read; drop both")
+    if config.get("model_type") == "llama":
+        raise ValueError(
+            f"{what} model_type is llama, whose window vLLM honours and transformers does not; "
+            "drop it, or set model_type to mistral"
+        )
