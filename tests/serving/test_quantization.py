@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 from vllm.config.load import LoadConfig
 from vllm.config.quantization import QuantizationConfigArgs, resolve_quantization_config
 
@@ -23,8 +24,9 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import ModelLayout, layout_of
 from vllm_gac.repair.dims import padded_layout
 from vllm_gac.repair.directory import repair
+from vllm_gac.serving.config_hook import GacConfigHook
 from vllm_gac.serving.loader import GacModelLoader
-from vllm_gac.serving.packed import check_packed
+from vllm_gac.serving.packed import check_cache_scheme, check_packed
 from vllm_gac.serving.quantization import asked_quantization
 
 
@@ -216,6 +218,29 @@ def test_scales_of_the_cache_are_part_of_an_attention(packed: Path, tmp_path: Pa
     tensors = load_file(packed / "model.safetensors") | scales
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     check_packed(tmp_path, layout_of(json.loads((packed / "config.json").read_text())))
+
+
+@pytest.mark.parametrize("name", ["k_scale", "attn.v_scale", "attn.q_scale"])
+def test_scales_of_single_heads_are_refused(name: str, packed: Path, tmp_path: Path) -> None:
+    """LLM-Compressor writes [heads, 1, 1]; kernels would read the first for all."""
+    name = f"model.layers.1.self_attn.{name}"
+    tensors = load_file(packed / "model.safetensors") | {name: torch.ones(4, 1, 1)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"{name}: 4 scales, expected one for all heads"):
+        check_packed(tmp_path, layout_of(json.loads((packed / "config.json").read_text())))
+
+
+def test_a_cache_scheme_with_scales_of_single_heads_is_refused(packed: Path) -> None:
+    """In the front-end process, also of a model on the Hub."""
+    hf_config = AutoConfig.from_pretrained(packed)
+    check_cache_scheme(hf_config)
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
+    hf_config.quantization_config["kv_cache_scheme"] = scheme
+    check_cache_scheme(hf_config)
+    hf_config.quantization_config["kv_cache_scheme"] = scheme | {"strategy": "attn_head"}
+    model_config: Any = SimpleNamespace(hf_config=hf_config, runner_type="generate")
+    with pytest.raises(CheckpointError, match=r"kv_cache_scheme: its strategy is attn_head; of a"):
+        GacConfigHook.verify_and_update_model_config(model_config)
 
 
 def _stream(directory: Path) -> list[str]:

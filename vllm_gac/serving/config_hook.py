@@ -14,7 +14,7 @@ from vllm_gac.serving.decode_fit import check_decode_kernel
 from vllm_gac.serving.engine_options import check_engine_options, check_role
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.kv_transfer import check_kv_transfer
-from vllm_gac.serving.packed import check_packed
+from vllm_gac.serving.packed import check_cache_scheme, check_packed
 from vllm_gac.serving.preflight import preflight
 from vllm_gac.serving.rope_overrides import check_rope
 from vllm_gac.serving.sharding import shard_config
@@ -42,6 +42,7 @@ class GacConfigHook:
         check_role(model_config)
         layout_of_hf(model_config.hf_config)
         check_rope(model_config.hf_config)
+        check_cache_scheme(model_config.hf_config)
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:

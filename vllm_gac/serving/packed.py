@@ -6,6 +6,7 @@ serves what is missing as whatever memory holds.
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from vllm_gac.shards import TensorInfo, read_headers
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedConfig
     from vllm.model_executor.models.utils import WeightsMapper
 
 # Weights of 8 bits, and what several of fewer bits in one word are called instead of "weight". They
@@ -24,17 +26,35 @@ if TYPE_CHECKING:
 _EIGHT_BITS = ("I8", "U8", "F8_E4M3", "F8_E5M2")
 _PACKED = ("weight_packed", "qweight")
 _SCALES = ("weight_scale", "weight_scale_inv", "scales")
+# Scales of what attention reads and caches, and the only strategy that makes them.
+_CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "kv_scale")
+_CACHE_STRATEGY = "tensor"
 
 
 def check_packed(directory: Path, layout: ModelLayout) -> None:
     """Raise CheckpointError unless `directory` holds all of `layout`, packed or not."""
     tensors = read_headers(directory)
     faults = itertools.chain(
-        _missing_or_misshapen(tensors, layout), _unscaled(tensors), _strangers(tensors, layout)
+        _missing_or_misshapen(tensors, layout),
+        _unscaled(tensors),
+        _scaled_by_head(tensors),
+        _strangers(tensors, layout),
     )
     shown = list(itertools.islice(faults, MAX_FAULTS_SHOWN))
     if shown:
         raise CheckpointError(f"refusing to serve {directory}: {'; '.join(shown)}")
+
+
+def check_cache_scheme(hf_config: "PreTrainedConfig") -> None:
+    """Raise CheckpointError if a quantizer gave every head of the KV cache a scale of its own."""
+    packed = getattr(hf_config, "quantization_config", None) or {}
+    strategy = (packed.get("kv_cache_scheme") or {}).get("strategy", _CACHE_STRATEGY)
+    if strategy != _CACHE_STRATEGY:
+        raise CheckpointError(
+            f"config.json: quantization_config.kv_cache_scheme: its strategy is {strategy}; of a "
+            f"gac model's cache, keys have one scale and values one; quantize with the strategy "
+            f"{_CACHE_STRATEGY}"
+        )
 
 
 def packed_alike(
@@ -80,6 +100,12 @@ def _unscaled(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
         eight_bits = info.dtype in _EIGHT_BITS and _leaf(name) == "weight"
         if (eight_bits or _leaf(name) in _PACKED) and _module(name) not in scaled:
             yield f"{info.file}: {name}: of dtype {info.dtype}, and there is no scale for it"
+
+
+def _scaled_by_head(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
+    for name, info in tensors.items():
+        if _leaf(name) in _CACHE_SCALES and (count := math.prod(info.shape)) != 1:
+            yield f"{info.file}: {name}: {count} scales, expected one for all heads"
 
 
 def _strangers(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
