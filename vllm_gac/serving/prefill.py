@@ -174,7 +174,7 @@ def prefill_attention(
     Raises GacError if the kernel refuses the layer's head sizes.
     """
     g, quantized = layer.geometry, k_scale is not None
-    kernel = _kernel(layer, batch, kv_cache.shape[2], quantized)
+    kernel = kernel_for(layer, batch, kv_cache.shape[2], quantized)
     at = widths(kernel, layer.sizes, layer.capability)
     if at is None:
         raise GacError(f"{kernel} does not take heads of {layer.sizes} on this GPU")
@@ -218,7 +218,7 @@ def prefill_attention(
         copy_columns(attended, output, first=at[1] - layer.sizes[1])
 
 
-def _kernel(layer: PrefillLayer, batch: PrefillBatch, block_size: int, quantized: bool) -> str:
+def kernel_for(layer: PrefillLayer, batch: PrefillBatch, block_size: int, quantized: bool) -> str:
     """The layer's kernel; for a few tokens after a long past one that need not gather."""
     if layer.in_place is None or not batch.has_past:
         return layer.kernel
