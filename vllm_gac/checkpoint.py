@@ -23,6 +23,7 @@ from vllm_gac.shard_files import ShardFiles
 from vllm_gac.shards import INDEX_FILE as INDEX_FILE
 from vllm_gac.shards import TensorInfo as TensorInfo
 from vllm_gac.shards import read_headers, refuse_escape
+from vllm_gac.shown import shown
 from vllm_gac.strict_json import read_json
 
 if TYPE_CHECKING:
@@ -164,10 +165,10 @@ def _stored_faults(checkpoint: Checkpoint, finite: bool) -> Iterator[str]:
             yield f"{directory}: {name}: missing, expected shape {list(shape)}"
         elif not _fits(name, found[name].shape, shape):
             where = f"{directory / found[name].file}: {name}"
-            yield f"{where}: shape {list(found[name].shape)}, expected {list(shape)}"
+            yield f"{where}: shape {shown(list(found[name].shape))}, expected {list(shape)}"
     yield from _dtype_faults(checkpoint, [name for name in required if name in found])
     for name, info in found.items():
-        where = f"{directory / info.file}: {name}"
+        where = f"{directory / info.file}: {shown(name)}"
         if name not in required and not checkpoint.is_unused(name):
             yield f"{where}: not part of the model"
         if finite and not checkpoint.is_finite(name):

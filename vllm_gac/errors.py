@@ -1,8 +1,16 @@
 """The errors a user can cause, each one line: what, where, expected and got, what to do."""
 
+from vllm_gac.shown import sentence
+
 
 class GacError(ValueError):
-    """Base of every error whose message is meant for the user as it stands."""
+    """Base of every error whose message is meant for the user as it stands.
+
+    Whatever of a stranger's text is in it, it is one printable line of less than 2 KB.
+    """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(sentence(message))
 
 
 class CheckpointError(GacError):

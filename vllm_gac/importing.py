@@ -30,6 +30,7 @@ from vllm_gac.model_directory import copy_companions, shard_path, size_and_time,
 from vllm_gac.model_format import open_any_format
 from vllm_gac.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
 from vllm_gac.pickles.torch_file import open_torch_file
+from vllm_gac.shown import in_markdown, shown
 from vllm_gac.workspace import finished_before, workspace
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -128,7 +129,7 @@ def _pickle_of(source: Path) -> Path | None:
     if len(pickles) > 1 and pickles == state_dict_files(source):
         return None  # shards without an index
     if len(pickles) > 1:
-        names = ", ".join(path.name for path in pickles[:3])
+        names = ", ".join(shown(path.name) for path in pickles[:3])
         raise CheckpointError(f"{source}: holds {len(pickles)} pickles ({names}...); name one")
     return pickles[0] if pickles else None
 
@@ -238,7 +239,9 @@ def _has_tokenizer(directory: Path) -> bool:
 
 def _card(model: Imported, dtype: Dtype) -> str:
     """README.md: which files of which tool this was, and every layer's dims."""
-    files = "\n".join(f"- `{path.name}`, {path.stat().st_size:,} bytes" for path in _files(model))
+    files = "\n".join(
+        f"- {in_markdown(path.name)}, {path.stat().st_size:,} bytes" for path in _files(model)
+    )
     layout = model.layout
     base = base_model(model)
     return f"""{base.front_matter()}

@@ -7,6 +7,7 @@ from vllm_gac.base_model import base_model
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.schema import Plan, PlanBudget
+from vllm_gac.shown import in_markdown
 
 
 def model_card(
@@ -14,7 +15,8 @@ def model_card(
 ) -> str:
     """The model card as Markdown. `measured` is the metadata of the statistics, empty if none."""
     calibration = (
-        f"{measured['tokens']} tokens in sequences of {measured['sequence_length']}"
+        f"{in_markdown(measured['tokens'])} tokens in sequences of "
+        f"{in_markdown(measured['sequence_length'])}"
         if measured
         else "none needed"
     )

@@ -24,6 +24,7 @@ from vllm_gac.config_keys import refuse_unserved, refuse_unserved_rope
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.foreign import other_family
 from vllm_gac.registration import ARCHITECTURE
+from vllm_gac.shown import shown
 
 
 def _known_version(version: int) -> int:
@@ -350,6 +351,7 @@ class KnapsackProblem(StrictModel):
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_FAULT_BYTES = 800
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
 
@@ -362,9 +364,9 @@ def validate(
         return model.model_validate(raw)
     except ValidationError as e:
         first = e.errors(include_url=False)[0]
-        message = first["msg"].removeprefix("Value error, ")
+        message = shown(first["msg"].removeprefix("Value error, "), _FAULT_BYTES)
         if first["loc"]:
-            key = ".".join(str(part) for part in first["loc"])
-            message = f"{key}: {message}, got {_short.repr(first['input'])}"
+            key = ".".join(shown(part) for part in first["loc"])
+            message = f"{key}: {message}, got {shown(_short.repr(first['input']))}"
         more = f" (and {e.error_count() - 1} more faults)" if e.error_count() > 1 else ""
         raise error(f"{where}: {message}{more}") from e

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.foreign import lfs_pointer, without_weights
+from vllm_gac.shown import shown
 from vllm_gac.strict_json import MAX_BYTES, parse_json, read_bounded, read_json
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -58,7 +59,8 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
     for file in files:
         for name, info in _shard_header(directory, file).items():
             if name in tensors:
-                raise CheckpointError(f"{directory / file}: {name} is also in {tensors[name].file}")
+                other = tensors[name].file
+                raise CheckpointError(f"{directory / file}: {shown(name)} is also in {other}")
             tensors[name] = info
     if weight_map is not None:
         check_index(index_path, weight_map, tensors)
@@ -100,8 +102,8 @@ def read_weight_map(directory: Path, index_path: Path, suffix: str) -> dict[str,
             or "\\" in file
         ):
             raise CheckpointError(
-                f"{index_path}: {name}: {file!r} is not the name of a {suffix} file "
-                "in the model directory"
+                f"{index_path}: {shown(name)}: {shown(repr(file))} is not the name of a {suffix} "
+                "file in the model directory"
             )
     return weight_map
 
@@ -112,11 +114,11 @@ def check_index(
     """Raise CheckpointError unless an index and the `tensors` of its files are the same."""
     for name, file in weight_map.items():
         if name not in tensors or tensors[name].file != file:
-            raise CheckpointError(f"{index_path}: {name} is not in {file}")
+            raise CheckpointError(f"{index_path}: {shown(name)} is not in {shown(file)}")
     for name, info in tensors.items():
         if name not in weight_map:
             raise CheckpointError(
-                f"{index_path.parent / info.file}: {name} is not listed in {index_path.name}"
+                f"{index_path.parent / info.file}: {shown(name)} is not listed in {index_path.name}"
             )
 
 

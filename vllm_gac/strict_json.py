@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.foreign import lfs_pointer
+from vllm_gac.shown import shown
 
 # A config or index of the largest model is a tenth of this; parsed, JSON takes up to 20 times
 # its size in memory.
@@ -63,7 +64,7 @@ def parse_json(
         seen: dict[str, Any] = {}
         for key, value in pairs:
             if key in seen:
-                raise error(f"{where}: key {key!r} appears twice in one object")
+                raise error(f"{where}: key {shown(repr(key))} appears twice in one object")
             seen[key] = value
         return seen
 

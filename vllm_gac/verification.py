@@ -7,6 +7,7 @@ from typing import Any
 from vllm_gac.checkpoint import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.model_format import open_any_format
+from vllm_gac.shown import sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def verify(directory: Path) -> Verification:
     """
     try:
         _, checkpoint = open_any_format(directory)
-        found = list(faults(checkpoint, finite=True))
+        found = [sentence(fault) for fault in faults(checkpoint, finite=True)]
     except CheckpointError as e:
         return Verification(False, [str(e)], 0, 0)
     return Verification(not found, found, len(checkpoint.tensors), checkpoint.layout.parameters)

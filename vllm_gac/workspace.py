@@ -20,6 +20,7 @@ from typing import Any
 from vllm_gac.durable import TEMPORARY, sync_directory, write_json
 from vllm_gac.errors import CheckpointError, DiskError, GacError
 from vllm_gac.run_difference import difference
+from vllm_gac.shown import shown
 from vllm_gac.strict_json import read_json
 
 _FORMAT = 1
@@ -175,7 +176,7 @@ def _read_record(directory: Path) -> dict[str, Any] | None:
     names = sorted(path.name for path in directory.iterdir())
     for name in names:
         if not any(fnmatch(name, pattern) for pattern in _OURS):
-            raise _not_ours(directory, f"holds {name}, which vllm-gac did not write")
+            raise _not_ours(directory, f"holds {shown(name)}, which vllm-gac did not write")
     if _RECORD not in names:
         for name in names:
             if not any(fnmatch(name, pattern) for pattern in _EMPTY):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from vllm.config.load import LoadConfig
 
-from tests.hostile import configs, indexes, other_tools, shards, tensors, texts
+from tests.hostile import configs, indexes, names, other_tools, shards, tensors, texts
 from tests.hostile.case import Case
 from tests.serving.stubs import ModelConfigStub
 from vllm_gac.cli import main
@@ -31,6 +31,7 @@ CASES: dict[str, Case] = {
     **shards.CASES,
     **tensors.CASES,
     **other_tools.CASES,
+    **names.CASES,
 }
 
 
@@ -71,6 +72,8 @@ def check(lines: list[str], case: str) -> None:
     assert lines
     for line in lines:
         assert "Traceback" not in line
+        assert len(line.encode()) < 2048
+        assert line.isprintable()
     says = CASES[case].says
     assert any(all(part in line for part in says) for line in lines), lines
 

@@ -25,9 +25,9 @@ from vllm_gac.cli import (
     solve,
     verify,
 )
-from vllm_gac.cli.output import one_line
 from vllm_gac.cli.parser import Parser
 from vllm_gac.errors import GacError
+from vllm_gac.shown import sentence
 
 _EXAMPLE = """\
   vllm-gac compress MODEL --out DIR --param-ratio 0.85 --kv-ratio 0.75 --calibration TEXT
@@ -109,5 +109,5 @@ def _abandon_stdout() -> None:
 
 
 def _failed(message: str) -> int:
-    print(f"vllm-gac: error: {one_line(message)}", file=sys.stderr)
+    print(f"vllm-gac: error: {sentence(message)}", file=sys.stderr)
     return 1

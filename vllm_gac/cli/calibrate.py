@@ -12,7 +12,8 @@ from vllm_gac.cli.options import (
     path,
     run_arguments,
 )
-from vllm_gac.cli.output import one_line, print_json, quoted
+from vllm_gac.cli.output import print_json, quoted
+from vllm_gac.shown import one_line
 
 
 def add_parser(verbs: Verbs) -> None:

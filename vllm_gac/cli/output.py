@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_gac.shown import one_line, shown
+
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One line of JSON on stdout."""
@@ -14,8 +16,9 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns on stdout, as wide as their widest cell; all but the first row is data."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
+    table = [[shown(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
 
@@ -29,8 +32,3 @@ def quoted(path: Path) -> str:
 def serve_hint(directory: Path) -> str:
     """The command that serves the model in `directory`."""
     return f"Serve it:    vllm serve {quoted(directory)} --load-format gac"
-
-
-def one_line(text: str) -> str:
-    """`text` with what would break the line or steer a terminal written as escapes."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -3,7 +3,7 @@
 import argparse
 from typing import NoReturn
 
-from vllm_gac.cli.output import one_line
+from vllm_gac.shown import sentence
 
 
 class Parser(argparse.ArgumentParser):
@@ -11,4 +11,4 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and exit with status 2."""
-        self.exit(2, f"{self.prog}: error: {one_line(message)}\nSee '{self.prog} --help'.\n")
+        self.exit(2, f"{self.prog}: error: {sentence(message)}\nSee '{self.prog} --help'.\n")

@@ -4,7 +4,8 @@ import argparse
 import sys
 
 from vllm_gac.cli.options import Verbs, add_json, path
-from vllm_gac.cli.output import one_line, print_json, print_table
+from vllm_gac.cli.output import print_json, print_table
+from vllm_gac.shown import shown
 
 _MAX_BYTES = 256 << 20
 
@@ -48,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
         choice = dict(solution.choice)
         print_json({"choice": choice, "cost": cost, "value": solution.value})
         return 0
-    rows = [(one_line(name), str(dim)) for name, dim in solution.choice.items()]
+    rows = [(name, str(dim)) for name, dim in solution.choice.items()]
     print_table(("item", "dim"), rows)
     print()
     for name, cost in solution.costs.items():
         limit = problem.budget if problem.budgets is None else problem.budgets[name]
-        print(f"{one_line(name)}: {cost} of {limit}")
+        print(f"{shown(name)}: {cost} of {limit}")
     print(f"value: {solution.value:.6g}")
     return 0

@@ -3,7 +3,7 @@
 import argparse
 
 from vllm_gac.cli.options import Verbs, add_json, path
-from vllm_gac.cli.output import one_line, print_json
+from vllm_gac.cli.output import print_json
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -30,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
         print(f"ok: {found.tensors} tensors, {found.parameters:,} parameters")
     else:
         for fault in found.faults:
-            print(one_line(fault))
+            print(fault)
     return 0 if found.ok else 1

@@ -17,6 +17,7 @@ from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_l
 from vllm_gac.importers.imported import Imported
 from vllm_gac.schema import Dim, Heads, validate
 from vllm_gac.shards import TensorInfo
+from vllm_gac.shown import shown
 
 
 class _Attention(BaseModel):
@@ -74,7 +75,7 @@ def _dims(block: _Block, config: _Config, where: str) -> LayerDims:
     for at, part in ((where, block), (f"{where}.attention", attention), (f"{where}.ffn", ffn)):
         for name, value in (part.model_extra or {}).items():
             if value:
-                raise CheckpointError(f"{at}.{name}: not supported, got {value!r}")
+                raise CheckpointError(f"{at}.{shown(name)}: not supported, got {shown(value)}")
     kv_heads = attention.num_key_value_heads
     if kv_heads is None and attention.n_heads_in_group is not None:
         if config.num_attention_heads % attention.n_heads_in_group:

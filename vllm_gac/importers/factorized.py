@@ -16,6 +16,7 @@ from vllm_gac.importers.imported import Format, Imported, Source, as_stored, imp
 from vllm_gac.importers.products import product, the_same
 from vllm_gac.layout import LINEARS, ModelLayout
 from vllm_gac.shards import TensorInfo
+from vllm_gac.shown import shown
 
 LM_HEAD = "lm_head"
 
@@ -67,7 +68,7 @@ def check_linears(ranks: Mapping[str, Any], layout: ModelLayout, where: str) -> 
     known = frozenset(linear_names(layout))
     for name in ranks:
         if name not in known:
-            raise CheckpointError(f"{where}: {name}: the model has no such linear")
+            raise CheckpointError(f"{where}: {shown(name)}: the model has no such linear")
 
 
 def import_factorized(

@@ -32,6 +32,7 @@ from vllm_gac.importers.imported import Imported, Source, dense_of, imported
 from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.schema import Dim, validate
 from vllm_gac.shards import TensorInfo
+from vllm_gac.shown import shown
 
 # Tokens in the cache of a GPU under load: 16-bit weights of an 8B model leave an 80 GB GPU room
 # for several times as many of its own tokens.
@@ -130,7 +131,7 @@ def _check(ranks: Mapping[str, list[int]], dense: ModelLayout, where: str) -> No
     }
     for name, group_ranks in ranks.items():
         if name not in known:
-            raise CheckpointError(f"{where}: {name}: not a k_proj or v_proj of the model")
+            raise CheckpointError(f"{where}: {shown(name)}: not a k_proj or v_proj of the model")
         if dense.num_key_value_heads % len(group_ranks):
             raise CheckpointError(
                 f"{where}: {name}: {len(group_ranks)} groups, which cannot share "

@@ -15,6 +15,7 @@ from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_l
 from vllm_gac.importers.imported import Imported
 from vllm_gac.schema import Dim, Heads, HeadSize, Layers, validate
 from vllm_gac.shards import TensorInfo
+from vllm_gac.shown import shown
 
 
 class _Layer(BaseModel):
@@ -54,7 +55,8 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
             raise CheckpointError(f"{at}: layer {index} appears twice")
         for name, value in (layer.model_extra or {}).items():
             if value != raw.get(name):
-                raise CheckpointError(f"{at}.{name}: cannot differ between layers, got {value!r}")
+                what = f"{at}.{shown(name)}"
+                raise CheckpointError(f"{what}: cannot differ between layers, got {shown(value)}")
         dims[index] = LayerDims(
             layer.num_attention_heads,
             layer.num_key_value_heads,

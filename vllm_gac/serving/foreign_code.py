@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.registration import ARCHITECTURE
+from vllm_gac.shown import shown
 from vllm_gac.strict_json import MAX_BYTES, read_bounded, read_json
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ def refuse_foreign_code(
         where, architectures = "--hf-overrides", overrides["architectures"]
     if architectures != [ARCHITECTURE]:
         raise CheckpointError(
-            f'{where}: architectures is {architectures}, and {model} has a "gac" object: vLLM\'s '
-            f"code for another architecture would not check its tensors; it must be "
+            f'{where}: architectures is {shown(architectures)}, and {model} has a "gac" object: '
+            "vLLM's code for another architecture would not check its tensors; it must be "
             f"{[ARCHITECTURE]}"
         )
 

@@ -15,6 +15,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import ModelLayout
 from vllm_gac.serving.preflight import MAX_FAULTS_SHOWN
 from vllm_gac.shards import TensorInfo, read_headers
+from vllm_gac.shown import shown
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +90,7 @@ def _missing_or_misshapen(tensors: Mapping[str, TensorInfo], layout: ModelLayout
             once = (1, *shape[1:]) if name.endswith(".rope_inv_freq") else shape
             if found not in (shape, once):
                 where = f"{tensors[name].file}: {name}"
-                yield f"{where}: shape {list(found)}, expected {list(shape)}"
+                yield f"{where}: shape {shown(list(found))}, expected {list(shape)}"
         elif not (name.endswith(".weight") and _module(name) in packed):
             yield f"{name}: missing, expected shape {list(shape)}"
 
@@ -99,7 +100,7 @@ def _unscaled(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
     for name, info in tensors.items():
         eight_bits = info.dtype in _EIGHT_BITS and _leaf(name) == "weight"
         if (eight_bits or _leaf(name) in _PACKED) and _module(name) not in scaled:
-            yield f"{info.file}: {name}: of dtype {info.dtype}, and there is no scale for it"
+            yield f"{info.file}: {shown(name)}: of dtype {info.dtype}, and there is no scale for it"
 
 
 def _scaled_by_head(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
@@ -117,7 +118,7 @@ def _strangers(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterat
         modules |= {attention, f"{attention}.attn"}
     for name, info in tensors.items():
         if name not in known and _module(name) not in modules:
-            yield f"{info.file}: {name}: not part of the model"
+            yield f"{info.file}: {shown(name)}: not part of the model"
 
 
 def _module(name: str) -> str:
