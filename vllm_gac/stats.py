@@ -22,7 +22,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from vllm_gac.layout import LINEARS, ModelLayout
 from vllm_gac.methods.compressor import Compressor
 from vllm_gac.methods.layer import choices
 from vllm_gac.methods.lowrank import LowRank, input_of
+from vllm_gac.schema import METHODS
 from vllm_gac.sensitivity import probes
 
 # fp64 covariance [n, n] by the name of the linear whose input it is of.
@@ -45,6 +46,8 @@ STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down
 FORMAT = "2"
 # Rows of a covariance that are copied from the device at a time.
 _ROWS = 256
+# Of fp32 sums over as many tokens as anyone calibrates on.
+_ROUNDING = 1e-3
 _NEEDED_BY: Mapping[str, Sequence[str]] = {
     "heads": ("self_attn.q_proj", "self_attn.o_proj"),
     "prune": ("mlp.down_proj",),
@@ -259,7 +262,7 @@ def check_stats(
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = dict(file.metadata() or {})
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            found = {name: _entry(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as e:
         raise CheckpointError(f"{path}: not a readable statistics file ({e})") from e
     if metadata.get("format", FORMAT) != FORMAT:
@@ -271,54 +274,106 @@ def check_stats(
         raise CheckpointError(
             f"{path}: measured on another model (config.json differs); calibrate this one"
         )
+    if fault := _metadata_fault(metadata):
+        raise CheckpointError(f"{path}: metadata: {fault}; calibrate again")
     if missing := [name for name in needed if name not in kept_covariances(metadata)]:
         raise CheckpointError(
             f"{path}: calibrated for {metadata.get('methods')}, so that nothing is known of the "
             f"input of {', '.join(missing)}, which the plan shrinks; calibrate again with --method"
         )
-    measured = metadata.get("value_group", "")
-    if measured not in map(str, MERGEABLE) or int(measured) % value_group:
+    measured = metadata["value_group"]
+    if int(measured) % value_group:
         raise CheckpointError(
             f"{path}: measured for {measured} value heads at a time, {value_group} are to be made "
             "one; calibrate again"
         )
     for name, shape in _shapes(layout, metadata).items():
-        if found.get(name) != shape:
+        if found.get(name) != ("F32", shape):
             raise CheckpointError(
-                f"{path}: {name}: shape {found.get(name)}, not {shape}; calibrate again"
+                f"{path}: {name}: {_said(found.get(name))}, expected {_said(('F32', shape))}; "
+                "calibrate again"
             )
     return metadata
 
 
+def _entry(tensor: Any) -> tuple[str, tuple[int, ...]]:
+    """Type and shape of a tensor whose header was read."""
+    return tensor.get_dtype(), tuple(tensor.get_shape())
+
+
+def _said(entry: tuple[str, tuple[int, ...]] | None) -> str:
+    return "missing" if entry is None else f"{entry[0]} {list(entry[1])}"
+
+
+def _metadata_fault(metadata: Mapping[str, str]) -> str | None:
+    """What is wrong with the keys that say what was measured; None if nothing."""
+    for key in ("methods", "value_group", "probe_tokens"):
+        if key not in metadata:
+            return f"{key}: missing"
+    if not set(methods_of(metadata)) <= set(METHODS):
+        return f"methods: expected some of {','.join(METHODS)}, got {metadata['methods'][:60]!r}"
+    if metadata["value_group"] not in map(str, MERGEABLE):
+        return f"value_group: expected one of {MERGEABLE}, got {metadata['value_group'][:60]!r}"
+    for key in ("probe_tokens", "gradient_tokens"):
+        number = metadata.get(key, "0")
+        if not (number.isascii() and number.isdigit() and len(number) < 20):
+            return f"{key}: expected a number, got {number[:60]!r}"
+    return None
+
+
 def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
-    """The covariances of layer `index`, fp64 on `device`. Raises CheckpointError if not finite."""
+    """The covariances of layer `index`, fp64 on `device`.
+
+    Raises CheckpointError for what is no covariance.
+    """
     stats = {}
     with safe_open(path, framework="pt") as file:
         for name in kept_covariances(file.metadata() or {}):
             stored = file.get_tensor(f"layers.{index}.{name}")
             packed = stored.ndim == 1
             tensor = _square(stored, device) if packed else stored.to(device, torch.float64)
-            if not bool(tensor.isfinite().all()):
-                raise CheckpointError(f"{path}: layers.{index}.{name}: contains NaN or infinity")
+            if fault := _covariance_fault(tensor):
+                raise CheckpointError(f"{path}: layers.{index}.{name}: {fault}; calibrate again")
             stats[name] = tensor
     return stats
+
+
+def _covariance_fault(matrix: torch.Tensor) -> str | None:
+    """Why `matrix` [n, n] is no covariance; None if nothing shows. A look at every number once."""
+    variances = matrix.diagonal()
+    if not bool(matrix.sum().isfinite()):
+        return "contains NaN or infinity"
+    if float(variances.min()) < 0:
+        return "a variance is negative"
+    if not float(variances.max()) > 0:
+        return "all variances are zero"
+    # |c_ij| <= sqrt(c_ii c_jj), but for the rounding of what was added up.
+    deviations = variances.sqrt()
+    rounding = _ROUNDING * float(variances.max())
+    for rows, own in zip(matrix.split(_ROWS), deviations.split(_ROWS), strict=True):
+        most = own[:, None] * deviations * (1 + _ROUNDING) + rounding
+        if bool((rows.abs() > most).any()):
+            return "a covariance exceeds what its variances allow"
+    return None
 
 
 def read_errors(
     path: Path, layout: ModelLayout, metadata: Mapping[str, str]
 ) -> list[dict[str, Floats]]:
-    """For every layer the errors of every method, by its name; `metadata` of `check_stats`."""
+    """For every layer the errors of every method, by its name; `metadata` of `check_stats`.
+
+    Raises CheckpointError if one is negative or not finite.
+    """
     names = [c.name for c in measured_choices(layout, metadata)]
-    with safe_open(path, framework="np") as file:
-        return [
-            {name: file.get_tensor(f"layers.{index}.errors.{name}") for name in names}
-            for index in range(len(layout.layers))
-        ]
+    return [
+        {name: _read(path, f"layers.{index}.errors.{name}", least=0.0) for name in names}
+        for index in range(len(layout.layers))
+    ]
 
 
 def read_probes(path: Path) -> Floats:
-    """[layers, probes, 2]: what sensitivity.py measured."""
-    return _read_whole(path, "probes")
+    """[layers, probes, 2]: what sensitivity.py measured. Raises CheckpointError if not finite."""
+    return _read(path, "probes")
 
 
 def check_gradients(path: Path, metadata: Mapping[str, str], flag: str) -> None:
@@ -334,13 +389,14 @@ def read_gradients(path: Path, name: str) -> Floats:
 
     For statistics that have gradients; raises CheckpointError if they are not finite.
     """
-    measured = _read_whole(path, name)
-    if not np.isfinite(measured).all():
-        raise CheckpointError(f"{path}: {name}: contains NaN or infinity")
-    return measured
+    return _read(path, name)
 
 
-def _read_whole(path: Path, name: str) -> Floats:
+def _read(path: Path, name: str, least: float | None = None) -> Floats:
     with safe_open(path, framework="np") as file:
         measured: Floats = file.get_tensor(name)
+    if not np.isfinite(measured).all():
+        raise CheckpointError(f"{path}: {name}: contains NaN or infinity; calibrate again")
+    if least is not None and measured.min() < least:
+        raise CheckpointError(f"{path}: {name}: less than {least}; calibrate again")
     return measured

@@ -1,0 +1,127 @@
+"""Statistics that a stranger wrote: whatever is no measurement is refused by file and tensor."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from tests.dense_models import config, write, write_text
+from vllm_gac.calibrate import calibrate
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.stats import check_stats, read_errors, read_layer_stats, read_probes
+
+Arrays = dict[str, Any]
+COVARIANCE = "layers.1.mlp.down_proj"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a dense model and its statistics."""
+    directory = tmp_path_factory.mktemp("measured")
+    model = write(directory / "model", config())
+    text = write_text(directory / "text")
+    calibrate(
+        model, [text], directory / "stats", max_tokens=512, sequence_length=64, progress=False
+    )
+    return directory
+
+
+def read(measured: Path, stats: Path) -> None:
+    """As `plan` and `compress` read statistics."""
+    checkpoint = open_checkpoint(measured / "model")
+    metadata = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
+    read_errors(stats, checkpoint.layout, metadata)
+    read_probes(stats)
+    for index in range(len(checkpoint.layout.layers)):
+        read_layer_stats(stats, index, "cpu")
+
+
+def contents(stats: Path) -> tuple[Arrays, dict[str, str]]:
+    with safe_open(stats, framework="np") as file:
+        return load_file(stats), dict(file.metadata())
+
+
+def test_what_calibrate_writes_is_read(measured: Path) -> None:
+    read(measured, measured / "stats")
+
+
+def filled(name: str, value: float) -> Callable[[Arrays], object]:
+    return lambda arrays: arrays[name].fill(value)
+
+
+def one(name: str, position: int, value: float) -> Callable[[Arrays], object]:
+    return lambda arrays: arrays[name].reshape(-1).__setitem__(position, value)
+
+
+def typed(dtype: str) -> Callable[[Arrays], object]:
+    return lambda arrays: arrays.update({COVARIANCE: arrays[COVARIANCE].astype(dtype)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (filled(COVARIANCE, -1.0), f"{COVARIANCE}: a variance is negative"),
+        (filled(COVARIANCE, 0.0), f"{COVARIANCE}: all variances are zero"),
+        (one(COVARIANCE, 5, np.nan), f"{COVARIANCE}: contains NaN or infinity"),
+        (one(COVARIANCE, 5, -np.inf), f"{COVARIANCE}: contains NaN or infinity"),
+        (one(COVARIANCE, 1, 1e30), f"{COVARIANCE}: a covariance exceeds what its variances allow"),
+        (typed("uint32"), f"{COVARIANCE}: U32 .*, expected F32"),
+        (typed("float64"), f"{COVARIANCE}: F64 .*, expected F32"),
+        (lambda arrays: arrays.pop(COVARIANCE), f"{COVARIANCE}: missing, expected F32"),
+        (one("layers.0.errors.width", 3, np.nan), r"errors\.width: contains NaN"),
+        (one("layers.0.errors.width", 3, -1.0), r"errors\.width: less than 0"),
+        (one("probes", 0, np.inf), "probes: contains NaN or infinity"),
+    ],
+)
+def test_numbers_that_were_never_measured(
+    change: Callable[[Arrays], object], message: str, measured: Path, tmp_path: Path
+) -> None:
+    arrays, metadata = contents(measured / "stats")
+    change(arrays)
+    save_file(arrays, tmp_path / "stats", metadata)
+    with pytest.raises(
+        CheckpointError, match=f"{tmp_path / 'stats'}: .*{message}.*calibrate again"
+    ):
+        read(measured, tmp_path / "stats")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": None}, "methods: missing"),
+        ({"value_group": None}, "value_group: missing"),
+        ({"probe_tokens": None}, "probe_tokens: missing"),
+        ({"methods": "heads,magic"}, "methods: expected some of heads,prune,lowrank, got 'heads,m"),
+        ({"methods": ""}, "methods: expected some of"),
+        ({"value_group": "3"}, "value_group: expected one of"),
+        ({"probe_tokens": "-1"}, "probe_tokens: expected a number, got '-1'"),
+        ({"gradient_tokens": "9" * 30}, "gradient_tokens: expected a number"),
+        ({"gradient_tokens": "\u0663"}, "gradient_tokens: expected a number"),
+    ],
+)
+def test_metadata_that_do_not_say_what_was_measured(
+    changes: dict[str, str | None], message: str, measured: Path, tmp_path: Path
+) -> None:
+    arrays, metadata = contents(measured / "stats")
+    changed = {key: text for key, text in (metadata | changes).items() if text is not None}
+    save_file(arrays, tmp_path / "stats", changed)
+    with pytest.raises(CheckpointError, match=f"stats: metadata: {message}"):
+        read(measured, tmp_path / "stats")
+
+
+def test_covariances_of_few_tokens_are_covariances(measured: Path, tmp_path: Path) -> None:
+    """Fewer tokens than features: singular, and rounded as every other."""
+    text = write_text(tmp_path / "text")
+    calibrate(
+        measured / "model", [text], tmp_path / "stats", max_tokens=8, sequence_length=8,
+        progress=False, probe_tokens=0,
+    )  # fmt: skip
+    for index in range(2):
+        for covariance in read_layer_stats(tmp_path / "stats", index, "cpu").values():
+            assert torch.linalg.matrix_rank(covariance, rtol=1e-4) <= 16  # of two neighbours
