@@ -338,3 +338,31 @@ def test_on_a_gpu_too(geometry: CacheGeometry, kernel: str, new: int) -> None:
         prefill_attention(layer, query[rows], key[rows], value[rows], cache, alone, part)
         error = (part.float() - expected[rows].float()).norm() / part.float().norm()
         assert error < 5e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(32, 8), (8, 1)])
+def test_split_contexts_of_many_short_sequences_on_a_gpu(heads: tuple[int, int]) -> None:
+    """FlashAttention 3 from pages, as in a step of 200 sequences with 32 new tokens each."""
+    from vllm_gac.serving.prefill_kernels import installed_gpu
+
+    if "FA3" not in installed_gpu().installed or installed_gpu().capability[0] != 9:
+        pytest.skip("FA3 on Hopper")
+    g = CacheGeometry(heads[0], 96, heads[1], 96, heads[1], 96)
+    count, new, length = 200, 32, 5_000
+    options = {"dtype": torch.bfloat16, "device": "cuda"}
+    layer, lengths = layer_of(g, "FA3"), torch.full((count,), length)
+    cache = torch.randn(-(-length // BLOCK), g.value_heads, BLOCK, 192, **options)
+    table = torch.arange(len(cache), dtype=torch.int32, device="cuda").expand(count, -1)
+    query = torch.randn(count * new, g.query_heads, 96, **options)
+    key, value = torch.randn(2, count * new, g.value_heads, 96, **options)
+    output = torch.empty_like(query)
+    batch = prefill_batch(
+        torch.arange(count + 1) * new, lengths, lengths.int().cuda(), table.contiguous()
+    )
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    prefill_attention(layer, query, key, value, cache, batch, output)
+    held = torch.cuda.max_memory_allocated() - before
+    reserved = prefill_bytes(layer, count * new, 0, quantized=False, dtype=torch.bfloat16)
+    assert held <= reserved + MIB  # what schedules its parts
