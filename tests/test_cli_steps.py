@@ -125,7 +125,6 @@ def test_an_output_needs_a_name_of_its_own(
         ("repair", dense, "--out", out, "--resume"),
         ("calibrate", dense, "--text", text, "--out", out),
         ("plan", dense, "--kv-ratio", 0.5, "--out", out),
-        ("plan", dense, "--kv-ratio", 0.5, "--plot", out),
     ):
         assert error(capsys, *args).startswith(f"{Path(out)}: exists; "), args
     assert "exists; " in error(capsys, "import", bin_twin(dense), out)

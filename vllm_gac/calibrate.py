@@ -7,6 +7,7 @@ a third one, if asked for, what gradients say (gradients.py).
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,10 +20,11 @@ from tqdm import tqdm
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.dense_model import open_dense
 from vllm_gac.durable import write_tensors
+from vllm_gac.effort import Work, announcement
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import Reference, batches, embed, layer_forward, layer_weights, reference
 from vllm_gac.gradients import measure_gradients
-from vllm_gac.layout import LayerLayout, ValueLayout
+from vllm_gac.layout import LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.methods.attended import spread_output
 from vllm_gac.methods.compressor import MeasuredLayer
 from vllm_gac.schema import METHODS
@@ -45,6 +47,8 @@ from vllm_gac.stats import (
 )
 from vllm_gac.tokens import calibration_sequences
 from vllm_gac.workspace import claimed, finished_before, partial_of, publish, refuse_existing
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 1 << 16
 DEFAULT_SEQUENCE_LENGTH = 512
@@ -99,9 +103,25 @@ def calibrate(
     workspace = partial_of(out)
     with claimed(workspace, "calibrate", {}):
         file = stats_file(workspace / "stats.safetensors", checkpoint.layout, metadata)
+        logger.info(announcement(_work(checkpoint.layout, file, metadata), device))
         _stream(checkpoint, tokens, file, metadata, device, progress)
         _measure_whole(checkpoint, tokens, file, metadata, device, progress)
         publish(file.path, out)
+
+
+def _work(layout: ModelLayout, file: StatsFile, metadata: Mapping[str, str]) -> Work:
+    shapes, methods = layer_shapes(layout, int(metadata["value_group"])), methods_of(metadata)
+    return Work(
+        layout=layout,
+        tokens=int(metadata["tokens"]),
+        sequence_length=int(metadata["sequence_length"]),
+        covariances=tuple(shapes[name][0] for name in kept_covariances(metadata)),
+        pruned="prune" in methods,
+        factorized="lowrank" in methods,
+        probes=len(probes(layout, methods)),
+        probe_tokens=int(metadata["probe_tokens"]),
+        file_bytes=file.size,
+    )
 
 
 def _whole(tokens: int, length: int) -> int:

@@ -118,7 +118,7 @@ def linears_with_curves(metadata: Mapping[str, str]) -> tuple[str, ...]:
 class StatsFile:
     """A statistics file that is being written: its header, and where it is.
 
-    `last` are the tensors that follow on those of the layers.
+    `last` are the tensors that follow on those of the layers, `size` its bytes once it is whole.
     """
 
     path: Path
@@ -126,6 +126,7 @@ class StatsFile:
     layers: int
     layer_bytes: int
     last: Sequence[str]
+    size: int
 
     def whole_layers(self) -> int:
         """Layers already on disk; 0 if the file is another calibration's or none."""
@@ -206,7 +207,9 @@ def stats_file(path: Path, layout: ModelLayout, metadata: Mapping[str, str]) -> 
     layers, last = len(layout.layers), whole_model_shapes(layout, metadata)
     layer_bytes = (offset - 4 * sum(map(math.prod, last.values()))) // layers
     header_bytes = len(text).to_bytes(8, "little") + text
-    return StatsFile(path, header_bytes, layers, layer_bytes, tuple(last))
+    return StatsFile(
+        path, header_bytes, layers, layer_bytes, tuple(last), len(header_bytes) + offset
+    )
 
 
 def _shapes(layout: ModelLayout, metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:

@@ -25,6 +25,7 @@ from vllm_gac.cli import (
     solve,
     verify,
 )
+from vllm_gac.cli.output import logged_to_stderr
 from vllm_gac.cli.parser import Parser
 from vllm_gac.errors import GacError
 from vllm_gac.shown import sentence
@@ -60,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:  # said here by the verb's parser, whose help lists what there is
         args.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        status = int(args.run(args))
+        with logged_to_stderr(warnings_only=getattr(args, "quiet", False)):
+            status = int(args.run(args))
         if sys.stdout is not None:
             sys.stdout.flush()  # a full disk shows here, not at exit
         return status
@@ -79,6 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(
             f"'{args.verb}' needs {e.name}, which is not installed: "
             "install vllm-gac with its extra 'serve' for CUDA, or 'cpu'"
+        )
+    except RuntimeError as e:
+        if type(e).__name__ != "OutOfMemoryError":  # torch's, which need not be installed
+            raise
+        return _failed(
+            f"the GPU's memory is full ({str(e).partition('. ')[0]}); "
+            "free some of it, give --device cpu, or fewer or shorter sequences"
         )
     except KeyboardInterrupt:
         print(f"vllm-gac: interrupted{args.hint}", file=sys.stderr)

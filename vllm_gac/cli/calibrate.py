@@ -9,8 +9,8 @@ from vllm_gac.cli.options import (
     count,
     given,
     methods,
+    on_a_device,
     path,
-    run_arguments,
 )
 from vllm_gac.cli.output import print_json, quoted
 from vllm_gac.shown import one_line
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the statistics and print where they are."""
     from vllm_gac.calibrate import calibrate
 
-    options = given(args, "probe_tokens") | run_arguments(args)
+    options = given(args, "probe_tokens") | on_a_device(args)
     if args.gradients is not None:
         options["gradient_tokens"] = args.gradients
     if args.method is not None:

@@ -14,8 +14,8 @@ from vllm_gac.cli.options import (
     add_run,
     asked,
     given,
+    on_a_device,
     path,
-    run_arguments,
 )
 from vllm_gac.cli.output import print_json, quoted, serve_hint
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         asked(args, dense),
         plan=args.plan,
         resume=args.resume,
-        **run_arguments(args),
+        **on_a_device(args),
         **given(args, "whitening", "prune_criterion", "calibration", "stats"),
     )
     plan = validate(Plan, read_json(args.out / "plan.json"), str(args.out / "plan.json"))

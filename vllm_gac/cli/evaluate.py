@@ -5,7 +5,7 @@ import math
 from typing import Any
 from urllib.parse import urlsplit
 
-from vllm_gac.cli.options import Verbs, add_json, add_run, path, run_arguments
+from vllm_gac.cli.options import Verbs, add_json, add_run, on_a_device, path, run_arguments
 from vllm_gac.cli.output import print_json
 
 
@@ -78,7 +78,7 @@ def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> tuple[floa
         return vllm_perplexity.perplexity(args.directory, args.text, **options)
     from vllm_gac.evaluate import perplexity
 
-    return perplexity(args.directory, args.text, **options)
+    return perplexity(args.directory, args.text, **on_a_device(args))
 
 
 def server_url(text: str) -> str:

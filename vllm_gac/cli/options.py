@@ -182,9 +182,19 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--sequence-length", type=positive, metavar="N", help="tokens per sequence; default: 512"
     )
     parser.add_argument(
-        "--device", type=device, metavar="DEVICE", help="cpu (default), cuda or cuda:N"
+        "--device",
+        type=device,
+        metavar="DEVICE",
+        help="cpu, cuda or cuda:N; default: cuda if there is a GPU, else cpu",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def on_a_device(args: argparse.Namespace) -> dict[str, Any]:
+    """`run_arguments`, with the device that is chosen where none is given."""
+    from vllm_gac.devices import default_device
+
+    return {"device": default_device()} | run_arguments(args)
 
 
 def run_arguments(args: argparse.Namespace) -> dict[str, Any]:

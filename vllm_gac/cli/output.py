@@ -1,12 +1,15 @@
 """How results are printed: one line of JSON, or text in columns."""
 
 import json
+import logging
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.shown import one_line, shown
+from vllm_gac.shown import one_line, sentence, shown
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -32,3 +35,27 @@ def quoted(path: Path) -> str:
 def serve_hint(directory: Path) -> str:
     """The command that serves the model in `directory`."""
     return f"Serve it:    vllm serve {quoted(directory)} --load-format gac"
+
+
+@contextmanager
+def logged_to_stderr(*, warnings_only: bool) -> Iterator[None]:
+    """Meanwhile, what our modules log is a line each on stderr."""
+    handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger("vllm_gac")
+    handler.setFormatter(_Line())
+    logger.addHandler(handler)
+    before = logger.level, logger.propagate
+    logger.setLevel(logging.WARNING if warnings_only else logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.level, logger.propagate = before
+
+
+class _Line(logging.Formatter):
+    """As errors are printed: who speaks, and that it is a warning if it is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        kind = "warning: " if record.levelno >= logging.WARNING else ""
+        return f"vllm-gac: {kind}{sentence(record.getMessage())}"

@@ -1,0 +1,120 @@
+"""Where is computed, what that is said to take, and that a GPU measures what a CPU does."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.llama3_8b import DENSE
+from tests import dense_models
+from tests.command import error
+from vllm_gac import demo
+from vllm_gac.calibrate import calibrate
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.cli import main
+from vllm_gac.cli.options import on_a_device
+from vllm_gac.effort import Work, announcement, seconds
+from vllm_gac.layout import layout_of
+from vllm_gac.stats import read_layer_stats, stats_file
+
+METADATA = {"value_group": "2", "methods": "heads,prune", "gradient_tokens": "0"}
+NEW = METADATA | {"format": "2", "covariances": "self_attn.q_proj,self_attn.o_proj,mlp.down_proj"}
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    return dense_models.write(tmp_path / "dense", dense_models.config())
+
+
+def test_the_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = argparse.Namespace(max_tokens=None, sequence_length=None, device=None, quiet=True)
+    for there, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert on_a_device(args)["device"] == device
+    args.device = "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert on_a_device(args)["device"] == "cpu"
+
+
+def test_what_it_takes_is_said_first(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = dense_models.write_text(tmp_path / "text.txt")
+    args = ["calibrate", str(dense), "--text", str(text), "--device", "cpu", "--max-tokens", "1024"]
+    assert main([*args, "--out", str(tmp_path / "stats")]) == 0
+    said = capsys.readouterr().err.splitlines()[0]
+    assert said.startswith("vllm-gac: calibrating on the CPU, 1,024 tokens: about 10 seconds, 0.")
+    assert said.endswith("GB of memory and 0.1 GB of disk")
+    assert main([*args, "--out", str(tmp_path / "quiet"), "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_gpu_that_is_too_small_is_one_line(
+    dense: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
+
+    monkeypatch.setattr("vllm_gac.evaluate.perplexity", full)
+    text = dense_models.write_text(tmp_path / "text.txt")
+    said = error(capsys, "evaluate", dense, "--text", text, "--device", "cpu")
+    assert said.startswith("the GPU's memory is full (CUDA out of memory); free some of it, give")
+
+
+def test_an_8b_models_statistics_are_half_of_what_they_were() -> None:
+    layout = layout_of(DENSE)
+    before = stats_file(Path("stats"), layout, METADATA).size
+    after = stats_file(Path("stats"), layout, NEW).size
+    assert (round(before / 1e9, 1), round(after / 1e9, 1)) == (39.2, 18.5)
+
+
+def test_work_grows_with_what_is_measured() -> None:
+    work = Work(
+        layout=layout_of(DENSE),
+        tokens=1 << 15,
+        sequence_length=512,
+        covariances=(4096, 8192, 14336),
+        pruned=True,
+        factorized=False,
+        probes=8,
+        probe_tokens=2048,
+        file_bytes=18_500_000_000,
+    )
+    # Seen on an H200: 19.9 GiB.
+    assert 17 < work.device_bytes / 2**30 < 23
+    assert work.disk_bytes == 18_500_000_000 + 2 * 32768 * 4096 * 4
+    assert replace(work, tokens=1 << 16).products > 1.1 * work.products
+    assert replace(work, factorized=True).solving > 1.1 * work.solving
+    assert seconds(work, "cpu") > 100
+    assert "19.0 GB of disk" not in announcement(work, "cpu")
+    assert announcement(work, "cpu").endswith("GB of memory and 19.6 GB of disk")
+
+
+@pytest.mark.gpu
+def test_a_gpu_measures_what_a_cpu_does(tmp_path: Path) -> None:
+    for device in ("cpu", "cuda"):
+        calibrate(
+            demo.MODEL,
+            [demo.CALIBRATION],
+            tmp_path / device,
+            max_tokens=8192,
+            device=device,
+            progress=False,
+        )
+    layers = len(open_checkpoint(demo.MODEL).layout.layers)
+    for index in range(layers):
+        on_cpu, on_gpu = (read_layer_stats(tmp_path / d, index, "cpu") for d in ("cpu", "cuda"))
+        for name, expected in on_cpu.items():
+            difference = (on_gpu[name] - expected).norm() / expected.norm()
+            print(f"layers.{index}.{name}: relative difference {difference:.1e}")
+            assert difference < 1e-4
+    on_cpu, on_gpu = (load_file(tmp_path / device) for device in ("cpu", "cuda"))
+    for name, expected in on_cpu.items():
+        if ".errors." in name or name == "probes":
+            assert (on_gpu[name] - expected).norm() < 1e-2 * expected.norm(), name

@@ -1,0 +1,8 @@
+"""Which device computes where none is asked for."""
+
+import torch
+
+
+def default_device() -> str:
+    """The first GPU if there is one, else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"

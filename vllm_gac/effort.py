@@ -1,0 +1,132 @@
+"""What a calibration will take: minutes, memory and disk, told before it begins.
+
+Memory and disk follow from the shapes. Time is that of the products that are to be done, by the
+speed of two small ones on the very device, doubled: on an H200 a model of Llama-3-8B's shape took
+twice as long as its products, and 19.9 GiB where 19 are said here.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from vllm_gac.layout import LINEARS, ModelLayout
+
+_OVERHEAD = 2.0
+# Inverses and eigenvectors run at about this share of the speed of products in fp64.
+_SOLVING = 0.25
+# Side of the products that are timed: tens of milliseconds on a core, one on a GPU.
+_SIDE = {"cpu": 512, "cuda": 4096}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be measured. `covariances` are their sides n, `probes` how many there are a layer,
+    `file_bytes` the size of the statistics."""
+
+    layout: ModelLayout
+    tokens: int
+    sequence_length: int
+    covariances: tuple[int, ...]
+    pruned: bool
+    factorized: bool
+    probes: int
+    probe_tokens: int
+    file_bytes: int
+
+    @property
+    def products(self) -> float:
+        """Floating-point operations in fp32: of tokens, covariances and probes."""
+        layers, layer = len(self.layout.layers), 2 * _parameters(self.layout)
+        attention = (
+            4 * self.sequence_length * self.layout.num_attention_heads * self.layout.head_dim
+        )
+        a_token = layer + attention + 2 * sum(n * n for n in self.covariances)
+        probed = self.probes * self.probe_tokens * layers
+        unembedding = 2 * self.layout.vocab_size * self.layout.hidden_size
+        return layers * self.tokens * a_token + probed * (layers / 2 * layer + unembedding)
+
+    @property
+    def solving(self) -> float:
+        """Floating-point operations in fp64: what it takes to compare all dims of all layers."""
+        layout, (dense, *_) = self.layout, self.layout.layers
+        each = 3.0 * sum(n**3 for n in self.covariances[:2])
+        if self.pruned:
+            each += 8.0 * dense.intermediate_size**3
+        if self.factorized:
+            shapes = [layout.linear_shape(dense, name) for name in LINEARS]
+            each += 3.0 * sum(2 * i * i * o + 10 * min(i, o) ** 3 for o, i in shapes)
+        return len(layout.layers) * each
+
+    @property
+    def device_bytes(self) -> int:
+        """At most on the device: one layer, its covariances and their inverse, the probes."""
+        states = len(self.layout.layers) * self.probes * self.probe_tokens * self._state_bytes
+        largest = max(self.covariances, default=0)
+        head = 4 * self.layout.vocab_size * self.layout.hidden_size
+        covariances = 8 * sum(n * n for n in self.covariances) + 24 * largest**2
+        return 4 * _parameters(self.layout) + covariances + states + head
+
+    @property
+    def host_bytes(self) -> int:
+        """At most beside the device: the hidden states that enter and leave a layer."""
+        return 3 * self.tokens * self._state_bytes + 4 * max(self.covariances, default=0) ** 2
+
+    @property
+    def disk_bytes(self) -> int:
+        """At most: the statistics, and the hidden states on both sides of a layer."""
+        return self.file_bytes + 2 * self.tokens * self._state_bytes
+
+    @property
+    def _state_bytes(self) -> int:
+        return 4 * self.layout.hidden_size
+
+
+def announcement(work: Work, device: str) -> str:
+    """One line: where, how long, and what it takes."""
+    on_gpu = torch.device(device).type != "cpu"
+    where = f"{device} ({torch.cuda.get_device_name(device)})" if on_gpu else "the CPU"
+    memory = f"{_giga(work.host_bytes)} GB of memory"
+    if on_gpu:
+        memory = f"{_giga(work.device_bytes)} GB of the GPU's memory, {memory}"
+    else:
+        memory = f"{_giga(work.device_bytes + work.host_bytes)} GB of memory"
+    time_taken = _duration(seconds(work, device))
+    return (
+        f"calibrating on {where}, {work.tokens:,} tokens: about {time_taken}, {memory} and "
+        f"{_giga(work.disk_bytes)} GB of disk"
+    )
+
+
+def seconds(work: Work, device: str) -> float:
+    """How long it takes, by the speed of `device` now."""
+    products = work.products / _speed(device, torch.float32)
+    return _OVERHEAD * (products + work.solving / (_SOLVING * _speed(device, torch.float64)))
+
+
+def _speed(device: str, dtype: torch.dtype) -> float:
+    """Floating-point operations a second in a product, the better of two tries."""
+    side = _SIDE[torch.device(device).type]
+    a = torch.ones(side, side, dtype=dtype, device=device)
+    taken = []
+    for _ in range(3):  # the first one warms up
+        begun = time.perf_counter()
+        float((a @ a)[0, 0])  # waits for the device
+        taken.append(time.perf_counter() - begun)
+    return 2 * side**3 / min(taken[1:])
+
+
+def _parameters(layout: ModelLayout) -> int:
+    """Of the linears of one layer."""
+    shapes = (layout.linear_shape(layout.layers[0], name) for name in LINEARS)
+    return sum(o * i for o, i in shapes)
+
+
+def _giga(count: int) -> str:
+    return f"{max(count / 1e9, 0.1):.1f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(round(seconds, -1), 10):.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
