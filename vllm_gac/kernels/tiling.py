@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 
 from vllm_gac.errors import GacError
-from vllm_gac.kernels.gpu_limits import HOPPER, SharedMemory, shared_memory
+from vllm_gac.kernels.gpu_limits import HOPPER, shared_memory
 from vllm_gac.kernels.reference import CacheGeometry
 
 _RESERVED = 1024  # bytes of shared memory that a program costs beside what it uses
@@ -73,7 +73,7 @@ def tiling_of(
     memory = shared_memory(capability)
     rows = max(16, geometry.query_heads // geometry.value_heads * max_query_len)
     if latent_group:
-        return _latent_tiling(geometry, rows, itemsize, latent_group, memory)
+        return _latent_tiling(geometry, rows, itemsize, latent_group, capability)
     # Of 128 at most: keys and values then find their rows by the same addresses.
     key_pieces = pieces_of(geometry.key_width, largest=128)
     value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=128)
@@ -101,7 +101,11 @@ def tiling_of(
 
 
 def _latent_tiling(
-    geometry: CacheGeometry, rows: int, itemsize: int, latent_group: int, memory: SharedMemory
+    geometry: CacheGeometry,
+    rows: int,
+    itemsize: int,
+    latent_group: int,
+    capability: tuple[int, int],
 ) -> Tiling:
     """The first that fits of: two programs a multiprocessor, one large one, ever smaller ones.
 
@@ -113,6 +117,7 @@ def _latent_tiling(
     results are wrong, or the address is (tests/kernels/test_compiler.py). Tiles that are copied
     asynchronously have a place of their own.
     """
+    memory = shared_memory(capability)
     # Pieces of 64 at most: rows of all pieces are then found by the same threads.
     key_pieces = pieces_of(geometry.key_size, largest=64)
     value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=64)
@@ -128,7 +133,17 @@ def _latent_tiling(
         # fp8 tiles are staged twice, once converted. Then queries, and what each program reserves.
         staged = tile * row * ((stages - 1) * itemsize + 2 * (itemsize == 1))
         needed = up + staged + 2 * rows * padded + _RESERVED
-        fits = needed <= memory.program and programs * needed <= memory.multiprocessor
+        most = needed
+        if capability[0] in (10, 11):
+            # Blackwell's matrix instructions read all from there: up to two stages more, and keys.
+            most = needed = needed + 2 * tile * row * itemsize + 4 * tile * padded
+        elif capability[0] != 9 or warps < 4:
+            most = needed = needed + 2 * tile * padded  # keys change hands there
+        elif rows > 32:
+            # Values are read asynchronously, so have a stage more. Measured with these tilings
+            # all the same, where two programs may then have room for one.
+            most += tile * sum(value_pieces) * itemsize
+        fits = most <= memory.program and programs * needed <= memory.multiprocessor
         if fits and (copied or rows <= 32 or warps <= 2):
             return Tiling(key_pieces, value_pieces, tile, warps, stages, programs)
     raise GacError(
