@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_page import facts, write
+from benchmarks.gpu_page import compiler, facts, write
 from benchmarks.table import markdown
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
@@ -139,7 +139,7 @@ def _markdown(result: dict[str, Any]) -> str:
     lines = [
         "# Decode attention",
         "",
-        f"{result['gpu']}, {result['date']}, PyTorch {result['torch']}, `{result['command']}`.",
+        f"{result['gpu']}, {result['date']}, {compiler(result)}, `{result['command']}`.",
         "32 query heads, 8 KV heads unless said. Times in microseconds; `bytes_us` is what reading",
         "the cache once takes at the copy bandwidth of the same run, "
         f"{result['copy_tb_per_s']} TB/s. Pages of 16",

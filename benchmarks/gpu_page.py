@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
 from benchmarks.table import markdown
 from vllm_gac.profiling.timing import warm_up
@@ -25,9 +26,7 @@ def measure(doc: str, command: str, title: str, about: str, rows: Iterable[dict[
         print(row, flush=True)
     if out is not None:
         result = facts(f"python -m {command}") | {"rows": measured}
-        about_run = (
-            f"{result['gpu']}, {result['date']}, torch {result['torch']}, `{result['command']}`."
-        )
+        about_run = f"{result['gpu']}, {result['date']}, {compiler(result)}, `{result['command']}`."
         page = [f"# {title}", "", about_run, about, "", *markdown(measured), ""]
         write(out, result, "\n".join(page))
 
@@ -38,8 +37,14 @@ def facts(command: str) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(),
         "date": date.today().isoformat(),
         "torch": torch.__version__,
+        "triton": triton.__version__,
         "command": command,
     }
+
+
+def compiler(result: dict[str, Any]) -> str:
+    """What compiled the kernels of a result, as its page says it."""
+    return f"torch {result['torch']}, triton {result['triton']}"
 
 
 def write(out: Path, result: dict[str, Any], page: str) -> None:

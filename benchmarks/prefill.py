@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.gpu_page import facts, write
+from benchmarks.gpu_page import compiler, facts, write
 from benchmarks.table import markdown
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.kernels.select import widths
@@ -186,7 +186,7 @@ def _markdown(result: dict[str, Any]) -> str:
     lines = [
         "# Prefill attention",
         "",
-        f"{result['gpu']}, {result['date']}, PyTorch {result['torch']}, `{result['command']}`.",
+        f"{result['gpu']}, {result['date']}, {compiler(result)}, `{result['command']}`.",
         f"{SEQUENCES} prompts of {LENGTH} tokens, causal, bfloat16, 32 query heads. Microseconds,",
         "with the step's own keys and values (fresh) or with those in the cache, pages of 16",
         "(cached); what brings them to the kernel counts. FA3 reads pages; gathered is FA3 on rows",

@@ -9,7 +9,10 @@ def page(result: Mapping[str, Any]) -> str:
     """Markdown of all parts that there are."""
     lines = ["# Compression with what users combine it with", ""]
     for name, part in result["parts"].items():
-        about = f"{part['machine']}, torch {part['torch']}, {part['date']}, commit {part['commit']}"
+        software = f"torch {part['torch']}"
+        if "triton" in part:  # parts that were measured first do not say it
+            software += f", triton {part['triton']}"
+        about = f"{part['machine']}, {software}, {part['date']}, commit {part['commit']}"
         lines += [*SECTIONS[name](part), f"`{part['command']}`, {part['seconds']} s; {about}.", ""]
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.quality.provenance import arguments, provenance, save
+from benchmarks.quality.provenance import arguments, compiler, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.calibrate import DEFAULT_PROBE_TOKENS
 from vllm_gac.choices import Dims
@@ -166,7 +166,7 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"Demo model, held-out perplexity (dense {result['dense']:.3f}); mean and standard "
         f"deviation over {len(next(iter(next(iter(rows.values())).values())))} calibration texts. "
-        f"`{result['command']}` on {result['machine']}, {result['date']}, torch {result['torch']}, "
+        f"`{result['command']}` on {result['machine']}, {result['date']}, {compiler(result)}, "
         f"on top of commit {result['commit']}.",
         "",
         "| methods and budgets | allocation | perplexity | aligned dims | parameters over budget | "

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.llama3_8b import DENSE
-from benchmarks.quality.provenance import arguments, provenance, save
+from benchmarks.quality.provenance import arguments, compiler, provenance, save
 from vllm_gac import demo
 from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint import open_checkpoint
@@ -133,7 +133,7 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"Random weights, {result['layers']} layers, {result['tokens']:,} calibration tokens, "
         f"heads and MLPs at parameters 0.8 and KV 0.75. `{result['command']}` on "
-        f"{result['machine']}, {result['date']}, torch {result['torch']}, on top of commit "
+        f"{result['machine']}, {result['date']}, {compiler(result)}, on top of commit "
         f"{result['commit']}. Statistics {result['stats_gb']:.1f} GB; largest resident memory "
         f"{result['peak_rss_gib']:.1f} GiB, files mapped into memory included.",
         "",

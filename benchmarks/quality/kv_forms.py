@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.quality.provenance import arguments, provenance, save
+from benchmarks.quality.provenance import arguments, compiler, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.gpu_profile import read_profile
 from vllm_gac.items import Latency
@@ -120,7 +120,7 @@ def page(result: dict[str, Any]) -> str:
         f"Demo model, held-out perplexity over the dense model's ({result['dense']:.3f}), mean "
         f"over calibration texts (standard deviation at most "
         f"{max(statistics.stdev(v) for v in losses.values()):.3f}). "
-        f"`{result['command']}` on {result['machine']}, {result['date']}, torch {result['torch']}, "
+        f"`{result['command']}` on {result['machine']}, {result['date']}, {compiler(result)}, "
         f"on top of commit {result['commit']}.",
     ]
     for kind, title in (

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.quality.provenance import arguments, provenance, save
+from benchmarks.quality.provenance import arguments, compiler, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu_profile import read_profile
@@ -104,7 +104,7 @@ def page(result: dict[str, Any]) -> str:
         f"{result['dense_microseconds']:.0f} us for the decoder layers of a mean step on an H200, "
         "64 sequences at context 2048 and chunks of 2048 tokens, 4 decode steps to a prefill "
         f"step); mean over calibration texts. `{result['command']}` on {result['machine']}, "
-        f"{result['date']}, torch {result['torch']}, on top of commit {result['commit']}.",
+        f"{result['date']}, {compiler(result)}, on top of commit {result['commit']}.",
         "",
         "| budgets | planned for | predicted time | of dense | perplexity | parameters | KV |",
         "| --- | --- | --- | --- | --- | --- | --- |",

@@ -6,6 +6,7 @@ import platform
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,14 @@ def provenance(command: str, args: argparse.Namespace) -> dict[str, Any]:
         "commit": args.commit or _commit(),
         "machine": machine or platform.machine(),
         "torch": torch.__version__,
+        "triton": metadata.version("triton"),
         "date": datetime.now(UTC).date().isoformat(),
     }
+
+
+def compiler(result: dict[str, Any]) -> str:
+    """What compiled the kernels of a result, as its page says it."""
+    return f"torch {result['torch']}, triton {result['triton']}"
 
 
 def _commit() -> str:
