@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from tests.kernels.no_gpu import NoGpu
 from vllm_gac.kernels.decode import decode_attention, decode_scratch
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
 from vllm_gac.kernels.schedule import sequence_bound
@@ -19,19 +19,6 @@ from vllm_gac.kernels.warmup import DecodeKind, compile_ahead
 
 CPU = torch.device("cpu")
 MOST_SEQUENCES = 300
-
-
-class NoGpu:
-    """A driver for Triton that says it is a Hopper."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 @pytest.fixture
@@ -44,7 +31,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return True  # handled: do not compile
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", hook)
-    monkeypatch.setattr(driver, "_active", NoGpu())
+    monkeypatch.setattr(driver, "_active", NoGpu((9, 0)))
     return asked
 
 

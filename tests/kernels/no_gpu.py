@@ -1,0 +1,88 @@
+"""Triton made to believe in a GPU that is not there, and to compile for it without launching."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction, driver
+from triton.runtime._async_compile import AsyncCompileMode
+
+from vllm_gac.kernels import decode
+
+
+class NoGpu:
+    """A driver for Triton that says it is one of this compute capability."""
+
+    _devices = itertools.count(1000)
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self.target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+        # Triton keeps what it compiled by device: nothing of one test's is another's.
+        self.device = next(self._devices)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@dataclass(repr=False)
+class Compiled:
+    """A kernel: what its launch was asked with, by parameter name, and what Triton made of it."""
+
+    name: str
+    asked: dict[str, Any]
+    kernel: Any
+
+    def __repr__(self) -> str:
+        constants = {name: x for name, x in self.asked.items() if name.isupper() or "num_" in name}
+        return f"{self.name}: {self.shared} bytes of shared memory, {constants}"
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a program takes."""
+        return int(self.kernel.metadata.shared)
+
+    @property
+    def sass(self) -> str:
+        """The GPU's own instructions."""
+        return str(self.kernel.asm["sass"])
+
+
+@contextmanager
+def compiling_for(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[Compiled]]:
+    """Meanwhile, launches on CPU tensors compile for a GPU, on all cores; then all are compiled."""
+    asked: list[Compiled] = []
+    run = JITFunction.run
+
+    def only_compile(self: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        names = dict(zip(self.arg_names, args, strict=False))
+        asked.append(Compiled(self.fn.__name__, names | options, kernel))
+        return kernel
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "_active", NoGpu(capability))
+        patch.setattr(JITFunction, "run", only_compile)
+        patch.setattr(decode, "capability_of", lambda device: capability)
+        cores = len(os.sched_getaffinity(0))
+        with ThreadPoolExecutor(cores) as threads, AsyncCompileMode(threads):
+            yield asked
+
+
+def on_no_device(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A tensor to launch with: of its numbers nothing is read."""
+    return torch.empty(shape, dtype=dtype)
