@@ -35,9 +35,22 @@ def assert_agrees_with_reference(server: Server, directory: Path, max_tokens: in
 def _assert_steps_agree(
     expected: torch.Tensor, tokens: list[int], top: list[dict[int, float]]
 ) -> None:
-    for step, (token, served) in enumerate(zip(tokens, top, strict=True)):
-        best = float(expected[step].max())
-        assert best - float(expected[step, token]) < TIE, f"step {step}: another greedy token"
-        for candidate, logprob in served.items():
-            error = abs(float(expected[step, candidate]) - logprob)
-            assert error < TOP_ERROR, f"step {step}: logprob of {candidate} is off by {error:.3f}"
+    for step, (gap, error) in enumerate(step_errors(expected, tokens, top)):
+        assert gap < TIE, f"step {step}: another greedy token"
+        assert error < TOP_ERROR, f"step {step}: a logprob is off by {error:.3f}"
+
+
+def step_errors(
+    expected: torch.Tensor, tokens: list[int], top: list[dict[int, float]]
+) -> list[tuple[float, float]]:
+    """Of each step, how far its token is from the reference's best, and the worst top logprob.
+
+    `expected` are the reference's logprobs [steps, vocab].
+    """
+    return [
+        (
+            float(row.max() - row[token]),
+            max(abs(float(row[candidate]) - logprob) for candidate, logprob in served.items()),
+        )
+        for row, token, served in zip(expected, tokens, top, strict=True)
+    ]

@@ -68,13 +68,15 @@ def answer(output: Any) -> tuple[list[int], list[dict[str, float]]]:
     return list(completion.token_ids), top
 
 
-def outputs(llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12) -> Any:
+def outputs(
+    llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12, lora_request: Any = None
+) -> Any:
     """vLLM's RequestOutput for each prompt: greedy tokens, with the top-5 logprobs."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=5)
     asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return llm.generate(asked, sampling, use_tqdm=False)
+    return llm.generate(asked, sampling, use_tqdm=False, lora_request=lora_request)
 
 
 def assert_same(found: Answers, expected: Answers, error: float = 2e-3) -> None:

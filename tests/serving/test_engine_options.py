@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("vllm")
 
@@ -31,9 +32,15 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> N
         monkeypatch.setattr(module, "current_platform", gpu)
 
 
-def _asked(cache_dtype: Any = "auto", drafted: int | None = None, **parallel: int) -> Any:
+def _asked(
+    cache_dtype: Any = "auto",
+    drafted: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    **parallel: int,
+) -> Any:
     speculative = None if drafted is None else SimpleNamespace(num_speculative_tokens=drafted)
     return SimpleNamespace(
+        model_config=SimpleNamespace(dtype=dtype),
         cache_config=CacheConfig(cache_dtype=cache_dtype),
         parallel_config=SimpleNamespace(**vars(ParallelConfig()) | parallel),
         speculative_config=speculative,
@@ -101,6 +108,18 @@ def test_layers_that_the_gpu_has_no_room_for_are_refused_by_number(
     decode_fit.check_decode_kernel(_asked(), large)
 
 
+@pytest.mark.parametrize("dtype", engine_options.DTYPES)
+def test_half_precision_passes(dtype: torch.dtype) -> None:
+    engine_options.check_engine_options(_asked(dtype=dtype))
+
+
+def test_full_precision_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match=r"--dtype: is float32; .* float16 and bfloat16; use"):
+        engine_options.check_engine_options(_asked(dtype=torch.float32))
+    _on_a_cpu(monkeypatch)
+    engine_options.check_engine_options(_asked(dtype=torch.float32))
+
+
 @pytest.mark.parametrize("tokens", [None, 1, 7])
 def test_as_many_drafted_tokens_as_one_launch_verifies_pass(tokens: int | None) -> None:
     engine_options.check_engine_options(_asked(drafted=tokens))
@@ -125,7 +144,17 @@ def test_batch_invariance_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         engine_options.check_engine_options(_asked())
 
 
+def _model(runner: str = "generate", **overrides: str) -> Any:
+    return SimpleNamespace(model="gac", runner_type=runner, model_class_overrides=overrides)
+
+
 def test_a_gac_model_does_not_draft() -> None:
-    engine_options.check_role(SimpleNamespace(model="gac", runner_type="generate"))  # type: ignore[arg-type]
+    engine_options.check_role(_model())
     with pytest.raises(CheckpointError, match=r"gac is a gac model, which cannot draft"):
-        engine_options.check_role(SimpleNamespace(model="gac", runner_type="draft"))  # type: ignore[arg-type]
+        engine_options.check_role(_model("draft"))
+
+
+def test_a_gac_model_is_of_no_other_class() -> None:
+    engine_options.check_role(_model(LlamaForCausalLM="mine:Llama"))
+    with pytest.raises(CheckpointError, match=r"--model-class-overrides: names mine:Llama for Gac"):
+        engine_options.check_role(_model(GacLlamaForCausalLM="mine:Llama"))

@@ -100,8 +100,9 @@ def test_a_quantized_cache_is_refused_by_the_reference_instead_of_filled_with_no
     geometry = CacheGeometry(8, 32, 4, 32, 4, 48)
     arguments = (8, 32, 0.1, 4, None, None)
     assert GacReferenceImpl(*arguments, "auto", geometry=geometry).window is None
-    with pytest.raises(GacError, match="--kv-cache-dtype fp8"):
-        GacReferenceImpl(*arguments, "fp8", geometry=geometry)
+    for dtype in ("fp8", "turboquant_k8v4", "int4_per_token_head"):
+        with pytest.raises(GacError, match=f"--kv-cache-dtype {dtype}"):
+            GacReferenceImpl(*arguments, dtype, geometry=geometry)
 
 
 def test_a_server_asked_for_a_broken_model_exits_with_the_sentence(model: Path) -> None:

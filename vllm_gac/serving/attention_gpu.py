@@ -29,7 +29,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.decode import DecodeScratch, decode_attention, decode_scratch
 from vllm_gac.serving.decode_warmup import compiling_decode_kernels
-from vllm_gac.serving.engine_options import KV_CACHE_DTYPES, MAX_DECODE_QUERY
+from vllm_gac.serving.engine_options import DTYPES, KV_CACHE_DTYPES, MAX_DECODE_QUERY
 from vllm_gac.serving.packed_impl import PackedImpl
 from vllm_gac.serving.prefill import (
     PrefillBatch,
@@ -289,7 +289,7 @@ class GacImpl(PackedImpl[GacMetadata]):
 class GacBackend(AttentionBackend):
     """The backend as vLLM sees it."""
 
-    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+    supported_dtypes: ClassVar[list[torch.dtype]] = [*DTYPES]
     supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = [*KV_CACHE_DTYPES]
     forward_includes_kv_cache_update: bool = False
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -57,12 +56,16 @@ class GacReferenceBuilder(AttentionMetadataBuilder[GacReferenceMetadata]):
         )
 
 
+# All others are packed or scaled in a way of their own.
+_KV_CACHE_DTYPES = ("auto", "float16", "bfloat16")
+
+
 class GacReferenceImpl(PackedImpl[GacReferenceMetadata]):
     """Attention of one layer over its packed cache. Raises GacError if that is to be quantized."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if is_quantized_kv_cache(self.kv_cache_dtype):
+        if self.kv_cache_dtype not in _KV_CACHE_DTYPES:
             raise GacError(
                 f"--kv-cache-dtype {self.kv_cache_dtype}: the layers of this model that vLLM's CPU "
                 "attention does not serve need a cache of the model's dtype; leave the flag out"

@@ -5,29 +5,37 @@ vLLM asks the attention backends that it chooses; ours is named by its layers, s
 
 from typing import TYPE_CHECKING
 
+import torch
 from vllm import envs
 from vllm.config.cache import CacheDType
 from vllm.platforms import current_platform
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.kernels.gpu_limits import converts_e4m3
+from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.serving.decode_fit import gpu_capability
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
-# What our attention on a GPU takes as --kv-cache-dtype.
+# What our attention on a GPU takes as --dtype, and as --kv-cache-dtype.
+DTYPES = (torch.float16, torch.bfloat16)
 KV_CACHE_DTYPES: tuple[CacheDType, ...] = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
 # Query tokens of a request that its decode kernel takes: one, or those of a speculation.
 MAX_DECODE_QUERY = 8
 
 
 def check_role(model_config: "ModelConfig") -> None:
-    """Raise CheckpointError if a gac model is to draft for another."""
+    """Raise CheckpointError if a gac model is to draft for another, or to be of another class."""
     if model_config.runner_type == "draft":
         raise CheckpointError(
             f"--speculative-config: {model_config.model} is a gac model, which cannot draft for "
             "another yet; draft with a dense model, or by n-grams"
+        )
+    if ARCHITECTURE in model_config.model_class_overrides:
+        raise CheckpointError(
+            f"--model-class-overrides: names {model_config.model_class_overrides[ARCHITECTURE]} "
+            f"for {ARCHITECTURE}, whose layers no other class builds; leave it out"
         )
 
 
@@ -49,6 +57,12 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
         raise CheckpointError(
             f"--speculative-config: num_speculative_tokens is {speculative.num_speculative_tokens};"
             f" of a gac model one step verifies at most {most} drafted tokens; use {most} or fewer"
+        )
+    if vllm_config.model_config.dtype not in DTYPES:
+        names = " and ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise CheckpointError(
+            f"--dtype: is {str(vllm_config.model_config.dtype).removeprefix('torch.')}; on a GPU "
+            f"the attention of a gac model takes {names}; use one of them"
         )
     dtype = vllm_config.cache_config.cache_dtype
     if dtype not in KV_CACHE_DTYPES:

@@ -1,0 +1,105 @@
+"""What is served: one engine a cell, and how far from the reference it may be, or its refusal."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.option_matrix.pairs import Pair, Row, all_pairs
+
+ADAPTER = "adapter"
+# Of a logprob. In bf16 as in tests/serving/agreement.py; every model is stored in bf16 or fp32, so
+# that nothing but the order of sums differs in fp32.
+ALLOWED = {"float32": 2e-3, "float16": 0.05, "bfloat16": 0.25}
+# Activations of int8 and fp8 linears are rounded: mean error over the spread of the logprobs.
+ROUNDED_ALLOWED = 0.2
+
+
+@dataclass(frozen=True)
+class Level:
+    """What a level of a factor asks of vLLM."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    rounds: bool = False  # activations or the cache, to 8 bits
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One engine. With `refused`, a pattern that its refusal must match."""
+
+    name: str
+    model: str
+    options: Mapping[str, Any]
+    env: Mapping[str, str] = field(default_factory=dict)
+    ask: str = "generate"
+    against: str | None = None
+    refused: str | None = None
+    rounds: bool = False
+
+    @property
+    def adapter(self) -> bool:
+        return bool(self.options.get("enable_lora"))
+
+    @property
+    def reference(self) -> str:
+        """The model that it must answer as."""
+        if self.adapter:
+            return f"{self.model} merged"
+        rounded = f"{self.model} rounded" if self.model.endswith("int8") else self.model
+        return self.against or rounded
+
+    @property
+    def allowed(self) -> float:
+        return ALLOWED[self.options["dtype"]]
+
+    @property
+    def mean_error(self) -> float | None:
+        rounds = self.rounds or self.model.endswith("int8")
+        return ROUNDED_ALLOWED if rounds else None
+
+    @property
+    def models(self) -> list[str]:
+        """The kinds that must be made for it, what they are made of first."""
+        kinds = [self.model.removesuffix(" int8"), self.model]
+        if self.adapter:
+            kinds.append(f"{self.model} {ADAPTER}")
+        kinds += filter(
+            None, (self.options.get("speculative_config", {}).get("model"), self.against)
+        )
+        return kinds
+
+
+Factors = Mapping[str, Mapping[str, Level]]
+
+
+def rows_of(factors: Factors, impossible: Mapping[str, list[Row]]) -> tuple[list[Row], list[Pair]]:
+    """All pairs of `factors` but for rows that hold one of `impossible`, which is by reason."""
+
+    def allowed(row: Row) -> bool:
+        return not any(
+            row.items() >= forbidden.items()
+            for several in impossible.values()
+            for forbidden in several
+        )
+
+    return all_pairs({name: list(levels) for name, levels in factors.items()}, allowed)
+
+
+def cells_of(rows: list[Row], factors: Factors, common: Mapping[str, Any]) -> list[Cell]:
+    """A cell of each row; its name is its levels but for those that stand first."""
+    cells = []
+    for row in rows:
+        levels = [factors[factor][level] for factor, level in row.items() if factor != "model"]
+        options, env = dict(common), dict[str, str]()
+        for level in levels:
+            options |= level.options
+            env |= level.env
+        unusual = [
+            level
+            for factor, level in row.items()
+            if factor == "ranks" or level != next(iter(factors[factor]))
+        ]
+        name = ", ".join([row["model"], *(x for x in unusual if x != row["model"])])
+        rounds = any(level.rounds for level in levels)
+        cells.append(Cell(name, row["model"], options, env, rounds=rounds))
+    return cells
