@@ -98,11 +98,26 @@ def test_health_is_let_through(front: int) -> None:
 def test_a_large_prompt_passes_whole_and_a_larger_body_is_refused(
     front: int, vllm: Upstream
 ) -> None:
-    large = b"1" * (8 << 20)
+    large = b"1" * (256 << 10)
     assert answer(front, "POST", "/v1/completions", large)[0] == 200
     assert vllm.requests[-1][2] == large
     before = len(vllm.requests)
     assert_openai_error(413, answer(front, "POST", "/v1/completions", large + b"1"))
+    assert len(vllm.requests) == before
+
+
+def test_a_schema_that_vllm_would_compile_for_minutes_is_refused(
+    front: int, vllm: Upstream
+) -> None:
+    """Of a megabyte: a constant, or 20,000 properties (SECURITY.md)."""
+    before = len(vllm.requests)
+    for schema in (
+        {"const": "x" * (1 << 20)},
+        {"properties": {f"p{i}": {"type": "string"} for i in range(20_000)}},
+    ):
+        asked = {"prompt": "x", "structured_outputs": {"json": schema}}
+        body = json.dumps(asked).encode()
+        assert_openai_error(413, answer(front, "POST", "/v1/completions", body))
     assert len(vllm.requests) == before
 
 

@@ -22,7 +22,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = FlexibleArgumentParser()
 ServeSubcommand().subparser_init(parser.add_subparsers())
 parsed = [vars(parser.parse_args(["serve", "MODEL", "--config", path])) for path in sys.argv[1:]]
-print(json.dumps(parsed, default=str))
+print(json.dumps(parsed, default=lambda x: vars(x) if hasattr(x, "__dict__") else str(x)))
 """
 
 
@@ -46,7 +46,8 @@ def test_the_common_deployments_are_there() -> None:
 def test_vllm_takes_every_flag_as_it_stands(path: Path, parsed: dict[str, dict[str, Any]]) -> None:
     options = parsed[path.stem]
     for flag, value in yaml.safe_load(path.read_text()).items():
-        got = options[flag.replace("-", "_")]
+        name, *field = flag.replace("-", "_").split(".")
+        got = options[name][field[0]] if field else options[name]
         got = got[0] if isinstance(got, list) else got
         expected = {"auto": -1, "1G": 1 << 30}.get(value, value)
         assert got == expected, flag
