@@ -2,13 +2,12 @@
 
     python -m benchmarks.option_matrix OUT [--device cpu|cuda] [--only PATTERN] [--at-once N]
 
-Writes OUT/option_matrix_DEVICE.json and .md. Each cell is an engine of its own, with a tiny model of
-the named kind, that answers as the reference does or is refused in a sentence that names the option.
-What is written already is not served again, unless it is a fault, another cell of that name, or
-named by --only.
+Writes OUT/option_matrix_DEVICE.json and .md. Each cell is an engine of its own, with a tiny model
+of the named kind, that answers as the reference does or is refused in a sentence that names the
+option. What is written already is not served again, unless it is a fault, another cell of that
+name, or named by --only.
 """
 
-import argparse
 import json
 import os
 import re
@@ -43,7 +42,7 @@ def main() -> None:
     result: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"cells": {}}
     known = result["cells"]
     result["cells"] = {cell.name: known[cell.name] for cell in cells if cell.name in known}
-    result["impossible"] = {why: rows for why, rows in matrix.IMPOSSIBLE.items()}
+    result["impossible"] = dict(matrix.IMPOSSIBLE)
     result["pairs"] = {"missing": len(missing), "factors": factors(matrix.FACTORS)}
     asked = [cell for cell in cells if is_asked(cell, known.get(cell.name), args.only)]
     print(f"{len(asked)} of {len(cells)} cells", flush=True)
@@ -52,6 +51,8 @@ def main() -> None:
     from benchmarks.option_matrix.serve import make_models, preload, serve
 
     preload()
+    if args.device == "cuda":
+        refuse_if_initialized()
     command = f"python -m benchmarks.option_matrix OUT --device {args.device}"
     kinds = list(dict.fromkeys(kind for cell in asked for kind in cell.models))
     first = [
@@ -86,6 +87,14 @@ def main() -> None:
     save(args.out, name, result, page)
     faults = sum(one["verdict"] == FAULT for one in result["cells"].values())
     print(f"{len(result['cells'])} cells, {faults} faults, {time.monotonic() - started:.0f} s")
+
+
+def refuse_if_initialized() -> None:
+    """Exit if an import touched the GPU: no fork of this process could."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise SystemExit("an import initialized CUDA, which forked engines cannot use then")
 
 
 def factors(levels: Any) -> dict[str, list[str]]:

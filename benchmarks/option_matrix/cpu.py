@@ -24,7 +24,7 @@ COMMON = {
     "gpu_memory_utilization": 0.1,
     "disable_log_stats": True,
 }
-TRACED = {
+TRACED: Mapping[str, Any] = {
     "enforce_eager": False,
     "compilation_config": {"mode": "DYNAMO_TRACE_ONCE", "backend": "eager"},
 }
@@ -120,7 +120,7 @@ RANKS: Factors = {
     "model": {model: Level() for model in ("every shape", "low rank", "one key head", "PaLU")},
     "ranks": {
         "TP 2": Level({"tensor_parallel_size": 2}),
-        "PP 2": Level({"pipeline_parallel_size": 2} | TRACED),
+        "PP 2": Level({"pipeline_parallel_size": 2, **TRACED}),
     },
     "dtype": {"fp32": Level(), "bf16": Level({"dtype": "bfloat16"})},
     "speculation": {"no drafts": Level(), "n-grams": Level({"speculative_config": NGRAM})},

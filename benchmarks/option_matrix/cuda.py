@@ -172,17 +172,19 @@ SINGLES: list[Cell] = [
         model_loader_extra_config={"align": "measured", "gpu": "h200"},
     ),
 ]
+_TWO: Mapping[str, Mapping[str, Any]] = {
+    "TP 2": {"tensor_parallel_size": 2},
+    "PP 2": {"pipeline_parallel_size": 2},
+}
+_ON_TWO: Mapping[str, Mapping[str, Any]] = {
+    "every shape": {},
+    "low rank": {},
+    "misaligned": {"kv_cache_dtype": "fp8", "rounds": True},
+}
 RANKS: list[Cell] = [
-    _one(f"{what}, {name}", model, **options, **more)
-    for what, more in (
-        ("TP 2", {"tensor_parallel_size": 2}),
-        ("PP 2", {"pipeline_parallel_size": 2}),
-    )
-    for name, model, options in (
-        ("every shape", "every shape", {}),
-        ("fp8 cache", "misaligned", {"kv_cache_dtype": "fp8", "rounds": True}),
-        ("low rank", "low rank", {}),
-    )
+    _one(f"{ranks}, {model}", model, **options, **more)
+    for ranks, options in _TWO.items()
+    for model, more in _ON_TWO.items()
 ]
 
 

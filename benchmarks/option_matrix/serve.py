@@ -25,7 +25,7 @@ def preload() -> None:
     from vllm.platforms import current_platform
     from vllm.plugins import load_general_plugins
 
-    import vllm_gac.serving.model
+    import vllm_gac.serving.model  # noqa: F401
 
     if current_platform.is_cpu():
         import vllm.v1.worker.cpu_worker
@@ -98,10 +98,12 @@ def generate(llm: Any, cell: Cell, work: Path) -> Asked:
 
     from tests.serving.engines import outputs
 
-    request = {"lora_request": adapter(cell, work)} if cell.adapter else {}
+    request, prompts = (None, ASKED)
+    if cell.adapter:  # of which vLLM's CPU gathers the weights token by token
+        request, prompts = adapter(cell, work), ASKED[3:]
     found = []
     for name in ("answers", "answers again"):
-        answered = outputs(llm, ASKED, TOKENS, **request)
+        answered = outputs(llm, prompts, TOKENS, request)
         found.append(answers_against_reference(name, answered, cell, work))
     cached = [output.num_cached_tokens or 0 for output in answered]
     if cell.options.get("enable_prefix_caching") and not cell.options.get(
@@ -111,8 +113,7 @@ def generate(llm: Any, cell: Cell, work: Path) -> Asked:
     if cell.adapter:
         return found  # with one, vLLM says no logprobs of prompts on a CPU
     sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
-    prompts = [{"prompt_token_ids": prompt} for prompt in ASKED[1:3]]
-    scored = llm.generate(prompts, sampling, use_tqdm=False)
+    scored = llm.generate([{"prompt_token_ids": p} for p in ASKED[1:3]], sampling, use_tqdm=False)
     return [*found, prompts_against_reference(scored, cell, work)]
 
 
