@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.dense_models import config, write, write_text
 from vllm_gac.calibrate import calibrate, observe_layer
 from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError, VersionError
 from vllm_gac.forward import embed, layer_forward, layer_weights, reference
 from vllm_gac.stats import (
@@ -235,3 +236,37 @@ def test_a_plan_that_shrinks_more_than_was_calibrated_for_is_refused(
     assert needed == ["mlp.down_proj"]
     with pytest.raises(CheckpointError, match=r"nothing is known of the input of mlp\.down_proj"):
         check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256, needed=needed)
+
+
+def test_too_little_text_is_said_with_what_is_enough(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write_text(tmp_path / "short.txt", 700)
+    args = ["calibrate", model, "--text", text, "--sequence-length", 64, "--method", "heads"]
+    assert main([*map(str, args), "--quiet", "--out", str(tmp_path / "few")]) == 0
+    assert capsys.readouterr().err == (
+        "vllm-gac: warning: 640 tokens are 6.7 for each of an MLP's 96 channels; with fewer than "
+        "8 the model that comes out is clearly worse. Give text of 1,536 tokens or more, about "
+        "0.1 MB, and no smaller --max-tokens\n"
+    )
+    write_text(text, 900)
+    assert main([*map(str, args), "--quiet", "--out", str(tmp_path / "enough")]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_wide_models_are_calibrated_on_more_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def sequences(*args: Any, max_tokens: int, **options: Any) -> torch.Tensor:
+        asked.append(max_tokens)
+        raise CheckpointError("that is all")
+
+    monkeypatch.setattr("vllm_gac.calibrate.calibration_sequences", sequences)
+    for width in (96, 5000):
+        wide = write(tmp_path / f"{width}", config(intermediate_size=width, num_hidden_layers=1))
+        for options in ({}, {"max_tokens": 99}):
+            with pytest.raises(CheckpointError, match="that is all"):
+                calibrate(wide, [], tmp_path / "stats", **options)
+    assert asked == [65_536, 99, 80_000, 99]

@@ -50,7 +50,10 @@ from vllm_gac.workspace import claimed, finished_before, partial_of, publish, re
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_TOKENS = 1 << 16
+# For each channel of an MLP: measured on the demo model at 0.7 of its parameters and half its
+# cache, perplexity was 9.21 with 2.5 tokens, 8.53 with 9, 8.36 with 16, 8.30 with all of the text.
+_ENOUGH, _FEW = 16, 8
+_LEAST_TOKENS = 1 << 16
 DEFAULT_SEQUENCE_LENGTH = 512
 DEFAULT_PROBE_TOKENS = 1 << 11
 
@@ -60,7 +63,7 @@ def calibrate(
     texts: Sequence[Path],
     out: Path,
     *,
-    max_tokens: int = DEFAULT_MAX_TOKENS,
+    max_tokens: int | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     probe_tokens: int = DEFAULT_PROBE_TOKENS,
     gradient_tokens: int = 0,
@@ -72,13 +75,13 @@ def calibrate(
 ) -> None:
     """Write the statistics of `model` on `texts` to the safetensors file `out`.
 
-    At most `max_tokens` tokens in sequences of `sequence_length` (or of the model's context, if
-    that is less) are used; of these about `probe_tokens` for sensitivities and `gradient_tokens`
-    for gradients, neither with 0. Kept are the
-    covariances of the inputs of `linears`, None for those that `methods` need. Up to `value_group`
-    value heads can be made one by them, None for all that `methods` can. Work in progress is kept
-    in `out`.partial; the same call goes on with it. Raises CheckpointError if the model is
-    not a dense Llama or Mistral, the texts are too short, or `out` exists.
+    At most `max_tokens` tokens (None: 65,536, or 16 for each channel of an MLP if that is more) in
+    sequences of `sequence_length` (or of the model's context, if that is less) are used; of these
+    about `probe_tokens` for sensitivities and `gradient_tokens` for gradients, neither with 0.
+    Kept are the covariances of the inputs of `linears`, None for those that `methods` need. Up to
+    `value_group` value heads can be made one by them, None for all that `methods` can. Work in
+    progress is kept in `out`.partial; the same call goes on with it. Raises CheckpointError if the
+    model is not a dense Llama or Mistral, the texts are too short, or `out` exists.
     """
     finished_before(out, "calibrate", {})
     refuse_existing(out)
@@ -86,7 +89,9 @@ def calibrate(
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
     if sequence_length < 2 and (probe_tokens or gradient_tokens):
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
-    tokens = calibration_sequences(model, texts, length=sequence_length, max_tokens=max_tokens)
+    width = checkpoint.layout.layers[0].intermediate_size
+    wanted = max(_LEAST_TOKENS, _ENOUGH * width) if max_tokens is None else max_tokens
+    tokens = calibration_sequences(model, texts, length=sequence_length, max_tokens=wanted)
     largest, heads = largest_value_group(checkpoint.layout), "heads" in methods or not methods
     metadata = {
         "model_config_sha256": checkpoint.config_sha256,
@@ -103,10 +108,21 @@ def calibrate(
     workspace = partial_of(out)
     with claimed(workspace, "calibrate", {}):
         file = stats_file(workspace / "stats.safetensors", checkpoint.layout, metadata)
+        if tokens.numel() < _FEW * width:
+            logger.warning(_few_tokens(tokens.numel(), width))
         logger.info(announcement(_work(checkpoint.layout, file, metadata), device))
         _stream(checkpoint, tokens, file, metadata, device, progress)
         _measure_whole(checkpoint, tokens, file, metadata, device, progress)
         publish(file.path, out)
+
+
+def _few_tokens(tokens: int, width: int) -> str:
+    enough = _ENOUGH * width
+    return (
+        f"{tokens:,} tokens are {tokens / width:.1f} for each of an MLP's {width:,} channels; with "
+        f"fewer than {_FEW} the model that comes out is clearly worse. Give text of {enough:,} "
+        f"tokens or more, about {max(enough * 4 / 1e6, 0.1):.1f} MB, and no smaller --max-tokens"
+    )
 
 
 def _work(layout: ModelLayout, file: StatsFile, metadata: Mapping[str, str]) -> Work:

@@ -15,7 +15,6 @@ import torch
 
 from vllm_gac import __version__, demo
 from vllm_gac.calibrate import (
-    DEFAULT_MAX_TOKENS,
     DEFAULT_PROBE_TOKENS,
     DEFAULT_SEQUENCE_LENGTH,
     calibrate,
@@ -44,7 +43,7 @@ def compress(
     prune_criterion: Criterion = "obs",
     calibration: Sequence[Path] = (),
     stats: Path | None = None,
-    max_tokens: int = DEFAULT_MAX_TOKENS,
+    max_tokens: int | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     device: str = "cpu",
     resume: bool = False,

@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 
 from vllm_gac.errors import CheckpointError
+from vllm_gac.texts import blocks
 
-# Text is tokenized in blocks of lines: some tokenizers take quadratic time on one long string.
-_BLOCK = 1 << 16
 # As much of each file as calibration chooses its sequences from.
 _CALIBRATION_CHARACTERS = 1 << 24
 
@@ -55,7 +54,7 @@ def windows(
 
 
 def _encode(model: Path, path: Path, characters: int | None) -> torch.Tensor:
-    """Token ids of a UTF-8 text (its first `characters`), with the tokenizer's leading tokens."""
+    """Token ids of a text file (its first `characters`), with the tokenizer's leading tokens."""
     from tokenizers import Tokenizer
 
     tokenizer_path = model / "tokenizer.json"
@@ -66,9 +65,9 @@ def _encode(model: Path, path: Path, characters: int | None) -> torch.Tensor:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids: list[int] = []
-    for number, block in enumerate(_blocks(path, characters)):
+    for block in blocks(model, path, characters):
         with _faults_named(tokenizer_path):
-            ids += tokenizer.encode(block, add_special_tokens=number == 0).ids
+            ids += tokenizer.encode(block.text, add_special_tokens=block.begins).ids
     return torch.tensor(ids, dtype=torch.int64)
 
 
@@ -84,17 +83,6 @@ def _faults_named(path: Path) -> Iterator[None]:
         raise
     except BaseException as e:
         raise CheckpointError(f"{path}: not a usable tokenizer ({str(e)[:200]})") from e
-
-
-def _blocks(path: Path, characters: int | None) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            left = characters if characters is not None else -1
-            while left and (block := file.read(_BLOCK if left < 0 else min(_BLOCK, left))):
-                left -= len(block) if left > 0 else 0
-                yield block + (file.readline(_BLOCK) if left else "")
-    except (OSError, UnicodeDecodeError) as e:
-        raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({e})") from e
 
 
 def _names(texts: Sequence[Path]) -> str:

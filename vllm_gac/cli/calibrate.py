@@ -3,6 +3,7 @@
 import argparse
 
 from vllm_gac.cli.options import (
+    TEXTS,
     Verbs,
     add_json,
     add_run,
@@ -25,7 +26,7 @@ def add_parser(verbs: Verbs) -> None:
         "goes on where it was when the same command is given again.",
     )
     parser.add_argument("model", type=path, metavar="MODEL", help="a model directory")
-    parser.add_argument("--text", nargs="+", type=path, required=True, metavar="FILE")
+    parser.add_argument("--text", nargs="+", type=path, required=True, metavar="FILE", help=TEXTS)
     parser.add_argument("--out", type=path, required=True, metavar="STATS.safetensors")
     parser.add_argument(
         "--method",

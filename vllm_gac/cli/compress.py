@@ -8,6 +8,7 @@ from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
     PLANNING,
+    TEXTS,
     Verbs,
     add_json,
     add_planning,
@@ -48,7 +49,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     data = parser.add_mutually_exclusive_group()
     data.add_argument(
-        "--calibration", nargs="+", type=path, metavar="FILE", help="text files to calibrate on"
+        "--calibration", nargs="+", type=path, metavar="FILE", help=f"to calibrate on: {TEXTS}"
     )
     data.add_argument(
         "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured"

@@ -5,7 +5,7 @@ import math
 from typing import Any
 from urllib.parse import urlsplit
 
-from vllm_gac.cli.options import Verbs, add_json, add_run, on_a_device, path, run_arguments
+from vllm_gac.cli.options import TEXTS, Verbs, add_json, add_run, on_a_device, path, run_arguments
 from vllm_gac.cli.output import print_json
 
 
@@ -23,7 +23,7 @@ def add_parser(verbs: Verbs) -> None:
         metavar="DIR",
         help="a model directory; with --server only its tokenizer.json is read",
     )
-    parser.add_argument("--text", nargs="+", type=path, required=True, metavar="FILE")
+    parser.add_argument("--text", nargs="+", type=path, required=True, metavar="FILE", help=TEXTS)
     by = parser.add_mutually_exclusive_group()
     by.add_argument(
         "--engine",

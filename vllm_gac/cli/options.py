@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _METHODS = get_args(Method)
+TEXTS = (
+    "files of UTF-8 text, or .jsonl with a 'text' or the 'messages' of a conversation in each line"
+)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -177,7 +180,13 @@ def asked(args: argparse.Namespace, dense: "ModelLayout") -> "Asked":
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Options of verbs that run the model on text; what is not given is None."""
-    parser.add_argument("--max-tokens", type=positive, metavar="N", help="use at most N tokens")
+    parser.add_argument(
+        "--max-tokens",
+        type=positive,
+        metavar="N",
+        help="use at most N tokens; default: to calibrate 65536, or 16 for each channel of an MLP "
+        "if that is more; to evaluate all",
+    )
     parser.add_argument(
         "--sequence-length", type=positive, metavar="N", help="tokens per sequence; default: 512"
     )
