@@ -47,6 +47,7 @@ def compress(
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     device: str = "cpu",
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> ModelLayout:
     """Compress the dense directory `model` into the new directory `out`; the layout of `out`.
@@ -54,7 +55,8 @@ def compress(
     With `plan` (a file) its dims are used, else those that are best for what is `asked`.
     `prune_criterion` is what MLP channels are chosen by. Statistics are read from `stats` (a file
     of calibrate.py) or measured on the text files `calibration`; the demo model brings its own,
-    and where nothing shrinks none are needed. Raises a GacError for whatever is wrong with the
+    and where nothing shrinks none are needed. `overwrite` lets a model that vllm-gac wrote be
+    replaced, once the new one is whole. Raises a GacError for whatever is wrong with the
     input, in `out`.partial too if that is not ours, and for a full disk.
     """
     checkpoint, asked = open_dense(model), asked or Asked()
@@ -91,7 +93,7 @@ def compress(
     }
     if resume and finished_before(out, "compress", run):
         return open_checkpoint(out).layout
-    with workspace(out, "compress", run, resume) as directory, _use_threads(threads):
+    with workspace(out, "compress", run, resume, overwrite) as directory, _use_threads(threads):
         if texts:
             stats = directory / "stats.safetensors"
             if not stats.exists():

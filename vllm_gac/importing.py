@@ -57,13 +57,15 @@ def import_model(
     base: Path | None = None,
     dtype: Dtype | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> Conversion:
     """Convert `source`, a directory or a file of torch.save, into the new gac directory `out`.
 
     Weights are stored as `dtype`, by default the widest that they have. `base`, a directory of the
     model before, gives tokenizer and generation config, and for a pickle config.json; without it
-    they are what `source` has. Raises CheckpointError for whatever is wrong with the source, if it
+    they are what `source` has. `overwrite` lets a model that vllm-gac wrote be replaced, once the
+    new one is whole. Raises CheckpointError for whatever is wrong with the source, if it
     is not in `format`, if there is nothing to convert, and for a full disk.
     """
     pickle = _pickle_of(source)
@@ -85,7 +87,7 @@ def import_model(
     }
     if resume and finished_before(out, "import", run):
         return Conversion(model.format, model.layout, stored, _has_tokenizer(out))
-    with workspace(out, "import", run, resume) as directory:
+    with workspace(out, "import", run, resume, overwrite) as directory:
         _write_shards(model, stored, directory / "model", progress)
         _write_companions(model, stored, companions, base or source, directory / "model")
         write_index(directory / "model")

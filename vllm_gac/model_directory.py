@@ -13,7 +13,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.shards import refuse_escape
 
 # What lies beside the weights of any model and goes along with them.
-_COMPANIONS = (
+COMPANIONS = (
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -38,7 +38,7 @@ def copy_companions(source: Path, directory: Path) -> None:
 
     Raises CheckpointError for a link out of `source`: what lies there is not part of the model.
     """
-    for pattern in _COMPANIONS:
+    for pattern in COMPANIONS:
         for path in sorted(source.glob(pattern)):
             if path.is_file():
                 refuse_escape(source, path)

@@ -3,6 +3,7 @@
 OUT.partial/run.json   whose work this is and what was asked for, so that --resume continues it
 OUT.partial/lock       held while a process works here
 OUT.partial/model/     becomes OUT by one rename
+OUT.partial/replaced/  what OUT was until then, where it may be overwritten
 
 Only what a run has marked by its run.json is ever written to or removed. Whatever else lies under
 that name is somebody's: it is left alone, and the run refused.
@@ -19,43 +20,49 @@ from typing import Any
 
 from vllm_gac.durable import TEMPORARY, sync_directory, write_json
 from vllm_gac.errors import CheckpointError, DiskError, GacError
+from vllm_gac.replaceable import check_replaceable
 from vllm_gac.run_difference import difference
 from vllm_gac.shown import shown
 from vllm_gac.strict_json import read_json
 
 _FORMAT = 1
-_RECORD, _LOCK, _MODEL = "run.json", "lock", "model"
+_RECORD, _LOCK, _MODEL, _REPLACED = "run.json", "lock", "model", "replaced"
 # What calibration keeps, its own directory within that of a compression included.
 _MEASURED = ("stats.safetensors*", "hidden-*.safetensors")
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
 _EMPTY = (_LOCK, *_TEMPORARIES)
-_OURS = (_RECORD, _MODEL, *_MEASURED, *_EMPTY)
+_OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, *_EMPTY)
 
 
 @contextmanager
-def workspace(out: Path, command: str, run: Mapping[str, Any], resume: bool) -> Iterator[Path]:
+def workspace(
+    out: Path, command: str, run: Mapping[str, Any], resume: bool, overwrite: bool = False
+) -> Iterator[Path]:
     """The locked workspace OUT.partial of the run of `command` that `run` (JSON values) describes.
 
     What is put into its model/ becomes OUT when the block is left without an exception. After a
     refusal only what was measured stays; after any other failure all work stays, for `resume`.
-    Raises CheckpointError if OUT exists, if another process is at work, if there is unfinished
-    work and not `resume`, if that work is of another run, or if OUT.partial is not ours.
+    With `overwrite` a model that was at OUT stays until then, and is removed after it. Raises
+    CheckpointError if OUT exists (with `overwrite`: if it is not what vllm-gac wrote), if another
+    process is at work, if there is unfinished work and not `resume`, if that work is of another
+    run, or if OUT.partial is not ours.
     """
     directory = partial_of(out)
-    refuse_existing(out)
+    refuse = check_replaceable if overwrite else refuse_existing
+    refuse(out)
     if recorded(out) is not None and not resume:
         raise CheckpointError(
             f"{directory}: unfinished work of an earlier run; "
             "continue it with --resume, or remove it"
         )
     with claimed(directory, command, run):
-        refuse_existing(out)  # again: another run may have finished meanwhile
+        refuse(out)  # again: another run may have finished meanwhile
         model = directory / _MODEL
         model.mkdir(exist_ok=True)
         _remove_all(model, _TEMPORARIES)
         yield directory
         sync_directory(model)
-        publish(model, out)
+        publish(model, out, overwrite)
 
 
 @contextmanager
@@ -84,15 +91,19 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
             raise
 
 
-def publish(product: Path, out: Path) -> None:
+def publish(product: Path, out: Path, overwrite: bool = False) -> None:
     """Let `product`, which lies in the claimed workspace of `out`, become `out`; end the workspace.
 
-    Raises DiskError if there is something at `out` by now.
+    Raises DiskError if there is something at `out` by now that must not be replaced.
     """
     directory = product.parent
     record = read_json(directory / _RECORD)
     # By this it is known once it was renamed, should we be stopped before the end.
     write_json(directory / _RECORD, record | {"inode": product.stat().st_ino})
+    if overwrite and out.exists():
+        check_replaceable(out)
+        # Stopped between these two renames, the run ends when it is resumed: both models are here.
+        out.rename(directory / _REPLACED)
     refuse_existing(out)
     product.rename(out)
     sync_directory(out.parent)
@@ -144,7 +155,7 @@ def refuse_existing(out: Path) -> None:
 
 def _remove(directory: Path) -> None:
     """Remove a workspace, but for files that no run puts there."""
-    _remove_all(directory, (_MODEL, *_MEASURED, *_EMPTY))
+    _remove_all(directory, (_MODEL, _REPLACED, *_MEASURED, *_EMPTY))
     (directory / _RECORD).unlink(missing_ok=True)  # last: by it the rest is known as ours
     with suppress(OSError):
         directory.rmdir()

@@ -12,6 +12,7 @@ from vllm_gac.cli.options import (
     Verbs,
     add_json,
     add_planning,
+    add_restart,
     add_run,
     asked,
     given,
@@ -55,7 +56,7 @@ def add_parser(verbs: Verbs) -> None:
         "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured"
     )
     add_run(parser)
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    add_restart(parser)
     add_json(parser)
     parser.set_defaults(
         run=run,
@@ -85,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         asked(args, dense),
         plan=args.plan,
         resume=args.resume,
+        overwrite=args.overwrite,
         **on_a_device(args),
         **given(args, "whitening", "prune_criterion", "calibration", "stats"),
     )

@@ -4,7 +4,7 @@ import argparse
 from typing import get_args
 
 from vllm_gac.cli.layers import print_layers
-from vllm_gac.cli.options import Verbs, add_json, path
+from vllm_gac.cli.options import Verbs, add_json, add_restart, path
 from vllm_gac.cli.output import print_json, quoted, serve_hint
 
 
@@ -41,7 +41,7 @@ def add_parser(verbs: Verbs) -> None:
         help="how to store weights; default: as they are, the widest of them if they differ",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    add_restart(parser)
     add_json(parser)
     parser.set_defaults(run=run, hint="; the same command with --resume goes on from here")
 
@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         base=args.base,
         dtype=args.dtype,
         resume=args.resume,
+        overwrite=args.overwrite,
         progress=not args.quiet,
     )
     if args.json:

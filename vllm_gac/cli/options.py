@@ -206,6 +206,16 @@ def on_a_device(args: argparse.Namespace) -> dict[str, Any]:
     return {"device": default_device()} | run_arguments(args)
 
 
+def add_restart(parser: argparse.ArgumentParser) -> None:
+    """What to do where there is something at the output, of verbs that write a model directory."""
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a model that vllm-gac wrote; it stays until the new one is whole",
+    )
+
+
 def run_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `add_run` that were given. Raises GacError if there is no such device."""
     names = ("max_tokens", "sequence_length", "device")

@@ -29,6 +29,9 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--plot", type=path, metavar="FILE", help="draw the plan here, as .svg or .png"
     )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace those files, each at once and in full"
+    )
     add_planning(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -47,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
         args.usage_error(f"--plot {args.plot}: only .svg and .png are drawn; name it so")
     for file in (args.out, args.plot):
-        if file is not None and file.exists():
-            raise PlanError(f"{file}: exists; remove it or choose another file")
+        if file is not None and file.exists() and not (args.overwrite and file.is_file()):
+            raise PlanError(f"{file}: exists; remove it, choose another file or give --overwrite")
     model = open_dense(args.model)
     wanted = asked(args, model.layout)
     if args.stats is not None:

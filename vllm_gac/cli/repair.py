@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from vllm_gac.cli.options import Verbs, add_json, add_quantization, path, positive
+from vllm_gac.cli.options import Verbs, add_json, add_quantization, add_restart, path, positive
 from vllm_gac.cli.output import print_json, print_table, serve_hint
 from vllm_gac.contract import STRATEGIES, quantized_as
 
@@ -47,7 +47,7 @@ def add_parser(verbs: Verbs) -> None:
         help="let ranks go to the nearest allowed one, also below: smaller, but not exact",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
+    add_restart(parser)
     add_json(parser)
     parser.set_defaults(run=run, hint="; the same command with --resume goes on from here")
 
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         quantized=quantized_as(args.quantization),
         redecompose=args.redecompose,
         resume=args.resume,
+        overwrite=args.overwrite,
         progress=not args.quiet,
     )
     report = repair_report(done.before, done.after, gpu, tp)

@@ -48,15 +48,19 @@ def repair(
     quantized: Quantized = NOT_QUANTIZED,
     redecompose: bool = False,
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> Repaired:
     """Write `model`, in any format that can be served, to `out` with its dims padded (dims.py).
 
     The logits stay what they were, unless `redecompose` lets a rank go to an allowed one below
     that is nearer (ranks.py). `quantized` is what `out` will be made into. `resume` goes on with a
-    run that was stopped. Raises CheckpointError for a model that could not be served, ProfileError
+    run that was stopped. `overwrite` lets another model that vllm-gac wrote be replaced, once
+    the new one is whole. Raises CheckpointError for a model that could not be served, ProfileError
     if there is no profile of `gpu`.
     """
+    if overwrite and out.exists() and out.samefile(model):
+        raise CheckpointError(f"{out}: is what is to be repaired; --overwrite replaces others only")
     _, source = open_any_format(model)
     for fault in faults(source):
         raise CheckpointError(fault)
@@ -77,7 +81,7 @@ def repair(
     }
     if resume and finished_before(out, "repair", run):
         return Repaired(before, after, _recorded(out))
-    with workspace(out, "repair", run, resume) as directory:
+    with workspace(out, "repair", run, resume, overwrite) as directory:
         changes = _write_shards(source, lowered, after, directory / "model", progress)
         entry = wanted | {
             "tool": f"vllm-gac {__version__}",
