@@ -47,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.plan_plot import draw_plan
     from vllm_gac.planner import measured_plan
 
-    if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
-        args.usage_error(f"--plot {args.plot}: only .svg and .png are drawn; name it so")
     for file in (args.out, args.plot):
         if file is not None and file.exists() and not (args.overwrite and file.is_file()):
             raise PlanError(f"{file}: exists; remove it, choose another file or give --overwrite")
+    if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
+        args.usage_error(f"--plot {args.plot}: only .svg and .png are drawn; name it so")
     model = open_dense(args.model)
     wanted = asked(args, model.layout)
     if args.stats is not None:
