@@ -101,7 +101,7 @@ def measured_choices(layout: ModelLayout, metadata: Mapping[str, str]) -> list[C
 
 def methods_of(metadata: Mapping[str, str]) -> list[str]:
     """The methods that were calibrated for."""
-    return metadata.get("methods", "").split(",")
+    return [method for method in metadata.get("methods", "").split(",") if method]
 
 
 def has_gradients(metadata: Mapping[str, str]) -> bool:
