@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -41,15 +42,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1 << 15)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    work = args.directory / "eight-billion"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    try:
+    with TemporaryDirectory(prefix="eight-billion-", dir=args.directory) as work:
         result = provenance(
             "python -m benchmarks.quality.eight_billion OUT --device cuda", args
-        ) | _run(args, work)
-    finally:
-        shutil.rmtree(work)
+        ) | _run(args, Path(work))
     save(args.out, "eight_billion", result, page)
 
 
