@@ -74,9 +74,10 @@ test-gpu:  ## the GPU tests, in PYTHON's environment: pip install -e '.[serve,de
 	$(PYTHON) -m pytest -m gpu
 
 # What is found on the way stays in build/corpus for the next time; what fails, in build/.
-fuzz: .venv/.extra-fuzz  ## fuzz the reading of model directories for SECONDS=600
-	@mkdir -p build/corpus
-	$(BIN)/python -m fuzz.fuzz_checkpoint build/corpus fuzz/corpus -max_len=65536 -timeout=5 \
+FUZZ ?= models
+fuzz: .venv/.extra-fuzz  ## fuzz the reading of FUZZ=models or documents for SECONDS=600
+	@mkdir -p build/corpus/$(FUZZ)
+	$(BIN)/python -m fuzz $(FUZZ) build/corpus/$(FUZZ) fuzz/corpus/$(FUZZ) -max_len=65536 -timeout=5 \
 	  -max_total_time=$(SECONDS) -artifact_prefix=build/ -print_final_stats=1
 
 lint: install  ## ruff and mypy

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from fuzz.target import SEPARATOR, joined
+from fuzz.framing import SEPARATOR, joined
 
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, 2, 3, 7, 8, 16, 1024, 1025, 1 << 20, -1, 2**31, 2**63, 2**64, 10**40,

@@ -137,7 +137,8 @@ def _layer_curves(
             names = [f"rank.{n}" for n in LINEARS if n.startswith(part.removeprefix("rank."))]
             curves |= {name: worth * errors[name] for name in names}
             continue
-        power = np.log(strong / weak) / np.log(left / right)
+        with np.errstate(divide="ignore", invalid="ignore"):  # probes that lose alike
+            power = np.log(strong / weak) / np.log(left / right)
         power = np.clip(np.nan_to_num(power, nan=1.0), *_POWERS)
         for name in (name for name in errors if name.rstrip("12") == part):
             curves[name] = strong * (errors[name] / left) ** power

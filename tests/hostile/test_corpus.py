@@ -5,22 +5,27 @@ from pathlib import Path
 
 import pytest
 
+from fuzz import documents
+from fuzz.framing import SEPARATOR
+from fuzz.models import check
 from fuzz.mutations import mutated
 from fuzz.seeds import CORPUS, seed
-from fuzz.target import SEPARATOR, check
+from fuzz.seeds import documents as document_seeds
 from tests.hostile.formats import CONFIGS
 
-INPUTS = sorted(path.name for path in CORPUS.iterdir())
+MODELS, DOCUMENTS = CORPUS / "models", CORPUS / "documents"
+INPUTS = sorted(path.name for path in MODELS.iterdir())
+FILES = sorted(path.name for path in DOCUMENTS.iterdir())
 
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_it_is_read_or_refused(name: str, tmp_path: Path) -> None:
-    check((CORPUS / name).read_bytes(), tmp_path)
+    check((MODELS / name).read_bytes(), tmp_path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_seed_is_in_the_corpus_and_accepted(name: str, tmp_path: Path) -> None:
-    assert (CORPUS / name).read_bytes() == seed(name)
+    assert (MODELS / name).read_bytes() == seed(name)
     assert check(seed(name), tmp_path)
 
 
@@ -43,3 +48,29 @@ def test_some_mutants_of_a_seed_are_read_or_refused(name: str, tmp_path: Path) -
     for _ in range(60):
         mutant = mutated(data, 1 << 16, chance.getrandbits(32), lambda raw, limit: raw[:limit])
         check(mutant, tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_used_or_refused(name: str, tmp_path: Path) -> None:
+    documents.check((DOCUMENTS / name).read_bytes(), tmp_path)
+
+
+# A pickle without its storages is refused, by its last byte only.
+@pytest.mark.parametrize("kind", ["plan", "problem", "profile", "statistics"])
+def test_a_sound_file_is_accepted(kind: str, tmp_path: Path) -> None:
+    assert documents.check(document_seeds()[kind], tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["plan", "problem", "profile", "statistics", "pickle"])
+def test_some_mutants_of_a_file_are_used_or_refused(kind: str, tmp_path: Path) -> None:
+    chance = random.Random(kind)
+    data = (DOCUMENTS / kind).read_bytes()
+    for _ in range(60):
+        number = chance.getrandbits(32)
+        flipped = chance.randrange(1, 256)
+
+        def flip(raw: bytes, limit: int, at: int = number, bits: int = flipped) -> bytes:
+            at %= max(1, len(raw))
+            return raw[:at] + bytes(byte ^ bits for byte in raw[at : at + 1]) + raw[at + 1 : limit]
+
+        documents.check(documents.mutate(data, 1 << 16, number, flip), tmp_path)

@@ -8,19 +8,15 @@ import json
 import math
 from pathlib import Path
 
+from fuzz.framing import SEPARATOR
+from fuzz.mutations import mutated as mutate  # noqa: F401 -- of a model: any of its two texts
 from vllm_gac.checkpoint import Checkpoint, faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.model_format import open_any_format
 
-SEPARATOR = b"\n\0\n"
 _MOST_DATA = 1 << 20
 # Layers with tensors of zeros for what a config skips can be larger than the files.
 _MOST_ELEMENTS = 1 << 20
-
-
-def joined(config: bytes, header: bytes) -> bytes:
-    """The input that stands for these two."""
-    return config + SEPARATOR + header
 
 
 def check(data: bytes, directory: Path) -> bool:

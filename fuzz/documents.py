@@ -1,0 +1,127 @@
+"""What is fuzzed of single files: plans, knapsack problems, GPU profiles, statistics and pickles.
+
+An input is the name of its kind and SEPARATOR, then the file; of statistics the header, SEPARATOR
+and the bytes that are repeated for the numbers; of a pickle the program within torch's zip file.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fuzz.framing import SEPARATOR
+from fuzz.mutations import mutated
+from tests.model_files import config, write_model
+from tests.pickles.archives import zip_file
+from vllm_gac.checkpoint import Checkpoint, open_checkpoint
+from vllm_gac.errors import GacError, PlanError
+from vllm_gac.gpu_profile import read_profile
+from vllm_gac.importers.pickled_model import open_pickled_model
+from vllm_gac.knapsack import solve
+from vllm_gac.latency import BatchMix, layer_microseconds
+from vllm_gac.losses import read_losses
+from vllm_gac.plan import planned_layout, read_plan
+from vllm_gac.schema import KnapsackProblem, validate
+from vllm_gac.stats import check_stats, read_layer_stats
+from vllm_gac.strict_json import read_json
+
+_MOST_DATA = 1 << 20
+
+
+def check(data: bytes, directory: Path) -> bool:
+    """Write the file that `data` stands for into `directory` and use it; whether it was accepted.
+
+    Raises AssertionError if a refusal is no sentence about the file, or if what was accepted gives
+    no numbers; lets through what should not be raised.
+    """
+    kind, _, content = data.partition(SEPARATOR)
+    use = _KINDS.get(kind.decode("latin-1"))
+    if use is None:
+        return False
+    path = directory / "file.json"
+    try:
+        use(path, content)
+    except GacError as e:
+        said = str(e)
+    else:
+        return True
+    # A problem may have no solution, and a profile lack a time, wherever they come from.
+    assert str(path) in said or kind in (b"problem", b"profile"), said
+    assert "Traceback" not in said, said
+    assert "\n" not in said, said
+    return False
+
+
+def mutate(data: bytes, limit: int, seed: int, change: Callable[[bytes, int], bytes]) -> bytes:
+    """One mutation of an input, whose kind stays."""
+    kind, _, content = data.partition(SEPARATOR)
+    left = limit - len(kind) - len(SEPARATOR)
+    return kind + SEPARATOR + mutated(content, left, seed, change)
+
+
+def _model(path: Path) -> Checkpoint:
+    """A dense model beside the file, made when it is asked for first."""
+    directory = path.parent / "model"
+    if not directory.exists():
+        raw = config()
+        write_model(directory, raw)
+    return open_checkpoint(directory)
+
+
+def _plan(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    model = _model(path)
+    layout = planned_layout(model, read_plan(path, model))
+    assert layout.parameters <= model.layout.parameters
+
+
+def _problem(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    problem = validate(KnapsackProblem, read_json(path, PlanError), str(path), PlanError)
+    assert math.isfinite(solve(problem).value)
+
+
+def _profile(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    profile = read_profile.__wrapped__(str(path))  # not kept
+    dense = _model(path).layout
+    time = layer_microseconds(dense, dense.layers[0], BatchMix(), profile)
+    assert 0 < time < math.inf
+
+
+def _statistics(path: Path, content: bytes) -> None:
+    header, _, numbers = content.partition(SEPARATOR)
+    size = _data_size(header)
+    repeated = (numbers or b"\0") * (size // max(1, len(numbers)) + 1)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + repeated[:size])
+    model = _model(path)
+    metadata = check_stats(path, model.layout, model.config_sha256)
+    losses = read_losses(path, model.layout, metadata)
+    assert all(math.isfinite(c.sum()) for layer in losses.curves for c in layer.values())
+    for index in range(len(model.layout.layers)):
+        read_layer_stats(path, index, "cpu")
+
+
+def _pickle(path: Path, content: bytes) -> None:
+    path.write_bytes(zip_file(content))
+    open_pickled_model(path)
+
+
+def _data_size(header: bytes) -> int:
+    """The largest end of a tensor that `header` speaks of, if that is not too large."""
+    try:
+        entries: list[Any] = list(json.loads(header).values())
+        size = max(e["data_offsets"][1] for e in entries if "data_offsets" in e)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return 0
+    return size if isinstance(size, int) and 0 <= size <= _MOST_DATA else 0
+
+
+_KINDS = {
+    "plan": _plan,
+    "problem": _problem,
+    "profile": _profile,
+    "statistics": _statistics,
+    "pickle": _pickle,
+}
