@@ -353,9 +353,10 @@ def _covariance_fault(matrix: torch.Tensor) -> str | None:
     # |c_ij| <= sqrt(c_ii c_jj), but for the rounding of what was added up.
     deviations = variances.sqrt()
     rounding = _ROUNDING * float(variances.max())
-    for rows, own in zip(matrix.split(_ROWS), deviations.split(_ROWS), strict=True):
-        most = own[:, None] * deviations * (1 + _ROUNDING) + rounding
-        if bool((rows.abs() > most).any()):
+    for start in range(0, len(matrix), _ROWS):
+        rows = slice(start, start + _ROWS)
+        most = deviations[rows, None] * deviations * (1 + _ROUNDING) + rounding
+        if bool((matrix[rows].abs() > most).any()):
             return "a covariance exceeds what its variances allow"
     return None
 
