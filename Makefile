@@ -37,7 +37,8 @@ serve: install $(if $(filter $(DEMO),$(MODEL)),$(DEMO)/config.json)  ## serve MO
 	  --load-format gac --port $(PORT) --enforce-eager
 
 # What is compressed depends on no file that changes: once there, it is kept (`make clean`).
-# The first one by the shipped plan, which takes a quarter of the text: the rest served to plan by.
+# The first one by the shipped plan and on a quarter of the text, which saves minutes on a slow CPU
+# and costs 0.3 % of perplexity (benchmarks/results/evaluation_cpu.md).
 # The second one, of the same size but with dims as they fall, is what load tests compare with.
 # --resume: go on where an interrupted `make` stopped.
 DEMO_BUDGETS := --param-ratio 0.85 --kv-ratio 0.75
