@@ -20,6 +20,7 @@ from vllm_gac.forward import logits, reference
 from vllm_gac.layout import LINEARS, KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.plan import uniform_plan
 from vllm_gac.planner import Asked
+from vllm_gac.schema import PlanBudget
 
 # Letters, as in the text that is calibrated on.
 TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26
@@ -63,10 +64,11 @@ def logits_of(directory: Path) -> torch.Tensor:
 
 def write_plan(path: Path, model: Path, layout: ModelLayout) -> Path:
     """plan.json for `layout`, as a planner with ample budgets would write it."""
-    plan = uniform_plan(open_checkpoint(model), param_ratio=1.0, kv_ratio=1.0)
-    used = {"parameters": layout.parameters, "kv_elements": layout.kv_elements}
+    methods = ("heads", "prune", "lowrank")
+    plan = uniform_plan(open_checkpoint(model), param_ratio=1.0, kv_ratio=1.0, methods=methods)
     changes: dict[str, Any] = {
-        name: {"dense": 1, "allowed": count, "used": count} for name, count in used.items()
+        "parameters": plan.parameters.model_dump() | {"used": layout.parameters},
+        "kv_elements": plan.kv_elements.model_dump() | {"used": layout.kv_elements},
     }
     changes["layers"] = [layer.section() for layer in layout.layers]
     path.write_text(json.dumps(plan.model_dump(mode="json") | changes))
@@ -136,7 +138,12 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
 
 
-def test_other_forms_of_full_size_are_the_same_function(text: Path, tmp_path: Path) -> None:
+def test_other_forms_of_full_size_are_the_same_function(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # They have more parameters than the dense model, which no plan may have.
+    ample = lambda ratio, whole: PlanBudget(dense=whole, allowed=2 * whole, used=0)  # noqa: E731
+    monkeypatch.setattr("vllm_gac.plan.budget_of", ample)
     model = write(tmp_path / "model", config(rope_parameters=LLAMA3_ROPE))
     layout = open_checkpoint(model).layout
     layer = layout.layers[0]
