@@ -63,7 +63,7 @@ def _tokenizer_config(state: Mapping[str, Any], tokenizer_class: str, model: Pic
             token = source.get(key) if type(source) is dict else None
             text = _state(token).get("content") if type(token) is Instance else token
             if type(text) is str:
-                config[name] = text
+                config[name] = as_json(text, f"{model.path}: its tokenizer.{name}")
                 break
     return _json(config)
 

@@ -50,6 +50,10 @@ _CONFIG_KEYS = (
     "quantization_config",
     "_name_or_path",
 )
+# Of one value: RoPE has lists of some hundred numbers, the longest chat templates 50,000 letters.
+_MAX_PARTS = 4096
+_MAX_CHARACTERS = 1 << 20
+_MAX_DEPTH = 4
 _LAYER = re.compile(r"model\.layers\.(0|[1-9]\d{0,3})\.")
 
 
@@ -153,16 +157,44 @@ def _config_of(model: Instance, where: str) -> dict[str, Any]:
     return raw
 
 
-def as_json(value: Any, where: str, depth: int = 4) -> Any:
+def as_json(value: Any, where: str) -> Any:
     """`value` if it is JSON, with containers copied. Raises CheckpointError naming `where`."""
+    _refuse_large(value, where)
+    return _copied(value, where, _MAX_DEPTH)
+
+
+def _refuse_large(value: Any, where: str) -> None:
+    """Raise CheckpointError for more than a config holds, before anything is copied.
+
+    A pickle may name a container or a text many times, also within itself: few bytes of it can
+    stand for any amount of JSON.
+    """
+    left, parts, characters = [value], 0, 0
+    while left:
+        part = left.pop()
+        parts += 1
+        if type(part) is str:
+            characters += len(part)
+        elif type(part) is list:
+            left += part
+        elif type(part) is dict:
+            left += [*part.keys(), *part.values()]
+        if parts + len(left) > _MAX_PARTS or characters > _MAX_CHARACTERS:
+            raise CheckpointError(
+                f"{where}: more than {_MAX_PARTS} values or {_MAX_CHARACTERS} characters, the "
+                "most that are read; give the original model's directory with --base"
+            )
+
+
+def _copied(value: Any, where: str, depth: int) -> Any:
     if value is None or type(value) in (str, bool, int):
         return value
     if type(value) is float and math.isfinite(value):
         return value
     if type(value) is list and depth:
-        return [as_json(item, where, depth - 1) for item in value]
+        return [_copied(item, where, depth - 1) for item in value]
     if type(value) is dict and depth and all(type(key) is str for key in value):
-        return {key: as_json(item, where, depth - 1) for key, item in value.items()}
+        return {key: _copied(item, where, depth - 1) for key, item in value.items()}
     raise CheckpointError(f"{where}: {type(value).__name__} cannot be in a config.json")
 
 

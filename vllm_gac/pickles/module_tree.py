@@ -10,9 +10,12 @@ from vllm_gac.pickles.values import Instance, StoredTensor
 # its branches could otherwise be far larger than the file.
 _MAX_MODULES = 10_000
 _MAX_TENSORS = 20_000
+# In the dicts of all modules, with those that are None. Modules may share one dict, too.
+_MAX_MEMBERS = 60_000
 _MAX_DEPTH = 12
 _MAX_NAME = 100
 _ROOT = "the model"
+_KINDS = ("_modules", "_parameters", "_buffers")
 
 
 def named_tensors(model: Instance, where: str) -> dict[str, StoredTensor]:
@@ -53,11 +56,18 @@ def rotary_size(model: Instance, where: str) -> int | None:
 def modules(model: Instance, where: str) -> Iterator[tuple[str, Instance]]:
     """Each module below and including `model`, with its path ("" or ending in a dot)."""
     left: list[tuple[str, int, Instance]] = [("", 0, model)]
-    seen = 0
+    seen = members = 0
     while left:
         path, depth, module = left.pop()
+        here = f"{where}: {path or _ROOT}"
         seen += 1
-        children = list(_members(module, "_modules", f"{where}: {path or _ROOT}"))
+        members += sum(len(_dict(module, kind, here)) for kind in _KINDS)
+        if members > _MAX_MEMBERS:
+            raise CheckpointError(
+                f"{here}: more than {_MAX_MEMBERS} names of parameters, buffers and modules, the "
+                "most that are read"
+            )
+        children = list(_members(module, "_modules", here))
         if seen + len(left) + len(children) > _MAX_MODULES or depth > _MAX_DEPTH:
             raise CheckpointError(f"{where}: {path[:_MAX_NAME]}: not a tree of modules")
         yield path, module
@@ -69,11 +79,15 @@ def modules(model: Instance, where: str) -> Iterator[tuple[str, Instance]]:
 
 def _members(module: Instance, kind: str, where: str) -> Iterator[tuple[str, Any]]:
     """What is in the dict `kind` of a module's state, but None."""
-    members = module.state.get(kind) if type(module.state) is dict else None
-    if type(members) is not dict:
-        raise CheckpointError(f"{where}: {module.of.name} has no {kind}: not a torch module")
-    for name, member in members.items():
+    for name, member in _dict(module, kind, where).items():
         if type(name) is not str or not 0 < len(name) <= _MAX_NAME or "." in name:
             raise CheckpointError(f"{where}: {name!r:.100}: not the name of a module or tensor")
         if member is not None:
             yield name, member
+
+
+def _dict(module: Instance, kind: str, where: str) -> dict[Any, Any]:
+    members = module.state.get(kind) if type(module.state) is dict else None
+    if type(members) is not dict:
+        raise CheckpointError(f"{where}: {module.of.name} has no {kind}: not a torch module")
+    return members
