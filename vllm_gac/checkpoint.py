@@ -13,9 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from tqdm import tqdm
+
 from vllm_gac.errors import CheckpointError
 from vllm_gac.finite import is_finite
 from vllm_gac.foreign import not_a_directory, quantized, without_config
+from vllm_gac.growth import growth_fault
 from vllm_gac.layout import ModelLayout, layout_of
 from vllm_gac.pickles.state_dicts import read_state_dict_headers, state_dict_files
 from vllm_gac.schema import HfConfig, validate
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 # What a served weight may be stored as; RoPE tables are F32 in any of them.
 WEIGHT_DTYPES = ("BF16", "F16", "F32")
+# Of the types that a weight may be stored in.
+_LEAST_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -139,21 +144,21 @@ def read_config(directory: Path) -> dict[str, Any]:
     return read_json(path)
 
 
-def faults(checkpoint: Checkpoint, finite: bool = False) -> Iterator[str]:
+def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False) -> Iterator[str]:
     """One sentence for each way the tensors differ from what they must be; none if all is well.
 
     With `finite`, reads every tensor, and also reports NaN and infinity in them and in what is made
-    of them.
+    of them; with `progress`, shows a bar if that takes long.
     """
     sound = True
-    for fault in _stored_faults(checkpoint, finite):
+    for fault in _stored_faults(checkpoint, finite, progress):
         sound = False
         yield fault
     if finite and sound:
         yield from checkpoint.faults_of_made()
 
 
-def _stored_faults(checkpoint: Checkpoint, finite: bool) -> Iterator[str]:
+def _stored_faults(checkpoint: Checkpoint, finite: bool, progress: bool) -> Iterator[str]:
     """Those of the tensors as the files have them."""
     directory, found = checkpoint.directory, checkpoint.tensors
     if packed := quantized(checkpoint.raw_config, directory):
@@ -166,13 +171,29 @@ def _stored_faults(checkpoint: Checkpoint, finite: bool) -> Iterator[str]:
         elif not _fits(name, found[name].shape, shape):
             where = f"{directory / found[name].file}: {name}"
             yield f"{where}: shape {shown(list(found[name].shape))}, expected {list(shape)}"
+    if grown := growth_fault(checkpoint.layout, _stored_numbers(checkpoint)):
+        yield f"{directory}: {grown}"
     yield from _dtype_faults(checkpoint, [name for name in required if name in found])
-    for name, info in found.items():
-        where = f"{directory / info.file}: {shown(name)}"
+    hidden = not (finite and progress)
+    for name, info in tqdm(found.items(), "check", unit="tensor", delay=1, disable=hidden):
+        where = f"{directory / info.file}: {name}"
         if name not in required and not checkpoint.is_unused(name):
             yield f"{where}: not part of the model"
         if finite and not checkpoint.is_finite(name):
             yield f"{where}: contains NaN or infinity"
+
+
+def _stored_numbers(checkpoint: Checkpoint) -> int:
+    """The most numbers that the files can hold; in a pickle tensors may lie in the same place."""
+    files = {checkpoint.directory / info.file for info in checkpoint.tensors.values()}
+    return sum(map(_size_of, files)) // _LEAST_BYTES
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
 
 
 def _fits(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:

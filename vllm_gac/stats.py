@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from vllm_gac.choices import MERGEABLE
 from vllm_gac.errors import CheckpointError, DiskError, VersionError
@@ -37,6 +37,7 @@ from vllm_gac.methods.layer import choices
 from vllm_gac.methods.lowrank import LowRank, input_of
 from vllm_gac.schema import METHODS
 from vllm_gac.sensitivity import probes
+from vllm_gac.shards import open_safetensors
 
 # fp64 covariance [n, n] by the name of the linear whose input it is of.
 LayerStats: TypeAlias = Mapping[str, torch.Tensor]
@@ -262,12 +263,9 @@ def check_stats(
 
     Raises CheckpointError if they are unreadable, incomplete, another model's or do not reach.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = dict(file.metadata() or {})
-            found = {name: _entry(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as e:
-        raise CheckpointError(f"{path}: not a readable statistics file ({e})") from e
+    with open_safetensors(path, "a readable statistics file") as file:
+        metadata: dict[str, str] = dict(file.metadata() or {})
+        found = {name: _entry(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
     if metadata.get("format", FORMAT) != FORMAT:
         raise VersionError(
             f"{path}: statistics of format {metadata['format'][:20]!r}, this release reads "

@@ -2,18 +2,19 @@
 
 import json
 import math
-import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.foreign import lfs_pointer
+from vllm_gac.regular_files import opened
 from vllm_gac.shown import shown
 
 # A config or index of the largest model is a tenth of this; parsed, JSON takes up to 20 times
 # its size in memory.
 MAX_BYTES = 4 * 1024 * 1024
-# Lists and objects. Garbage collection looks at them beside all that a server has in memory.
+# Values, lists and objects. Python needs up to 100 bytes for each, ten times as many to say what
+# is wrong with it. The largest config there could be, of 1024 layers, has a quarter of these.
 MAX_PARTS = 1 << 16
 
 
@@ -38,16 +39,8 @@ def read_json(
 
 def read_bounded(path: Path, error: type[GacError], size: int) -> bytes:
     """At most `size` bytes from the start of the regular file `path`."""
-    try:
-        # A pipe would block for ever, a device never end.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise error(f"{path}: not a regular file")
-        with path.open("rb") as file:
-            return file.read(size)
-    except error:
-        raise
-    except (OSError, ValueError) as e:  # ValueError: a NUL or a lone surrogate in the path
-        raise error(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e})") from e
+    with opened(path, error) as file:
+        return file.read(size)
 
 
 def parse_json(
@@ -57,8 +50,9 @@ def parse_json(
     max_parts: int = MAX_PARTS,
 ) -> dict[str, Any]:
     """Parse UTF-8 `raw` under the same rules; `where` names its origin in error messages."""
-    if raw.count(b"[") + raw.count(b"{") > max_parts:
-        raise error(f"{where}: more than {max_parts} lists and objects, the most that are read")
+    # Each of them follows on one of these.
+    if sum(map(raw.count, (b",", b"[", b"{"))) > max_parts:
+        raise error(f"{where}: more than {max_parts} values, the most that are read")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: dict[str, Any] = {}

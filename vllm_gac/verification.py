@@ -24,14 +24,15 @@ class Verification:
         return asdict(self)
 
 
-def verify(directory: Path) -> Verification:
+def verify(directory: Path, progress: bool = False) -> Verification:
     """Check headers against the layout and every value for being finite.
 
-    A directory that cannot be read at all is one fault. Raises OSError if the disk fails.
+    A directory that cannot be read at all is one fault. `progress` shows a bar if it takes long.
+    Raises OSError if the disk fails.
     """
     try:
         _, checkpoint = open_any_format(directory)
-        found = [sentence(fault) for fault in faults(checkpoint, finite=True)]
+        found = [sentence(fault) for fault in faults(checkpoint, finite=True, progress=progress)]
     except CheckpointError as e:
         return Verification(False, [str(e)], 0, 0)
     return Verification(not found, found, len(checkpoint.tensors), checkpoint.layout.parameters)

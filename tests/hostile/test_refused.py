@@ -15,7 +15,7 @@ import pytest
 import torch
 from vllm.config.load import LoadConfig
 
-from tests.hostile import configs, indexes, names, other_tools, shards, tensors, texts
+from tests.hostile import bombs, configs, indexes, names, other_tools, shards, tensors, texts
 from tests.hostile.case import Case
 from tests.serving.stubs import ModelConfigStub
 from vllm_gac.cli import main
@@ -32,6 +32,7 @@ CASES: dict[str, Case] = {
     **tensors.CASES,
     **other_tools.CASES,
     **names.CASES,
+    **bombs.CASES,
 }
 
 

@@ -24,7 +24,7 @@ _TEXTS: dict[str, tuple[bytes, str]] = {
     "latin-1": (b'{"name": "caf\xe9"}', "not UTF-8 text (byte 13)"),
     "UTF-16": (json.dumps(config()).encode("utf-16"), "not UTF-8"),
     "too large": (b'{"a": "' + b"x" * (4 << 20) + b'"}', "larger than 4194304 bytes"),
-    "a million lists": (b'{"a": [' + b"[]," * (1 << 20) + b"[]]}", "lists and objects"),
+    "a million lists": (b'{"a": [' + b"[]," * (1 << 20) + b"[]]}", "more than 65536 values"),
 }
 
 

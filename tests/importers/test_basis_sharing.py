@@ -110,10 +110,10 @@ def test_copies_of_a_basis_that_differ_are_refused(tmp_path: Path) -> None:
     with (
         checkpoint.reader() as read,
         pytest.raises(
-            CheckpointError, match=r"layers\.1\.self_attn\.q_proj: the copies of .*differ"
+            CheckpointError, match=r"layers\.0\.self_attn\.q_proj: the copies of .*differ"
         ),
     ):
-        read("model.layers.1.self_attn.q_proj.A.weight")
+        read("model.layers.0.self_attn.q_proj.A.weight")
     found = verify(directory).faults
     assert found
     assert all(

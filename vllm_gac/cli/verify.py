@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the faults, or that there are none."""
     from vllm_gac.verification import verify
 
-    found = verify(args.directory)
+    found = verify(args.directory, progress=True)
     if args.json:
         print_json(found.as_json())
     elif found.ok:

@@ -63,10 +63,11 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
     config = validate(_Config, dict(raw), where)
     base, dense = dense_of(raw, where, drop=tuple(_Config.model_fields))
     ranks: dict[str, int] = {}
-    shared: dict[str, list[int]] = {}
+    bases: dict[str, tuple[str, ...]] = {}
     for x, linear in _LINEARS.items():
         rank = getattr(config, f"num_basis_{x}")
         for group in getattr(config, f"{x}_groups"):
+            stored = _basis_names(linear, group, tensors)
             for layer in group:
                 name = f"model.layers.{layer}.{linear}"
                 if rank is None:
@@ -74,9 +75,11 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
                 if name in ranks or layer >= len(dense.layers):
                     why = "appears twice" if name in ranks else "is not a layer of the model"
                     raise CheckpointError(f"{where}: {x}_groups: {layer} {why}")
-                ranks[name], shared[name] = rank, group
+                ranks[name] = rank
+                # One layer holds the copies against each other, and for all of them.
+                bases[name] = stored if layer == group[0] else stored[:1]
     names = FactorNames(
-        lambda linear: _basis_names(linear, shared[linear], tensors),
+        lambda linear: bases[linear],
         lambda linear: f"{linear}.weight",
         lambda linear: f"{linear}.bias",
     )
@@ -87,8 +90,11 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
 def _basis_names(
     linear: str, group: list[int], tensors: Mapping[str, TensorInfo]
 ) -> tuple[str, ...]:
-    """The names under which the files hold the basis of `linear`; one if they do not."""
-    module = linear.split(".", 3)[3].removesuffix("_proj")
+    """The names under which the files hold the basis that `linear` of all layers in `group` has.
+
+    One if they do not hold it.
+    """
+    module = linear.removesuffix("_proj")
     names = [f"model.layers.{layer}.{module}_basis.weight" for layer in group]
     names += [f"model.{module.rpartition('.')[2]}_basis.{layer}.weight" for layer in group]
-    return tuple(name for name in names if name in tensors) or (names[0],)
+    return tuple(name for name in names if name in tensors) or tuple(names[:1])

@@ -31,7 +31,7 @@ from vllm_gac.importers import palu_tensors
 from vllm_gac.importers.imported import Imported, Source, dense_of, imported
 from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.schema import Dim, validate
-from vllm_gac.shards import TensorInfo
+from vllm_gac.shards import MAX_TENSORS, TensorInfo
 from vllm_gac.shown import shown
 
 # Tokens in the cache of a GPU under load: 16-bit weights of an 8B model leave an 80 GB GPU room
@@ -124,6 +124,11 @@ class Projection:
 
 
 def _check(ranks: Mapping[str, list[int]], dense: ModelLayout, where: str) -> None:
+    if (groups := sum(map(len, ranks.values()))) > MAX_TENSORS:
+        raise CheckpointError(
+            f"{where}: {groups} groups, each with a tensor of its own; at most {MAX_TENSORS} are "
+            "read"
+        )
     known = {
         f"model.layers.{index}.self_attn.{name}"
         for index in range(len(dense.layers))

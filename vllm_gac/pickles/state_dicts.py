@@ -12,7 +12,14 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.foreign import lfs_pointer
 from vllm_gac.pickles.torch_file import TorchFile, open_torch_file
 from vllm_gac.pickles.values import StoredTensor
-from vllm_gac.shards import TensorInfo, check_index, read_weight_map, refuse_escape
+from vllm_gac.shards import (
+    MAX_SHARDS,
+    MAX_TENSORS,
+    TensorInfo,
+    check_index,
+    read_weight_map,
+    refuse_escape,
+)
 from vllm_gac.strict_json import read_bounded
 
 INDEX_FILE = "pytorch_model.bin.index.json"
@@ -41,9 +48,17 @@ def read_state_dict_headers(directory: Path) -> dict[str, TensorInfo]:
     if os.path.lexists(index_path):
         weight_map = read_weight_map(directory, index_path, ".bin")
         paths = [directory / file for file in sorted(set(weight_map.values()))]
+    if len(paths) > MAX_SHARDS:
+        raise CheckpointError(f"{directory}: more than {MAX_SHARDS} shards, the most that are read")
     tensors: dict[str, TensorInfo] = {}
     for path in paths:
-        for name, info in _headers(directory, path).items():
+        headers = _headers(directory, path)
+        if len(tensors) + len(headers) > MAX_TENSORS:
+            raise CheckpointError(
+                f"{path}: with the files before it more than {MAX_TENSORS} tensors, the most that "
+                "are read"
+            )
+        for name, info in headers.items():
             if name in tensors:
                 raise CheckpointError(f"{path}: {name} is also in {tensors[name].file}")
             tensors[name] = info

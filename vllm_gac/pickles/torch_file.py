@@ -5,7 +5,6 @@ Both of its formats: the zip file of torch 1.6 and later, and the row of pickles
 
 import math
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.pickles.interpreter import MAX_BYTES, load
 from vllm_gac.pickles.values import Class, Refused, Storage, StorageType, StoredTensor
 from vllm_gac.pickles.zip_archive import ByteRange, read_members
+from vllm_gac.regular_files import opened
 from vllm_gac.shards import TensorInfo
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class TorchFile:
 
         Raises CheckpointError for a tensor that overlaps itself, and if the file has changed.
         """
-        with _opened(self.path) as file:
+        with opened(self.path) as file:
             if _identity(file) != self.identity:
                 raise CheckpointError(f"{self.path}: has changed while it was read")
             yield lambda tensor: self._read(file, tensor)
@@ -103,7 +103,7 @@ def open_torch_file(path: Path) -> TorchFile:
 
     Raises CheckpointError if it holds what a model does not, or is not a file of torch.save.
     """
-    with _opened(path) as file:
+    with opened(path) as file:
         identity = _identity(file)
         size = os.fstat(file.fileno()).st_size
         try:
@@ -230,21 +230,6 @@ def _overlaps(tensor: StoredTensor) -> bool:
                 return True
             reach += (size - 1) * step
     return False
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The regular file `path`, opened once; OSErrors become CheckpointErrors."""
-    try:
-        # A pipe would block for ever, a device never end.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise CheckpointError(f"{path}: not a regular file")
-        with path.open("rb") as file:
-            yield file
-    except CheckpointError:
-        raise
-    except OSError as e:
-        raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
 
 
 def _identity(file: BinaryIO) -> tuple[int, ...]:

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from vllm_gac import contract
 from vllm_gac.contract import NOT_QUANTIZED, Quantized
+from vllm_gac.errors import CheckpointError
+from vllm_gac.growth import growth_fault
 from vllm_gac.layout import LayerLayout, ModelLayout
 from vllm_gac.schema import Role, Strategy
 
@@ -32,13 +34,18 @@ def padded_layout(
     keys of another size than the model's heads bring their own RoPE table. Padding twice is
     padding once. `quantized` is what weights and cache will be; for the sides of linears, the
     heads of a GPU count together. Raises ProfileError if `strategy` is measured and there is no
-    profile of `gpu`.
+    profile of `gpu`, CheckpointError for dims so small that padding would be most of the model.
     """
     if strategy == "none":
         return layout
     align = partial(contract.align, strategy=strategy, gpu=gpu, tensor_parallel_size=tp)
     layers = tuple(_padded(layout, layer, align, tp, quantized) for layer in layout.layers)
-    return replace(layout, layers=layers)
+    padded = replace(layout, layers=layers)
+    if grown := growth_fault(padded, layout.parameters):
+        raise CheckpointError(
+            f"padding dims, alignment {strategy}: {grown}; choose another, or none"
+        )
+    return padded
 
 
 def _padded(
