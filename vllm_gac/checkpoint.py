@@ -176,7 +176,7 @@ def _stored_faults(checkpoint: Checkpoint, finite: bool, progress: bool) -> Iter
     yield from _dtype_faults(checkpoint, [name for name in required if name in found])
     hidden = not (finite and progress)
     for name, info in tqdm(found.items(), "check", unit="tensor", delay=1, disable=hidden):
-        where = f"{directory / info.file}: {name}"
+        where = f"{directory / info.file}: {shown(name)}"
         if name not in required and not checkpoint.is_unused(name):
             yield f"{where}: not part of the model"
         if finite and not checkpoint.is_finite(name):

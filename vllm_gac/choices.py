@@ -19,8 +19,8 @@ _STEPS: dict[Role, tuple[tuple[int, ...], int]] = {
     "width": ((64, 16, 8), 16),
     "rank": ((16, 8), 4),
 }
-# Of more head sizes than these, as there are without alignment, some evenly spread are tried.
-_MOST_HEAD_SIZES = 24
+# Of more dims than these, as there are without alignment, some evenly spread are tried.
+_MOST: dict[Role, int] = {"head": 24, "width": 1 << 16, "rank": 1 << 16}
 # In how many steps the share of its parameters that a factorized linear keeps is tried.
 _SHARES = 64
 
@@ -56,7 +56,7 @@ def _allowed_dims(
         step *= parallel if role == "width" else 1
         dims = {d for d in dims if d % step == 0 or d == full}
     rising = sorted(dims)
-    return tuple(evenly_spread(rising, _MOST_HEAD_SIZES) if role == "head" else rising)
+    return tuple(evenly_spread(rising, _MOST[role]))
 
 
 def evenly_spread(rising: Sequence[int], most: int) -> list[int]:

@@ -26,7 +26,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import ModelLayout
 from vllm_gac.methods.lowrank import Whitening
 from vllm_gac.methods.prune import Criterion
-from vllm_gac.model_directory import fingerprint, size_and_time
+from vllm_gac.model_directory import companions_of, fingerprint, size_and_time
 from vllm_gac.plan import planned_layout, read_plan, uniform_plan
 from vllm_gac.planner import Asked, check_feasible, measured_plan
 from vllm_gac.stats import check_gradients, check_stats, covariances_for
@@ -60,6 +60,7 @@ def compress(
     input, in `out`.partial too if that is not ours, and for a full disk.
     """
     checkpoint, asked = open_dense(model), asked or Asked()
+    companions_of(model)  # what cannot be copied is refused before the work
     chosen = None
     if plan is not None:
         chosen = read_plan(plan, checkpoint)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from vllm_gac.errors import DiskError
+from vllm_gac.regular_files import opened
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +37,14 @@ def write_bytes(path: Path, contents: bytes) -> None:
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy the contents of `source`, atomically."""
-    _write(path, lambda partial: partial.write_bytes(source.read_bytes()))
+    """Copy the contents of `source`, a regular file, atomically."""
+    with opened(source) as file:
+
+        def copy(partial: Path) -> None:
+            with partial.open("wb") as copied:
+                shutil.copyfileobj(file, copied)
+
+        _write(path, copy)
 
 
 def write_tensors(

@@ -26,7 +26,13 @@ from vllm_gac.importers.pickled_companions import pickled_companions
 from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.layout import ModelLayout
 from vllm_gac.model_card import layer_table
-from vllm_gac.model_directory import copy_companions, shard_path, size_and_time, write_index
+from vllm_gac.model_directory import (
+    companions_of,
+    copy_companions,
+    shard_path,
+    size_and_time,
+    write_index,
+)
 from vllm_gac.model_format import open_any_format
 from vllm_gac.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
 from vllm_gac.pickles.torch_file import open_torch_file
@@ -85,6 +91,8 @@ def import_model(
         "dtype": stored,
         "base": str(base) if base else None,
     }
+    if (base or source).is_dir():
+        companions_of(base or source)  # what cannot be copied is refused before the work
     if resume and finished_before(out, "import", run):
         return Conversion(model.format, model.layout, stored, _has_tokenizer(out))
     with workspace(out, "import", run, resume, overwrite) as directory:

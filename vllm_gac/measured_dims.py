@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from vllm_gac.gpu_profile import DEFAULT_GPU, read_profile
 from vllm_gac.profile_schema import GpuProfile
@@ -51,6 +52,7 @@ def time_ratio(dim: int, other: int, role: Role, gpu: str | None = None) -> floa
     return math.exp(sum(math.log(after / before) for before, after in total.values()) / len(total))
 
 
+@cache
 def _times(profile: GpuProfile, role: Role) -> list[tuple[int, Mapping[int, float]]]:
     """(batch size, microseconds by dim) of each sweep that speaks of `role`."""
     if role == "head":

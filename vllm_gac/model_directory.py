@@ -4,6 +4,7 @@ Every file is written atomically; the directory itself appears by workspace.py.
 """
 
 import math
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ COMPANIONS = (
     "LICENSE*",
     "NOTICE*",
 )
+# The largest tokenizers are of 35 MB, and a model has some ten files beside its weights.
+_MAX_COMPANION = 128 << 20
+_MAX_COMPANIONS = 64
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 
 
@@ -33,16 +37,36 @@ def shard_path(directory: Path, index: int, layers: int) -> Path:
     return directory / f"model-{index + 1:05}-of-{layers + 1:05}.safetensors"
 
 
-def copy_companions(source: Path, directory: Path) -> None:
-    """Copy tokenizer, generation config, chat template and licence.
+def companions_of(source: Path) -> list[Path]:
+    """Tokenizer, generation config, chat template and licence of the model in `source`.
 
-    Raises CheckpointError for a link out of `source`: what lies there is not part of the model.
+    Raises CheckpointError for a link out of `source`, since what lies there is not part of the
+    model, and for what is too large or too much to be copied.
     """
+    found: list[Path] = []
     for pattern in COMPANIONS:
-        for path in sorted(source.glob(pattern)):
+        for path in islice(source.glob(pattern), _MAX_COMPANIONS + 1):
             if path.is_file():
                 refuse_escape(source, path)
-                copy_file(path, directory / path.name)
+                found.append(path)
+                size = path.stat().st_size
+                if size > _MAX_COMPANION:
+                    raise CheckpointError(
+                        f"{path}: {size} bytes, at most {_MAX_COMPANION} are copied along with a "
+                        "model; move it elsewhere"
+                    )
+    if len(found) > _MAX_COMPANIONS:
+        raise CheckpointError(
+            f"{source}: more than {_MAX_COMPANIONS} files named like {found[0].name}, the most "
+            "that are copied along with a model; move them elsewhere"
+        )
+    return sorted(found)
+
+
+def copy_companions(source: Path, directory: Path) -> None:
+    """Copy the companions of the model in `source` to `directory`."""
+    for path in companions_of(source):
+        copy_file(path, directory / path.name)
 
 
 def write_index(directory: Path) -> None:

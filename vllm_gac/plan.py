@@ -6,15 +6,15 @@ that some layers get on top. Budgets are exact integers and never exceeded.
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from vllm_gac import __version__
 from vllm_gac.checkpoint import Checkpoint
-from vllm_gac.choices import MERGEABLE, Dims, attentions, layer_at, rungs
+from vllm_gac.choices import MERGEABLE, Dims, Rung, attentions, layer_at, rungs
 from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout import LayerLayout, ModelLayout, layer_of
@@ -69,19 +69,19 @@ def uniform_plan(
         smallest = min(a.kv_elements for a in choices) * len(dense.layers)
         raise _infeasible("--kv-ratio", kv_ratio, smallest, dense.kv_elements, methods)
 
+    # Of attentions and rungs there may be thousands each: never all of their layers at a time.
     steps = rungs(dense, methods, dims)
-    ladders = [
-        [partial(layer_at, dense, a, step, methods, dims) for step in steps] for a in fitting
-    ]
+    ladders = [_Ladder(dense, attention, steps, methods, dims) for attention in fitting]
     outside = dense.parameters - len(dense.layers) * _parameters(dense, dense.layers[0])
-    plans = [p for ladder in ladders if (p := _climb(dense, ladder, budget.allowed - outside))]
-    if not plans:
-        smallest = min(_parameters(dense, ladder[0]()) for ladder in ladders) * len(dense.layers)
+    plans = (p for ladder in ladders if (p := _climb(dense, ladder, budget.allowed - outside)))
+    rated = ((expected_loss(dense, layers), layers) for layers in plans)
+    best = min(rated, key=lambda pair: pair[0], default=None)
+    if best is None:
+        smallest = min(_parameters(dense, ladder[0]) for ladder in ladders) * len(dense.layers)
         raise _infeasible(
             "--param-ratio", param_ratio, smallest + outside, dense.parameters, methods
         )
-    losses = [expected_loss(dense, layers) for layers in plans]
-    loss, layers = min(zip(losses, plans, strict=True), key=lambda pair: pair[0])
+    loss, layers = best
     layout = replace(dense, layers=tuple(layers))
     return Plan(
         version=1,
@@ -158,23 +158,38 @@ def budget_of(ratio: float, dense: int) -> PlanBudget:
     return PlanBudget(dense=dense, allowed=math.floor(Fraction(str(ratio)) * dense), used=0)
 
 
-def _climb(
-    dense: ModelLayout, ladder: Sequence[Callable[[], LayerLayout]], allowed: int
-) -> list[LayerLayout] | None:
+@dataclass(frozen=True, slots=True)
+class _Ladder:
+    """Layers of one attention, from the least of the rest to the whole; made when asked for."""
+
+    dense: ModelLayout
+    attention: LayerLayout
+    steps: Sequence[Rung]
+    methods: Sequence[str]
+    dims: Dims
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, index: int) -> LayerLayout:
+        return layer_at(self.dense, self.attention, self.steps[index], self.methods, self.dims)
+
+
+def _climb(dense: ModelLayout, ladder: _Ladder, allowed: int) -> list[LayerLayout] | None:
     """Every layer on the highest rung that all can have, then as many as fit one rung higher.
 
     `allowed` is for all layers; None if it does not suffice for the lowest rung.
     """
     count = len(dense.layers)
-    sizes = cache(lambda rung: _parameters(dense, ladder[rung]()))
+    sizes = cache(lambda rung: _parameters(dense, ladder[rung]))
     rung = bisect_right(range(len(ladder)), allowed // count, key=sizes) - 1
     if rung < 0:
         return None
-    layers = [ladder[rung]()] * count
+    layers = [ladder[rung]] * count
     if rung + 1 < len(ladder):
         raised = (allowed - count * sizes(rung)) // (sizes(rung + 1) - sizes(rung))
         # The last ones: in the demo model that is worth 1.4 % of perplexity.
-        layers[count - raised :] = [ladder[rung + 1]()] * raised
+        layers[count - raised :] = [ladder[rung + 1]] * raised
     return layers
 
 

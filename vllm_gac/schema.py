@@ -322,7 +322,8 @@ class KnapsackProblem(StrictModel):
 
     items: Annotated[list[KnapsackItem], Field(min_length=1, max_length=50_000)]
     budget: Count | None = None
-    budgets: dict[str, Count] | None = None
+    # The search keeps a matrix of budgets by budgets, and choices that differ in any of them.
+    budgets: Annotated[dict[str, Count], Field(max_length=16)] | None = None
 
     @model_validator(mode="after")
     def _costs_match_budgets(self) -> "KnapsackProblem":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.errors import CheckpointError
+from vllm_gac.regular_files import refuse_special
 from vllm_gac.strict_json import parse_json, read_bounded, read_json
 
 # Text is tokenized in blocks of lines: some tokenizers take quadratic time on one long string.
@@ -46,6 +47,7 @@ def blocks(model: Path, path: Path, characters: int | None) -> Iterator[Block]:
 
 def _plain(path: Path, characters: int | None) -> Iterator[Block]:
     try:
+        refuse_special(path)
         with path.open(encoding="utf-8", newline="") as file:
             left, first = characters if characters is not None else -1, True
             while left and (text := file.read(_BLOCK if left < 0 else min(_BLOCK, left))):
@@ -59,6 +61,7 @@ def _plain(path: Path, characters: int | None) -> Iterator[Block]:
 def _documents(model: Path, path: Path) -> Iterator[Block]:
     template: _Template | None = None
     try:
+        refuse_special(path)
         with path.open("rb") as file:
             number = 0
             while line := file.readline(_LONGEST_LINE + 1):
@@ -68,7 +71,7 @@ def _documents(model: Path, path: Path) -> Iterator[Block]:
                     raise CheckpointError(f"{where}: a line of more than {_LONGEST_LINE} bytes")
                 if not line.strip():
                     continue
-                value = parse_json(line, where)
+                value = parse_json(line, where, max_parts=_LONGEST_LINE)  # commas of its text count
                 if isinstance(text := value.get("text"), str):
                     yield from _pieces(text, begins=True)
                 elif "messages" in value:

@@ -8,7 +8,10 @@ import torch
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts import blocks
+from vllm_gac.tokenizer_growth import MOST, growth
 
+# The largest there are have 35 MB.
+_MAX_TOKENIZER = 128 << 20
 # As much of each file as calibration chooses its sequences from.
 _CALIBRATION_CHARACTERS = 1 << 24
 
@@ -60,8 +63,19 @@ def _encode(model: Path, path: Path, characters: int | None) -> torch.Tensor:
     tokenizer_path = model / "tokenizer.json"
     if not tokenizer_path.is_file():
         raise CheckpointError(f"{tokenizer_path}: missing; it is needed to read text files")
+    size = tokenizer_path.stat().st_size
+    if size > _MAX_TOKENIZER:
+        raise CheckpointError(
+            f"{tokenizer_path}: {size} bytes, at most {_MAX_TOKENIZER} of a tokenizer are read"
+        )
     with _faults_named(tokenizer_path):
         tokenizer = Tokenizer.from_file(str(tokenizer_path))
+        grown = growth(tokenizer)
+    if grown > MOST:
+        raise CheckpointError(
+            f"{tokenizer_path}: its steps may make a text {grown:.3g} times as long, at most "
+            f"{MOST} times is accepted"
+        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids: list[int] = []

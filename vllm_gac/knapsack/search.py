@@ -14,10 +14,10 @@ from vllm_gac.knapsack.instance import Floats, Instance, Ints
 # Partial choices kept after an item, pass by pass: good solutions first, which make the next
 # pass shorter. Only artificial problems need the last one, or more.
 _BEAMS = (1 << 8, 1 << 11, 1 << 14, 1 << 16)
-# What bounds time and memory where a beam would not: kept ones over all items, and those that
-# are made at once.
+# What bounds time and memory where a beam would not: kept ones over all items, and the costs of
+# those that are made at once.
 _MAX_KEPT = 1 << 24
-_MAX_MADE = 1 << 22
+_MAX_MADE = 1 << 23
 # With so many kept, equally good choices need not be told apart any more.
 _ENOUGH_FOR_TIES = 1 << 14
 
@@ -102,7 +102,8 @@ def _search(bounded: _Bounded, most_loss: float, beam: int) -> tuple[list[int] |
     most_loss += bounded.tolerance
     budgets = len(bounded.prices)
     stages = _stages(bounded, most_loss)
-    beam = max(1, min(beam, _MAX_MADE // max(len(stage.candidates) for stage in stages)))
+    most = max(len(stage.candidates) for stage in stages) * max(2, budgets)
+    beam = max(1, min(beam, _MAX_MADE // most))
     costs, values = np.zeros((1, budgets), dtype=np.int64), np.zeros(1, dtype=np.int64)
     losses = np.zeros(1)
     history: list[NDArray[np.intp]] = []

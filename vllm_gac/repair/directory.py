@@ -19,7 +19,13 @@ from vllm_gac.durable import write_json, write_tensors, write_text
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import ModelLayout
 from vllm_gac.model_card import layer_table
-from vllm_gac.model_directory import copy_companions, fingerprint, shard_path, write_index
+from vllm_gac.model_directory import (
+    companions_of,
+    copy_companions,
+    fingerprint,
+    shard_path,
+    write_index,
+)
 from vllm_gac.model_format import open_any_format
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.repair.dims import padded_layout
@@ -65,6 +71,7 @@ def repair(
     for fault in faults(source):
         raise CheckpointError(fault)
     _refuse_mixed(source)
+    companions_of(source.directory)  # what cannot be copied is refused before the work
     before = source.layout
     lowered = lowered_layout(before, strategy, gpu) if redecompose else before
     after = padded_layout(lowered, strategy, gpu, tp, quantized)
