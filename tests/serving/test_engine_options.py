@@ -144,8 +144,14 @@ def test_batch_invariance_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         engine_options.check_engine_options(_asked())
 
 
-def _model(runner: str = "generate", **overrides: str) -> Any:
-    return SimpleNamespace(model="gac", runner_type=runner, model_class_overrides=overrides)
+def _model(runner: str = "generate", convert: str = "none", **overrides: str) -> Any:
+    return SimpleNamespace(
+        model="gac",
+        runner_type=runner,
+        convert_type=convert,
+        model_class_overrides=overrides,
+        hf_config=SimpleNamespace(),
+    )
 
 
 def test_a_gac_model_does_not_draft() -> None:
@@ -158,3 +164,12 @@ def test_a_gac_model_is_of_no_other_class() -> None:
     engine_options.check_role(_model(LlamaForCausalLM="mine:Llama"))
     with pytest.raises(CheckpointError, match=r"--model-class-overrides: names mine:Llama for Gac"):
         engine_options.check_role(_model(GacLlamaForCausalLM="mine:Llama"))
+
+
+def test_a_gac_model_embeds_and_classifies_by_tokens_but_has_no_head() -> None:
+    engine_options.check_role(_model("pooling", "embed"))
+    by_tokens = _model("pooling", "classify")
+    with pytest.raises(CheckpointError, match=r"--convert classify: gac is a .* no score\.weight"):
+        engine_options.check_role(by_tokens)
+    by_tokens.hf_config.classifier_from_token = ["no", "yes"]
+    engine_options.check_role(by_tokens)

@@ -238,7 +238,12 @@ def test_a_cache_scheme_with_scales_of_single_heads_is_refused(packed: Path) -> 
     hf_config.quantization_config["kv_cache_scheme"] = scheme
     check_cache_scheme(hf_config)
     hf_config.quantization_config["kv_cache_scheme"] = scheme | {"strategy": "attn_head"}
-    model_config: Any = SimpleNamespace(hf_config=hf_config, runner_type="generate")
+    model_config: Any = SimpleNamespace(
+        hf_config=hf_config,
+        runner_type="generate",
+        convert_type="none",
+        model_class_overrides={},
+    )
     with pytest.raises(CheckpointError, match=r"kv_cache_scheme: its strategy is attn_head; of a"):
         GacConfigHook.verify_and_update_model_config(model_config)
 

@@ -26,7 +26,11 @@ MAX_DECODE_QUERY = 8
 
 
 def check_role(model_config: "ModelConfig") -> None:
-    """Raise CheckpointError if a gac model is to draft for another, or to be of another class."""
+    """Raise CheckpointError if a gac model is to do what it has no part for.
+
+    That is drafting for another, being of another class, or classifying with a head that vLLM would
+    invent.
+    """
     if model_config.runner_type == "draft":
         raise CheckpointError(
             f"--speculative-config: {model_config.model} is a gac model, which cannot draft for "
@@ -36,6 +40,14 @@ def check_role(model_config: "ModelConfig") -> None:
         raise CheckpointError(
             f"--model-class-overrides: names {model_config.model_class_overrides[ARCHITECTURE]} "
             f"for {ARCHITECTURE}, whose layers no other class builds; leave it out"
+        )
+    # vLLM can take the logits of given tokens for a head; a score.weight no gac model has.
+    by_tokens = getattr(model_config.hf_config, "classifier_from_token", None)
+    if model_config.convert_type == "classify" and by_tokens is None:
+        raise CheckpointError(
+            f"--convert classify: {model_config.model} is a gac model, which has no score.weight "
+            "to classify or score with; use --convert embed, or name the tokens of two answers by "
+            '--hf-overrides \'{"method": "from_2_way_softmax", "classifier_from_token": [...]}\''
         )
 
 

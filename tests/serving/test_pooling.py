@@ -1,0 +1,55 @@
+"""What vLLM makes of a gac model beside generating: embeddings, and classes by their tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.serving.agreement import PROMPTS
+from tests.serving.engines import OPTIONS, in_engine_process
+from tests.serving.models import HETEROGENEOUS, write_model
+from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.forward import logits, reference
+
+pytestmark = pytest.mark.slow
+
+BY_TOKENS = {"method": "from_2_way_softmax", "classifier_from_token": ["!", "a"]}
+
+
+def test_a_prompt_is_scored_by_the_logits_of_two_tokens_and_embedded_by_its_last_state(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "model", HETEROGENEOUS[:6])
+    checkpoint = open_checkpoint(tmp_path / "model")
+    model = reference(checkpoint)
+    with checkpoint.reader() as read, torch.inference_mode():
+        expected = [logits(model, read, torch.tensor([prompt]))[0, -1] for prompt in PROMPTS]
+        unembedding = read("lm_head.weight").float()
+    embeddings = in_engine_process(_embedded, str(tmp_path / "model"))
+    (no, yes), scores = in_engine_process(_scored, str(tmp_path / "model"))
+    for last, score, embedding in zip(expected, scores, embeddings, strict=True):
+        assert score == pytest.approx(float((last[yes] - last[no]).sigmoid()), abs=1e-4)
+        again = unembedding @ torch.tensor(embedding)  # normalized, so equal but for its length
+        assert torch.cosine_similarity(again, last, dim=0) > 1 - 1e-5
+
+
+def _prompts() -> list[Any]:
+    return [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+
+
+def _embedded(directory: str) -> list[list[float]]:
+    """The embedding of each prompt."""
+    from vllm import LLM
+
+    llm = LLM(directory, runner="pooling", **OPTIONS)
+    return [output.outputs.embedding for output in llm.embed(_prompts(), use_tqdm=False)]
+
+
+def _scored(directory: str) -> tuple[list[int], list[float]]:
+    """The two tokens, and of each prompt how probable the second is."""
+    from vllm import LLM
+
+    llm = LLM(directory, convert="classify", hf_overrides=BY_TOKENS, **OPTIONS)
+    tokens = llm.get_tokenizer().convert_tokens_to_ids(BY_TOKENS["classifier_from_token"])
+    return tokens, [o.outputs.probs[0] for o in llm.classify(_prompts(), use_tqdm=False)]
