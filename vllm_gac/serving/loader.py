@@ -155,7 +155,7 @@ class GacModelLoader(DefaultModelLoader):
         if packed:
             check_packed(Path(folder), layout)
             return None  # read as the quantizer's format wants it
-        checkpoint = preflight(Path(folder), layout)
+        checkpoint = preflight(Path(folder), layout, hf_config.to_dict())
         logger.info("All %d tensor headers are as the config says", len(checkpoint.tensors))
         return checkpoint
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from vllm_gac.checkpoint import Checkpoint, faults, read_config
 from vllm_gac.errors import CheckpointError
@@ -12,6 +14,8 @@ from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.layout import ModelLayout
 from vllm_gac.model_format import open_any_format
 from vllm_gac.pickles.state_dicts import state_dict_files
+from vllm_gac.schema import HfConfig, validate
+from vllm_gac.shards import read_headers
 
 MAX_FAULTS_SHOWN = 5
 
@@ -41,12 +45,21 @@ def refused_to_serve(directory: Path) -> str | None:
     return without_weights(directory)
 
 
-def preflight(directory: Path, layout: ModelLayout) -> Checkpoint:
+def preflight(
+    directory: Path, layout: ModelLayout, raw_config: Mapping[str, Any] | None = None
+) -> Checkpoint:
     """The checkpoint in `directory`, in any format, to be served by `layout`; headers only.
 
-    Raises CheckpointError unless it holds exactly the tensors that this takes.
+    `raw_config` is the config.json of a directory that may have none: with --download-dir, vLLM
+    keeps configs and weights of a model on the Hub apart. Raises CheckpointError unless it holds
+    exactly the tensors that this takes.
     """
-    _, checkpoint = open_to_serve(directory)
+    if raw_config is not None and not (directory / "config.json").exists():
+        config = validate(HfConfig, dict(raw_config), "config.json")
+        headers = read_headers(directory)
+        checkpoint = Checkpoint(directory, raw_config, config, layout, headers)
+    else:
+        _, checkpoint = open_to_serve(directory)
     if isinstance(checkpoint, Imported) and not checkpoint.is_stored_as_served:
         if checkpoint.layout != layout:
             raise CheckpointError(
