@@ -50,6 +50,34 @@ print(loaders["gac"].__name__, hooks[registration.ARCHITECTURE].__name__,
     assert _run(code).splitlines()[-1] == expected
 
 
+OURS = ("model", "loader", "config_hook", "config_parser", "attention_reference", "metrics")
+FIRST = [
+    "from vllm.model_executor.layers.quantization import get_quantization_config as g; g('fp8')",
+    "import vllm.model_executor.models.utils",
+    "import vllm.model_executor.models.registry",
+    "import vllm.model_executor.model_loader",
+    "import vllm.engine.arg_utils",
+    *(f"import vllm_gac.serving.{name}" for name in OURS),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", FIRST)
+def test_whatever_is_imported_first_all_is_registered(first: str) -> None:
+    code = f"""
+from vllm_gac import plugin, registration
+plugin.register()
+{first}
+from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP as hooks
+from vllm.transformers_utils.config import get_config_parser
+print(loaders["gac"].__name__, hooks[registration.ARCHITECTURE].__name__,
+      type(get_config_parser("hf")).__name__, registration.failures)
+"""
+    expected = "GacModelLoader GacConfigHook GacConfigParser {}"
+    assert _run(code).splitlines()[-1] == expected
+
+
 def test_a_failed_step_is_logged_and_raised_only_when_a_gac_model_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
