@@ -6,10 +6,11 @@ from typing import Any
 
 from benchmarks.option_matrix.engine_args import ELSEWHERE, in_cells
 from benchmarks.option_matrix.verdict import FAULT
+from benchmarks.quality.provenance import compiler
 from benchmarks.table import markdown
 
 
-def page(result: Mapping[str, Any]) -> str:
+def page(result: dict[str, Any]) -> str:
     """The page: a summary, faults first, all cells, what no cell has, and vLLM's options."""
     cells = result["cells"]
     counts = Counter(cell["verdict"] for cell in cells.values())
@@ -17,7 +18,7 @@ def page(result: Mapping[str, Any]) -> str:
     lines = [
         f"# Engine options by pairs, on {'a CPU' if device == 'cpu' else 'a GPU'}",
         "",
-        f"{result['machine']}, {result['date']}, torch {result['torch']}, commit "
+        f"{result['machine']}, {result['date']}, {compiler(result)}, commit "
         f"{result['commit']}, `{result['command']}`; {result['at_once']} at a time.",
         "",
         f"{len(cells)} engines, one a row: "

@@ -146,6 +146,7 @@ def test_the_page_shows_faults_first_and_says_what_no_cell_has() -> None:
             "machine": "CPU",
             "date": "today",
             "torch": "2",
+            "triton": "3",
             "commit": "abc",
             "command": "command --device cpu",
             "at_once": 1,
