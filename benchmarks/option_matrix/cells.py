@@ -50,7 +50,8 @@ class Cell:
 
     @property
     def allowed(self) -> float:
-        return ALLOWED[self.options["dtype"]]
+        cached = ALLOWED.get(self.options.get("kv_cache_dtype", "auto"), 0.0)
+        return max(ALLOWED[self.options["dtype"]], cached)
 
     @property
     def mean_error(self) -> float | None:

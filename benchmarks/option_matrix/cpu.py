@@ -47,7 +47,6 @@ MODELS = (
     "dense",
     "SVD-LLM",
     "PaLU",
-    "every shape int8",
     "low rank int8",
 )
 # The first level of each is vLLM's default, or what COMMON says.
@@ -94,7 +93,7 @@ FACTORS: Factors = {
     "load format": {"gac": Level(), "auto": Level({"load_format": "auto"})},
 }
 _IMPORTED = ("SVD-LLM", "PaLU")
-_PACKED = ("every shape int8", "low rank int8")
+_PACKED = ("low rank int8",)
 _MODELS_BY_REASON = {
     "packed tensors are not padded: refused, below": [
         {"model": model, "padding": padding}
@@ -110,6 +109,9 @@ _MODELS_BY_REASON = {
 }
 IMPOSSIBLE: Mapping[str, list[Row]] = {
     **_MODELS_BY_REASON,
+    "vLLM 0.32's int8 kernels for CPUs with AMX take bf16 only: fp32 is an error, fp16 an abort": [
+        {"model": model, "dtype": dtype} for model in _PACKED for dtype in ("fp32", "fp16")
+    ],
     "vLLM decides drafts by n-grams step by step: refused, below": [
         {"speculation": "n-grams", "scheduling": "async"}
     ],
@@ -149,7 +151,13 @@ SINGLES: list[Cell] = [
     *(_one(f"-O{level}", enforce_eager=False, optimization_level=level) for level in (0, 1)),
     # the KV cache
     *(
-        _one(f"KV cache {dtype}", kv_cache_dtype=dtype, refused=rf"kv.cache.dtype.*{dtype}")
+        # of many layers: vLLM leaves the first and the last as they are for some dtypes
+        _one(
+            f"KV cache {dtype}",
+            "every shape",
+            kv_cache_dtype=dtype,
+            refused=rf"kv.cache.dtype.*{dtype}",
+        )
         for dtype in ("fp8", "fp8_e5m2", "int8_per_token_head", "turboquant_k8v4", "nvfp4")
     ),
     _one("KV cache bfloat16", kv_cache_dtype="bfloat16", dtype="bfloat16"),

@@ -108,6 +108,13 @@ SINGLES: list[Cell] = [
     # the KV cache
     _one("KV cache fp8_e4m3", kv_cache_dtype="fp8_e4m3", rounds=True),
     _one("KV cache bfloat16", kv_cache_dtype="bfloat16"),
+    _one(
+        "KV cache fp8 but for layer 0",
+        "every shape",
+        kv_cache_dtype="fp8",
+        kv_cache_dtype_skip_layers=["0"],
+        rounds=True,
+    ),
     _one("fp16", "every shape", dtype="float16"),
     _one("fp32", dtype="float32", refused="--dtype"),
     *(

@@ -227,7 +227,6 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "kernel_config",
         "kv_offloading_backend",
         "swa_bounded_replay",
-        "kv_cache_dtype_skip_layers",
     ),
     "vLLM 0.32 has it without an effect": ("disable_cascade_attn",),
     "for plugins of platforms, and new weights from a trainer (tests/serving/test_lifecycle.py "
