@@ -165,7 +165,7 @@ SINGLES: list[Cell] = [
     _one("KV layout NHD", env={"VLLM_KV_CACHE_LAYOUT": "NHD"}, refused="(?i)layout"),
     _one("KV layout HND", env={"VLLM_KV_CACHE_LAYOUT": "HND"}),
     _one("blocks of 16", block_size=16),
-    _one("blocks of 48", "every shape", block_size=48),
+    _one("blocks of 48", "every shape", block_size=48, refused="block size"),
     _one("no hybrid manager", "window", disable_hybrid_kv_cache_manager=True),
     _one("hybrid manager", "window", disable_hybrid_kv_cache_manager=False),
     _one("window disabled", "window", disable_sliding_window=True, refused="sliding.window"),
@@ -203,10 +203,15 @@ SINGLES: list[Cell] = [
             f"quantized as {name}",
             quantization=name,
             dtype="bfloat16",
-            refused=name.partition("_")[0],
+            refused=refused,
             rounds=True,
         )
-        for name in ("fp8_per_tensor", "fp8_per_block", "mxfp8", "int8_per_channel_weight_only")
+        for name, refused in (
+            ("fp8_per_tensor", "static_scaled_fp8_quant"),  # which vLLM for CPU has not
+            ("fp8_per_block", None),
+            ("mxfp8", "MXFP8"),
+            ("int8_per_channel_weight_only", None),  # of experts only
+        )
     ),
     *(
         _one(f"quantized as {name}", quantization=name, refused=f"(?i){name}")
@@ -375,7 +380,7 @@ SINGLES: list[Cell] = [
     # scheduling
     _one("by priority", scheduling_policy="priority"),
     _one("attention backend named", attention_backend="TRITON_ATTN"),
-    _one("oneDNN linears", linear_backend="triton", refused="(?i)linear.backend"),
+    _one("a linear backend of GPUs", linear_backend="triton"),
     _one("throughput mode", performance_mode="throughput"),
     _one("logits instead of logprobs", logprobs_mode="processed_logprobs"),
 ]
