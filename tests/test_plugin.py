@@ -39,7 +39,8 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP as hooks
 from vllm.transformers_utils.config import get_config_parser
 from vllm.v1.attention.backends.registry import AttentionBackendEnum as backends
 plugin.register()
-print(loaders["gac"].__name__, hooks[registration.ARCHITECTURE].__name__,
+from vllm.config.load import LoadConfig
+print(type(loaders["gac"](LoadConfig())).__name__, hooks[registration.ARCHITECTURE].__name__,
       type(get_config_parser("hf")).__name__, get_config_parser("hf").before.__name__,
       registration.ARCHITECTURE in ModelRegistry.get_supported_archs(),
       backends["GAC_REFERENCE"].get_class().get_name(), "GAC" in backends.__members__,
@@ -71,7 +72,8 @@ plugin.register()
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP as hooks
 from vllm.transformers_utils.config import get_config_parser
-print(loaders["gac"].__name__, hooks[registration.ARCHITECTURE].__name__,
+from vllm.config.load import LoadConfig
+print(type(loaders["gac"](LoadConfig())).__name__, hooks[registration.ARCHITECTURE].__name__,
       type(get_config_parser("hf")).__name__, registration.failures)
 """
     expected = "GacModelLoader GacConfigHook GacConfigParser {}"

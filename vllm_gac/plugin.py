@@ -5,12 +5,19 @@ for it: each step waits until vLLM itself imports the registry that the step wri
 is written there names our classes by their paths wherever vLLM accepts a path.
 """
 
+import functools
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from vllm_gac.deferred import once_imported
 from vllm_gac.errors import VersionError
 from vllm_gac.registration import ARCHITECTURE, BACKENDS, LOAD_FORMAT, failures
+
+if TYPE_CHECKING:
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader import BaseModelLoader
+    from vllm.transformers_utils.config_parser_base import ConfigParserBase
 
 logger = logging.getLogger("vllm.gac")  # below vLLM's logger, so that its configuration applies
 
@@ -57,12 +64,17 @@ def _register_backends() -> None:
 def _register_config_parser() -> None:
     from vllm.transformers_utils import config
 
+    parsers = config._CONFIG_FORMAT_TO_CONFIG_PARSER
+    if not isinstance(parsers["hf"], functools.partial):
+        parsers["hf"] = functools.partial(_config_parser, parsers["hf"])
+
+
+def _config_parser(before: "type[ConfigParserBase]") -> "ConfigParserBase":
+    """What vLLM calls for a parser. Our module may be the one whose import has led to the step."""
     from vllm_gac.serving.config_parser import GacConfigParser
 
-    parsers = config._CONFIG_FORMAT_TO_CONFIG_PARSER
-    if parsers["hf"] is not GacConfigParser:
-        GacConfigParser.before = parsers["hf"]
-        parsers["hf"] = GacConfigParser
+    GacConfigParser.before = before
+    return GacConfigParser()
 
 
 def _register_config_hook() -> None:
@@ -80,7 +92,11 @@ def _register_config_hook() -> None:
 def _register_loader() -> None:
     from vllm.model_executor import model_loader
 
+    model_loader._LOAD_FORMAT_TO_MODEL_LOADER[LOAD_FORMAT] = _loader
+
+
+def _loader(load_config: "LoadConfig") -> "BaseModelLoader":
+    """What vLLM calls for a loader; imported then, as `_config_parser` says."""
     from vllm_gac.serving.loader import GacModelLoader
 
-    if model_loader._LOAD_FORMAT_TO_MODEL_LOADER.get(LOAD_FORMAT) is not GacModelLoader:
-        model_loader.register_model_loader(LOAD_FORMAT)(GacModelLoader)
+    return GacModelLoader(load_config)

@@ -22,6 +22,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.weight_utils import enable_tqdm
+from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_gac.checkpoint import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
@@ -178,9 +179,6 @@ def _is_packed_gac(model_config: ModelConfig) -> bool:
 
 def _on_other_stages(model: nn.Module) -> tuple[str, ...]:
     """How names begin of tensors that another stage of the pipeline has, and reads and checks."""
-    # Not at the top: this module may be imported while vLLM imports that one, to quantize.
-    from vllm.model_executor.models.utils import PPMissingLayer
-
     modules = model.named_modules()
     return tuple(f"{name}." for name, module in modules if isinstance(module, PPMissingLayer))
 
