@@ -206,6 +206,17 @@ def relative_error(batch: Batch, tiling: Tiling | None = None) -> float:
     return float(difference.norm() / expected[:tokens].norm())
 
 
+def tolerance(batch: Batch) -> float:
+    """The relative error that `batch` may have: half a percent.
+
+    Of a handful of numbers it is 2 %: positive and negative values may cancel in all of them, and
+    what is left is small beside what rounding the weights costs.
+    """
+    tokens = int(batch.query_start_loc[-1])
+    numbers = tokens * batch.geometry.query_heads * batch.geometry.value_size
+    return 5e-3 if numbers >= 16 else 2e-2
+
+
 def _dequantized(batch: Batch) -> torch.Tensor:
     if batch.k_scale is None or batch.v_scale is None:
         return batch.cache
@@ -223,5 +234,5 @@ if __name__ == "__main__":
         batch = random_batch(seed, limits)
         error = relative_error(batch)
         print(f"seed {seed}: relative error {error:.1e}, {batch.geometry}", flush=True)
-        if not error < 5e-3:
+        if not error < tolerance(batch):
             sys.exit(f"seed {seed}: {batch.seq_lens.tolist()}, window {batch.window}")

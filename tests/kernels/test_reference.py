@@ -220,3 +220,13 @@ def test_what_no_query_sees_is_not_met() -> None:
 def test_no_alignment_crosses_the_size_that_sums_are_brought_to(strategy: Any) -> None:
     for size in range(1, 1025):
         assert -(-align(size, strategy) // 64) == -(-size // 64)
+
+
+def test_a_sequence_that_pads_a_batch_gets_zeros() -> None:
+    g = CacheGeometry(4, 8, 2, 8, 2, 6)
+    cache = torch.randn(3, 2, BLOCK, 14)
+    query, output = torch.randn(3, 4, 8), torch.full((3, 4, 6), float("nan"))
+    table = torch.tensor([[1], [0], [2]])
+    paged_attention(query, cache, table, [0, 1, 2, 3], [5, 0, 9], g, 8**-0.5, output)
+    assert (output[1] == 0).all()
+    assert not output.isnan().any()

@@ -100,10 +100,14 @@ def paged_attention(
 
     query [tokens, query_heads, query_size]; block_table [sequences, blocks]; sequence i owns query
     tokens query_starts[i]..query_starts[i + 1], the last of its context_lengths[i] tokens, whose
-    keys and values are already cached. Writes output [tokens, query_heads, value_size]. `window`
-    counts the tokens a query sees, itself included.
+    keys and values are already cached. Writes output [tokens, query_heads, value_size]; zeros for
+    the queries of a sequence of length 0, which pad a captured batch. `window` counts the tokens a
+    query sees, itself included.
     """
     for i, length in enumerate(context_lengths):
+        if not length:
+            output[query_starts[i] : query_starts[i + 1]] = 0
+            continue
         position = length - (query_starts[i + 1] - query_starts[i])  # of the first query token
         if position == length:
             continue
