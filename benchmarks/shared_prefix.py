@@ -11,7 +11,6 @@ if a request is not answered. On a CPU (--small) it shows that everything runs.
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -66,7 +65,7 @@ def page(result: dict[str, Any]) -> str:
         f"context. One prompt of so many tokens, then so many requests at once that repeat it and "
         f"add {ADDED} tokens, each answered with {ANSWER}. MiB: what PyTorch held in the requests' "
         "largest step beside weights, cache and CUDA graphs, what vLLM had left free for a step, "
-        "what PyTorch had taken from the GPU by then, and what nvidia-smi said was in use."
+        "what PyTorch had taken from the GPU by then, and what all processes had."
     )
     lines = ["# A long prefix that many requests share", "", about, explained, ""]
     return "\n".join([*lines, *markdown(result["rows"]), ""])
@@ -104,7 +103,7 @@ def _measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         held = llm.collective_rpc(_start)[0]
         prompts = [text[:prefix] + random_tokens(llm, ADDED, f"own {i}") for i in range(requests)]
         outputs, seconds = answer(llm, prompts, ANSWER)
-        most, taken = llm.collective_rpc(_most)[0]
+        most, taken, in_use = llm.collective_rpc(_most)[0]
         row = {
             "model": args.model,
             "cache tokens": cache.num_gpu_blocks * cache.block_size,
@@ -117,20 +116,11 @@ def _measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             "held MiB": (most - held) >> 20,
             "left free MiB": left_free >> 20,
             "PyTorch MiB": taken >> 20,
-            "nvidia-smi MiB": _in_use(),
+            "in use MiB": in_use >> 20,
         }
         print(row, flush=True)
         rows.append(row)
     return rows
-
-
-def _in_use() -> int | None:
-    """Of the GPU's memory, by all processes; None without a GPU."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
-    return int(said[0]) if said else None
 
 
 # The rest runs in the worker.
@@ -152,13 +142,14 @@ def _start(worker: Any) -> int:
     return torch.cuda.memory_allocated()
 
 
-def _most(worker: Any) -> tuple[int, int]:
-    """The most that was held, and what PyTorch has of the GPU."""
+def _most(worker: Any) -> tuple[int, int, int]:
+    """The most that was held, what PyTorch has of the GPU, and what all processes have of it."""
     import torch
 
     if not torch.cuda.is_available():
-        return 0, 0
-    return torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
+        return 0, 0, 0
+    free, total = torch.cuda.mem_get_info()
+    return torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved(), total - free
 
 
 if __name__ == "__main__":
