@@ -1,5 +1,6 @@
 """Inputs that are small and ask for too much, where no model directory is to blame."""
 
+import errno
 import json
 import os
 import socket
@@ -75,6 +76,25 @@ def test_a_file_with_a_hole_in_it_is_read_if_most_of_it_is_stored(tmp_path: Path
         os.truncate(file.fileno(), size)
     with pytest.raises(CheckpointError, match="the rest is a hole"), opened(path):
         pass
+
+
+def test_where_holes_cannot_be_found_a_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network and sandbox file systems know SEEK_SET, SEEK_CUR and SEEK_END only."""
+    lseek = os.lseek
+
+    def without_holes(descriptor: int, position: int, whence: int) -> int:
+        if whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return lseek(descriptor, position, whence)
+
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    os.truncate(path, 80 << 20)
+    monkeypatch.setattr(os, "lseek", without_holes)
+    with opened(path) as file:
+        assert file.read(1) == b"x"
 
 
 def test_the_widest_model_is_planned_in_little_memory() -> None:

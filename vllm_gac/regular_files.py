@@ -1,5 +1,6 @@
 """Opening a file of a name that a stranger chose: what is no file, or a hole in one, is refused."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from typing import BinaryIO
 from vllm_gac.errors import CheckpointError, GacError
 
 # A hole takes no space on the disk, so that a file of a few bytes can be as large as it likes. Of
-# files beyond this size one byte in eight must be stored; weights that are all zeros still are.
+# files beyond this size one byte in eight must be stored. Weights that are all zeros still are, but
+# where the file system compresses as ZFS does, which makes a hole of them.
 _ANY_SIZE = 64 << 20
 _FEWEST_STORED = 8
 # A file of more pieces than this is not looked at to its end.
@@ -28,6 +30,7 @@ def opened(path: Path, error: type[GacError] = CheckpointError) -> Iterator[Bina
         refuse_special(path, error)
         with path.open("rb") as file:
             _refuse_hole(path, file.fileno(), error)
+            os.lseek(file.fileno(), 0, os.SEEK_SET)
             yield file
     except GacError:
         raise
@@ -49,12 +52,13 @@ def _refuse_hole(path: Path, descriptor: int, error: type[GacError]) -> None:
     for _ in range(_MAX_PIECES):
         try:
             start = os.lseek(descriptor, at, os.SEEK_DATA)
-        except OSError:  # nothing but a hole from here on
-            break
-        at = os.lseek(descriptor, start, os.SEEK_HOLE)
+            at = os.lseek(descriptor, start, os.SEEK_HOLE)
+        except OSError as e:
+            if e.errno != errno.ENXIO:  # the file system does not say where holes are
+                return
+            break  # nothing but a hole from here on
         stored += at - start
         if stored * _FEWEST_STORED >= size:
-            os.lseek(descriptor, 0, os.SEEK_SET)
             return
     raise error(
         f"{path}: {size} bytes long, of which {stored} are stored, the rest is a hole; "
