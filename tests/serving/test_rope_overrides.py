@@ -63,8 +63,9 @@ def test_an_override_that_engines_would_ignore_is_refused(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match=r"rope_theta: rope_parameters say 10000\.0, the key"):
         check_rope(overridden(tmp_path / "none", {"rope_theta": 5e5}))
     without_theta = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
-    with pytest.raises(CheckpointError, match="--hf-overrides: takes rope_theta away"):
-        check_rope(overridden(tmp_path / "none", without_theta))
+    for overrides in (without_theta, {"rope_parameters": None}):
+        with pytest.raises(CheckpointError, match="--hf-overrides: takes rope_theta away"):
+            check_rope(overridden(tmp_path / "none", overrides))
 
 
 def _loads(directory: Path) -> list[str]:

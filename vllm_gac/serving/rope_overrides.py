@@ -34,7 +34,7 @@ def check_rope(hf_config: "PreTrainedConfig") -> None:
     now, as_read = hf_config.to_dict(), getattr(hf_config, _AS_READ, None)
     if as_read is None:
         return
-    if now["rope_parameters"].get("rope_theta") is None:
+    if (now["rope_parameters"] or {}).get("rope_theta") is None:
         raise CheckpointError(
             "--hf-overrides: takes rope_theta away; write it into the RoPE that it gives"
         )
