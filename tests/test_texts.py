@@ -77,6 +77,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "neither": ({"content": "x"}, "data.jsonl:2: neither a 'text' nor 'messages'; one JSON object"),
     "a number": ({"text": 3}, "data.jsonl:2: neither a 'text' nor 'messages'"),
     "a list": (["x"], "data.jsonl:2: expected a JSON object, got list"),
+    "half a character": ({"text": "x\ud83d"}, r"data.jsonl:2: '\ud83d' is half of a character"),
     "messages that are none": ({"messages": "x"}, "data.jsonl:2: 'messages' is not a list of obj"),
     "messages the template refuses": (
         {"messages": [{"role": "bad"}]},

@@ -73,18 +73,26 @@ def _documents(model: Path, path: Path) -> Iterator[Block]:
                     continue
                 value = parse_json(line, where, max_parts=_LONGEST_LINE)  # commas of its text count
                 if isinstance(text := value.get("text"), str):
-                    yield from _pieces(text, begins=True)
+                    yield from _pieces(text, where, begins=True)
                 elif "messages" in value:
                     template = template or _chat_template(model, path)
                     # The template writes the leading tokens itself.
-                    yield from _pieces(template.render(value["messages"], where), begins=False)
+                    text = template.render(value["messages"], where)
+                    yield from _pieces(text, where, begins=False)
                 else:
                     raise CheckpointError(f"{where}: neither a 'text' nor 'messages'; {_LINES}")
     except OSError as e:
         raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
 
 
-def _pieces(text: str, *, begins: bool) -> Iterator[Block]:
+def _pieces(text: str, where: str, *, begins: bool) -> Iterator[Block]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise CheckpointError(
+            f"{where}: {text[e.start]!a} is half of a character, which no UTF-8 text can hold; "
+            "drop it"
+        ) from e
     for start in range(0, len(text), _BLOCK):
         yield Block(text[start : start + _BLOCK], begins and start == 0)
 
