@@ -97,6 +97,8 @@ def test_numbers_that_were_never_measured(
         ({"methods": None}, "methods: missing"),
         ({"value_group": None}, "value_group: missing"),
         ({"probe_tokens": None}, "probe_tokens: missing"),
+        ({"tokens": None}, "tokens: missing"),
+        ({"sequence_length": None}, "sequence_length: missing"),
         ({"methods": "heads,magic"}, "methods: expected some of heads,prune,lowrank, got 'heads,m"),
         ({"value_group": "3"}, "value_group: expected one of"),
         ({"probe_tokens": "-1"}, "probe_tokens: expected a number, got '-1'"),

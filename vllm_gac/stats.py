@@ -308,7 +308,7 @@ def _said(entry: tuple[str, tuple[int, ...]] | None) -> str:
 
 def _metadata_fault(metadata: Mapping[str, str]) -> str | None:
     """What is wrong with the keys that say what was measured; None if nothing."""
-    for key in ("methods", "value_group", "probe_tokens"):
+    for key in ("methods", "value_group", "probe_tokens", "tokens", "sequence_length"):
         if key not in metadata:
             return f"{key}: missing"
     if not set(methods_of(metadata)) <= set(METHODS):
