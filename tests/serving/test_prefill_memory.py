@@ -17,7 +17,13 @@ pytest.importorskip("vllm")
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
 from vllm_gac.serving import prefill
 from vllm_gac.serving.prefill import PrefillLayer, prefill_attention, prefill_batch, runs_within
-from vllm_gac.serving.prefill_kernels import fa3_splits, in_place_kernel
+from vllm_gac.serving.prefill_kernels import (
+    Context,
+    attend,
+    fa3_splits,
+    in_place_kernel,
+    kernel_bytes,
+)
 from vllm_gac.serving.prefill_memory import prefill_bytes, row_bytes, tokens_at_once
 
 H200 = 150_000_000_000  # bytes, about
@@ -161,6 +167,24 @@ def test_no_step_holds_more_than_is_reserved(
     reserved = prefill_bytes(layer, tokens, most, quantized, torch.bfloat16)
     _, held = run(layer, chunks, most, quantized)
     assert held <= reserved
+
+
+def test_a_kernel_of_equal_heads_holds_one_result_at_a_time() -> None:
+    tokens, heads, kv_heads, size = 100, 32, 8, 64
+    query, output = torch.empty(2, tokens, heads, size, dtype=torch.bfloat16, device="meta")
+    keys, values = torch.empty(2, tokens, kv_heads, size, dtype=torch.bfloat16, device="meta")
+    starts = torch.empty(2, dtype=torch.int32, device="meta")
+
+    def forward(query: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor]:
+        return (query.new_empty(query.shape),)
+
+    with (
+        mock.patch.object(torch.ops.aten, "_efficient_attention_forward", forward),
+        MostHeld() as held,
+    ):
+        context = Context(tokens, starts=starts)
+        attend("xformers", query, keys, values, starts, tokens, context, 0.1, None, output)
+    assert 0 < held.most <= kernel_bytes("xformers", tokens, heads, kv_heads, size, torch.bfloat16)
 
 
 def test_what_is_reserved_does_not_grow_with_the_sequences() -> None:

@@ -156,7 +156,8 @@ def _memory_efficient(
     """
     group = query.shape[1] // keys.shape[1]
     for member in range(group):
-        attended = torch.ops.aten._efficient_attention_forward(
+        # Without a name, so that it is freed before the next one is made.
+        output[:, member::group] = torch.ops.aten._efficient_attention_forward(
             query[None, :, member::group],
             keys[None],
             values[None],
@@ -169,5 +170,4 @@ def _memory_efficient(
             _BOTTOM_RIGHT,
             scale=scale,
             window_size=window,
-        )[0]
-        output[:, member::group] = attended[0]
+        )[0][0]
