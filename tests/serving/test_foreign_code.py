@@ -76,6 +76,8 @@ def served_by(directory: Path, load_format: str, **overrides: Any) -> str:
         hf_config=hf_config,
         architecture=names[0],
         runner_type="generate",
+        convert_type="none",
+        model_class_overrides={},
         get_model_arch_config=lambda: None,
         quantization=None,
         quantization_config=None,
@@ -151,7 +153,7 @@ def test_overrides_do_not_lead_around_it(
     overrides: dict[str, Any], fault: str, tmp_path: Path
 ) -> None:
     directory = written(tmp_path, "gac", True, fault)
-    with pytest.raises(CheckpointError, match=r"architectures"):
+    with pytest.raises(CheckpointError, match=r"architectures|changes gac"):
         served_by(directory, "auto", **overrides)
 
 

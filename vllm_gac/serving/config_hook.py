@@ -11,6 +11,7 @@ from vllm_gac.serving.align import align_config
 from vllm_gac.serving.cache_layout import choose_cache_layout
 from vllm_gac.serving.cuda_graphs import choose_cuda_graphs
 from vllm_gac.serving.decode_fit import check_decode_kernel
+from vllm_gac.serving.dim_overrides import check_dims
 from vllm_gac.serving.engine_options import check_engine_options, check_role
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.kv_transfer import check_kv_transfer
@@ -40,6 +41,7 @@ class GacConfigHook:
         """Parse the layout, so that a bad config.json fails before anything is started."""
         refuse_if_unregistered()
         check_role(model_config)
+        check_dims(model_config.hf_config)
         layout_of_hf(model_config.hf_config)
         check_rope(model_config.hf_config)
         check_cache_scheme(model_config.hf_config)

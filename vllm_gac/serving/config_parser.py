@@ -17,9 +17,9 @@ from vllm.transformers_utils.config_parser_base import ConfigParserBase
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.registration import ARCHITECTURE
+from vllm_gac.serving.as_read import keep_as_read
 from vllm_gac.serving.foreign_code import refuse_foreign_code, speaks_of_gac
 from vllm_gac.serving.preflight import open_to_serve
-from vllm_gac.serving.rope_overrides import keep_rope
 from vllm_gac.strict_json import read_json
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -47,7 +47,7 @@ class GacConfigParser(ConfigParserBase):
             config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw, name_or_path=str(model))
         refuse_foreign_code(model, raw, raw.get("architectures"), kwargs.get("hf_overrides"))
         if "gac" in raw:
-            keep_rope(config)
+            keep_as_read(config)
         return raw, config
 
 

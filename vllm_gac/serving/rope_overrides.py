@@ -11,28 +11,21 @@ import torch
 from vllm_gac.errors import CheckpointError
 from vllm_gac.rope import inverse_frequencies
 from vllm_gac.schema import HfConfig, validate
+from vllm_gac.serving.as_read import as_read
 from vllm_gac.serving.hf_layout import stored_layout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# The RoPE that config.json has; what vLLM overrides, it overrides later.
-_AS_READ = "gac_rope_as_read"
 # Relative error between two machines that compute the same frequency.
 _ROUNDING = 1e-5
 _KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
 
 
-def keep_rope(hf_config: "PreTrainedConfig") -> None:
-    """Keep the RoPE of a config that has just been read."""
-    raw = hf_config.to_dict()
-    setattr(hf_config, _AS_READ, {key: raw[key] for key in _KEYS if key in raw})
-
-
 def check_rope(hf_config: "PreTrainedConfig") -> None:
     """Raise CheckpointError if RoPE was overridden that layers with a table do not follow."""
-    now, as_read = hf_config.to_dict(), getattr(hf_config, _AS_READ, None)
-    if as_read is None:
+    now, read = hf_config.to_dict(), as_read(hf_config)
+    if read is None:
         return
     if (now["rope_parameters"] or {}).get("rope_theta") is None:
         raise CheckpointError(
@@ -43,7 +36,8 @@ def check_rope(hf_config: "PreTrainedConfig") -> None:
     with_table = [index for index, layer in enumerate(layers) if layer.key.rope_table]
     if not with_table:
         return
-    before = {key: value for key, value in now.items() if key not in _KEYS} | as_read
+    before = {key: value for key, value in now.items() if key not in _KEYS}
+    before |= {key: read[key] for key in _KEYS if key in read}
     frequencies = (
         inverse_frequencies(validate(HfConfig, raw, "--hf-overrides").rope, layout.head_dim)
         for raw in (before, now)
