@@ -10,6 +10,14 @@ ADAPTER = "adapter"
 # Of a logprob. In bf16 as in tests/serving/agreement.py; every model is stored in bf16 or fp32, so
 # that nothing but the order of sums differs in fp32.
 ALLOWED = {"float32": 2e-3, "float16": 0.05, "bfloat16": 0.25}
+# With an adapter of tests/serving/adapters.py, by dtype: mean over steps of the largest error of a
+# top logprob, over the spread of a step's logprobs. Such an adapter is as large as the weights, and
+# what it makes of a model rounds much more: the plain torch reference of the merged models in bf16
+# is off from itself in fp32 by 0.05 to 0.25 of the spread (a logprob by up to 4.7; of the models
+# themselves, by 0.12), and in fp32 with no more than the adapter's factors rounded to bf16 by up to
+# 0.09 (1.0). With the adapter of one linear of one layer left out it is 0.44 at least. fp16 rounds
+# seven times less. In fp32, where nothing is rounded, ALLOWED holds with adapters too.
+ADAPTED_ALLOWED = {"float16": 0.05, "bfloat16": 0.3}
 # Activations of int8 and fp8 linears are rounded: mean error over the spread of the logprobs.
 ROUNDED_ALLOWED = 0.2
 
@@ -55,6 +63,9 @@ class Cell:
 
     @property
     def mean_error(self) -> float | None:
+        """The mean error allowed, over the spread, where a largest error says nothing."""
+        if self.adapter and self.options["dtype"] in ADAPTED_ALLOWED:
+            return ADAPTED_ALLOWED[self.options["dtype"]]
         rounds = self.rounds or self.model.endswith("int8")
         return ROUNDED_ALLOWED if rounds else None
 

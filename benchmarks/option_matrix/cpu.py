@@ -320,6 +320,7 @@ SINGLES: list[Cell] = [
         fully_sharded_loras=True,
         tensor_parallel_size=2,
     ),
+    _one("LoRA of every shape", "every shape", enable_lora=True, max_lora_rank=8),
     _one(
         "LoRA in bf16", enable_lora=True, max_lora_rank=8, lora_dtype="bfloat16", dtype="bfloat16"
     ),

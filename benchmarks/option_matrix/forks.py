@@ -30,12 +30,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a job: its answer, or in one line why there is none; and how long it took."""
+    """What became of a job: its answer, or in one line why there is none; and how long it took.
+
+    With `late`, there is none because it was ended.
+    """
 
     name: str
     seconds: float
     answer: Any = None
     failure: str | None = None
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def _end(one: _Running, limit: float) -> Ended:
     took = time.monotonic() - one.since
     try:
         if not one.answers.poll():
-            return Ended(one.job.name, took, failure=f"not done after {limit:.0f} s")
+            return Ended(one.job.name, took, failure=f"not done after {limit:.0f} s", late=True)
         return Ended(one.job.name, took, answer=one.answers.recv())
     except EOFError:
         one.process.join(10)

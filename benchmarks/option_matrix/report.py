@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.option_matrix.engine_args import ELSEWHERE, in_cells
-from benchmarks.option_matrix.verdict import FAULT
+from benchmarks.option_matrix.verdict import FAULT, NOT_FINISHED, REFUSED, RIGHT
 from benchmarks.quality.provenance import compiler
 from benchmarks.table import markdown
+
+ANSWERED = (RIGHT, REFUSED)
 
 
 def page(result: dict[str, Any]) -> str:
@@ -21,6 +23,7 @@ def page(result: dict[str, Any]) -> str:
         f"{result['machine']}, {result['date']}, {compiler(result)}, commit "
         f"{result['commit']}, `{result['command']}`; {result['at_once']} at a time.",
         "",
+        *_missing(result["listed"], len(cells)),
         f"{len(cells)} engines, one a row: "
         + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
         + ". Each serves a random model of the named kind and is compared with the fp32 reference",
@@ -28,11 +31,13 @@ def page(result: dict[str, Any]) -> str:
         "the prefix cache), every greedy token and the top five logprobs of each step, and the",
         "logprobs of prompts. The numbers are the largest error of a logprob; allowed are",
         "0.002 in fp32, 0.05 in fp16 and 0.25 in bf16, and where something is rounded to eight",
-        "bits, a mean error of a fifth of the spread. What is refused is refused at the start, in",
-        "the sentence that the row shows.",
+        "bits, a mean error of a fifth of the spread; with an adapter in fp16 or bf16, of 0.05 or",
+        "0.3 of it (`cells.py` says why). What is refused is refused at the start, in the sentence",
+        "that the row shows. What is not finished was ended, and says nothing of right or wrong.",
         "",
         *_table("Faults", {name: c for name, c in cells.items() if c["verdict"] == FAULT}),
-        *_table("Cells", {name: c for name, c in cells.items() if c["verdict"] != FAULT}),
+        *_table("Cells", {name: c for name, c in cells.items() if c["verdict"] in ANSWERED}),
+        *_table("Not finished", {n: c for n, c in cells.items() if c["verdict"] == NOT_FINISHED}),
         "## Factors",
         "",
         "Every two levels of two factors meet in one of the cells; the first level of each is not",
@@ -52,6 +57,12 @@ def page(result: dict[str, Any]) -> str:
         *_options(cells),
     ]
     return "\n".join(lines)
+
+
+def _missing(listed: int, known: int) -> list[str]:
+    if listed == known:
+        return []
+    return [f"**Partial: {listed - known} of the list's {listed} cells have no result yet.**", ""]
 
 
 def _table(title: str, cells: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What became of a cell: right, refused in a sentence, or a fault."""
+"""What became of a cell: right, refused in a sentence, a fault, or not done in time."""
 
 import re
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.option_matrix.cells import Cell
 from benchmarks.option_matrix.forks import Ended
 
-RIGHT, REFUSED, FAULT = "right", "refused", "fault"
+RIGHT, REFUSED, FAULT, NOT_FINISHED = "right", "refused", "fault", "not finished"
 # Of a greedy token, in logprobs from the best: as much as two of them may be wrong.
 _TIE = 2
 # What is no refusal but something that broke.
@@ -16,6 +16,8 @@ _BROKEN_TEXT = "See stack trace|See root cause|initialization failed"
 
 def verdict(cell: Cell, ended: Ended) -> dict[str, Any]:
     """`verdict`, and in `says` the sentence, the errors, or what is wrong."""
+    if ended.late:
+        return {"verdict": NOT_FINISHED, "says": str(ended.failure)}
     if ended.failure is not None:
         return _fault(ended.failure)
     if "refused" in ended.answer:

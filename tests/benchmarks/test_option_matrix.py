@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.option_matrix import cpu, cuda
 from benchmarks.option_matrix.__main__ import definition, is_asked
-from benchmarks.option_matrix.cells import Cell, Level, cells_of, rows_of
+from benchmarks.option_matrix.cells import ADAPTED_ALLOWED, Cell, Level, cells_of, rows_of
 from benchmarks.option_matrix.engine_args import ELSEWHERE, in_cells
 from benchmarks.option_matrix.forks import Ended, Job, run
 from benchmarks.option_matrix.pairs import all_pairs
@@ -105,6 +105,17 @@ def refused(said: str, kind: str = "CheckpointError") -> Ended:
     return ended({"refused": said, "kind": kind})
 
 
+def test_adapters_in_16_bits_are_judged_by_mean_errors() -> None:
+    lora = {"enable_lora": True}
+    assert a_cell(options={"dtype": "float32"} | lora).mean_error is None
+    assert a_cell(options={"dtype": "bfloat16"}).mean_error is None
+    by_dtype = {
+        dtype: a_cell(options={"dtype": dtype} | lora).mean_error
+        for dtype in ("float16", "bfloat16")
+    }
+    assert by_dtype == ADAPTED_ALLOWED
+
+
 RIGHT = {"name": "answers", "error": 0.001, "gap": 0.0, "allowed": 0.002}
 
 
@@ -116,6 +127,7 @@ RIGHT = {"name": "answers", "error": 0.001, "gap": 0.0, "allowed": 0.002}
         (a_cell(), ended({"asked": [RIGHT | {"error": float("nan")}]}), "fault"),
         (a_cell(), ended({"asked": [RIGHT | {"gap": 0.1}]}), "fault"),
         (a_cell(), ended(failure="died with exit code -11"), "fault"),
+        (a_cell(), Ended("n", 9.0, failure="not done after 9 s", late=True), "not finished"),
         (a_cell(), refused("--dtype: is float8; use another"), "fault"),
         (a_cell(refused="--dtype"), refused("--dtype: is float8; use another"), "refused"),
         (a_cell(refused="--dtype"), refused("no kernel"), "fault"),
@@ -136,6 +148,7 @@ def test_a_verdict_is_kept_while_the_cell_is_the_same_and_was_no_fault() -> None
     assert not is_asked(cell, None, "other")
     assert is_asked(cell, None, None)
     assert is_asked(cell, known | {"verdict": "fault"}, None)
+    assert is_asked(cell, known | {"verdict": "not finished"}, None)
     assert is_asked(a_cell(model="another"), known, None)
 
 
@@ -153,12 +166,17 @@ def test_the_page_shows_faults_first_and_says_what_no_cell_has() -> None:
             "cells": {
                 "one": {"verdict": "right", "says": "answers 1e-5", **common},
                 "two": {"verdict": "fault", "says": "a | b", **common},
+                "three": {"verdict": "not finished", "says": "not done after 9 s", **common},
             },
+            "listed": 5,
             "impossible": {"they exclude each other": [{"a": "1", "b": "x"}]},
             "pairs": {"missing": 1, "factors": {"a": ["1", "2"]}},
         }
     ).splitlines()
     assert lines.index("| two | fault | a / b |") < lines.index("| one | right | answers 1e-5 |")
+    late = lines.index("| three | not finished | not done after 9 s |")
+    assert lines.index("## Not finished") < late < lines.index("## Factors")
+    assert "**Partial: 2 of the list's 5 cells have no result yet.**" in lines
     assert "- 1 with x: they exclude each other" in lines
 
 
@@ -186,12 +204,14 @@ def test_jobs_answer_or_die_and_none_holds_up_the_others(tmp_path: Path) -> None
     found = {one.name: one for one in run(jobs, at_once=2, seconds=60)}
     assert [found[str(n)].answer for n in range(3)] == [0, 3, 6]
     assert found["die"].failure == "died with exit code -11"
+    assert not found["die"].late
     assert (tmp_path / "2.log").read_text() == "said"
 
 
 def test_a_job_that_hangs_is_ended(tmp_path: Path) -> None:
     (ended,) = run([Job("hang", tmp_path / "log", hang)], at_once=1, seconds=1)
     assert ended.failure == "not done after 1 s"
+    assert ended.late
 
 
 # ---- a handful of cells, for real -------------------------------------------------------------
