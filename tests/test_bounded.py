@@ -14,6 +14,7 @@ import pytest
 from tests.command import error
 from tests.model_files import config, gac_config, write_model
 from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import layout_of
 from vllm_gac.model_directory import companions_of, copy_companions
@@ -130,7 +131,29 @@ def test_a_problem_has_few_budgets(tmp_path: Path, capsys: pytest.CaptureFixture
         path.write_text(json.dumps({"budgets": limits, "items": items}))
         return path
 
-    assert "budgets: " in error(capsys, "solve", problem(17))
+    assert main(["solve", str(problem(4))]) == 0
+    capsys.readouterr()
+    assert "budgets: Dictionary should have at most 4 items" in error(capsys, "solve", problem(5))
+
+
+def test_a_problem_has_as_many_candidates_as_large_models_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def problem(candidates: int) -> Path:
+        names = ("params", "kv", "time")
+        made = [
+            {"dim": dim, "value": dim, "costs": dict.fromkeys(names, dim)}
+            for dim in range(candidates // 100)
+        ]
+        items = [{"name": f"item {i}", "candidates": made} for i in range(100)]
+        path = tmp_path / f"{candidates}.json"
+        path.write_text(json.dumps({"budgets": dict.fromkeys(names, 9), "items": items}))
+        return path
+
+    assert main(["solve", str(problem(30_000))]) == 0
+    capsys.readouterr()
+    said = error(capsys, "solve", problem(50_000))
+    assert "50000.json: more than 262144 values, the most that are read" in said
 
 
 @pytest.mark.parametrize("name", ["LICENSE", "tokenizer.json", "chat_template.jinja"])

@@ -252,6 +252,19 @@ def test_solve_a_malformed_problem(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "none.json: cannot be read (No such file" in error(capsys, "solve", missing)
 
 
+def test_solve_shows_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar for each pass over the items, drawn once a pass takes long."""
+    shown: list[tuple[int, bool]] = []
+
+    def bar(stages: list[Any], *_: str, disable: bool, **__: Any) -> list[Any]:
+        shown.append((len(stages), disable))
+        return stages
+
+    monkeypatch.setattr("vllm_gac.knapsack.search.tqdm", bar)
+    assert main(["solve", str(problem_file(tmp_path))]) == 0
+    assert shown == [(2, False)]
+
+
 def test_solve_warns_of_what_it_could_not_prove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -170,6 +170,10 @@ _MISTRAL_DEFAULTS = {
 }
 
 
+# vLLM computes cosines and sines of as many before it serves a model.
+_MAX_POSITIONS = 1 << 24
+
+
 class HfConfig(BaseModel):
     """What this project reads of a Llama or Mistral config.json; the rest is carried along.
 
@@ -187,7 +191,7 @@ class HfConfig(BaseModel):
     num_key_value_heads: Heads
     head_dim: HeadSize
     vocab_size: Annotated[int, Field(ge=1, le=1 << 22)]
-    max_position_embeddings: Annotated[int, Field(ge=1, le=1 << 30)] = 2048
+    max_position_embeddings: Annotated[int, Field(ge=1, le=_MAX_POSITIONS)] = 2048
     rms_norm_eps: Annotated[float, Field(gt=0, le=1)] = 1e-6
     tie_word_embeddings: bool = False
     attention_bias: bool = False
@@ -222,6 +226,19 @@ class HfConfig(BaseModel):
         if heads is not None and heads % value:
             raise ValueError(f"{value} does not divide num_attention_heads = {heads}")
         return value
+
+    @model_validator(mode="after")
+    def _positions_are_bounded(self) -> Self:
+        """With linear RoPE vLLM computes as many as the factor makes of them."""
+        if self.rope.rope_type != "linear":
+            return self
+        positions = self.max_position_embeddings * self.rope.factor
+        if positions > _MAX_POSITIONS:
+            raise ValueError(
+                f"max_position_embeddings {self.max_position_embeddings} times RoPE's factor "
+                f"{self.rope.factor:g} is {positions:.0f} positions, at most {_MAX_POSITIONS}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _gac_is_served_as_gac(self) -> Self:
@@ -322,8 +339,8 @@ class KnapsackProblem(StrictModel):
 
     items: Annotated[list[KnapsackItem], Field(min_length=1, max_length=50_000)]
     budget: Count | None = None
-    # The search keeps a matrix of budgets by budgets, and choices that differ in any of them.
-    budgets: Annotated[dict[str, Count], Field(max_length=16)] | None = None
+    # A plan has three. With each more, fewer choices make others useless: the search takes longer.
+    budgets: Annotated[dict[str, Count], Field(max_length=4)] | None = None
 
     @model_validator(mode="after")
     def _costs_match_budgets(self) -> "KnapsackProblem":

@@ -128,6 +128,14 @@ _CONFIGS: dict[str, tuple[Any, str]] = {
         config(rope_scaling={"rope_type": "linear", "factor": 1e300}),
         "factor: must be between 1 and 1e+06",
     ),
+    "positions bomb": (
+        config(max_position_embeddings=1 << 30),
+        "max_position_embeddings: Input should be less than or equal to 16777216",
+    ),
+    "positions bomb by a factor": (
+        config(rope_scaling={"rope_type": "linear", "factor": 1e5}, max_position_embeddings=1024),
+        "1024 times RoPE's factor 100000 is 102400000 positions, at most 16777216",
+    ),
     "llama3 low is high": (
         config(rope_scaling=LLAMA3 | {"low_freq_factor": 4.0}),
         "low_freq_factor 4.0 must be less than high_freq_factor 4.0",

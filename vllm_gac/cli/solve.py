@@ -7,7 +7,8 @@ from vllm_gac.cli.options import Verbs, add_json, path
 from vllm_gac.cli.output import print_json, print_table
 from vllm_gac.shown import shown
 
-_MAX_BYTES = 256 << 20
+# Room for 37,000 candidates with three budgets, twice what the largest models have.
+_MAX_PARTS = 1 << 18
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -35,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.schema import KnapsackProblem, validate
     from vllm_gac.strict_json import read_json
 
-    raw = read_json(args.problem, PlanError, max_bytes=_MAX_BYTES, max_parts=_MAX_BYTES)
+    raw = read_json(args.problem, PlanError, max_parts=_MAX_PARTS)
     problem = validate(KnapsackProblem, raw, str(args.problem), PlanError)
-    solution = solve(problem)
+    solution = solve(problem, progress=True)
     if solution.gap:
         print(
             f"vllm-gac: warning: not proven optimal; another choice may be worth up to "

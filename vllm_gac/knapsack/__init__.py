@@ -43,20 +43,21 @@ def choose(
     values: Sequence[Floats],
     limits: Mapping[str, int],
     names: Sequence[str] = (),
+    progress: bool = False,
 ) -> tuple[list[int], float]:
     """The position of the best candidate of each item, and the gap; as `solve`, on arrays.
 
     costs [candidates, budgets] and values [candidates] by item, whose `names` are for the
     PlanError that is raised if nothing is within the limits.
     """
-    found = best_choice(instance_of(costs, values, list(limits.values())))
+    found = best_choice(instance_of(costs, values, list(limits.values())), progress)
     if found is None:
-        raise PlanError(_infeasible(list(costs), limits, names))
+        raise PlanError(_infeasible(list(costs), limits, names, progress))
     return list(found.positions), found.gap
 
 
-def solve(problem: KnapsackProblem) -> Solution:
-    """The choice of most value within the budgets.
+def solve(problem: KnapsackProblem, progress: bool = False) -> Solution:
+    """The choice of most value within the budgets; `progress` shows bars if it takes long.
 
     Of equal values the smaller cost wins (of several budgets, by the first that differs), then
     the smaller dim of the first item that differs. Values are added as 62-bit fixed-point
@@ -67,7 +68,8 @@ def solve(problem: KnapsackProblem) -> Solution:
     items = [sorted(item.candidates, key=lambda c: c.dim) for item in problem.items]
     costs = [_costs(candidates, list(budgets)) for candidates in items]
     values = [np.array([c.value for c in candidates]) for candidates in items]
-    positions, gap = choose(costs, values, budgets, [item.name for item in problem.items])
+    names = [item.name for item in problem.items]
+    positions, gap = choose(costs, values, budgets, names, progress)
     chosen = [candidates[i] for candidates, i in zip(items, positions, strict=True)]
     return Solution(
         choice={item.name: c.dim for item, c in zip(problem.items, chosen, strict=True)},
@@ -88,13 +90,15 @@ def _spent(costs: list[Ints], positions: Sequence[int]) -> list[int]:
     return [sum(column) for column in zip(*rows, strict=True)]
 
 
-def _infeasible(costs: list[Ints], budgets: Mapping[str, int], items: Sequence[str]) -> str:
+def _infeasible(
+    costs: list[Ints], budgets: Mapping[str, int], items: Sequence[str], progress: bool
+) -> str:
     """A sentence: the first budget that cannot be met, its least, given those before it, and
     the items whose cheapest candidates take most of it."""
     names, limits = list(budgets), list(budgets.values())
-    least = [_least(costs, 0, [])]
+    least = [_least(costs, 0, [], progress)]
     while least[-1] <= limits[len(least) - 1]:
-        least.append(_least(costs, len(least), limits[: len(least)]))
+        least.append(_least(costs, len(least), limits[: len(least)], progress))
     k = len(least) - 1
     given = "".join(f" with {names[i]} <= {limits[i]}" for i in range(k))
     return (
@@ -112,11 +116,11 @@ def _binding(costs: list[Ints], k: int, items: Sequence[str]) -> str:
     return f"; the cheapest candidates that take most of it: {named}"
 
 
-def _least(costs: list[Ints], k: int, limits: list[int]) -> int:
+def _least(costs: list[Ints], k: int, limits: list[int], progress: bool) -> int:
     """The smallest cost under budget `k` of a choice within the `limits` of those before it."""
     if not limits:
         return sum(int(c[:, k].min()) for c in costs)
     savings = [-c[:, k].astype(np.float64) for c in costs]
-    found = best_choice(instance_of([c[:, :k] for c in costs], savings, limits))
+    found = best_choice(instance_of([c[:, :k] for c in costs], savings, limits), progress)
     assert found is not None  # the caller has seen that they can be met
     return _spent(costs, found.positions)[k]

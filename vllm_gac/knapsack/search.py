@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from vllm_gac.errors import PlanError
 from vllm_gac.knapsack.dual import prices
@@ -30,8 +31,8 @@ class Choice:
     gap: float
 
 
-def best_choice(instance: Instance | None) -> Choice | None:
-    """The best choice within the limits; None if there is none.
+def best_choice(instance: Instance | None, progress: bool = False) -> Choice | None:
+    """The best choice within the limits; None if there is none. `progress` shows a bar a pass.
 
     Raises PlanError if none was found, which does not prove that there is none; that takes
     several budgets that hardly fit together.
@@ -41,7 +42,7 @@ def best_choice(instance: Instance | None) -> Choice | None:
     bounded = _bounded(instance)
     known = _fitting_at_higher_prices(bounded)
     for beam in (beam for beam in _BEAMS if beam * len(bounded.losses) <= _MAX_KEPT):
-        found, complete = _search(bounded, bounded.loss_of(known), beam)
+        found, complete = _search(bounded, bounded.loss_of(known), beam, progress)
         known = found or known
         if complete or (_is_tight(bounded, known) and beam >= _ENOUGH_FOR_TIES):
             return None if known is None else Choice(_positions(instance, known), 0.0)
@@ -94,7 +95,9 @@ def _is_tight(bounded: _Bounded, choice: list[int] | None) -> bool:
     return bounded.loss_of(choice) <= bounded.tolerance
 
 
-def _search(bounded: _Bounded, most_loss: float, beam: int) -> tuple[list[int] | None, bool]:
+def _search(
+    bounded: _Bounded, most_loss: float, beam: int, progress: bool
+) -> tuple[list[int] | None, bool]:
     """The best choice that loses at most `most_loss`, and whether `beam` never cut anything off.
 
     Partial choices stay in lexicographic order, so that of equal ones the first is kept.
@@ -108,7 +111,8 @@ def _search(bounded: _Bounded, most_loss: float, beam: int) -> tuple[list[int] |
     losses = np.zeros(1)
     history: list[NDArray[np.intp]] = []
     complete = True
-    for stage in stages:
+    bar = tqdm(stages, f"choose, {beam} at a time", unit="item", delay=1, disable=not progress)
+    for stage in bar:
         costs = (costs[:, None] + stage.costs).reshape(-1, budgets)
         values = np.add.outer(values, stage.values).ravel()
         losses = np.add.outer(losses, stage.losses).ravel()
