@@ -40,8 +40,12 @@ def test_the_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_it_takes_is_said_first(
-    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dense: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("vllm_gac.effort._speed", lambda device, dtype: 1e12)
     text = dense_models.write_text(tmp_path / "text.txt")
     args = ["calibrate", str(dense), "--text", str(text), "--device", "cpu", "--max-tokens", "1024"]
     assert main([*args, "--out", str(tmp_path / "stats")]) == 0

@@ -70,11 +70,12 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
             f"--speculative-config: num_speculative_tokens is {speculative.num_speculative_tokens};"
             f" of a gac model one step verifies at most {most} drafted tokens; use {most} or fewer"
         )
+    own = str(vllm_config.model_config.dtype).removeprefix("torch.")
     if vllm_config.model_config.dtype not in DTYPES:
         names = " and ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise CheckpointError(
-            f"--dtype: is {str(vllm_config.model_config.dtype).removeprefix('torch.')}; on a GPU "
-            f"the attention of a gac model takes {names}; use one of them"
+            f"--dtype: is {own}; on a GPU the attention of a gac model takes {names}; use one of "
+            "them"
         )
     dtype = vllm_config.cache_config.cache_dtype
     if dtype not in KV_CACHE_DTYPES:
@@ -87,7 +88,7 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
         raise CheckpointError(
             f"--kv-cache-dtype: is {dtype}; this GPU's compute capability is "
             f"{capability[0]}.{capability[1]}, and Triton has fp8 of that form from 8.9 on; "
-            "use auto"
+            f"use {own}"  # auto may be what a quantizer has made fp8
         )
     if envs.VLLM_BATCH_INVARIANT:
         raise CheckpointError(
