@@ -35,7 +35,7 @@ from vllm_gac.serving.loader_options import loader_options
 from vllm_gac.serving.packed import check_packed
 from vllm_gac.serving.parallel_reads import read_in_parallel
 from vllm_gac.serving.preflight import preflight, refused_to_serve
-from vllm_gac.serving.rope_overrides import check_table
+from vllm_gac.serving.rope_overrides import check_table, chosen_from
 from vllm_gac.sharding import repeated_tensor, with_heads_of
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -163,9 +163,10 @@ class GacModelLoader(DefaultModelLoader):
 def _of_this_rope(
     tensors: Iterable[tuple[str, torch.Tensor]], hf_config: PreTrainedConfig
 ) -> Iterator[tuple[str, torch.Tensor]]:
+    own = chosen_from(hf_config)
     for name, tensor in tensors:
-        if name.endswith(".rope_inv_freq"):
-            check_table(hf_config, name, tensor)
+        if own is not None and name.endswith(".rope_inv_freq"):
+            check_table(name, tensor, own)
         yield name, tensor
 
 

@@ -50,16 +50,21 @@ def check_rope(hf_config: "PreTrainedConfig") -> None:
         )
 
 
-def check_table(hf_config: "PreTrainedConfig", name: str, table: torch.Tensor) -> None:
-    """Raise CheckpointError if a table that we chose from a model's RoPE is not of this RoPE.
+def chosen_from(hf_config: "PreTrainedConfig") -> torch.Tensor | None:
+    """The frequencies of a model's RoPE, if they are what we chose those of its tables from.
 
-    Tables that others wrote may hold any frequencies.
+    None for tables that others wrote, which may hold any frequencies.
     """
     raw = hf_config.to_dict()
-    if not str(raw["gac"].get("source", {}).get("tool")).startswith("vllm-gac "):
-        return
+    source = (raw.get("gac") or {}).get("source", {})
+    if not str(source.get("tool")).startswith("vllm-gac "):
+        return None
     rope = validate(HfConfig, raw, "config.json").rope
-    own = inverse_frequencies(rope, stored_layout(hf_config).head_dim)
+    return inverse_frequencies(rope, stored_layout(hf_config).head_dim)
+
+
+def check_table(name: str, table: torch.Tensor, own: torch.Tensor) -> None:
+    """Raise CheckpointError if a `table` is of another RoPE than the frequencies `own`."""
     chosen = table[table != 0]  # of padded pairs it is 0
     if ((chosen[:, None] - own).abs().amin(1) > _ROUNDING * chosen).any():
         raise CheckpointError(
