@@ -1,0 +1,80 @@
+"""Offline engines of a script that imports nothing but vLLM, in each kind of process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.engines import ENVIRONMENT, OPTIONS
+from tests.serving.models import layer, write_model
+from tests.serving.quantized import write_int8
+
+# With the guard of every script that starts processes: spawned ones read it again.
+SCRIPT = """
+import json, multiprocessing, sys
+
+if __name__ == "__main__":
+    from vllm import LLM, SamplingParams
+
+    model, options, forked = json.loads(sys.argv[1])
+    if forked:  # as on a GPU; vLLM for CPUs spawns, whatever it is told
+        from vllm.v1.engine import utils
+        utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+    llm = LLM(model, **options)
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    asked = [{"prompt_token_ids": list(range(start, start + 40))} for start in (5, 900)]
+    outputs = llm.generate(asked, sampling, use_tqdm=False)
+    started = [type(child).__name__ for child in multiprocessing.active_children()]
+    print("RETURNED " + json.dumps([started, [list(o.outputs[0].token_ids) for o in outputs]]))
+"""
+ENGINES = {
+    "this process": {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+    "forked": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "fork"},
+    "spawned": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
+}
+# Rows of whole tiles: what vLLM's int8 kernel for AMX multiplies, and all others too.
+LAYERS = [
+    layer(("rotary", 4, 64), (4, 64), 512),
+    layer(("latent", 2, 64), (2, 64), 256, {"mlp.down_proj": 64, "self_attn.q_proj": 96}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_a_script_is_answered_alike_by_an_engine_of_each_kind_of_process(
+    packed: bool, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "plain", LAYERS)
+    write_int8(tmp_path / "plain", tmp_path / "packed", tmp_path / "rounded")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    model = tmp_path / ("packed" if packed else "plain")
+    # Kernels for int8 take bf16 on every CPU, fp32 on those without AMX only.
+    options = OPTIONS | {"dtype": "bfloat16" if packed else "float32"}
+    answered = {name: _run(script, model, options, env) for name, env in ENGINES.items()}
+    started = {name: processes for name, (processes, _) in answered.items()}
+    assert started == {
+        "this process": [],
+        "forked": ["ForkProcess"],
+        "spawned": ["SpawnProcess"],
+    }
+    tokens = answered["this process"][1]
+    assert [len(answer) for answer in tokens] == [8, 8]
+    assert {name: found for name, (_, found) in answered.items()} == dict.fromkeys(ENGINES, tokens)
+
+
+def _run(script: Path, model: Path, options: dict[str, Any], env: dict[str, str]) -> Any:
+    done = subprocess.run(
+        [sys.executable, script, json.dumps([str(model), options, "fork" in env.values()])],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | ENVIRONMENT | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return json.loads(done.stdout.rpartition("RETURNED ")[2].splitlines()[0])
