@@ -320,9 +320,15 @@ SINGLES: list[Cell] = [
         fully_sharded_loras=True,
         tensor_parallel_size=2,
     ),
-    _one("LoRA of every shape", "every shape", enable_lora=True, max_lora_rank=8),
+    # in blocks that short prompts fill, so that the second answers come from the prefix cache
+    _one("LoRA of every shape", "every shape", block_size=32, enable_lora=True, max_lora_rank=8),
     _one(
-        "LoRA in bf16", enable_lora=True, max_lora_rank=8, lora_dtype="bfloat16", dtype="bfloat16"
+        "LoRA in bf16",
+        block_size=32,
+        enable_lora=True,
+        max_lora_rank=8,
+        lora_dtype="bfloat16",
+        dtype="bfloat16",
     ),
     # requests of other kinds
     *(
