@@ -297,8 +297,11 @@ class TestInterrupted:
 
     def test_neither_forgotten_nor_mixed_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.interrupt(monkeypatch, KeyboardInterrupt())
-        with pytest.raises(CheckpointError, match="continue it with --resume, or remove it"):
+        with pytest.raises(CheckpointError, match="continue it with --resume, or remove it; the "):
             self.run()
+        other = self.out.with_name("other")
+        stats = self.partial / "stats.safetensors"  # of which the refusal says so
+        compress(self.model, other, **self.arguments | {"calibration": (), "stats": stats})
         with pytest.raises(CheckpointError, match="was started with"):
             self.run(resume=True, asked=Asked(param_ratio=0.7))
         assert self.partial.is_dir()

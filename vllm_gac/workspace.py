@@ -28,7 +28,8 @@ from vllm_gac.strict_json import read_json
 _FORMAT = 1
 _RECORD, _LOCK, _MODEL, _REPLACED = "run.json", "lock", "model", "replaced"
 # What calibration keeps, its own directory within that of a compression included.
-_MEASURED = ("stats.safetensors*", "hidden-*.safetensors")
+_STATS = "stats.safetensors"
+_MEASURED = (f"{_STATS}*", "hidden-*.safetensors")
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
 _EMPTY = (_LOCK, *_TEMPORARIES)
 _OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, *_EMPTY)
@@ -53,7 +54,7 @@ def workspace(
     if recorded(out) is not None and not resume:
         raise CheckpointError(
             f"{directory}: unfinished work of an earlier run; "
-            "continue it with --resume, or remove it"
+            f"continue it with --resume, or remove it{_measured(directory)}"
         )
     with claimed(directory, command, run):
         refuse(out)  # again: another run may have finished meanwhile
@@ -89,6 +90,13 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
             if not any(directory.rglob("*.safetensors")):
                 _remove(directory)
             raise
+
+
+def _measured(directory: Path) -> str:
+    """That what a run measured is good for others, too."""
+    if not (directory / _STATS).exists():
+        return ""
+    return f"; the {_STATS} in it is whole and can be given as --stats"
 
 
 def publish(product: Path, out: Path, overwrite: bool = False) -> None:
