@@ -13,9 +13,11 @@ import math
 import platform
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.quality.provenance import compiler
 from vllm_gac import demo
 from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.layout import KeyLayout, ValueLayout
@@ -87,6 +89,7 @@ def record(out: Path, models: list[Path]) -> None:
         "device": gpu or platform.processor() or platform.machine(),
         "vllm": vllm.__version__,
         "torch": torch.__version__,
+        "triton": metadata.version("triton"),
         "models": {model.name: _serve(model, windows, prompts) for model in models},
     }
     out.write_text(json.dumps(results))
@@ -135,7 +138,7 @@ def compare(first: Path, second: Path) -> None:
     """Print how far two recordings of the same models are from each other."""
     a, b = (json.loads(path.read_text()) for path in (first, second))
     for side in (a, b):
-        print(f"{side['device']}: vLLM {side['vllm']}, torch {side['torch']}")
+        print(f"{side['device']}: vLLM {side['vllm']}, {compiler(side)}")
     for name in a["models"]:
         _compare_model(name, a["models"][name], b["models"][name])
 

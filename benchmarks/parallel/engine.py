@@ -6,6 +6,7 @@ python -m benchmarks.parallel.engine JOB.json (written by __main__.py)
 import json
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,11 @@ def _facts(llm: Any) -> dict[str, Any]:
     config = llm.llm_engine.vllm_config
     return {
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "versions": {"vllm": vllm.__version__, "torch": torch.__version__},
+        "versions": {
+            "vllm": vllm.__version__,
+            "torch": torch.__version__,
+            "triton": metadata.version("triton"),
+        },
         "cache_tokens": config.cache_config.kv_cache_size_tokens,
         "cudagraphs": str(config.compilation_config.cudagraph_mode),
     }

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import date
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -105,6 +106,7 @@ def _machine() -> str:
 
 def _software() -> str:
     parts = [f"Python {platform.python_version()}", f"PyTorch {torch.__version__}"]
+    parts.append(f"Triton {metadata.version('triton')}")
     if torch.cuda.is_available():
         parts.append(f"cuDNN {torch.backends.cudnn.version()}")
         query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")

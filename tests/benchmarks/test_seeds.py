@@ -5,13 +5,14 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
+from importlib import metadata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.seeds import paper
-from benchmarks.seeds.experiment import RESULTS
+from benchmarks.seeds.experiment import RESULTS, _software
 from benchmarks.seeds.gemm import alignment, class_name
 from benchmarks.seeds.hardware_cases import CASES, Case
 from benchmarks.seeds.hardware_counters import loads
@@ -272,3 +273,7 @@ def test_committed_pages_are_drawn_of_the_committed_numbers(name: str) -> None:
     page, _ = draw(json.loads((RESULTS / f"{name}.json").read_text()))
     assert (RESULTS / f"{name}.md").read_text().endswith(page)
     assert "nan" not in page
+
+
+def test_a_page_names_the_compiler_of_its_kernels() -> None:
+    assert f"Triton {metadata.version('triton')}" in _software()
