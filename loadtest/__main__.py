@@ -1,4 +1,4 @@
-"""`python -m loadtest STEP`: argument parsing and printing only."""
+"""Measure how fast OpenAI-compatible servers answer recorded traffic."""
 
 import argparse
 import asyncio
@@ -17,6 +17,10 @@ def main(arguments: list[str] | None = None) -> int:
         options.step(options)
     except LoadTestError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:  # a directory that is not there, a port that is taken
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -171,7 +171,7 @@ def test_an_existing_file_and_a_model_that_cannot_be_calibrated_are_refused(
     biased = write(tmp_path / "biased", config(mlp_bias=True))
     with pytest.raises(CheckpointError, match="biased linears"):
         calibrate(biased, [text], tmp_path / "other", **RUN)
-    with pytest.raises(CheckpointError, match="not a directory"):
+    with pytest.raises(CheckpointError, match="no such directory"):
         calibrate(tmp_path / "nowhere", [text], tmp_path / "other", **RUN)
     assert not list(tmp_path.glob("*.partial"))
 
@@ -223,6 +223,13 @@ def test_statistics_of_the_first_format_are_read(model: Path, text: Path, tmp_pa
     save_file(tensors, tmp_path / "newer", metadata | {"format": "3"})
     with pytest.raises(VersionError, match="statistics of format '3', this release reads 2"):
         check_stats(tmp_path / "newer", checkpoint.layout, checkpoint.config_sha256)
+
+
+def test_weights_are_no_statistics(model: Path) -> None:
+    checkpoint = open_checkpoint(model)
+    (weights,) = model.glob("*.safetensors")
+    with pytest.raises(CheckpointError, match="not statistics that 'vllm-gac calibrate' wrote"):
+        check_stats(weights, checkpoint.layout, checkpoint.config_sha256)
 
 
 def test_a_plan_that_shrinks_more_than_was_calibrated_for_is_refused(

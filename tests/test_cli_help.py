@@ -49,3 +49,11 @@ def test_the_problems_that_solve_shows_can_be_solved(
     for problem in problems:
         (tmp_path / "problem.json").write_text(json.dumps(json.loads(problem)))
         assert result(capsys, "solve", tmp_path / "problem.json")["choice"]
+
+
+def test_each_verb_tells_its_own_default_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("calibrate", "compress"):
+        said = " ".join(help_of(capsys, verb).split())
+        assert "at most N tokens, in whole sequences, one at least; default: 65536, or 16" in said
+    said = " ".join(help_of(capsys, "evaluate").split())
+    assert "use at most N tokens; default: all" in said

@@ -69,7 +69,8 @@ def test_compress_alone_plans_and_calibrates(
     assert re.search(r"expected loss +\d+\.\d{4} nats per token \(by what was measured\)", said)
     assert f"vllm serve {out} --load-format gac" in said
     assert f"vllm-gac evaluate {out} --text HELD_OUT.txt" in said
-    assert "exists" in error(capsys, *args, "--calibration", text, "--quiet")
+    said = error(capsys, *args, "--calibration", text, "--quiet")
+    assert "exists; remove it or choose another output; --overwrite replaces a model" in said
 
 
 def test_what_is_left_of_a_budget_is_explained_and_the_next_command_can_be_copied(

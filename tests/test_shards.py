@@ -27,7 +27,7 @@ DOWN = "model.layers.0.mlp.down_proj.weight"
 def test_what_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     for path in (tmp_path / "nowhere", tmp_path / "model.bin", Path("org/model\0")):
-        with pytest.raises(CheckpointError, match="not a directory"):
+        with pytest.raises(CheckpointError, match=r"not a directory|no such directory"):
             open_checkpoint(path)
 
 

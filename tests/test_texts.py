@@ -40,9 +40,25 @@ def with_template(model: Path, **config: Any) -> Path:
     return model
 
 
-def test_plain_text_is_as_it_stands(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text('{"text": "not a line of JSON"}\n')
-    assert texts(model, tmp_path / "a.txt") == [('{"text": "not a line of JSON"}\n', True)]
+@pytest.mark.parametrize(
+    ("line", "warned"),
+    [
+        ('{"text": "not a line of .jsonl"}', True),
+        ('{"messages": []}', True),
+        ('{"name": "something else"}', False),
+        ('{"text": "no JSON}', False),
+        ("[" * 9999, False),
+        ("words", False),
+    ],
+)
+def test_plain_text_is_as_it_stands_and_lines_of_json_are_told(
+    line: str, warned: bool, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(line + "\n" + line + "\n")
+    assert texts(model, path) == [(path.read_text(), True)]
+    told = [f"{path}: begins with a line of JSON" in text for text in caplog.messages]
+    assert told == [True] * warned
 
 
 def test_each_line_is_a_document(model: Path, tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def not_a_directory(path: Path) -> str:
     hint = ""
     if not path.exists() and _HUB_ID.fullmatch(str(path)):
         hint = f"; fetch one of the Hub's with: hf download {path} --local-dir DIR"
-    return f"not a directory; a model must be on this machine{hint}"
+    what = "not a directory" if path.exists() else "no such directory"
+    return f"{what}; a model must be on this machine{hint}"
 
 
 def without_config(directory: Path) -> str | None:

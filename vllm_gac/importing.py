@@ -108,7 +108,7 @@ def _open(
 ) -> tuple[Imported, Mapping[str, bytes]]:
     """The model in `pickle` or else `source`, and the files whose contents lie in that pickle."""
     if base is not None and not base.is_dir():
-        raise CheckpointError(f"{base}: not a directory; a model must be on this machine")
+        raise CheckpointError(f"{base}: {not_a_directory(base)}")
     if pickle is not None:
         whole = open_pickled_model(pickle, base)
         importer = svd_llm if svd_llm.wrote(whole) else llm_pruner

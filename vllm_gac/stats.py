@@ -266,6 +266,8 @@ def check_stats(
     with open_safetensors(path, "a readable statistics file") as file:
         metadata: dict[str, str] = dict(file.metadata() or {})
         found = {name: _entry(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
+    if "model_config_sha256" not in metadata:
+        raise CheckpointError(f"{path}: not statistics that 'vllm-gac calibrate' wrote")
     if metadata.get("format", FORMAT) != FORMAT:
         raise VersionError(
             f"{path}: statistics of format {metadata['format'][:20]!r}, this release reads "

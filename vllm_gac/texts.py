@@ -4,6 +4,8 @@ A file that ends in .jsonl has an object in each line, with its words under "tex
 "messages" what a chat model's template makes text of. Everything else is UTF-8 text as it stands.
 """
 
+import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any
 from vllm_gac.errors import CheckpointError
 from vllm_gac.regular_files import refuse_special
 from vllm_gac.strict_json import parse_json, read_bounded, read_json
+
+logger = logging.getLogger(__name__)
 
 # Text is tokenized in blocks of lines: some tokenizers take quadratic time on one long string.
 _BLOCK = 1 << 16
@@ -52,10 +56,27 @@ def _plain(path: Path, characters: int | None) -> Iterator[Block]:
             left, first = characters if characters is not None else -1, True
             while left and (text := file.read(_BLOCK if left < 0 else min(_BLOCK, left))):
                 left -= len(text) if left > 0 else 0
+                if first and _is_document(text.partition("\n")[0]):
+                    logger.warning(
+                        "%s: begins with a line of JSON and is read as it stands, braces and names "
+                        "too; name it .jsonl for the words under 'text' or 'messages' alone",
+                        path,
+                    )
                 yield Block(text + (file.readline(_BLOCK) if left else ""), first)
                 first = False
     except (OSError, UnicodeDecodeError) as e:
         raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({e})") from e
+
+
+def _is_document(line: str) -> bool:
+    """Whether a line is what a .jsonl file has in each."""
+    if not line.startswith("{"):
+        return False
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and not value.keys().isdisjoint(("text", "messages"))
 
 
 def _documents(model: Path, path: Path) -> Iterator[Block]:

@@ -49,7 +49,7 @@ def workspace(
     run, or if OUT.partial is not ours.
     """
     directory = partial_of(out)
-    refuse = check_replaceable if overwrite else refuse_existing
+    refuse = check_replaceable if overwrite else _refuse_a_model
     refuse(out)
     if recorded(out) is not None and not resume:
         raise CheckpointError(
@@ -155,10 +155,14 @@ def finished_before(out: Path, command: str, run: Mapping[str, Any]) -> bool:
     return True
 
 
-def refuse_existing(out: Path) -> None:
+def refuse_existing(out: Path, hint: str = "") -> None:
     """Raise DiskError if there is anything at `out`, even a link to nowhere."""
     if os.path.lexists(out):
-        raise DiskError(f"{out}: exists; remove it or choose another output")
+        raise DiskError(f"{out}: exists; remove it or choose another output{hint}")
+
+
+def _refuse_a_model(out: Path) -> None:
+    refuse_existing(out, "; --overwrite replaces a model that vllm-gac wrote")
 
 
 def _remove(directory: Path) -> None:

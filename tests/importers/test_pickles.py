@@ -312,10 +312,10 @@ def test_there_must_be_something_to_convert(
     assert "exists; remove it or choose another" in error(
         capsys, "import", source / "other.bin", tmp_path / "there"
     )
-    assert "no: not a directory; a model must be on this machine" in error(
+    assert "no: no such directory; a model must be on this machine" in error(
         capsys, "import", tmp_path / "no", tmp_path / "x"
     )
-    assert "not a directory" in error(
+    assert "no: no such directory" in error(
         capsys, "import", source / "other.bin", tmp_path / "x", "--base", tmp_path / "no"
     )
 

@@ -27,6 +27,8 @@ def test_a_shipped_scenario_becomes_a_schedule(
         (["schedule", "azure", "s.jsonl"], "no scenario 'azure'; there are azure-code, azure-"),
         (["schedule", "missing.yaml", "s.jsonl"], "missing.yaml: not a readable YAML file"),
         (["schedule", "smoke", "s.jsonl", "--rate", "-1"], "rate: Input should be greater than 0"),
+        (["schedule", "smoke", "/dev/null/s.jsonl"], "/dev/null/s.jsonl: Not a directory"),
+        (["mock", "--port", "1", "--log", "/dev/null/log"], "/dev/null/log: Not a directory"),
     ],
 )
 def test_a_mistake_is_one_line(

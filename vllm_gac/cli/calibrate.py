@@ -3,6 +3,7 @@
 import argparse
 
 from vllm_gac.cli.options import (
+    CALIBRATION_TOKENS,
     TEXTS,
     Verbs,
     add_json,
@@ -51,7 +52,7 @@ def add_parser(verbs: Verbs) -> None:
         help="also measure the gradients of the loss on N of the tokens, 2048 if no number is "
         "given: for --sensitivity kfac, --prune-criterion taylor and --objective fisher",
     )
-    add_run(parser)
+    add_run(parser, CALIBRATION_TOKENS)
     add_json(parser)
     parser.set_defaults(run=run, hint="; the same command goes on from here")
 

@@ -7,6 +7,7 @@ from vllm_gac import demo
 from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
+    CALIBRATION_TOKENS,
     PLANNING,
     TEXTS,
     Verbs,
@@ -55,7 +56,7 @@ def add_parser(verbs: Verbs) -> None:
     data.add_argument(
         "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured"
     )
-    add_run(parser)
+    add_run(parser, CALIBRATION_TOKENS)
     add_restart(parser)
     add_json(parser)
     parser.set_defaults(

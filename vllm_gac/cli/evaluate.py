@@ -41,7 +41,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--served-model-name", metavar="NAME", help="a model of --server; default: its only one"
     )
-    add_run(parser)
+    add_run(parser, "; default: all")
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -22,6 +22,12 @@ TEXTS = (
 )
 
 
+CALIBRATION_TOKENS = (
+    ", in whole sequences, one at least; default: 65536, or 16 for each channel of an MLP if that "
+    "is more"
+)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """--json"""
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
@@ -178,14 +184,16 @@ def asked(args: argparse.Namespace, dense: "ModelLayout") -> "Asked":
     )
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Options of verbs that run the model on text; what is not given is None."""
+def add_run(parser: argparse.ArgumentParser, tokens: str) -> None:
+    """Options of verbs that run the model on text; what is not given is None.
+
+    `tokens` says how many are used by default, and how they are counted.
+    """
     parser.add_argument(
         "--max-tokens",
         type=positive,
         metavar="N",
-        help="use at most N tokens; default: to calibrate 65536, or 16 for each channel of an MLP "
-        "if that is more; to evaluate all",
+        help=f"use at most N tokens{tokens}",
     )
     parser.add_argument(
         "--sequence-length", type=positive, metavar="N", help="tokens per sequence; default: 512"
