@@ -1,6 +1,5 @@
 """What the stat logger publishes, of configs without a server."""
 
-import logging
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -104,14 +103,20 @@ def test_layers_are_counted_by_kernels_and_heads() -> None:
             assert label.startswith("GAC_REFERENCE")
 
 
-def test_one_line_tells_what_is_served_beside_the_dense_model(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    caplog.set_level(logging.INFO, "vllm.vllm_gac")
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the stat logger logs, whatever other tests of this process did to logging."""
+    from vllm_gac.serving import metrics
+
+    lines: list[str] = []
+    monkeypatch.setattr(metrics.logger, "info", lambda text, *values: lines.append(text % values))
+    return lines
+
+
+def test_one_line_tells_what_is_served_beside_the_dense_model(said: list[str]) -> None:
     layout, dense = layout_of(gac_config()), layout_of(config())
     published(gac_config(), engine=0, twice=False)
-    (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("vllm.vllm_gac")]
+    (line,) = said
     kept = layout.kv_elements / dense.kv_elements
     for part in (
         f"{layout.parameters:,} parameters, {layout.parameters / dense.parameters:.1%} of "
@@ -127,9 +132,7 @@ def test_one_line_tells_what_is_served_beside_the_dense_model(
 
 @pytest.mark.parametrize("other", [{"engine": 1}, {"rank": 1}])
 def test_further_engines_and_api_servers_do_not_repeat_it(
-    other: dict[str, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    other: dict[str, int], said: list[str]
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    caplog.set_level(logging.INFO, "vllm.vllm_gac")
     published(gac_config(), **{"engine": 0, **other})
-    assert caplog.records == []
+    assert said == []
