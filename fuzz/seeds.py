@@ -114,6 +114,8 @@ def _statistics() -> bytes:
         "covariances": ",".join(STATISTICS),
         "methods": "heads,prune",
         "value_group": "2",
+        "tokens": "1024",
+        "sequence_length": "64",
         "probe_tokens": "64",
         "gradient_tokens": "0",
     }
