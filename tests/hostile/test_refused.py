@@ -92,11 +92,14 @@ def serve(directory: Path) -> None:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Fails what takes a second of the CPU, or 100 MB more memory than there was."""
+    """Fails what takes 100 MB more memory than there was, or five seconds of the CPU.
+
+    Each is refused within one on a quiet core; unbounded, the bombs took from ten seconds on.
+    """
     Path("/proc/self/clear_refs").write_text("5")  # peak memory starts again from here
     before, start = peak_memory(), time.thread_time()
     yield
-    assert time.thread_time() - start < 1
+    assert time.thread_time() - start < 5
     assert peak_memory() - before < 100 << 20
 
 
