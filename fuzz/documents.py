@@ -4,13 +4,11 @@ An input is the name of its kind and SEPARATOR, then the file; of statistics the
 and the bytes that are repeated for the numbers; of a pickle the program within torch's zip file.
 """
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from fuzz.framing import SEPARATOR
+from fuzz.framing import SEPARATOR, data_size
 from fuzz.mutations import mutated
 from tests.model_files import config, write_model
 from tests.pickles.archives import zip_file
@@ -25,8 +23,6 @@ from vllm_gac.plan import planned_layout, read_plan
 from vllm_gac.schema import KnapsackProblem, validate
 from vllm_gac.stats import check_stats, read_layer_stats
 from vllm_gac.strict_json import read_json
-
-_MOST_DATA = 1 << 20
 
 
 def check(data: bytes, directory: Path) -> bool:
@@ -92,7 +88,7 @@ def _profile(path: Path, content: bytes) -> None:
 
 def _statistics(path: Path, content: bytes) -> None:
     header, _, numbers = content.partition(SEPARATOR)
-    size = _data_size(header)
+    size = data_size(header)
     repeated = (numbers or b"\0") * (size // max(1, len(numbers)) + 1)
     path.write_bytes(len(header).to_bytes(8, "little") + header + repeated[:size])
     model = _model(path)
@@ -106,16 +102,6 @@ def _statistics(path: Path, content: bytes) -> None:
 def _pickle(path: Path, content: bytes) -> None:
     path.write_bytes(zip_file(content))
     open_pickled_model(path)
-
-
-def _data_size(header: bytes) -> int:
-    """The largest end of a tensor that `header` speaks of, if that is not too large."""
-    try:
-        entries: list[Any] = list(json.loads(header).values())
-        size = max(e["data_offsets"][1] for e in entries if "data_offsets" in e)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return 0
-    return size if isinstance(size, int) and 0 <= size <= _MOST_DATA else 0
 
 
 _KINDS = {

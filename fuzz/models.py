@@ -4,17 +4,15 @@ An input is the two texts with SEPARATOR between them. The header gets its lengt
 as many zeros behind it as it asks for, so that mutations reach what comes after the framing.
 """
 
-import json
 import math
 from pathlib import Path
 
-from fuzz.framing import SEPARATOR
+from fuzz.framing import SEPARATOR, data_size
 from fuzz.mutations import mutated as mutate  # noqa: F401 -- of a model: any of its two texts
 from vllm_gac.checkpoint import Checkpoint, faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.model_format import open_any_format
 
-_MOST_DATA = 1 << 20
 # Layers with tensors of zeros for what a config skips can be larger than the files.
 _MOST_ELEMENTS = 1 << 20
 
@@ -28,7 +26,7 @@ def check(data: bytes, directory: Path) -> bool:
     config, _, header = data.partition(SEPARATOR)
     (directory / "config.json").write_bytes(config)
     (directory / "model.safetensors").write_bytes(
-        len(header).to_bytes(8, "little") + header + bytes(_data_size(header))
+        len(header).to_bytes(8, "little") + header + bytes(data_size(header))
     )
     try:
         _, checkpoint = open_any_format(directory)
@@ -51,14 +49,3 @@ def _read_every_tensor(checkpoint: Checkpoint) -> None:
                 found = tuple(read(name).shape)
                 shared_table = name.endswith(".rope_inv_freq") and found[1:] == shape[1:]
                 assert found == shape or shared_table, f"{name}: {found}, expected {shape}"
-
-
-def _data_size(header: bytes) -> int:
-    """The largest end of a tensor that `header` speaks of, if that is not too large."""
-    try:
-        entries = [e for e in json.loads(header).values() if isinstance(e, dict)]
-        ends = [entry["data_offsets"][1] for entry in entries if "data_offsets" in entry]
-        size = max(ends, default=0)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return 0
-    return size if isinstance(size, int) and 0 <= size <= _MOST_DATA else 0
