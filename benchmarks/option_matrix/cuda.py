@@ -121,48 +121,48 @@ SINGLES: list[Cell] = [
         _one(f"KV cache {dtype}", kv_cache_dtype=dtype, refused=f"--kv-cache-dtype: is {dtype}")
         for dtype in ("fp8_e5m2", "int8_per_token_head", "turboquant_k8v4", "nvfp4")
     ),
-    *(_one(f"blocks of {size}", "every shape", block_size=size) for size in (16, 32, 128)),
-    _one("few blocks", "every shape", block_size=16, num_gpu_blocks_override=40),
+    *(_one(f"blocks of {size}", "selected pairs", block_size=size) for size in (16, 32, 128)),
+    _one("few blocks", "selected pairs", block_size=16, num_gpu_blocks_override=40),
     *(
-        _one(f"layout {layout}", "every shape", env={"VLLM_KV_CACHE_LAYOUT": layout})
+        _one(f"layout {layout}", "selected pairs", env={"VLLM_KV_CACHE_LAYOUT": layout})
         for layout in ("BLHNC", "BLNHC")
     ),
     *(
         _one(
             f"layout {layout}",
-            "every shape",
+            "selected pairs",
             env={"VLLM_KV_CACHE_LAYOUT": layout},
             refused="(?i)layout",
         )
         for layout in ("LHBNC", "BHLNC")
     ),
-    _one("KV offloading of 1 GiB", "every shape", kv_offloading_size=1.0),
-    _one("sleep", "every shape", ask="slept", enable_sleep_mode=True),
-    _one("1 GB of weights offloaded", "every shape", cpu_offload_gb=1.0),
+    _one("KV offloading of 1 GiB", "selected pairs", kv_offloading_size=1.0),
+    _one("sleep", "selected pairs", ask="slept", enable_sleep_mode=True),
+    _one("1 GB of weights offloaded", "selected pairs", cpu_offload_gb=1.0),
     # attention by name
     *(
         _one(f"attention {backend}", "stock sizes", attention_backend=backend)
         for backend in ("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION")
     ),
     *(
-        _one(f"attention {backend} of every shape", "every shape", attention_backend=backend)
+        _one(f"attention {backend}, selected pairs", "selected pairs", attention_backend=backend)
         for backend in ("FLASH_ATTN", "TRITON_ATTN")
     ),
     # speculation
-    *(_one(f"{n} drafts", "every shape", **_ngram(n)) for n in (1, 2, 3)),
+    *(_one(f"{n} drafts", "selected pairs", **_ngram(n)) for n in (1, 2, 3)),
     _one("8 drafts", refused="num_speculative_tokens is 8", **_ngram(8)),
     # refused
     _one("batch invariance", env={"VLLM_BATCH_INVARIANT": "1"}, refused="VLLM_BATCH_INVARIANT"),
     # others
-    _one("LoRA", "every shape", enable_lora=True, max_lora_rank=8),
+    _one("LoRA", "selected pairs", enable_lora=True, max_lora_rank=8),
     _one("LoRA, compiled", "latent", enable_lora=True, max_lora_rank=8, env=COMPILED),
-    _one("embeddings", "every shape", ask="embed", runner="pooling", convert="embed"),
-    _one("prompts as embeddings", "every shape", ask="prompt_embeds", enable_prompt_embeds=True),
-    _one("structured outputs", "every shape", ask="structured"),
-    _one("structured outputs, drafted for", "every shape", ask="structured", **_ngram(4)),
+    _one("embeddings", "selected pairs", ask="embed", runner="pooling", convert="embed"),
+    _one("prompts as embeddings", "selected pairs", ask="prompt_embeds", enable_prompt_embeds=True),
+    _one("structured outputs", "selected pairs", ask="structured"),
+    _one("structured outputs, drafted for", "selected pairs", ask="structured", **_ngram(4)),
     _one(
         "drafts by n-grams on the GPU",
-        "every shape",
+        "selected pairs",
         speculative_config={
             "method": "ngram_gpu",
             "num_speculative_tokens": 4,
@@ -175,7 +175,7 @@ SINGLES: list[Cell] = [
     _one("not padded", model_loader_extra_config={"align": "none"}),
     _one(
         "padded as measured",
-        "every shape",
+        "selected pairs",
         model_loader_extra_config={"align": "measured", "gpu": "h200"},
     ),
 ]
@@ -184,7 +184,7 @@ _TWO: Mapping[str, Mapping[str, Any]] = {
     "PP 2": {"pipeline_parallel_size": 2},
 }
 _ON_TWO: Mapping[str, Mapping[str, Any]] = {
-    "every shape": {},
+    "mixed heads": {},
     "low rank": {},
     "misaligned": {"kv_cache_dtype": "fp8", "rounds": True},
 }
