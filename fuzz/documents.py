@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fuzz.framing import SEPARATOR, data_size
 from fuzz.mutations import mutated
-from tests.model_files import config, write_model
 from tests.pickles.archives import zip_file
+from tests.support.model_files import config, write_model
 from vllm_gac.checkpoint import Checkpoint, open_checkpoint
 from vllm_gac.errors import GacError, PlanError
 from vllm_gac.gpu_profile import read_profile

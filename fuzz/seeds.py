@@ -13,7 +13,7 @@ from typing import Any
 
 from fuzz.framing import SEPARATOR, joined
 from tests.hostile.formats import CONFIGS, written_tensors
-from tests.model_files import config, shard_bytes, write_model
+from tests.support.model_files import config, shard_bytes, write_model
 
 CORPUS = Path(__file__).parent / "corpus"
 

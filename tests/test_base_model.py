@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.model_files import config, gac_config, write_model
+from tests.support.model_files import config, gac_config, write_model
 from vllm_gac.base_model import BaseModel, base_model
 from vllm_gac.checkpoint import open_checkpoint
 

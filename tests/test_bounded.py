@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.command import error
-from tests.model_files import config, gac_config, write_model
+from tests.support.command import error
+from tests.support.model_files import config, gac_config, write_model
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.dense_models import config, write, write_text
+from tests.support.dense_models import config, write, write_text
 from vllm_gac.calibrate import calibrate, observe_layer
 from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.cli import main

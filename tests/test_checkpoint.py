@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.model_files import (
+from tests.support.model_files import (
     Tensors,
     config,
     gac_config,

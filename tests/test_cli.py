@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.command import RUN, command, error, result, usage
-from tests.model_files import config, gac_config, write_model
+from tests.support.command import RUN, command, error, result, usage
+from tests.support.model_files import config, gac_config, write_model
 from vllm_gac import __version__
 from vllm_gac.cli import main
 

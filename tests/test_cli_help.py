@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import dense_models
-from tests.command import result
+from tests.support import dense_models
+from tests.support.command import result
 from tests.test_cli import VERBS
 from vllm_gac.cli import main
 

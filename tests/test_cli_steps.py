@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests import dense_models
-from tests.command import error, result
+from tests.support import dense_models
+from tests.support.command import error, result
 from vllm_gac.cli import main
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
+from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
 from vllm_gac import durable
 from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint import faults, open_checkpoint

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.dense_models import config, write, write_text
-from tests.killing import assert_disk_was_full, assert_resumed, run_child, survey
+from tests.support.dense_models import config, write, write_text
+from tests.support.killing import assert_disk_was_full, assert_resumed, run_child, survey
 
 
 def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.llama3_8b import DENSE
-from tests import dense_models
-from tests.command import error
+from tests.support import dense_models
+from tests.support.command import error
 from vllm_gac import demo
 from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint import open_checkpoint

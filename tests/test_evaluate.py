@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from tests.dense_models import config, write, write_text
+from tests.support.dense_models import config, write, write_text
 from vllm_gac import demo
 from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint import open_checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_files import config, gac_config, refusal, write_model
+from tests.support.model_files import config, gac_config, refusal, write_model
 from vllm_gac.checkpoint import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
 

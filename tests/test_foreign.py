@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from vllm.config.load import LoadConfig
 
-from tests.command import error
-from tests.model_files import config, write_model
 from tests.serving.stubs import ModelConfigStub
+from tests.support.command import error
+from tests.support.model_files import config, write_model
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.loader import GacModelLoader

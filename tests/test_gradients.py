@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests import dense_models
-from tests.command import error, result, usage
-from tests.dense_models import LLAMA3_ROPE, config, weights
+from tests.support import dense_models
+from tests.support.command import error, result, usage
+from tests.support.dense_models import LLAMA3_ROPE, config, weights
 from vllm_gac import calibrate as calibration
 from vllm_gac.calibrate import calibrate, observe_layer
 from vllm_gac.checkpoint import open_checkpoint

@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.model_files import (
-    Tensors,
-    config,
-    gac_config,
-    reshaped,
-    tensors_of,
-    write_model,
-)
+from tests.support.model_files import Tensors, config, gac_config, reshaped, tensors_of, write_model
 from vllm_gac.checkpoint import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.inspection import inspect

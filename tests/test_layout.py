@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.model_files import config, gac_config
+from tests.support.model_files import config, gac_config
 from vllm_gac.layout import LINEARS, ModelLayout, layout_of
 
 

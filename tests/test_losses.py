@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.dense_models import config, write, write_text
+from tests.support.dense_models import config, write, write_text
 from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.errors import PlanError

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import dense_models
-from tests.command import error, result
-from tests.model_files import config, gac_config, write_model
+from tests.support import dense_models
+from tests.support.command import error, result
+from tests.support.model_files import config, gac_config, write_model
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.replaceable import check_replaceable
 from vllm_gac.workspace import finished_before, partial_of, workspace

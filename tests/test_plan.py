@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.dense_models import config
+from tests.support.dense_models import config
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.contract import align
 from vllm_gac.errors import PlanError

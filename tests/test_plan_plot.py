@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests import dense_models
-from tests.command import usage
-from tests.measured_layers import made_up_losses
+from tests.support import dense_models
+from tests.support.command import usage
+from tests.support.measured_layers import made_up_losses
 from tests.test_plan import DEMO, model
 from vllm_gac.choices import Dims
 from vllm_gac.cli import main

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.dense_models import config
-from tests.measured_layers import made_up_losses
+from tests.support.dense_models import config
+from tests.support.measured_layers import made_up_losses
 from tests.test_plan import DEMO, LLAMA_8B, model
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.choices import Dims

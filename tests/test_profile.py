@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.command import error, result
+from tests.support.command import error, result
 from vllm_gac.cli import main
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu_profile import profile_of_gpu, read_profile, write_profile

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dense_models import config
-from tests.measured_layers import made_up_losses
+from tests.support.dense_models import config
+from tests.support.measured_layers import made_up_losses
 from vllm_gac.layout import layout_of
 from vllm_gac.proportional import (
     LinearLosses,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.model_files import config, gac_config
+from tests.support.model_files import config, gac_config
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.schema import HfConfig, KnapsackProblem, Plan, validate
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.command import error, result, usage
-from tests.dense_models import write_text, write_tokenizer
+from tests.support.command import error, result, usage
+from tests.support.dense_models import write_text, write_tokenizer
 from vllm_gac.tokens import windows
 
 

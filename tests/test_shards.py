@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.model_files import (
+from tests.support.model_files import (
     config,
     gac_config,
     refusal,

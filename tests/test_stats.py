@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from tests.dense_models import config, write, write_text
+from tests.support.dense_models import config, write, write_text
 from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.errors import CheckpointError

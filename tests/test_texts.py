@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests import dense_models
-from tests.command import error
+from tests.support import dense_models
+from tests.support.command import error
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts import blocks
 from vllm_gac.tokens import windows

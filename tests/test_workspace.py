@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.dense_models import config, write, write_text
+from tests.support.dense_models import config, write, write_text
 from vllm_gac.calibrate import calibrate
 from vllm_gac.compress import compress
 from vllm_gac.durable import write_json, write_tensors

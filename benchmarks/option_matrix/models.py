@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests import dense_models
 from tests.importers.low_rank_models import RANKS, TOOLS, low_rank
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import write
 from tests.serving.adapters import write_adapter
 from tests.serving.models import HETEROGENEOUS, layer, write_model
 from tests.serving.quantized import write_int8
+from tests.support import dense_models
 from vllm_gac import demo
 from vllm_gac.repair.directory import repair
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.hostile.case import Case, bad_config
 from tests.hostile.formats import CONFIGS
-from tests.model_files import config, framed, shard_bytes, tensors_of, write_model
+from tests.support.model_files import config, framed, shard_bytes, tensors_of, write_model
 from vllm_gac.shards import MAX_SHARDS, MAX_TENSORS
 
 _LAYERS = 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tests.hostile.formats import CONFIGS, written_tensors
-from tests.model_files import Tensors, write_model
+from tests.support.model_files import Tensors, write_model
 
 Write: TypeAlias = Callable[[Path], object]
 Change: TypeAlias = Callable[[Tensors], object]

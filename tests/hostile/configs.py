@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.hostile.case import Case, bad_config
-from tests.model_files import GAC_LAYERS, config, gac_config
+from tests.support.model_files import GAC_LAYERS, config, gac_config
 
 
 def changed(section: Callable[[list[dict[str, Any]]], object]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tests.model_files import Tensors, config, gac_config, tensors_of, write_model
+from tests.support.model_files import Tensors, config, gac_config, tensors_of, write_model
 
 _LAYER = "model.layers.0."
 _RANKS = {f"{_LAYER}self_attn.q_proj": 6, f"{_LAYER}mlp.down_proj": 40, "lm_head": 9}

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.hostile.case import Case
 from tests.hostile.texts import INDEX
-from tests.model_files import (
+from tests.support.model_files import (
     config,
     read_index,
     shard_bytes,

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.hostile.case import Case, bad_config, bad_tensors, written
 from tests.hostile.indexes import sends_to
-from tests.model_files import GAC_LAYERS, Tensors, config, gac_config
+from tests.support.model_files import GAC_LAYERS, Tensors, config, gac_config
 
 _NAMES = {
     "of a megabyte": "x" * (1 << 20),

@@ -8,7 +8,7 @@ from typing import Any
 from tests.hostile.case import Case, bad_config, bad_tensors
 from tests.hostile.formats import CONFIGS
 from tests.hostile.tensors import renamed, retyped, without
-from tests.model_files import reshaped
+from tests.support.model_files import reshaped
 
 _Q = "model.layers.0.self_attn.q_proj"
 _K = "model.layers.0.self_attn.k_proj"

@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 from tests.hostile.case import Case, written
-from tests.model_files import config, framed, shard_bytes, tensors_of
+from tests.support.model_files import config, framed, shard_bytes, tensors_of
 
 FILE = "model.safetensors"
 

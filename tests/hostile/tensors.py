@@ -4,7 +4,7 @@ import struct
 from collections.abc import Callable
 
 from tests.hostile.case import Case, bad_tensors
-from tests.model_files import Tensors, gac_config, reshaped, tensors_of
+from tests.support.model_files import Tensors, gac_config, reshaped, tensors_of
 
 A, B = "model.layers.0.mlp.down_proj.A.weight", "model.layers.0.mlp.down_proj.B.weight"
 BIAS = "model.layers.0.mlp.down_proj.B.bias"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.hostile.case import Case, written
-from tests.model_files import config, write_model
+from tests.support.model_files import config, write_model
 
 INDEX = "model.safetensors.index.json"
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from tests.dense_models import config
 from tests.importers.tools import LINEARS, TwoLinears, dense, replace
+from tests.support.dense_models import config
 
 SHORT = {name: name.split(".")[1].removesuffix("_proj") for name in LINEARS}
 NUM_BASIS = {"q": 12, "k": 7, "v": 9, "o": 10, "gate": 14, "up": 13, "down": 40}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.dense_models import LLAMA3_ROPE, config
 from tests.importers.layer_models import Dims, heterogeneous
 from tests.importers.tools import MISTRAL, assert_same_logits, dense, write
+from tests.support.dense_models import LLAMA3_ROPE, config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.inspection import inspect
 from vllm_gac.verification import verify

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.dense_models import config
 from tests.importers.basis_models import GROUPS, NUM_BASIS
 from tests.importers.low_rank_models import SOME, TOOLS
 from tests.importers.palu_models import ranks_of
-from tests.model_files import config as bytes_config
-from tests.model_files import write_model
+from tests.support.dense_models import config
+from tests.support.model_files import config as bytes_config
+from tests.support.model_files import write_model
 from vllm_gac.errors import CheckpointError
 from vllm_gac.inspection import inspect
 

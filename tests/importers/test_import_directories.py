@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.command import error, result
-from tests.dense_models import config, write_tokenizer
 from tests.importers import basis_models, layer_models, low_rank_models, palu_models
 from tests.importers.tools import assert_same_logits, write
+from tests.support.command import error, result
+from tests.support.dense_models import config, write_tokenizer
 from vllm_gac.checkpoint import TensorInfo, open_checkpoint
 
 Written = tuple[Path, nn.Module]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import error, result
 from tests.importers.pickled_models import saved, svd_llm
-from tests.killing import assert_disk_was_full, assert_resumed, run_child, survey
+from tests.support.command import error, result
+from tests.support.killing import assert_disk_was_full, assert_resumed, run_child, survey
 
 
 def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.dense_models import config
 from tests.importers.low_rank_models import RANKS, SOME, TOOLS, Ranks, Tool, low_rank
 from tests.importers.tools import MISTRAL, assert_same_logits, write
+from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.inspection import inspect
 from vllm_gac.model_format import open_any_format

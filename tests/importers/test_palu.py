@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import MISTRAL, assert_same_logits, write
+from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.inspection import inspect
 from vllm_gac.layout import layout_of

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.command import error, result, usage
-from tests.dense_models import config as dense_config
-from tests.dense_models import write as write_dense
 from tests.importers.pickled_models import llm_pruner, saved, svd_llm, transformers_llama
 from tests.pickles import foreign
 from tests.pickles.archives import write as write_archive
 from tests.pickles.bombs import LIVE
+from tests.support.command import error, result, usage
+from tests.support.dense_models import config as dense_config
+from tests.support.dense_models import write as write_dense
 from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.forward import logits, reference
 from vllm_gac.importers.pickled_companions import pickled_companions

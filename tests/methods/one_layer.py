@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tests.dense_models import LLAMA3_ROPE, config, weights
+from tests.support.dense_models import LLAMA3_ROPE, config, weights
 from vllm_gac.calibrate import observe_layer
 from vllm_gac.forward import Reference, layer_forward
 from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of

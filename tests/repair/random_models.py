@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from tests.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
+from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
 from vllm_gac.forward import Reference, logits
 from vllm_gac.layout import LINEARS, ModelLayout, layout_of
 from vllm_gac.repair.padding import padded_tensors

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import dense_models
-from tests.command import error, result
 from tests.importers import low_rank_models, palu_models, tools
 from tests.repair.random_models import DEFAULT_ROPE, TOKENS, gac_config, random_weights
+from tests.support import dense_models
+from tests.support.command import error, result
 from vllm_gac import durable
 from vllm_gac.checkpoint import faults, open_checkpoint
 from vllm_gac.cli import main

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.dense_models import config, write
-from tests.killing import assert_disk_was_full, assert_resumed, run_child, survey
+from tests.support.dense_models import config, write
+from tests.support.killing import assert_disk_was_full, assert_resumed, run_child, survey
 from vllm_gac.checkpoint import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from vllm.config.load import LoadConfig
 
-from tests.dense_models import config
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import write
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import ModelConfigStub
+from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.model_format import open_any_format
 from vllm_gac.serving import loader as loader_module

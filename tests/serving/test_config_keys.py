@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import vllm
 
-from tests.dense_models import config
 from tests.serving.models import HETEROGENEOUS, layout_with
+from tests.support.dense_models import config
 from vllm_gac.config_keys import REFUSED, REFUSED_IN_ROPE
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import layout_of

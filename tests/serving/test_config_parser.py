@@ -9,9 +9,9 @@ import torch
 from vllm.config.load import LoadConfig
 from vllm.transformers_utils.config import HFConfigParser
 
-from tests.dense_models import config
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import dense, write
+from tests.support.dense_models import config
 from vllm_gac import demo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import palu as palu_importer

@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 from vllm.config import CacheConfig, ParallelConfig
 from vllm.platforms.interface import DeviceCapability
 
-from tests.dense_models import config
+from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import KeyLayout, ModelLayout, ValueLayout, layout_of
 from vllm_gac.serving import decode_fit, engine_options

@@ -14,8 +14,8 @@ from vllm.config.load import LoadConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
-from tests.model_files import Tensors, config, gac_config, tensors_of, write_model
 from tests.serving.stubs import ModelConfigStub
+from tests.support.model_files import Tensors, config, gac_config, tensors_of, write_model
 from vllm_gac.checkpoint import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout import layout_of

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.dense_models import config
 from tests.importers.basis_models import GROUPS, basis_sharing, own_name
 from tests.importers.layer_models import heterogeneous
 from tests.importers.low_rank_models import RANKS, SOME, TOOLS, low_rank
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import MISTRAL, same, write
 from tests.serving.server import Server, ServerDiedError, serve
+from tests.support.dense_models import config
 from vllm_gac import demo
 
 # Sizes that vLLM's CPU kernels take.

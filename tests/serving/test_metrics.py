@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.model_files import config, gac_config
+from tests.support.model_files import config, gac_config
 from vllm_gac.layout import layout_of
 
 pytest.importorskip("vllm")

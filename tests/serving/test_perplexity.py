@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import RUN, command
+from tests.support.command import RUN, command
 from vllm_gac import demo
 from vllm_gac.evaluate import perplexity
 

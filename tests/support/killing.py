@@ -39,7 +39,7 @@ def run_child(module: str, directory: Path, step: int) -> dict[str, object]:
     """What `python -m module directory step`, which calls `survey`, has found."""
     result = subprocess.run(
         [sys.executable, "-m", module, directory, str(step)],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
