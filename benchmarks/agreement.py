@@ -20,7 +20,7 @@ from typing import Any, Literal
 from benchmarks.quality.provenance import compiler
 from vllm_gac import demo
 from vllm_gac.checkpoint import open_checkpoint
-from vllm_gac.layout import KeyLayout, ValueLayout
+from vllm_gac.layout.dims import KeyLayout, ValueLayout
 from vllm_gac.plan import uniform_plan
 
 # Keys (form, heads, size) and values (heads, size) by layer: sizes that stock kernels take, pairs

@@ -18,7 +18,7 @@ from typing import Any
 from vllm_gac.decode_latency import decode_microseconds
 from vllm_gac.gemm_latency import gemm_microseconds
 from vllm_gac.gpu_profile import read_profile
-from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of
+from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of
 from vllm_gac.profile_schema import GpuProfile
 
 # Batches of the profile, and three between them.

@@ -16,9 +16,9 @@ from typing import Any
 
 from vllm_gac import demo
 from vllm_gac.checkpoint import Checkpoint
-from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.schema import HfConfig, Plan
 from vllm_gac.plan import uniform_plan
-from vllm_gac.schema import HfConfig, Plan
 
 PARAM_RATIO, KV_RATIO = 0.8, 0.75
 DENSE: dict[str, Any] = {

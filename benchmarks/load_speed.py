@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
 
 _HEAD = 128
 _LAYERS_A_SHARD = 4

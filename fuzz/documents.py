@@ -18,9 +18,9 @@ from vllm_gac.gpu_profile import read_profile
 from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.knapsack import solve
 from vllm_gac.latency import BatchMix, layer_microseconds
+from vllm_gac.layout.schema import KnapsackProblem, validate
 from vllm_gac.losses import read_losses
 from vllm_gac.plan import planned_layout, read_plan
-from vllm_gac.schema import KnapsackProblem, validate
 from vllm_gac.stats import check_stats, read_layer_stats
 from vllm_gac.strict_json import read_json
 

@@ -105,7 +105,7 @@ def _statistics() -> bytes:
     """A header as calibrate.py writes it; every number is 1.0."""
     import hashlib
 
-    from vllm_gac.layout import layout_of
+    from vllm_gac.layout.dims import layout_of
     from vllm_gac.stats import STATISTICS, stats_file
 
     metadata = {

@@ -16,11 +16,11 @@ from tests.support.model_files import config, gac_config, write_model
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.layout.schema import HfConfig
 from vllm_gac.model_directory import companions_of, copy_companions
 from vllm_gac.plan import uniform_plan
 from vllm_gac.regular_files import opened
-from vllm_gac.schema import HfConfig
 from vllm_gac.tokenizer_growth import MOST, growth
 from vllm_gac.tokens import windows
 

@@ -18,7 +18,7 @@ from tests.support.model_files import (
 )
 from vllm_gac.checkpoint import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
 
 A, B = "model.layers.0.mlp.down_proj.A.weight", "model.layers.0.mlp.down_proj.B.weight"
 TABLE = "model.layers.0.self_attn.rope_inv_freq"

@@ -17,10 +17,10 @@ from vllm_gac.compress import compress
 from vllm_gac.errors import CheckpointError, GacError, PlanError
 from vllm_gac.evaluate import perplexity
 from vllm_gac.forward import logits, reference
-from vllm_gac.layout import LINEARS, KeyLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.schema import PlanBudget
 from vllm_gac.plan import uniform_plan
 from vllm_gac.planner import Asked
-from vllm_gac.schema import PlanBudget
 
 # Letters, as in the text that is calibrated on.
 TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26

@@ -17,7 +17,7 @@ from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.cli.options import on_a_device
 from vllm_gac.effort import Work, announcement, seconds
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
 from vllm_gac.stats import read_layer_stats, stats_file
 
 METADATA = {"value_group": "2", "methods": "heads,prune", "gradient_tokens": "0"}

@@ -27,14 +27,14 @@ from vllm_gac.forward import (
     reference,
 )
 from vllm_gac.gradients import measure_gradients
-from vllm_gac.layout import LINEARS, layout_of
+from vllm_gac.layout.dims import LINEARS, layout_of
+from vllm_gac.layout.rope import inverse_frequencies
+from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.losses import read_losses
 from vllm_gac.methods.compressor import MeasuredLayer
 from vllm_gac.methods.layer import compress_layer
 from vllm_gac.methods.whitening import roots
 from vllm_gac.proportional import FisherScores, proportional_layers
-from vllm_gac.rope import inverse_frequencies
-from vllm_gac.schema import HfConfig, validate
 from vllm_gac.stats import check_stats, read_gradients
 from vllm_gac.tokens import calibration_sequences
 

@@ -13,7 +13,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from vllm_gac.errors import PlanError
 from vllm_gac.knapsack import Solution, solve
-from vllm_gac.schema import KnapsackProblem, validate
+from vllm_gac.layout.schema import KnapsackProblem, validate
 
 
 def problem(raw: dict[str, Any]) -> KnapsackProblem:

@@ -22,7 +22,7 @@ from vllm_gac.latency import (
     layer_microseconds,
     mlp_microseconds,
 )
-from vllm_gac.layout import KeyLayout, LayerLayout, ValueLayout, layout_of
+from vllm_gac.layout.dims import KeyLayout, LayerLayout, ValueLayout, layout_of
 from vllm_gac.prefill_latency import prefill_microseconds
 from vllm_gac.profile_schema import GpuProfile, PrefillTime
 

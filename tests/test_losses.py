@@ -13,7 +13,7 @@ from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.errors import PlanError
 from vllm_gac.forward import logits, reference
-from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.losses import MeasuredLosses, measured_losses, read_losses
 from vllm_gac.methods.compressor import MeasuredLayer
 from vllm_gac.methods.layer import choices, compress_layer

@@ -16,10 +16,10 @@ from tests.support.dense_models import config
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.contract import align
 from vllm_gac.errors import PlanError
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.layout.schema import HfConfig, LayerSection, Plan, validate
 from vllm_gac.plan import budget_of, planned_layout, read_plan, uniform_plan
 from vllm_gac.prior import expected_loss
-from vllm_gac.schema import HfConfig, LayerSection, Plan, validate
 
 
 def model(directory: Path, **changes: Any) -> Checkpoint:

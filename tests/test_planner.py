@@ -29,11 +29,11 @@ from vllm_gac.latency import (
     layer_microseconds,
     mlp_microseconds,
 )
-from vllm_gac.layout import LayerLayout, layout_of
+from vllm_gac.layout.dims import LayerLayout, layout_of
+from vllm_gac.layout.schema import Plan
 from vllm_gac.plan import planned_layout, uniform_plan
 from vllm_gac.planner import Asked, best_plan, check_feasible, dense_microseconds
 from vllm_gac.repair.dims import padded_layout
-from vllm_gac.schema import Plan
 
 LATENCY = Latency(read_profile("h200"), BatchMix())
 

@@ -13,12 +13,12 @@ from vllm_gac.cli import main
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu_profile import profile_of_gpu, read_profile, write_profile
 from vllm_gac.kernels.select import Gpu
+from vllm_gac.layout.schema import validate
 from vllm_gac.profile_schema import DecodeTime, GpuProfile, PrefillTime
 from vllm_gac.profiling import attention, decode, gemms, prefill, profile
 from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
 from vllm_gac.profiling.gemms import contract_plans, linear_plans
 from vllm_gac.profiling.prefill import prefill_plans, worth_measuring
-from vllm_gac.schema import validate
 
 H200 = read_profile("h200")
 

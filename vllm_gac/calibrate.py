@@ -24,10 +24,10 @@ from vllm_gac.effort import Work, announcement
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import Reference, batches, embed, layer_forward, layer_weights, reference
 from vllm_gac.gradients import measure_gradients
-from vllm_gac.layout import LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.schema import METHODS
 from vllm_gac.methods.attended import spread_output
 from vllm_gac.methods.compressor import MeasuredLayer
-from vllm_gac.schema import METHODS
 from vllm_gac.sensitivity import measure, probes
 from vllm_gac.stats import (
     FORMAT,

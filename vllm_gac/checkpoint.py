@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.finite import is_finite
-from vllm_gac.foreign import not_a_directory, quantized, without_config
-from vllm_gac.growth import growth_fault
-from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.foreign import not_a_directory, quantized, without_config
+from vllm_gac.layout.growth import growth_fault
+from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.pickles.state_dicts import read_state_dict_headers, state_dict_files
-from vllm_gac.schema import HfConfig, validate
 from vllm_gac.shard_files import ShardFiles
 from vllm_gac.shards import INDEX_FILE as INDEX_FILE
 from vllm_gac.shards import TensorInfo as TensorInfo

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from vllm_gac import contract
 from vllm_gac.contract import NOT_QUANTIZED, Quantized
-from vllm_gac.layout import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
-from vllm_gac.schema import Role, Strategy
+from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.schema import Role, Strategy
 
 # How many neighbouring heads a method can make one.
 MERGEABLE = (1, 2)

@@ -23,7 +23,7 @@ from vllm_gac.checkpoint import Checkpoint, open_checkpoint
 from vllm_gac.compressed_model import write_compressed
 from vllm_gac.dense_model import open_dense
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import ModelLayout
+from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.methods.lowrank import Whitening
 from vllm_gac.methods.prune import Criterion
 from vllm_gac.model_directory import companions_of, fingerprint, size_and_time

@@ -12,7 +12,9 @@ from vllm_gac import __version__
 from vllm_gac.checkpoint import Checkpoint, TensorReader
 from vllm_gac.durable import write_json, write_tensors, write_text
 from vllm_gac.errors import PlanError
-from vllm_gac.layout import ModelLayout
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.rope import inverse_frequencies
+from vllm_gac.layout.schema import Plan
 from vllm_gac.methods.compressor import MeasuredLayer
 from vllm_gac.methods.layer import compress_layer
 from vllm_gac.methods.lowrank import Whitening
@@ -21,8 +23,6 @@ from vllm_gac.model_card import model_card
 from vllm_gac.model_directory import copy_companions, shard_path, write_index
 from vllm_gac.plan import planned_layout
 from vllm_gac.registration import ARCHITECTURE
-from vllm_gac.rope import inverse_frequencies
-from vllm_gac.schema import Plan
 from vllm_gac.stats import check_stats, read_gradients, read_layer_stats
 
 

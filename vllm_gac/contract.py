@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from vllm_gac.errors import PlanError
+from vllm_gac.layout.schema import Role, Strategy
 from vllm_gac.measured_dims import fastest_dim
-from vllm_gac.schema import Role, Strategy
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ROLES: tuple[Role, ...] = get_args(Role)

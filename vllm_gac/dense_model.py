@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vllm_gac.checkpoint import Checkpoint, faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
-from vllm_gac.foreign import quantized
+from vllm_gac.layout.foreign import quantized
 
 
 def open_dense(model: Path) -> Checkpoint:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.layout import LINEARS, ModelLayout
+from vllm_gac.layout.dims import LINEARS, ModelLayout
 
 _OVERHEAD = 2.0
 # Inverses and eigenvectors run at about this share of the speed of products in fp64.

@@ -14,8 +14,8 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import LayerLayout, ModelLayout
-from vllm_gac.rope import cos_sin, inverse_frequencies, rotate
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 
 Tensor: TypeAlias = torch.Tensor
 # Called with a linear's name, e.g. "self_attn.o_proj", and its input [batch, tokens, in], or,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from vllm_gac.durable import write_text
 from vllm_gac.errors import ProfileError
+from vllm_gac.layout.schema import validate
 from vllm_gac.profile_schema import GpuProfile
-from vllm_gac.schema import validate
 from vllm_gac.strict_json import read_json
 
 DEFAULT_GPU = "h200"

@@ -25,7 +25,7 @@ from vllm_gac.forward import (
     layer_weights,
     unembed,
 )
-from vllm_gac.layout import LINEARS
+from vllm_gac.layout.dims import LINEARS
 from vllm_gac.methods.compressor import MeasuredLayer
 from vllm_gac.methods.lowrank import LowRank
 

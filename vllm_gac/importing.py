@@ -19,12 +19,12 @@ from vllm_gac.base_model import base_model
 from vllm_gac.checkpoint import WEIGHT_DTYPES, Checkpoint, faults
 from vllm_gac.durable import write_bytes, write_json, write_tensors, write_text
 from vllm_gac.errors import CheckpointError
-from vllm_gac.foreign import not_a_directory, without_config
 from vllm_gac.importers import llm_pruner, svd_llm
 from vllm_gac.importers.imported import Format, Imported, Source
 from vllm_gac.importers.pickled_companions import pickled_companions
 from vllm_gac.importers.pickled_model import open_pickled_model
-from vllm_gac.layout import ModelLayout
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.foreign import not_a_directory, without_config
 from vllm_gac.model_card import layer_table
 from vllm_gac.model_directory import (
     companions_of,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 
 
 def infer_layout(checkpoint: Checkpoint) -> ModelLayout:

@@ -8,7 +8,7 @@ from typing import Any
 from vllm_gac.checkpoint import faults
 from vllm_gac.contract import align
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import ModelLayout
+from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.model_format import Format, open_any_format
 
 # vLLM's cache is 16-bit unless --kv-cache-dtype says otherwise, also for F32 checkpoints.

@@ -18,7 +18,7 @@ from vllm_gac.choices import Dims, attentions, breakeven_rank, evenly_spread, fa
 from vllm_gac.gpu_profile import read_profile
 from vllm_gac.knapsack.instance import Ints
 from vllm_gac.latency import BatchMix, attention_microseconds, mlp_microseconds
-from vllm_gac.layout import LINEARS, LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.losses import Losses
 from vllm_gac.profile_schema import GpuProfile
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vllm_gac.decode_latency import decode_microseconds
 from vllm_gac.errors import PlanError
 from vllm_gac.gemm_latency import gemm_microseconds, roofline
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.prefill_latency import prefill_microseconds
 from vllm_gac.profile_schema import GpuProfile
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_gac.layout import LINEARS, LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.sensitivity import Part, Probe, probes
 from vllm_gac.stats import (
     check_gradients,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from vllm_gac.gpu_profile import DEFAULT_GPU, read_profile
+from vllm_gac.layout.schema import Role
 from vllm_gac.profile_schema import GpuProfile
-from vllm_gac.schema import Role
 
 # Where nothing was measured, a tensor core tile; kernels refuse or crawl off multiples of 8.
 _UNMEASURED_MULTIPLE = 16

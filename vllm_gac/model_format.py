@@ -4,11 +4,11 @@ from pathlib import Path
 
 from vllm_gac.checkpoint import Checkpoint, open_checkpoint, read_config, tensor_headers
 from vllm_gac.errors import CheckpointError
-from vllm_gac.foreign import quantized
 from vllm_gac.importers import recognize
 from vllm_gac.importers.imported import Format as Format
 from vllm_gac.importers.imported import Source, dense_of, imported
 from vllm_gac.infer_layout import infer_layout
+from vllm_gac.layout.foreign import quantized
 
 
 def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:

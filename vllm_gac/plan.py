@@ -17,10 +17,10 @@ from vllm_gac.checkpoint import Checkpoint
 from vllm_gac.choices import MERGEABLE, Dims, Rung, attentions, layer_at, rungs
 from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError, PlanError
-from vllm_gac.layout import LayerLayout, ModelLayout, layer_of
+from vllm_gac.layout.dims import LayerLayout, ModelLayout, layer_of
+from vllm_gac.layout.schema import METHODS, LayerSection, Plan, PlanBudget, Strategy, validate
+from vllm_gac.layout.tensor_parallel import check_planned_for
 from vllm_gac.prior import expected_loss
-from vllm_gac.schema import METHODS, LayerSection, Plan, PlanBudget, Strategy, validate
-from vllm_gac.sharding import check_planned_for
 from vllm_gac.strict_json import read_json
 
 

@@ -19,7 +19,9 @@ from vllm_gac.items import Item, Latency, items, part_parameters
 from vllm_gac.knapsack import choose
 from vllm_gac.knapsack.instance import Ints
 from vllm_gac.latency import layer_microseconds
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.schema import METHODS, LayerSection, Plan, PlanBudget
+from vllm_gac.layout.tensor_parallel import check_planned_for
 from vllm_gac.losses import Curve, Losses, Sensitivity, read_losses
 from vllm_gac.plan import budget_of
 from vllm_gac.proportional import (
@@ -30,8 +32,6 @@ from vllm_gac.proportional import (
     read_fisher_scores,
     within_window,
 )
-from vllm_gac.schema import METHODS, LayerSection, Plan, PlanBudget
-from vllm_gac.sharding import check_planned_for
 from vllm_gac.stats import check_gradients, check_stats, methods_of
 
 # Fused GEMMs make the time of a layer a little more or less than that of its parts. A plan that

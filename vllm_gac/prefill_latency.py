@@ -23,7 +23,7 @@ from vllm_gac.kernels.select import (
     prefill_times,
     whole,
 )
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.profile_schema import AttentionSweep, GpuProfile
 
 

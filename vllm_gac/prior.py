@@ -9,7 +9,7 @@ plan goes by; the amounts are another model's.
 import itertools
 from collections.abc import Sequence
 
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 _SHARES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 # By (form, heads made one) and share of the dense key elements.

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vllm_gac.schema import Dim, Heads, HeadSize, Positive, StrictModel, Version
+from vllm_gac.layout.schema import Dim, Heads, HeadSize, Positive, StrictModel, Version
 
 
 class Sweep(StrictModel):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_gac.items import linears_to_factorize, part_parameters
-from vllm_gac.layout import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.losses import Curve, Losses
 from vllm_gac.stats import read_gradients
 

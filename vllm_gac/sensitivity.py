@@ -26,7 +26,7 @@ from vllm_gac.forward import (
     layer_weights,
     unembed,
 )
-from vllm_gac.layout import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.methods.compressor import MeasuredLayer
 from vllm_gac.methods.layer import compress_layer
 

@@ -15,7 +15,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.foreign import lfs_pointer, without_weights
+from vllm_gac.layout.foreign import lfs_pointer, without_weights
 from vllm_gac.shown import shown
 from vllm_gac.strict_json import MAX_BYTES, parse_json, read_bounded, read_json
 

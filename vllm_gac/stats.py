@@ -31,11 +31,11 @@ from safetensors import safe_open
 
 from vllm_gac.choices import MERGEABLE
 from vllm_gac.errors import CheckpointError, DiskError, VersionError
-from vllm_gac.layout import LINEARS, ModelLayout
+from vllm_gac.layout.dims import LINEARS, ModelLayout
+from vllm_gac.layout.schema import METHODS
 from vllm_gac.methods.compressor import Compressor
 from vllm_gac.methods.layer import choices
 from vllm_gac.methods.lowrank import LowRank, input_of
-from vllm_gac.schema import METHODS
 from vllm_gac.sensitivity import probes
 from vllm_gac.shards import open_safetensors
 

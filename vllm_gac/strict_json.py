@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm_gac.errors import CheckpointError, GacError
-from vllm_gac.foreign import lfs_pointer
+from vllm_gac.layout.foreign import lfs_pointer
 from vllm_gac.regular_files import opened
 from vllm_gac.shown import shown
 

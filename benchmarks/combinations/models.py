@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import llama3_8b
 from vllm_gac import demo
 from vllm_gac.checkpoint import open_checkpoint
-from vllm_gac.layout import KeyLayout, ValueLayout
+from vllm_gac.layout.dims import KeyLayout, ValueLayout
 from vllm_gac.plan import uniform_plan
 
 # Of each layer of the demo model, keys (form, heads, size) and values (heads, size): every one

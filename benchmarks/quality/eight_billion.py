@@ -26,7 +26,7 @@ from vllm_gac import demo
 from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.compress import compress
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
 from vllm_gac.planner import Asked, measured_plan
 
 # Llama-3-70B: layers, and FLOPs of a layer's products with and among covariances and weights,

@@ -13,7 +13,7 @@ from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_per
 from vllm_gac.gpu_profile import read_profile
 from vllm_gac.items import Latency
 from vllm_gac.latency import BatchMix
-from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.plan import planned_layout
 from vllm_gac.planner import Asked, best_plan, dense_microseconds
 

@@ -17,9 +17,9 @@ from vllm_gac.errors import PlanError
 from vllm_gac.gpu_profile import read_profile
 from vllm_gac.items import Latency
 from vllm_gac.latency import BatchMix
+from vllm_gac.layout.schema import Plan
 from vllm_gac.plan import planned_layout
 from vllm_gac.planner import Asked, best_plan, dense_microseconds
-from vllm_gac.schema import Plan
 
 BUDGETS = ((0.9, 0.75), (0.8, 0.75), (0.8, 0.5), (0.7, 0.5))
 _STEPS = 9

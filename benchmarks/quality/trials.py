@@ -15,10 +15,10 @@ from vllm_gac.checkpoint import Checkpoint, open_checkpoint
 from vllm_gac.compress import compress
 from vllm_gac.evaluate import perplexity
 from vllm_gac.inspection import aligned_dims
-from vllm_gac.layout import LayerLayout
+from vllm_gac.layout.dims import LayerLayout
+from vllm_gac.layout.schema import LayerSection
 from vllm_gac.losses import MeasuredLosses, read_losses
 from vllm_gac.plan import uniform_plan
-from vllm_gac.schema import LayerSection
 from vllm_gac.stats import check_stats
 
 SEEDS = 3

@@ -20,7 +20,7 @@ from benchmarks.seeds.figures import axes_grid, by_alignment
 from vllm_gac import demo
 from vllm_gac.demo.llama import Architecture, Llama
 from vllm_gac.knapsack import solve
-from vllm_gac.schema import KnapsackProblem
+from vllm_gac.layout.schema import KnapsackProblem
 from vllm_gac.tokens import calibration_sequences
 
 # The paper's ratio, and one at which fewer heads stay whole.

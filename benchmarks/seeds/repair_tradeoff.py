@@ -14,7 +14,7 @@ from benchmarks.seeds.sdpa import SHAPE, attention, inputs
 from benchmarks.seeds.timing import timed, wake_up
 
 if TYPE_CHECKING:
-    from vllm_gac.schema import Strategy
+    from vllm_gac.layout.schema import Strategy
 
 STRATEGIES: tuple["Strategy", ...] = ("minimal", "optimal", "predefined")
 # Those of table 8, whose means are the gains of table 7 per memory: what PaLU left misaligned.

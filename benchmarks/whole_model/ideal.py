@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from benchmarks.whole_model.models import Batch
-from vllm_gac.layout import ModelLayout
+from vllm_gac.layout.dims import ModelLayout
 
 ITEMSIZE = 2  # bytes of a weight and of a cached number
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.llama3_8b import DENSE
-from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.layout.dims import ModelLayout, layout_of
 
 
 @dataclass(frozen=True, slots=True)

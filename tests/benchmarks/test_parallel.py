@@ -6,8 +6,8 @@ from typing import Any
 
 from benchmarks.parallel.models import RUNS, SHAPES, write
 from benchmarks.parallel.report import page
-from vllm_gac.layout import layout_of
-from vllm_gac.sharding import check_split
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.layout.tensor_parallel import check_split
 
 ABOUT = {"command": "python", "commit": "0", "date": "2026-11-21", "at_once": 8, "shape": "tiny"}
 ENGINE = {"machine": "none", "versions": {"vllm": "0.32.0"}, "cudagraphs": "NONE"}

@@ -12,7 +12,7 @@ from tests.importers.tools import MISTRAL, assert_same_logits, write
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.inspection import inspect
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
 from vllm_gac.model_format import open_any_format
 from vllm_gac.verification import verify
 

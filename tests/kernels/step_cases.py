@@ -14,7 +14,7 @@ from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.reference import CacheGeometry
 from vllm_gac.kernels.reference import write_cache as write_cache_in_torch
 from vllm_gac.kernels.rotary import rotate_and_cache
-from vllm_gac.rope import cos_sin, rotate
+from vllm_gac.layout.rope import cos_sin, rotate
 
 BLOCKS = 9
 
@@ -81,7 +81,7 @@ def random_case(seed: int, device: str) -> Case:
 
 
 def check_rotation(case: Case) -> None:
-    """rotate_and_cache against vllm_gac.rope and the cache written by torch."""
+    """rotate_and_cache against vllm_gac.layout.rope and the cache written by torch."""
     g, tokens = case.geometry, case.query.shape[0]
     cos, sin = cos_sin(case.positions, case.inv_freq)
     tables = cos.shape[1]

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_gac.contract import STRATEGIES, align
 from vllm_gac.kernels import reference
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention, write_cache
-from vllm_gac.rope import inverse_frequencies
-from vllm_gac.schema import RopeParameters
+from vllm_gac.layout.rope import inverse_frequencies
+from vllm_gac.layout.schema import RopeParameters
 
 BLOCK, HEAD_DIM, GROUP = 16, 20, 2
 # Query tokens and context: a prompt, a chunk of one, single tokens.

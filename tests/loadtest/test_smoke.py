@@ -12,7 +12,7 @@ import pytest
 import loadtest
 from tests.loadtest.locusts import ROOT, is_installed
 from vllm_gac import demo
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 

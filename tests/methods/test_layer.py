@@ -5,7 +5,7 @@ import torch
 
 from tests.methods.one_layer import HEAD_DIM, OneLayer, one_layer
 from vllm_gac.errors import PlanError
-from vllm_gac.layout import LINEARS, LayerLayout
+from vllm_gac.layout.dims import LINEARS, LayerLayout
 
 LAYERS = {"gqa": one_layer(), "mha": one_layer(kv_heads=8)}
 

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from tests.repair.random_models import RandomModel, models
 from vllm_gac.contract import STRATEGIES, align
-from vllm_gac.layout import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of
+from vllm_gac.layout.dims import (
+    LINEARS,
+    KeyLayout,
+    LayerLayout,
+    ModelLayout,
+    ValueLayout,
+    layout_of,
+)
 from vllm_gac.repair.dims import padded_layout
 
 strategies = st.sampled_from(STRATEGIES)

@@ -18,7 +18,7 @@ from vllm_gac.checkpoint import faults, open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import logits, reference
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
 from vllm_gac.repair.dims import padded_layout
 from vllm_gac.repair.directory import repair
 

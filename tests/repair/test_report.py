@@ -9,7 +9,7 @@ import pytest
 
 from tests.repair.test_dims import dense
 from vllm_gac.errors import ProfileError
-from vllm_gac.layout import KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.repair.dims import padded_layout
 from vllm_gac.repair.report import repair_report
 

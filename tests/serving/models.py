@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from vllm_gac import demo
-from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.layout.dims import ModelLayout, layout_of
 
 HEAD_DIM, QUERY_HEADS, KV_HEADS = 64, 8, 4
 

@@ -12,8 +12,8 @@ import torch
 
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention
 from vllm_gac.kernels.select import whole, widths
-from vllm_gac.rope import inverse_frequencies
-from vllm_gac.schema import RopeParameters
+from vllm_gac.layout.rope import inverse_frequencies
+from vllm_gac.layout.schema import RopeParameters
 
 BLOCK = 16
 # (query tokens, context before them): whole prompts, later chunks, a short extension.

@@ -16,7 +16,7 @@ from tests.serving.models import layer, write_model
 from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.contract import Quantized
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import ModelLayout
+from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.repair.dims import padded_layout
 from vllm_gac.serving.align import align_config
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout

@@ -10,7 +10,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from vllm_gac.errors import CheckpointError
-from vllm_gac.schema import HfConfig
+from vllm_gac.layout.schema import HfConfig
 from vllm_gac.serving.config_parser import GacConfigParser
 from vllm_gac.serving.dim_overrides import FIXED, check_dims
 

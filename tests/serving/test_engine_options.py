@@ -14,7 +14,7 @@ from vllm.platforms.interface import DeviceCapability
 
 from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import KeyLayout, ModelLayout, ValueLayout, layout_of
+from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout, layout_of
 from vllm_gac.serving import decode_fit, engine_options
 
 

@@ -21,7 +21,7 @@ from tests.serving.engines import OPTIONS, Answers, answers, assert_same, in_eng
 from tests.serving.models import HETEROGENEOUS, layout_with, write_model
 from tests.serving.server import Server, serve
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import ModelLayout
+from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.repair.dims import padded_layout
 from vllm_gac.repair.padding import padded_tensor
 from vllm_gac.serving.lora import fit_adapter

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.model_files import config, gac_config
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
 
 pytest.importorskip("vllm")
 

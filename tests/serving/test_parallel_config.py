@@ -17,12 +17,12 @@ from tests.serving.models import layer, write_model
 from tests.serving.server import ServerDiedError, serve
 from vllm_gac.checkpoint import open_checkpoint
 from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.tensor_parallel import repeated_heads
 from vllm_gac.repair.dims import padded_layout
 from vllm_gac.serving.align import align_config
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.loader import GacModelLoader
 from vllm_gac.serving.sharding import shard_config
-from vllm_gac.sharding import repeated_heads
 
 LAYERS = [
     layer(("rotary", 4, 64), (4, 64), 512),

@@ -21,7 +21,7 @@ from tests.serving.quantized import write_int8
 from tests.serving.stubs import ModelConfigStub
 from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.repair.dims import padded_layout
 from vllm_gac.repair.directory import repair
 from vllm_gac.serving.config_hook import GacConfigHook

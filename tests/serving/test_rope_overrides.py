@@ -15,8 +15,8 @@ from vllm.transformers_utils.config import patch_rope_parameters
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import ModelConfigStub
 from vllm_gac.errors import CheckpointError
-from vllm_gac.rope import inverse_frequencies
-from vllm_gac.schema import RopeParameters
+from vllm_gac.layout.rope import inverse_frequencies
+from vllm_gac.layout.schema import RopeParameters
 from vllm_gac.serving.config_parser import GacConfigParser
 from vllm_gac.serving.loader import GacModelLoader
 from vllm_gac.serving.rope_overrides import check_rope

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

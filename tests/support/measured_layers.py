@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vllm_gac.layout import LINEARS, ModelLayout
+from vllm_gac.layout.dims import LINEARS, ModelLayout
 from vllm_gac.losses import Curve, MeasuredLosses
 
 

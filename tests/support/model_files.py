@@ -10,7 +10,7 @@ from typing import Any
 from vllm_gac.checkpoint import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
-from vllm_gac.layout import layout_of
+from vllm_gac.layout.dims import layout_of
 
 BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I8": 1, "F8_E4M3": 1}
 # name -> (dtype, shape)

@@ -1,6 +1,6 @@
 """What a plan uses of its budgets, what that is expected to cost, and why something is left."""
 
-from vllm_gac.schema import Plan, PlanBudget
+from vllm_gac.layout.schema import Plan, PlanBudget
 
 # What is left of a budget is explained from this share of the dense model on.
 _WORTH_A_WORD = 0.005

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.compress import compress
     from vllm_gac.dense_model import open_dense
     from vllm_gac.inspection import KV_CACHE_BYTES
-    from vllm_gac.schema import Plan, validate
+    from vllm_gac.layout.schema import Plan, validate
     from vllm_gac.strict_json import read_json
 
     dense = open_dense(args.model).layout

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from vllm_gac.contract import LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.errors import GacError
-from vllm_gac.schema import Method
+from vllm_gac.layout.schema import Method
 
 if TYPE_CHECKING:
-    from vllm_gac.layout import ModelLayout
+    from vllm_gac.layout.dims import ModelLayout
     from vllm_gac.planner import Asked
 
 # What `ArgumentParser.add_subparsers` returns.

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.factorized import Factorized, FactorNames, import_factorized
 from vllm_gac.importers.imported import Imported, dense_of
-from vllm_gac.schema import Dim, validate
+from vllm_gac.layout.schema import Dim, validate
 from vllm_gac.shards import TensorInfo
 
 _LINEARS = {

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from vllm_gac.checkpoint import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.registration import ARCHITECTURE
-from vllm_gac.schema import HfConfig, validate
 from vllm_gac.shards import TensorInfo
 
 if TYPE_CHECKING:

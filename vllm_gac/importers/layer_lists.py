@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
 from vllm_gac.importers.imported import Imported
-from vllm_gac.schema import Heads, Layers, validate
+from vllm_gac.layout.schema import Heads, Layers, validate
 from vllm_gac.shards import TensorInfo
 
 _QUERY_HEADS = "layer_head_num"

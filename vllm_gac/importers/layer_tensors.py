@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vllm_gac.schema import RopeParameters
+    from vllm_gac.layout.schema import RopeParameters
 
 
 def frequencies(rope: RopeParameters, *, heads: int, size: int) -> Tensor:
     """The model's RoPE for heads of another size: fp32 [heads, size / 2]."""
-    from vllm_gac.rope import inverse_frequencies
+    from vllm_gac.layout.rope import inverse_frequencies
 
     return inverse_frequencies(rope, size).expand(heads, -1).contiguous()
 

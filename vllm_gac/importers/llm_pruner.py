@@ -10,7 +10,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Imported, Source, dense_of, imported
 from vllm_gac.importers.pickled_model import PickledModel
 from vllm_gac.infer_layout import infer_layout
-from vllm_gac.schema import HfConfig, validate
+from vllm_gac.layout.schema import HfConfig, validate
 
 
 def read(model: PickledModel) -> Imported:

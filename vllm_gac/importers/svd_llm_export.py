@@ -24,7 +24,7 @@ from vllm_gac.importers.factorized import (
     suffixed,
 )
 from vllm_gac.importers.imported import Imported, dense_of
-from vllm_gac.schema import Dim, validate
+from vllm_gac.layout.schema import Dim, validate
 from vllm_gac.shards import TensorInfo
 
 _NESTED = suffixed("v_proj.weight", "u_proj.weight", "u_proj.bias")

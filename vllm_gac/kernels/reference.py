@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from vllm_gac.rope import cos_sin, rotate
+from vllm_gac.layout.rope import cos_sin, rotate
 
 # No alignment of a head size (contract.py) crosses a multiple of it.
 _WHOLE = 64

@@ -16,7 +16,7 @@ import numpy as np
 from vllm_gac.errors import PlanError
 from vllm_gac.knapsack.instance import Floats, Ints, instance_of
 from vllm_gac.knapsack.search import best_choice
-from vllm_gac.schema import KnapsackCandidate, KnapsackProblem
+from vllm_gac.layout.schema import KnapsackCandidate, KnapsackProblem
 
 # What the budget of a problem with only one is called.
 SINGLE = "cost"

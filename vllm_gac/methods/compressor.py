@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 
 @dataclass(frozen=True, slots=True)

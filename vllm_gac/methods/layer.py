@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from vllm_gac.errors import PlanError
-from vllm_gac.layout import LINEARS, LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.methods.compressor import Compressor, MeasuredLayer
 from vllm_gac.methods.keys import Keys
 from vllm_gac.methods.lowrank import LowRank, Whitening

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.methods.attended import own_columns
 from vllm_gac.methods.compressor import MeasuredLayer, tail_sums
 from vllm_gac.methods.factorization import factorize, whitened_components, whitened_spectrum

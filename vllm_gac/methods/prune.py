@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from vllm_gac.errors import PlanError
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.methods.compressor import MeasuredLayer, tail_sums
 
 # Ridge of inverses and refits, in units of the mean variance of the channels.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from vllm_gac.errors import PlanError
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.methods.attended import own_columns, spread_output
 from vllm_gac.methods.compressor import MeasuredLayer, tail_sums
 from vllm_gac.methods.factorization import Factorization, factorize

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.foreign import lfs_pointer
+from vllm_gac.layout.foreign import lfs_pointer
 from vllm_gac.pickles.torch_file import TorchFile, open_torch_file
 from vllm_gac.pickles.values import StoredTensor
 from vllm_gac.shards import (

@@ -8,9 +8,9 @@ from typing import Protocol
 from vllm_gac import contract
 from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError
-from vllm_gac.growth import growth_fault
-from vllm_gac.layout import LayerLayout, ModelLayout
-from vllm_gac.schema import Role, Strategy
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.growth import growth_fault
+from vllm_gac.layout.schema import Role, Strategy
 
 
 class Align(Protocol):

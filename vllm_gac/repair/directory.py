@@ -17,7 +17,8 @@ from vllm_gac.checkpoint import Checkpoint, TensorReader, faults, open_checkpoin
 from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.durable import write_json, write_tensors, write_text
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import ModelLayout
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.schema import Strategy
 from vllm_gac.model_card import layer_table
 from vllm_gac.model_directory import (
     companions_of,
@@ -31,7 +32,6 @@ from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.repair.dims import padded_layout
 from vllm_gac.repair.padding import new_table, padded_tensor
 from vllm_gac.repair.ranks import Lowered, lower_ranks, lowered_layout
-from vllm_gac.schema import Strategy
 from vllm_gac.workspace import finished_before, workspace
 
 

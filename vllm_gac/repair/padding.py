@@ -17,9 +17,9 @@ from typing import TypeAlias
 import torch
 from torch.nn.functional import pad
 
-from vllm_gac.layout import LayerLayout, ModelLayout
-from vllm_gac.rope import inverse_frequencies
-from vllm_gac.schema import RopeParameters
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.rope import inverse_frequencies
+from vllm_gac.layout.schema import RopeParameters
 
 Tensor: TypeAlias = torch.Tensor
 

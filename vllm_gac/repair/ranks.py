@@ -10,8 +10,8 @@ from types import MappingProxyType
 import torch
 
 from vllm_gac import contract
-from vllm_gac.layout import LayerLayout, ModelLayout
-from vllm_gac.schema import Strategy
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.schema import Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm_gac.inspection import KV_CACHE_BYTES
-from vllm_gac.layout import ModelLayout
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.schema import Role
 from vllm_gac.measured_dims import time_ratio
-from vllm_gac.schema import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 from vllm_gac.contract import align
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.kernels.gpu_limits import HOPPER
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

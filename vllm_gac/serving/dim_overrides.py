@@ -13,7 +13,7 @@ from vllm_gac.shown import shown
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# What a layout is made of: vllm_gac.layout reads no other key.
+# What a layout is made of: vllm_gac.layout.dims reads no other key.
 FIXED = (
     "gac",
     "hidden_size",

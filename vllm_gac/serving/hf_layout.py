@@ -7,7 +7,7 @@ ones.
 
 from typing import TYPE_CHECKING
 
-from vllm_gac.layout import ModelLayout, layout_of
+from vllm_gac.layout.dims import ModelLayout, layout_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -11,7 +11,7 @@ from vllm import envs
 from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -27,16 +27,16 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from vllm_gac.checkpoint import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
 from vllm_gac.finite import all_finite
+from vllm_gac.layout.schema import HfConfig, validate
+from vllm_gac.layout.tensor_parallel import repeated_tensor, with_heads_of
 from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered
 from vllm_gac.repair.padding import padded_tensors
-from vllm_gac.schema import HfConfig, validate
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.loader_options import loader_options
 from vllm_gac.serving.packed import check_packed
 from vllm_gac.serving.parallel_reads import read_in_parallel
 from vllm_gac.serving.preflight import preflight, refused_to_serve
 from vllm_gac.serving.rope_overrides import check_table, chosen_from
-from vllm_gac.sharding import repeated_tensor, with_heads_of
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 

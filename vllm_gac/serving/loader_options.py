@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vllm_gac.schema import Strategy, validate
+from vllm_gac.layout.schema import Strategy, validate
 
 # Where more gained nothing.
 _MOST_THREADS = 8

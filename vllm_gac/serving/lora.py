@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import LINEARS, ModelLayout
+from vllm_gac.layout.dims import LINEARS, ModelLayout
 from vllm_gac.repair.padding import Blocks, axes, grown
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 

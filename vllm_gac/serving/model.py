@@ -23,8 +23,8 @@ from vllm.model_executor.models.utils import (
     extract_layer_index,
 )
 
-from vllm_gac.layout import LayerLayout, ModelLayout
-from vllm_gac.schema import HfConfig, validate
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.serving.hf_layout import layout_of_hf
 from vllm_gac.serving.linear import (
     Shards,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.rope import inverse_frequencies
-from vllm_gac.schema import HfConfig, validate
+from vllm_gac.layout.rope import inverse_frequencies
+from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.serving.as_read import as_read
 from vllm_gac.serving.hf_layout import stored_layout
 

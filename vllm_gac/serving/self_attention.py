@@ -13,9 +13,9 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
 from vllm_gac.kernels.select import STOCK
-from vllm_gac.layout import LayerLayout, ModelLayout
-from vllm_gac.rope import cos_sin, inverse_frequencies, rotate
-from vllm_gac.schema import RopeParameters
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
+from vllm_gac.layout.schema import RopeParameters
 from vllm_gac.serving.attention import GacAttention, announce, attention_kernels, gac_backend
 from vllm_gac.serving.linear import Shards, add_column_parallel, project, row_parallel
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.tensor_parallel import check_split, repeated_heads
 from vllm_gac.serving.hf_layout import layout_of_hf, serve_as
-from vllm_gac.sharding import check_split, repeated_heads
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

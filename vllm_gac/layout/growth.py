@@ -5,7 +5,7 @@ and a pickle may have one matrix in many places. That makes a sound model a few 
 worst twice as large. What becomes far larger than its files was made to exhaust a disk or a GPU.
 """
 
-from vllm_gac.layout import ModelLayout
+from vllm_gac.layout.dims import ModelLayout
 
 _MOST_TIMES = 4
 # Small enough for every machine, so that nobody has to ask what a tiny model is made of.

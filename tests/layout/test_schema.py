@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.model_files import config, gac_config
 from vllm_gac.errors import CheckpointError, PlanError
-from vllm_gac.schema import HfConfig, KnapsackProblem, Plan, validate
+from vllm_gac.layout.schema import HfConfig, KnapsackProblem, Plan, validate
 
 
 def hf(**changes: Any) -> HfConfig:

@@ -11,10 +11,10 @@ import vllm
 
 from tests.serving.models import HETEROGENEOUS, layout_with
 from tests.support.dense_models import config
-from vllm_gac.config_keys import REFUSED, REFUSED_IN_ROPE
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout import layout_of
-from vllm_gac.schema import HfConfig, validate
+from vllm_gac.layout.config_keys import REFUSED, REFUSED_IN_ROPE
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.layout.schema import HfConfig, validate
 
 VLLM = Path(vllm.__file__).parent
 SOURCES = (

@@ -1,7 +1,7 @@
 """Keys of a config.json that change what vLLM's Llama or Mistral computes, and not what we do.
 
 A key that one engine honours and another drops makes two models of one directory, so all of
-compression and serving refuse it by this table. tests/serving/test_config_keys.py reads vLLM's
+compression and serving refuse it by this table. tests/layout/test_config_keys.py reads vLLM's
 sources and fails for a key that is neither honoured, nor refused, nor known to change nothing.
 """
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.model_files import config, gac_config
-from vllm_gac.layout import LINEARS, ModelLayout, layout_of
+from vllm_gac.layout.dims import LINEARS, ModelLayout, layout_of
 
 
 @st.composite

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vllm_gac.contract import align
 from vllm_gac.errors import CheckpointError, PlanError
-from vllm_gac.layout import LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 if TYPE_CHECKING:
     import torch

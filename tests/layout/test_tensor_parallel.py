@@ -19,15 +19,15 @@ from vllm_gac.cli import main
 from vllm_gac.contract import align, candidates
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.forward import logits, reference
-from vllm_gac.plan import uniform_plan
-from vllm_gac.planner import Asked, check_feasible
-from vllm_gac.sharding import (
+from vllm_gac.layout.tensor_parallel import (
     check_split,
     repeated_heads,
     repeated_tensor,
     splits,
     with_heads_of,
 )
+from vllm_gac.plan import uniform_plan
+from vllm_gac.planner import Asked, check_feasible
 
 # Few heads of every kind, so that 2, 4 and 8 GPUs repeat some of them.
 FEW_HEADS = [

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.schema import (
+from vllm_gac.layout.schema import (
     HfConfig,
     KeySection,
     LayerSection,
