@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from benchmarks.quality.provenance import compiler
 from vllm_gac import demo
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import KeyLayout, ValueLayout
 from vllm_gac.plan import uniform_plan
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac import demo
-from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.layout.schema import HfConfig, Plan
 from vllm_gac.plan import uniform_plan

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from fuzz.framing import SEPARATOR, data_size
 from fuzz.mutations import mutated
-from tests.pickles.archives import zip_file
+from tests.checkpoint.pickles.archives import zip_file
 from tests.support.model_files import config, write_model
-from vllm_gac.checkpoint import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import GacError, PlanError
 from vllm_gac.gpu_profile import read_profile
 from vllm_gac.importers.pickled_model import open_pickled_model
@@ -22,7 +23,6 @@ from vllm_gac.layout.schema import KnapsackProblem, validate
 from vllm_gac.losses import read_losses
 from vllm_gac.plan import planned_layout, read_plan
 from vllm_gac.stats import check_stats, read_layer_stats
-from vllm_gac.strict_json import read_json
 
 
 def check(data: bytes, directory: Path) -> bool:

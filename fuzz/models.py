@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fuzz.framing import SEPARATOR, data_size
 from fuzz.mutations import mutated as mutate  # noqa: F401 -- of a model: any of its two texts
-from vllm_gac.checkpoint import Checkpoint, faults
+from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.model_format import open_any_format
 

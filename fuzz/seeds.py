@@ -91,7 +91,7 @@ _PROFILE: dict[str, Any] = {
 
 
 def _plan() -> bytes:
-    from vllm_gac.checkpoint import open_checkpoint
+    from vllm_gac.checkpoint.open import open_checkpoint
     from vllm_gac.plan import uniform_plan
 
     with tempfile.TemporaryDirectory() as directory:
@@ -125,8 +125,8 @@ def _statistics() -> bytes:
 
 def _pickle() -> bytes:
     """The program of a model of SVD-LLM's, without its storages."""
+    from tests.checkpoint.pickles import foreign
     from tests.importers.pickled_models import svd_llm
-    from tests.pickles import foreign
 
     file = io.BytesIO()
     foreign.save(file, {"model": svd_llm()})

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.calibrate import calibrate, observe_layer
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError, VersionError
 from vllm_gac.forward import embed, layer_forward, layer_weights, reference
@@ -22,7 +23,6 @@ from vllm_gac.stats import (
     covariances_for,
     read_layer_stats,
 )
-from vllm_gac.tokens import calibration_sequences
 
 RUN: dict[str, Any] = {"max_tokens": 1024, "sequence_length": 128, "progress": False}
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
-from vllm_gac import durable
 from vllm_gac.calibrate import calibrate
-from vllm_gac.checkpoint import faults, open_checkpoint
+from vllm_gac.checkpoint import atomic_files
+from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.compress import compress
 from vllm_gac.errors import CheckpointError, GacError, PlanError
 from vllm_gac.evaluate import perplexity
@@ -271,7 +271,7 @@ class TestInterrupted:
 
     def interrupt(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         """Stop the run when it is about to write its second shard."""
-        write_tensors = durable.write_tensors
+        write_tensors = atomic_files.write_tensors
 
         def stop(path: Path, *arguments: Any) -> None:
             if path.name.startswith("model-00002"):
@@ -308,7 +308,7 @@ class TestInterrupted:
         self.run(resume=True)
 
     def test_two_runs_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        write_tensors = durable.write_tensors
+        write_tensors = atomic_files.write_tensors
 
         def another_run(path: Path, *arguments: Any) -> None:
             with pytest.raises(CheckpointError, match="another process is writing here"):

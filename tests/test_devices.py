@@ -13,7 +13,7 @@ from tests.support import dense_models
 from tests.support.command import error
 from vllm_gac import demo
 from vllm_gac.calibrate import calibrate
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.cli.options import on_a_device
 from vllm_gac.effort import Work, announcement, seconds

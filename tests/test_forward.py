@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, weights, write
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import logits, reference
 

@@ -16,7 +16,8 @@ from tests.support.command import error, result, usage
 from tests.support.dense_models import LLAMA3_ROPE, config, weights
 from vllm_gac import calibrate as calibration
 from vllm_gac.calibrate import calibrate, observe_layer
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.forward import (
     Reference,
     embed,
@@ -36,7 +37,6 @@ from vllm_gac.methods.layer import compress_layer
 from vllm_gac.methods.whitening import roots
 from vllm_gac.proportional import FisherScores, proportional_layers
 from vllm_gac.stats import check_stats, read_gradients
-from vllm_gac.tokens import calibration_sequences
 
 INPUT_OF = {
     "self_attn.k_proj": "self_attn.q_proj",

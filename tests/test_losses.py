@@ -10,7 +10,8 @@ import torch
 
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.calibrate import calibrate
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.errors import PlanError
 from vllm_gac.forward import logits, reference
 from vllm_gac.layout.dims import ModelLayout, layout_of
@@ -20,7 +21,6 @@ from vllm_gac.methods.layer import choices, compress_layer
 from vllm_gac.planner import Asked, measured_plan
 from vllm_gac.sensitivity import probes
 from vllm_gac.stats import check_stats, read_layer_stats, read_probes
-from vllm_gac.tokens import calibration_sequences
 
 METHODS = ("heads", "prune", "lowrank")
 RUN: dict[str, Any] = {

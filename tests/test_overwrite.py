@@ -9,9 +9,9 @@ import pytest
 from tests.support import dense_models
 from tests.support.command import error, result
 from tests.support.model_files import config, gac_config, write_model
+from vllm_gac.checkpoint.replaceable import check_replaceable
+from vllm_gac.checkpoint.workspace import finished_before, partial_of, workspace
 from vllm_gac.errors import CheckpointError, GacError
-from vllm_gac.replaceable import check_replaceable
-from vllm_gac.workspace import finished_before, partial_of, workspace
 
 
 def write(out: Path, contents: str, *, resume: bool = False) -> None:
@@ -81,7 +81,7 @@ def test_a_run_stopped_while_the_old_one_is_removed_is_done(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("vllm_gac.workspace.shutil", SimpleNamespace(rmtree=stopped))
+        patched.setattr("vllm_gac.checkpoint.workspace.shutil", SimpleNamespace(rmtree=stopped))
         with pytest.raises(KeyboardInterrupt):
             write(out, "new")
     assert finished_before(out, "compress", {"contents": "new"})

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
 from tests.test_plan import DEMO, LLAMA_8B, model
-from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.choices import Dims
 from vllm_gac.contract import Quantized, align
 from vllm_gac.errors import PlanError

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.calibrate import calibrate
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.stats import check_stats, read_errors, read_layer_stats, read_probes
 

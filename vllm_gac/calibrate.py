@@ -17,9 +17,17 @@ import torch
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from vllm_gac.checkpoint import Checkpoint
-from vllm_gac.dense_model import open_dense
-from vllm_gac.durable import write_tensors
+from vllm_gac.checkpoint.atomic_files import write_tensors
+from vllm_gac.checkpoint.dense_model import open_dense
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.token_text import calibration_sequences
+from vllm_gac.checkpoint.workspace import (
+    claimed,
+    finished_before,
+    partial_of,
+    publish,
+    refuse_existing,
+)
 from vllm_gac.effort import Work, announcement
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import Reference, batches, embed, layer_forward, layer_weights, reference
@@ -45,8 +53,6 @@ from vllm_gac.stats import (
     stats_file,
     whole_model_shapes,
 )
-from vllm_gac.tokens import calibration_sequences
-from vllm_gac.workspace import claimed, finished_before, partial_of, publish, refuse_existing
 
 logger = logging.getLogger(__name__)
 

@@ -19,18 +19,18 @@ from vllm_gac.calibrate import (
     DEFAULT_SEQUENCE_LENGTH,
     calibrate,
 )
-from vllm_gac.checkpoint import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.dense_model import open_dense
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.workspace import finished_before, recorded, workspace
+from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
 from vllm_gac.compressed_model import write_compressed
-from vllm_gac.dense_model import open_dense
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.methods.lowrank import Whitening
 from vllm_gac.methods.prune import Criterion
-from vllm_gac.model_directory import companions_of, fingerprint, size_and_time
 from vllm_gac.plan import planned_layout, read_plan, uniform_plan
 from vllm_gac.planner import Asked, check_feasible, measured_plan
 from vllm_gac.stats import check_gradients, check_stats, covariances_for
-from vllm_gac.workspace import finished_before, recorded, workspace
 
 
 def compress(

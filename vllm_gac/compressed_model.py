@@ -9,8 +9,9 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac import __version__
-from vllm_gac.checkpoint import Checkpoint, TensorReader
-from vllm_gac.durable import write_json, write_tensors, write_text
+from vllm_gac.checkpoint.atomic_files import write_json, write_tensors, write_text
+from vllm_gac.checkpoint.open import Checkpoint, TensorReader
+from vllm_gac.checkpoint.writer import copy_companions, shard_path, write_index
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.rope import inverse_frequencies
@@ -20,7 +21,6 @@ from vllm_gac.methods.layer import compress_layer
 from vllm_gac.methods.lowrank import Whitening
 from vllm_gac.methods.prune import Criterion
 from vllm_gac.model_card import model_card
-from vllm_gac.model_directory import copy_companions, shard_path, write_index
 from vllm_gac.plan import planned_layout
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.stats import check_stats, read_gradients, read_layer_stats

@@ -12,7 +12,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from vllm_gac.checkpoint import Checkpoint, TensorReader, faults
+from vllm_gac.checkpoint.open import Checkpoint, TensorReader, faults
+from vllm_gac.checkpoint.token_text import windows
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import (
     Reference,
@@ -24,7 +25,6 @@ from vllm_gac.forward import (
     reference,
 )
 from vllm_gac.model_format import open_any_format
-from vllm_gac.tokens import windows
 
 DEFAULT_SEQUENCE_LENGTH = 512
 

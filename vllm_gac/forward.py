@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate

@@ -15,9 +15,19 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac import __version__
-from vllm_gac.base_model import base_model
-from vllm_gac.checkpoint import WEIGHT_DTYPES, Checkpoint, faults
-from vllm_gac.durable import write_bytes, write_json, write_tensors, write_text
+from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_tensors, write_text
+from vllm_gac.checkpoint.base_model import base_model
+from vllm_gac.checkpoint.open import WEIGHT_DTYPES, Checkpoint, faults
+from vllm_gac.checkpoint.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
+from vllm_gac.checkpoint.pickles.torch_file import open_torch_file
+from vllm_gac.checkpoint.workspace import finished_before, workspace
+from vllm_gac.checkpoint.writer import (
+    companions_of,
+    copy_companions,
+    shard_path,
+    size_and_time,
+    write_index,
+)
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import llm_pruner, svd_llm
 from vllm_gac.importers.imported import Format, Imported, Source
@@ -26,18 +36,8 @@ from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.foreign import not_a_directory, without_config
 from vllm_gac.model_card import layer_table
-from vllm_gac.model_directory import (
-    companions_of,
-    copy_companions,
-    shard_path,
-    size_and_time,
-    write_index,
-)
 from vllm_gac.model_format import open_any_format
-from vllm_gac.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
-from vllm_gac.pickles.torch_file import open_torch_file
 from vllm_gac.shown import in_markdown, shown
-from vllm_gac.workspace import finished_before, workspace
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 

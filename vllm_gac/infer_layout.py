@@ -7,7 +7,7 @@ were or only values shrink: smaller rotary keys would need RoPE frequencies that
 
 from dataclasses import replace
 
-from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 

@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.checkpoint import faults
+from vllm_gac.checkpoint.open import faults
 from vllm_gac.contract import align
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from vllm_gac import __version__
-from vllm_gac.base_model import base_model
-from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.checkpoint.base_model import base_model
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import Plan, PlanBudget
 from vllm_gac.shown import in_markdown

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vllm_gac.checkpoint import Checkpoint, open_checkpoint, read_config, tensor_headers
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint, read_config, tensor_headers
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.importers.imported import Format as Format

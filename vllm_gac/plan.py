@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 
 from vllm_gac import __version__
-from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.choices import MERGEABLE, Dims, Rung, attentions, layer_at, rungs
 from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError, PlanError
@@ -21,7 +22,6 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout, layer_of
 from vllm_gac.layout.schema import METHODS, LayerSection, Plan, PlanBudget, Strategy, validate
 from vllm_gac.layout.tensor_parallel import check_planned_for
 from vllm_gac.prior import expected_loss
-from vllm_gac.strict_json import read_json
 
 
 def uniform_plan(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vllm_gac import __version__
 from vllm_gac.binding import limited_by
-from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.choices import Dims
 from vllm_gac.errors import PlanError
 from vllm_gac.items import Item, Latency, items, part_parameters

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import torch
 from tqdm import tqdm
 
-from vllm_gac.checkpoint import TensorReader
+from vllm_gac.checkpoint.open import TensorReader
 from vllm_gac.choices import breakeven_rank
 from vllm_gac.forward import (
     Reference,

@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from vllm_gac.checkpoint.headers import open_safetensors
 from vllm_gac.choices import MERGEABLE
 from vllm_gac.errors import CheckpointError, DiskError, VersionError
 from vllm_gac.layout.dims import LINEARS, ModelLayout
@@ -37,7 +38,6 @@ from vllm_gac.methods.compressor import Compressor
 from vllm_gac.methods.layer import choices
 from vllm_gac.methods.lowrank import LowRank, input_of
 from vllm_gac.sensitivity import probes
-from vllm_gac.shards import open_safetensors
 
 # fp64 covariance [n, n] by the name of the linear whose input it is of.
 LayerStats: TypeAlias = Mapping[str, torch.Tensor]

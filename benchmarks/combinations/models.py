@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import llama3_8b
 from vllm_gac import demo
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import KeyLayout, ValueLayout
 from vllm_gac.plan import uniform_plan
 

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.offline import decode_seconds, generate
 from benchmarks.parallel.models import SHAPES, Batch
 from vllm_gac import demo
-from vllm_gac.durable import write_json
+from vllm_gac.checkpoint.atomic_files import write_json
 
 TEXT_TOKENS, WINDOW = 3600, 900
 PROMPTS = ("def __init__(self", "import os\n", "class Node:\n", "    for i in range(", "try:\n")

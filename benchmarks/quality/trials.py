@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_gac import demo
 from vllm_gac.calibrate import DEFAULT_PROBE_TOKENS, calibrate
-from vllm_gac.checkpoint import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.compress import compress
 from vllm_gac.evaluate import perplexity
 from vllm_gac.inspection import aligned_dims

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import whole_model
 from benchmarks.whole_model.models import SHAPES, Model, models
 from benchmarks.whole_model.process import Process, ended
-from vllm_gac.durable import write_json
+from vllm_gac.checkpoint.atomic_files import write_json
 
 # Started once more when all is done, with compiled code in its cache.
 STARTED_AGAIN = ("dense", "heterogeneous")

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.offline import decode_seconds, generate
 from benchmarks.whole_model.models import SHAPES, Batch
 from benchmarks.whole_model.trace import kernel_times
-from vllm_gac.durable import write_json
+from vllm_gac.checkpoint.atomic_files import write_json
 
 
 def main() -> None:

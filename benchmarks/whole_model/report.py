@@ -10,7 +10,7 @@ from benchmarks.whole_model.engine import median
 from benchmarks.whole_model.models import SHAPES, Batch, Model, models
 from benchmarks.whole_model.plot import plot
 from benchmarks.whole_model.trace import by_purpose
-from vllm_gac.durable import write_json, write_text
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
 
 COMMAND = "python -m benchmarks.whole_model run RUNS"
 DEFAULTS = "Random weights, vLLM's defaults"

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import vllm
 
-from vllm_gac.durable import write_json
+from vllm_gac.checkpoint.atomic_files import write_json
 from vllm_gac.profiling.timing import copy_bandwidth, microseconds, warm_up
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralForCausalLM
 
-from vllm_gac.checkpoint import faults, open_checkpoint
+from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.demo import MODEL
 from vllm_gac.demo.mistral_twin import main
 

@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from vllm_gac.checkpoint import faults, open_checkpoint
+from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.demo import HELD_OUT, MODEL
 from vllm_gac.demo.card import FEW_WINDOWS, WINDOW
 from vllm_gac.demo.perplexity import perplexity

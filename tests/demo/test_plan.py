@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import MAKE_SERVE
 from vllm_gac.calibrate import calibrate
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.demo import CALIBRATION, MODEL, PLAN
 from vllm_gac.losses import Losses, read_losses
 from vllm_gac.plan import planned_layout, read_plan

@@ -9,7 +9,7 @@ from typing import Any
 from tests.hostile.case import Case, bad_config
 from tests.hostile.formats import CONFIGS
 from tests.support.model_files import config, framed, shard_bytes, tensors_of, write_model
-from vllm_gac.shards import MAX_SHARDS, MAX_TENSORS
+from vllm_gac.checkpoint.headers import MAX_SHARDS, MAX_TENSORS
 
 _LAYERS = 1024
 _WIDE: dict[str, Any] = {

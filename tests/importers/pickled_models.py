@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.pickles import foreign
+from tests.checkpoint.pickles import foreign
 
 GQA = {"num_key_value_heads": 2}
 

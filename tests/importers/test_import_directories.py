@@ -11,7 +11,7 @@ from tests.importers import basis_models, layer_models, low_rank_models, palu_mo
 from tests.importers.tools import assert_same_logits, write
 from tests.support.command import error, result
 from tests.support.dense_models import config, write_tokenizer
-from vllm_gac.checkpoint import TensorInfo, open_checkpoint
+from vllm_gac.checkpoint.open import TensorInfo, open_checkpoint
 
 Written = tuple[Path, nn.Module]
 GQA = config(num_attention_heads=8, num_key_value_heads=4)

@@ -26,7 +26,7 @@ def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> N
 def test_an_unfinished_import_is_continued_only_with_the_same_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vllm_gac import durable
+    from vllm_gac.checkpoint import atomic_files
 
     file, out = saved(tmp_path, svd_llm()), tmp_path / "out"
 
@@ -35,7 +35,7 @@ def test_an_unfinished_import_is_continued_only_with_the_same_inputs(
             said = error(capsys, "import", file, out, "--resume", "--quiet")
             assert said.endswith("out.partial: another process is writing here")
             raise KeyboardInterrupt
-        durable.write_tensors(path, *arguments)
+        atomic_files.write_tensors(path, *arguments)
 
     from vllm_gac.cli import main
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import nn
 
+from tests.checkpoint.pickles import foreign
+from tests.checkpoint.pickles.archives import write as write_archive
+from tests.checkpoint.pickles.bombs import LIVE
 from tests.importers.pickled_models import llm_pruner, saved, svd_llm, transformers_llama
-from tests.pickles import foreign
-from tests.pickles.archives import write as write_archive
-from tests.pickles.bombs import LIVE
 from tests.support.command import error, result, usage
 from tests.support.dense_models import config as dense_config
 from tests.support.dense_models import write as write_dense
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.checkpoint.pickles.torch_file import open_torch_file
 from vllm_gac.forward import logits, reference
 from vllm_gac.importers.pickled_companions import pickled_companions
 from vllm_gac.importers.pickled_model import open_pickled_model
-from vllm_gac.pickles.torch_file import open_torch_file
 
 TOKENS = torch.arange(2 * 40).view(2, 40) * 37 % 128
 CASES = {

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 from vllm.config.load import LoadConfig
 
+from tests.checkpoint.pickles.archives import write as write_archive
 from tests.importers.pickled_models import saved, svd_llm
 from tests.importers.tools import MISTRAL
-from tests.pickles.archives import write as write_archive
 from tests.serving.stubs import ModelConfigStub
 from tests.support.command import error, result
 from tests.support.dense_models import config, weights, write, write_text
-from vllm_gac.checkpoint import faults, open_checkpoint
+from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.loader import GacModelLoader

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from vllm_gac.checkpoint import faults
+from vllm_gac.checkpoint.open import faults
 from vllm_gac.forward import logits, reference
 from vllm_gac.model_format import open_any_format
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from vllm_gac import demo
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.choices import Dims
 from vllm_gac.cli import main
 from vllm_gac.contract import align, candidates

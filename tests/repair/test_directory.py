@@ -13,8 +13,8 @@ from tests.importers import low_rank_models, palu_models, tools
 from tests.repair.random_models import DEFAULT_ROPE, TOKENS, gac_config, random_weights
 from tests.support import dense_models
 from tests.support.command import error, result
-from vllm_gac import durable
-from vllm_gac.checkpoint import faults, open_checkpoint
+from vllm_gac.checkpoint import atomic_files
+from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import logits, reference
@@ -221,7 +221,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = repair(model, tmp_path / "whole", redecompose=True, progress=False)
-    real, written = durable.write_tensors, []
+    real, written = atomic_files.write_tensors, []
 
     def stopped(path: Path, *args: Any) -> None:
         if written:
@@ -253,7 +253,7 @@ def test_a_run_stopped_after_the_renaming_only_cleans_up(
 
     done = repair(model, tmp_path / "whole", redecompose=True, progress=False)
     with monkeypatch.context() as patch:
-        patch.setattr("vllm_gac.workspace._remove", stop)
+        patch.setattr("vllm_gac.checkpoint.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt):
             repair(model, tmp_path / "out", redecompose=True, progress=False)
     with pytest.raises(CheckpointError, match="was started with --redecompose True, not False"):

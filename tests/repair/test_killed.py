@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.dense_models import config, write
 from tests.support.killing import assert_disk_was_full, assert_resumed, run_child, survey
-from vllm_gac.checkpoint import faults, open_checkpoint
+from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
 
 
@@ -29,7 +29,7 @@ def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> N
 
 
 def test_two_repairs_into_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm_gac import durable
+    from vllm_gac.checkpoint import atomic_files
     from vllm_gac.repair.directory import repair
 
     model = write(tmp_path / "model", config(intermediate_size=93))
@@ -40,7 +40,7 @@ def test_two_repairs_into_one_directory(tmp_path: Path, monkeypatch: pytest.Monk
             with pytest.raises(CheckpointError) as error:
                 repair(model, tmp_path / "out", resume=resume, progress=False)
             refused.append(str(error.value))
-        durable.write_tensors(path, *arguments)
+        atomic_files.write_tensors(path, *arguments)
 
     monkeypatch.setattr("vllm_gac.repair.directory.write_tensors", another_run)
     repair(model, tmp_path / "out", progress=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from tests.serving.server import Server
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.forward import logits, reference
 
 TIE = 0.1  # logprobs this close may swap places under bf16

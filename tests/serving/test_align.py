@@ -13,7 +13,7 @@ from vllm.config.load import LoadConfig
 
 from tests.serving import aligned_engines
 from tests.serving.models import layer, write_model
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.contract import Quantized
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout

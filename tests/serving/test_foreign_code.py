@@ -16,7 +16,7 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
 from tests.serving.stubs import ModelConfigStub
 from tests.support.model_files import Tensors, config, gac_config, tensors_of, write_model
-from vllm_gac.checkpoint import faults
+from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.model_format import open_any_format

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.checkpoint.pickles import foreign
 from tests.importers.pickled_models import llm_pruner, saved, svd_llm
 from tests.importers.test_pickles import expected_logits
-from tests.pickles import foreign
 from tests.serving.server import serve
 from tests.serving.test_imported import assert_logprobs
 from tests.support.command import result

@@ -10,7 +10,7 @@ import pytest
 
 from tests.serving.server import Server, serve
 from vllm_gac import demo, evaluate, server_perplexity
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 
 PROMPT = 'def read_lines(path):\n    """Return the lines of a file."""\n'
 

@@ -32,7 +32,7 @@ from tests.serving.server import Server, serve
 from tests.serving_configs.dashboard import expressions
 from tests.serving_configs.debian import CONFIGS, program
 from tests.serving_configs.front import free_port
-from vllm_gac.checkpoint import open_checkpoint
+from vllm_gac.checkpoint.open import open_checkpoint
 
 SECONDS = 15  # of traffic
 # Lines that rightly stay empty here, and why.

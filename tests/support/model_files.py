@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.checkpoint import faults, open_checkpoint
+from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.layout.dims import layout_of

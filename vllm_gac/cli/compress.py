@@ -74,11 +74,11 @@ def run(args: argparse.Namespace) -> int:
     if args.plan is None and not given(args, *_BUDGETS):
         args.usage_error("give --param-ratio, --kv-ratio, a --latency or a --plan")
 
+    from vllm_gac.checkpoint.dense_model import open_dense
+    from vllm_gac.checkpoint.strict_json import read_json
     from vllm_gac.compress import compress
-    from vllm_gac.dense_model import open_dense
     from vllm_gac.inspection import KV_CACHE_BYTES
     from vllm_gac.layout.schema import Plan, validate
-    from vllm_gac.strict_json import read_json
 
     dense = open_dense(args.model).layout
     layout = compress(

@@ -39,8 +39,8 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan, write it and draw it if asked to."""
-    from vllm_gac.dense_model import open_dense
-    from vllm_gac.durable import write_bytes, write_json, write_text
+    from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
+    from vllm_gac.checkpoint.dense_model import open_dense
     from vllm_gac.errors import PlanError
     from vllm_gac.picture import png, svg
     from vllm_gac.plan import uniform_plan

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from vllm_gac.checkpoint.atomic_files import appearing
+from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.demo import MODEL
-from vllm_gac.durable import appearing
 from vllm_gac.errors import GacError
-from vllm_gac.strict_json import read_json
 
 _COPIED = (
     "model.safetensors",

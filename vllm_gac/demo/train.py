@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from vllm_gac.checkpoint.atomic_files import appearing
 from vllm_gac.demo.card import write_card
 from vllm_gac.demo.corpus import Corpus, Document, join, read_corpus
 from vllm_gac.demo.llama import Architecture, Llama
 from vllm_gac.demo.tokenizer import BOS_ID, EOS_ID, save_tokenizer, train_tokenizer
 from vllm_gac.demo.training import Schedule, train
-from vllm_gac.durable import appearing
 from vllm_gac.errors import GacError
 
 

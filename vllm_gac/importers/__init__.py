@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.importers import (
     asvd,
     basis_sharing,
@@ -15,7 +16,6 @@ from vllm_gac.importers import (
     svd_llm_export,
 )
 from vllm_gac.importers.imported import Imported
-from vllm_gac.shards import TensorInfo
 
 # From a directory, its parsed config.json and its tensors' headers.
 Importer: TypeAlias = Callable[[Path, Mapping[str, Any], Mapping[str, TensorInfo]], Imported]

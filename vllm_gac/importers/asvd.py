@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.importers.factorized import Factorized, check_linears, import_factorized, suffixed
 from vllm_gac.importers.imported import Imported, dense_of
 from vllm_gac.layout.schema import Dim, validate
-from vllm_gac.shards import TensorInfo
 
 _NAMES = suffixed("BLinear.weight", "ALinear.weight", "ALinear.bias")
 

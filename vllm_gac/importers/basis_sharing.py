@@ -15,11 +15,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.factorized import Factorized, FactorNames, import_factorized
 from vllm_gac.importers.imported import Imported, dense_of
 from vllm_gac.layout.schema import Dim, validate
-from vllm_gac.shards import TensorInfo
 
 _LINEARS = {
     "q": "self_attn.q_proj",

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported, Source, as_stored, imported
 from vllm_gac.importers.products import product, the_same
 from vllm_gac.layout.dims import LINEARS, ModelLayout
-from vllm_gac.shards import TensorInfo
 from vllm_gac.shown import shown
 
 LM_HEAD = "lm_head"

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import layer_tensors
 from vllm_gac.importers.imported import Format, Imported, Source, dense_of, imported
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.schema import HfConfig, RopeParameters, validate
-from vllm_gac.shards import TensorInfo
 
 # Sizes at which a skipped part is served: the smallest aligned ones that 8 GPUs can share.
 _IDLE_HEAD, _IDLE_WIDTH = 8, 64

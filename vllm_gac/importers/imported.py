@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from vllm_gac.checkpoint import Checkpoint, TensorReader
+from vllm_gac.checkpoint.headers import TensorInfo
+from vllm_gac.checkpoint.open import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.registration import ARCHITECTURE
-from vllm_gac.shards import TensorInfo
 
 if TYPE_CHECKING:
     import torch

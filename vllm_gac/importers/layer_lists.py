@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
 from vllm_gac.importers.imported import Imported
 from vllm_gac.layout.schema import Heads, Layers, validate
-from vllm_gac.shards import TensorInfo
 
 _QUERY_HEADS = "layer_head_num"
 _KV_HEADS = ("layer_head_num_kv", "num_key_value_heads_per_layer")

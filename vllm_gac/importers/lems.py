@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.importers.factorized import Factorized, check_linears, import_factorized, suffixed
 from vllm_gac.importers.imported import Imported, dense_of
 from vllm_gac.layout.schema import Dim, validate
-from vllm_gac.shards import TensorInfo
 
 MODEL_TYPE = "low_rank_compressed"
 _NAMES = suffixed("mod_a.weight", "mod_b.weight", "bias")

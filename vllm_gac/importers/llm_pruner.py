@@ -5,7 +5,7 @@ MLP channels missing in every layer anew (--block_wise), hidden channels missing
 (--channel_wise) or whole layers (--layer_wise). The config still says what there was.
 """
 
-from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Imported, Source, dense_of, imported
 from vllm_gac.importers.pickled_model import PickledModel

@@ -26,12 +26,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vllm_gac.checkpoint.headers import MAX_TENSORS, TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import palu_tensors
 from vllm_gac.importers.imported import Imported, Source, dense_of, imported
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.schema import Dim, validate
-from vllm_gac.shards import MAX_TENSORS, TensorInfo
 from vllm_gac.shown import shown
 
 # Tokens in the cache of a GPU under load: 16-bit weights of an 8B model leave an 80 GB GPU room

@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_gac.checkpoint.pickles.values import Instance
 from vllm_gac.importers.pickled_model import PickledModel, as_json
-from vllm_gac.pickles.values import Instance
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _TOKENIZER_KEYS = (

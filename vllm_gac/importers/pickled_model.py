@@ -1,7 +1,7 @@
 """A whole model in a file of torch.save: {"model": module, "tokenizer": object}, or the module.
 
-Read without running it (`vllm_gac.pickles`). The dims are those of its tensors; of its modules'
-attributes only the config is looked at, and there only what tensors cannot say.
+Read without running it (`vllm_gac.checkpoint.pickles`). The dims are those of its tensors. Of its
+modules' attributes only the config is looked at, and there only what tensors cannot say.
 """
 
 import math
@@ -13,13 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vllm_gac.checkpoint.headers import TensorInfo
+from vllm_gac.checkpoint.pickles.module_tree import named_tensors, rotary_size
+from vllm_gac.checkpoint.pickles.torch_file import TorchFile, open_torch_file
+from vllm_gac.checkpoint.pickles.values import Instance, StoredTensor
+from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Read
-from vllm_gac.pickles.module_tree import named_tensors, rotary_size
-from vllm_gac.pickles.torch_file import TorchFile, open_torch_file
-from vllm_gac.pickles.values import Instance, StoredTensor
-from vllm_gac.shards import TensorInfo
-from vllm_gac.strict_json import read_json
 
 _MODEL_TYPES = {"LlamaConfig": "llama", "MistralConfig": "mistral"}
 # What goes into config.json of what a config object holds; most of the rest is transformers' own.

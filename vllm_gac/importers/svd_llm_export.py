@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.factorized import (
     Factorized,
@@ -25,7 +26,6 @@ from vllm_gac.importers.factorized import (
 )
 from vllm_gac.importers.imported import Imported, dense_of
 from vllm_gac.layout.schema import Dim, validate
-from vllm_gac.shards import TensorInfo
 
 _NESTED = suffixed("v_proj.weight", "u_proj.weight", "u_proj.bias")
 

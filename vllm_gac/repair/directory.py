@@ -12,27 +12,27 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac import __version__
-from vllm_gac.base_model import base_model
-from vllm_gac.checkpoint import Checkpoint, TensorReader, faults, open_checkpoint
-from vllm_gac.contract import NOT_QUANTIZED, Quantized
-from vllm_gac.durable import write_json, write_tensors, write_text
-from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.schema import Strategy
-from vllm_gac.model_card import layer_table
-from vllm_gac.model_directory import (
+from vllm_gac.checkpoint.atomic_files import write_json, write_tensors, write_text
+from vllm_gac.checkpoint.base_model import base_model
+from vllm_gac.checkpoint.open import Checkpoint, TensorReader, faults, open_checkpoint
+from vllm_gac.checkpoint.workspace import finished_before, workspace
+from vllm_gac.checkpoint.writer import (
     companions_of,
     copy_companions,
     fingerprint,
     shard_path,
     write_index,
 )
+from vllm_gac.contract import NOT_QUANTIZED, Quantized
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.schema import Strategy
+from vllm_gac.model_card import layer_table
 from vllm_gac.model_format import open_any_format
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.repair.dims import padded_layout
 from vllm_gac.repair.padding import new_table, padded_tensor
 from vllm_gac.repair.ranks import Lowered, lower_ranks, lowered_layout
-from vllm_gac.workspace import finished_before, workspace
 
 
 @dataclass(frozen=True, slots=True)

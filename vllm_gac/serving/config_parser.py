@@ -14,13 +14,13 @@ from vllm.logger import init_logger
 from vllm.transformers_utils.config import HFConfigParser
 from vllm.transformers_utils.config_parser_base import ConfigParserBase
 
+from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.serving.as_read import keep_as_read
 from vllm_gac.serving.foreign_code import refuse_foreign_code, speaks_of_gac
 from vllm_gac.serving.preflight import open_to_serve
-from vllm_gac.strict_json import read_json
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_gac.checkpoint.strict_json import MAX_BYTES, read_bounded, read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.shown import shown
-from vllm_gac.strict_json import MAX_BYTES, read_bounded, read_json
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

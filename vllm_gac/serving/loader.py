@@ -24,9 +24,9 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from vllm_gac.checkpoint import Checkpoint, TensorReader
+from vllm_gac.checkpoint.finite import all_finite
+from vllm_gac.checkpoint.open import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
-from vllm_gac.finite import all_finite
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.layout.tensor_parallel import repeated_tensor, with_heads_of
 from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_gac.checkpoint.headers import TensorInfo, read_headers
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.serving.preflight import MAX_FAULTS_SHOWN
-from vllm_gac.shards import TensorInfo, read_headers
 from vllm_gac.shown import shown
 
 if TYPE_CHECKING:

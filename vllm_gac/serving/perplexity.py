@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
-from vllm_gac.checkpoint import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.evaluate import DEFAULT_SEQUENCE_LENGTH, checked, exp_of_mean, window_batches
 from vllm_gac.forward import refuse_unknown_tokens

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.checkpoint import Checkpoint, faults, read_config
+from vllm_gac.checkpoint.headers import read_headers
+from vllm_gac.checkpoint.open import Checkpoint, faults, read_config
+from vllm_gac.checkpoint.pickles.state_dicts import state_dict_files
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import palu
 from vllm_gac.importers.imported import Format, Imported
@@ -14,8 +16,6 @@ from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.foreign import without_weights
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.model_format import open_any_format
-from vllm_gac.pickles.state_dicts import state_dict_files
-from vllm_gac.shards import read_headers
 
 MAX_FAULTS_SHOWN = 5
 

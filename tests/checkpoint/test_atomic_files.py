@@ -1,0 +1,64 @@
+"""Files that are there in full or not at all, when the disk is full at any step."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_gac.checkpoint import atomic_files
+from vllm_gac.errors import CheckpointError
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+STEPS: dict[str, tuple[Any, str]] = {
+    "creating": (Path, "touch"),
+    "syncing": (atomic_files.os, "fsync"),
+    "renaming": (Path, "replace"),
+}
+WRITES: dict[str, Callable[[Path], None]] = {
+    "text": lambda path: atomic_files.write_text(path, "new"),
+    "JSON": lambda path: atomic_files.write_json(path, {"new": 1}),
+    "bytes": lambda path: atomic_files.write_bytes(path, b"new"),
+    "tensors": lambda path: atomic_files.write_tensors(path, {"new": torch.zeros(2)}),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_full_disk_leaves_the_file_as_it_was(
+    kind: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    monkeypatch.setattr(*STEPS[step], full)
+    with pytest.raises(CheckpointError, match=r"file: cannot be written \(.*No space left"):
+        WRITES[kind](path)
+    monkeypatch.undo()
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    WRITES[kind](path)
+    assert path.read_bytes() != b"old"
+
+
+def test_a_disk_that_is_full_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(self: Path, contents: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(contents[: len(contents) // 2])
+        return int(full())
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(CheckpointError, match="No space left"):
+        atomic_files.write_bytes(tmp_path / "file", b"0123456789")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"gone/file: cannot be written"):
+        atomic_files.write_text(tmp_path / "gone" / "file", "new")

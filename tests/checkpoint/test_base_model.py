@@ -1,0 +1,79 @@
+"""What a card says of the model that another one is made of."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.model_files import config, gac_config, write_model
+from vllm_gac.checkpoint.base_model import BaseModel, base_model
+from vllm_gac.checkpoint.open import open_checkpoint
+
+
+def made(directory: Path, raw: dict[str, Any] | None = None, card: str = "") -> BaseModel:
+    write_model(directory, raw or config())
+    if card:
+        (directory / "README.md").write_text(card)
+    return base_model(open_checkpoint(directory))
+
+
+def test_a_snapshot_of_the_cache_has_the_name_of_its_repository(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--meta-llama--Llama-3.1-8B" / "snapshots" / "d04e592bb4f6"
+    base = made(snapshot, config(_name_or_path="/home/somebody/checkpoint"))
+    assert base.name == base.hub_id == "meta-llama/Llama-3.1-8B"
+
+
+@pytest.mark.parametrize(
+    ("named", "hub_id"),
+    [
+        ("jeffwan/llama-7b-hf", "jeffwan/llama-7b-hf"),
+        ("/data/llama", None),
+        ("../llama", None),
+        ("-x/y", None),
+        ("a/b/c", None),
+        ("a/b\nlicense: mit", None),
+        (7, None),
+    ],
+)
+def test_a_config_may_tell_the_name(tmp_path: Path, named: Any, hub_id: str | None) -> None:
+    base = made(tmp_path / "my [model]", config(_name_or_path=named))
+    assert (base.name, base.hub_id) == (hub_id or "my ?model?", hub_id)
+
+
+def test_the_licence_is_that_of_the_card_or_of_the_file(tmp_path: Path) -> None:
+    card = "---\r\nlanguage: en\r\nlicense: 'llama3.1'\r\n---\r\n# A model\nlicense: none\n"
+    assert made(tmp_path / "card", card=card).licence == {"license": "llama3.1"}
+    assert made(tmp_path / "none", card="# A model\n---\nlicense: mit\n---\n").licence == {}
+    write_model(tmp_path / "file", config())
+    (tmp_path / "file" / "LICENSE").touch()
+    base = made(tmp_path / "file")
+    assert base.licence == {"license": "other", "license_link": "LICENSE"}
+    assert "its text is in `LICENSE`" in base.licence_sentence()
+    assert "does not say which" in made(tmp_path / "none").licence_sentence()
+
+
+def test_the_front_matter_is_the_yaml_that_the_hub_reads(tmp_path: Path) -> None:
+    card = "---\nlicense: other\nlicense_name: llama3\nlicense_link: LICENSE\n---\n"
+    base = made(tmp_path, config(_name_or_path="org/base"), card)
+    head = base.front_matter()
+    assert yaml.safe_load(head.strip("-")) == {
+        "license": "other",
+        "license_name": "llama3",
+        "license_link": "LICENSE",
+        "base_model": ["org/base"],
+        "library_name": "vllm",
+        "pipeline_tag": "text-generation",
+        "tags": ["vllm-gac", "compressed"],
+    }
+    assert base.licence_sentence() == "The base model's licence applies: llama3."
+    # What is made of a compressed model has the same base model.
+    again = made(tmp_path / "gac", gac_config(), f"{head}\n# org/base, compressed\n")
+    assert (again.name, again.hub_id) == ("gac", "org/base")
+    assert again.licence == base.licence
+
+
+def test_a_card_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    write_model(tmp_path, config())
+    (tmp_path / "README.md").write_bytes(b"---\nlicense: \xff\xfe\n" + b"a" * (1 << 20))
+    assert made(tmp_path).licence == {}

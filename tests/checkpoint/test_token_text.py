@@ -1,0 +1,43 @@
+"""Tokenizers that load and then cannot tokenize: what their Rust code raises, as one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_gac.checkpoint.token_text import windows
+from vllm_gac.errors import CheckpointError
+
+WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
+KNOWN = WORDS | {"vocab": {"a": 0, "[UNK]": 1}}
+
+
+def tokenizer(model: dict[str, Any], normalizer: dict[str, Any] | None = None) -> dict[str, Any]:
+    parts = ("truncation", "padding", "pre_tokenizer", "post_processor", "decoder")
+    rest = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model}
+    return dict.fromkeys(parts) | rest
+
+
+def precompiled(charsmap: str) -> dict[str, Any]:
+    return tokenizer(KNOWN, {"type": "Precompiled", "precompiled_charsmap": charsmap})
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(tokenizer(WORDS), id="WordLevel without its unknown token"),
+        pytest.param(
+            tokenizer({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}),
+            id="Unigram without an unknown token",
+        ),
+        pytest.param(precompiled(""), id="Precompiled, empty"),
+        pytest.param(precompiled("BAAAAGFiY2RlZmdo"), id="Precompiled, beyond its end"),
+        pytest.param(precompiled("!!!"), id="Precompiled, not base64"),
+    ],
+)
+def test_what_cannot_tokenize_is_named(raw: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
+    (tmp_path / "text").write_text("words that it does not know")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a usable tokenizer \("):
+        windows(tmp_path, [tmp_path / "text"], length=8, max_tokens=None)

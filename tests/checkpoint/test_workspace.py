@@ -1,0 +1,253 @@
+"""OUT.partial is removed by whoever made it, and by nobody else; what is not ours is left alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.dense_models import config, write, write_text
+from vllm_gac.calibrate import calibrate
+from vllm_gac.checkpoint.atomic_files import write_json, write_tensors
+from vllm_gac.checkpoint.workspace import finished_before, workspace
+from vllm_gac.compress import compress
+from vllm_gac.errors import CheckpointError, DiskError, PlanError
+from vllm_gac.importing import import_model
+from vllm_gac.planner import Asked
+from vllm_gac.repair.directory import repair
+
+RUN = {"dtype": "bfloat16"}
+SHARD = "model-00001-of-00003.safetensors"
+
+
+def run(
+    out: Path,
+    work: Callable[[Path], object] = lambda directory: None,
+    *,
+    command: str = "import",
+    resume: bool = False,
+) -> None:
+    """A run as each command makes it, which does `work` in its workspace."""
+    if resume and finished_before(out, command, RUN):
+        return
+    with workspace(out, command, RUN, resume) as directory:
+        work(directory)
+
+
+def write_shard(directory: Path) -> None:
+    write_tensors(directory / "model" / SHARD, {})
+
+
+def fail_with(error: BaseException) -> Callable[[Path], object]:
+    """Work that comes to its first shard."""
+
+    def work(directory: Path) -> None:
+        write_shard(directory)
+        raise error
+
+    return work
+
+
+def interrupt(out: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(out, fail_with(KeyboardInterrupt()))
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def a_file(partial: Path) -> Path:
+    partial.mkdir()
+    (partial / "thesis.txt").write_text("years")
+    return partial / "thesis.txt"
+
+
+def a_file_beside_ours(partial: Path) -> Path:
+    write_json(prepared(partial), {"workspace": 1, "command": "repair", "run": {}})
+    (partial / "thesis.txt").write_text("years")
+    return partial / "thesis.txt"
+
+
+def another_tools_run(partial: Path) -> Path:
+    write_json(prepared(partial), {"model": "dense", "rate": 2})
+    return partial / "run.json"
+
+
+def another_release(partial: Path) -> Path:
+    write_json(prepared(partial), {"workspace": 2, "command": "repair", "run": {}})
+    return partial / "run.json"
+
+
+def a_model_without_a_run(partial: Path) -> Path:
+    (partial / "model").mkdir(parents=True)
+    (partial / "model" / "model.safetensors").write_bytes(b"months")
+    return partial / "model" / "model.safetensors"
+
+
+def a_link(partial: Path) -> Path:
+    elsewhere = partial.with_name("elsewhere")
+    partial.symlink_to(elsewhere)
+    return a_file(elsewhere)
+
+
+def no_directory(partial: Path) -> Path:
+    partial.write_text("years")
+    return partial
+
+
+def prepared(partial: Path) -> Path:
+    partial.mkdir()
+    return partial / "run.json"
+
+
+THEIRS: dict[str, Callable[[Path], Path]] = {
+    make.__name__: make
+    for make in (
+        a_file,
+        a_file_beside_ours,
+        another_tools_run,
+        another_release,
+        a_model_without_a_run,
+        a_link,
+        no_directory,
+    )
+}
+
+
+@pytest.mark.parametrize("theirs", THEIRS)
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_is_not_ours_is_left_alone(theirs: str, exists: bool, resume: bool, out: Path) -> None:
+    kept = THEIRS[theirs](out.with_name("out.partial"))
+    before = kept.read_bytes()
+    if exists:
+        out.mkdir()
+    with pytest.raises(CheckpointError) as refusal:
+        run(out, resume=resume)
+    assert str(out) in str(refusal.value)
+    if not exists:
+        assert "out.partial: " in str(refusal.value)
+        assert "move it away, or choose another output" in str(refusal.value)
+    assert kept.read_bytes() == before
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "compress": lambda model, text, out, resume: compress(
+        model, out, Asked(param_ratio=0.8), calibration=[text], progress=False, resume=resume
+    ),
+    "import": lambda model, text, out, resume: import_model(
+        model, out, progress=False, resume=resume
+    ),
+    "repair": lambda model, text, out, resume: repair(model, out, progress=False, resume=resume),
+    # It goes on without being told to.
+    "calibrate": lambda model, text, out, resume: calibrate(model, [text], out, progress=False),
+}
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_touches_it(command: str, exists: bool, out: Path) -> None:
+    raw = config(intermediate_size=93)
+    if command == "import":
+        raw["per_layer_config"] = {"0": {"intermediate_size": 93}}
+    model, text = write(out.with_name("dense"), raw), write_text(out.with_name("text"))
+    kept = a_file(out.with_name("out.partial"))
+    if exists:
+        out.mkdir()
+    with pytest.raises(CheckpointError, match=r"out\.partial: holds thesis\.txt|out: exists"):
+        COMMANDS[command](model, text, out, resume=True)
+    assert kept.read_text() == "years"
+
+
+def test_work_of_another_command_is_not_continued(out: Path) -> None:
+    interrupt(out)
+    with pytest.raises(CheckpointError, match="unfinished work of import, not of repair"):
+        run(out, command="repair", resume=True)
+    run(out, resume=True)
+    assert [path.name for path in out.iterdir()] == [SHARD]
+
+
+def test_an_empty_directory_is_nobodys_loss(out: Path) -> None:
+    out.with_name("out.partial").mkdir()
+    run(out)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_nothing_is_left_of_a_refused_run_that_the_next_one_would_stumble_over(out: Path) -> None:
+    for resume in (False, True, False):
+        with pytest.raises(PlanError):
+            run(out, fail_with(PlanError("no")), resume=resume)
+        assert list(out.parent.iterdir()) == []
+
+
+def test_what_was_measured_outlives_a_refusal(out: Path) -> None:
+    def measure_and_fail(directory: Path) -> None:
+        write_tensors(directory / "stats.safetensors", {})
+        fail_with(PlanError("no"))(directory)
+
+    with pytest.raises(PlanError):
+        run(out, measure_and_fail)
+    found: list[Path] = []
+    run(out, lambda directory: found.extend(directory.rglob("*.safetensors")), resume=True)
+    assert [path.name for path in found] == ["stats.safetensors"]
+
+
+def test_work_outlives_a_full_disk(out: Path) -> None:
+    with pytest.raises(DiskError):
+        run(out, fail_with(DiskError("full")))
+    run(out, resume=True)
+    assert [path.name for path in out.iterdir()] == [SHARD]
+
+
+def test_an_output_that_appeared_meanwhile_is_not_replaced(out: Path) -> None:
+    def meet(directory: Path) -> None:
+        write_shard(directory)
+        out.write_text("theirs")
+
+    with pytest.raises(CheckpointError, match="out: exists"):
+        run(out, meet)
+    assert out.read_text() == "theirs"
+    out.unlink()
+    run(out, resume=True)
+    assert [path.name for path in out.iterdir()] == [SHARD]
+
+
+def test_a_link_to_nowhere_is_an_output_that_exists(out: Path) -> None:
+    out.symlink_to(out.with_name("nowhere"))
+    with pytest.raises(CheckpointError, match="out: exists"):
+        run(out)
+
+
+def test_a_directory_that_another_run_made_is_not_taken_for_ours(out: Path) -> None:
+    interrupt(out)
+    out.mkdir()
+    assert not finished_before(out, "import", RUN)
+    with pytest.raises(CheckpointError, match="out: exists"):
+        run(out, resume=True)
+
+
+def test_statistics_that_were_renamed_take_their_leftovers_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(directory: Path) -> None:
+        raise KeyboardInterrupt
+
+    given = write(tmp_path / "dense", config()), [write_text(tmp_path / "text")], tmp_path / "stats"
+    options: dict[str, Any] = {"max_tokens": 256, "methods": ["heads"], "progress": False}
+    with monkeypatch.context() as patch:
+        patch.setattr("vllm_gac.checkpoint.workspace._remove", stop)
+        with pytest.raises(KeyboardInterrupt):
+            calibrate(*given, **options)
+    assert list(tmp_path.glob("stats.partial/hidden-*"))
+    with pytest.raises(CheckpointError, match="stats: exists"):
+        calibrate(*given, **options)
+    assert {path.name for path in tmp_path.iterdir()} == {"dense", "text", "stats"}
+
+
+def test_a_record_says_whose_work_it_is(out: Path) -> None:
+    interrupt(out)
+    written = json.loads((out.with_name("out.partial") / "run.json").read_text())
+    assert written == {"workspace": 1, "command": "import", "run": RUN}

@@ -1,0 +1,98 @@
+"""Files that are either there in full or not at all, also after a power cut."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.errors import DiskError
+
+if TYPE_CHECKING:
+    import torch
+
+# How the directories of files that are being written begin; those of killed runs stay behind.
+TEMPORARY = ".vllm-gac-"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `path` atomically: elsewhere first, synced to disk, then renamed."""
+    _write(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write `value` as indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_bytes(path: Path, contents: bytes) -> None:
+    """Write `contents`, atomically."""
+    _write(path, lambda partial: partial.write_bytes(contents))
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Copy the contents of `source`, a regular file, atomically."""
+    with opened(source) as file:
+
+        def copy(partial: Path) -> None:
+            with partial.open("wb") as copied:
+                shutil.copyfileobj(file, copied)
+
+        _write(path, copy)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, "torch.Tensor"], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file atomically."""
+    from safetensors.torch import save_file
+
+    _write(
+        path, lambda partial: save_file(dict(tensors), partial, dict(metadata or {"format": "pt"}))
+    )
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """A directory that is empty at first and becomes `out` when the block is left well."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as directory:
+        partial = Path(directory, out.name)
+        partial.mkdir()
+        yield partial
+        partial.rename(out)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and removals in `directory` survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    """Raises DiskError if the disk is full or not writable; `path` is then as it was."""
+    try:
+        # A directory of its own: whatever a writer leaves when it is killed is in there, and never
+        # taken for a file that was there before.
+        with TemporaryDirectory(prefix=TEMPORARY, dir=path.parent) as directory:
+            partial = Path(directory, path.name)
+            partial.touch()
+            mode = partial.stat().st_mode  # what the umask gives; safetensors makes files private
+            write(partial)
+            partial.chmod(mode)
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
+        sync_directory(path.parent)
+    except (OSError, SafetensorError) as e:
+        reason = getattr(e, "strerror", None) or e
+        raise DiskError(f"{path}: cannot be written ({reason})") from e

@@ -1,0 +1,100 @@
+"""What a model directory says about itself: its name, its name on the Hub, its licence."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.strict_json import read_bounded
+from vllm_gac.errors import CheckpointError
+
+# A name on the Hub: an organization and a repository.
+_HUB_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
+# The head of a model card, and in it the keys of a licence, whose values are single words.
+_FRONT_MATTER = re.compile(r"---\r?\n(.*?\n)---", re.DOTALL)
+_LICENCE = re.compile(
+    r"""^(license|license_name|license_link):[ \t]*(["']?)([\w.:/+-]{1,200})\2[ \t\r]*$""",
+    re.MULTILINE | re.ASCII,
+)
+_BASE = re.compile(rf"^base_model:[ \t]*(?:\r?\n- )?({_HUB_ID})[ \t\r]*$", re.MULTILINE)
+_CARD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """The model that another one is made of.
+
+    `hub_id` is ORGANIZATION/NAME, None if it is not known. `licence` has the keys license,
+    license_name and license_link of a model card, those that are known.
+    """
+
+    name: str
+    hub_id: str | None
+    licence: Mapping[str, str]
+
+    def front_matter(self) -> str:
+        """The head of the card of a model made of this one, as the Hub reads it."""
+        lines = [f"{key}: {value}" for key, value in self.licence.items()]
+        if self.hub_id is not None:
+            lines += ["base_model:", f"- {self.hub_id}"]
+        lines += ["library_name: vllm", "pipeline_tag: text-generation"]
+        return "\n".join(("---", *lines, "tags:", "- vllm-gac", "- compressed", "---"))
+
+    def licence_sentence(self) -> str:
+        """For the text of the card."""
+        licence = self.licence.get("license_name") or self.licence.get("license")
+        if licence == "other":
+            return "The base model's licence applies; its text is in `LICENSE`."
+        if licence:
+            return f"The base model's licence applies: {licence}."
+        return "The base model's licence applies; its directory does not say which that is."
+
+
+def base_model(checkpoint: Checkpoint) -> BaseModel:
+    """What `checkpoint` says about itself.
+
+    Its name is that on the Hub if it lies in a Hub cache or if its config.json tells it, else that
+    of its directory. A model that is compressed already keeps the base model that its card names.
+    The licence is the one that the card names, else the LICENSE file.
+    """
+    directory = checkpoint.directory.resolve()
+    hub_id = _cached_id(directory)
+    named = checkpoint.raw_config.get("_name_or_path")
+    if hub_id is None and isinstance(named, str) and re.fullmatch(_HUB_ID, named):
+        hub_id = named
+    name, front = hub_id or _printable(directory.name), _front_matter(directory)
+    if checkpoint.config.gac is not None and (base := _BASE.search(front)):
+        hub_id = base[1]
+    return BaseModel(name, hub_id, _licence(directory, front))
+
+
+def _cached_id(directory: Path) -> str | None:
+    """The id of .../models--ORGANIZATION--NAME/snapshots/HASH; None for other directories."""
+    if directory.parent.name != "snapshots":
+        return None
+    kind, _, name = directory.parent.parent.name.partition("--")
+    hub_id = name.replace("--", "/", 1)
+    return hub_id if kind == "models" and re.fullmatch(_HUB_ID, hub_id) else None
+
+
+def _printable(name: str) -> str:
+    """A directory's name as it may stand in a heading."""
+    return "".join(c if c.isalnum() or c in "._+- " else "?" for c in name) or "model"
+
+
+def _front_matter(directory: Path) -> str:
+    """The head of the card in `directory`; empty if there is none that can be read."""
+    try:
+        text = read_bounded(directory / "README.md", CheckpointError, _CARD_BYTES)
+    except CheckpointError:
+        return ""
+    front = _FRONT_MATTER.match(text.decode(errors="replace"))
+    return front[1] if front else ""
+
+
+def _licence(directory: Path, front: str) -> dict[str, str]:
+    found = {key: value for key, _, value in _LICENCE.findall(front)}
+    if not found and (directory / "LICENSE").is_file():
+        return {"license": "other", "license_link": "LICENSE"}
+    return found

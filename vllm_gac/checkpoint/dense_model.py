@@ -1,0 +1,21 @@
+"""The dense model that is to be compressed."""
+
+from pathlib import Path
+
+from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.foreign import quantized
+
+
+def open_dense(model: Path) -> Checkpoint:
+    """Open a directory that is to be compressed. Raises CheckpointError for what cannot be."""
+    checkpoint = open_checkpoint(model)
+    if packed := quantized(checkpoint.raw_config, model):
+        raise CheckpointError(packed)
+    if checkpoint.config.gac is not None:
+        raise CheckpointError(f"{model}: is compressed already; start from the dense model")
+    if checkpoint.layout.attention_bias or checkpoint.layout.mlp_bias:
+        raise CheckpointError(f"{model}: models with biased linears cannot be compressed yet")
+    for fault in faults(checkpoint):
+        raise CheckpointError(fault)
+    return checkpoint

@@ -1,0 +1,205 @@
+"""The safetensors files of a model directory: which they are, and what their headers say.
+
+The same files that vLLM's loader would read: those of the index, else every `*.safetensors`.
+"""
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json, read_bounded, read_json
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.foreign import lfs_pointer, without_weights
+from vllm_gac.shown import shown
+
+INDEX_FILE = "model.safetensors.index.json"
+# Of a model. The largest dense one has 1,137; 1024 layers, the most that are served, have 9,219,
+# and 650 have 16,250 if every linear is two with a bias. The largest come in some 200 shards.
+MAX_TENSORS = 1 << 14
+MAX_SHARDS = 1024
+# Of all headers together, whose bytes may be blanks.
+_MAX_HEADERS = 4 * MAX_BYTES
+# What a header says of a tensor has eight values.
+_MAX_PARTS = 8 * MAX_TENSORS
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor is and what its header says; `dtype` by safetensors' names, e.g. "BF16".
+
+    `start` is the position of its first byte in the file. `version` tells the file, as it was when
+    its header was read, from others of its name; None where nobody compares.
+    """
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    version: tuple[int, int] | None = field(default=None, compare=False)
+
+
+def version_of(status: os.stat_result) -> tuple[int, int]:
+    """Size and time of the last change of a file."""
+    return status.st_size, status.st_mtime_ns
+
+
+def read_headers(directory: Path) -> dict[str, TensorInfo]:
+    """Every tensor of the model in `directory`, by name.
+
+    Raises CheckpointError if there is no safetensors file, if one is malformed or outside of
+    the directory, if two hold the same tensor, or if the index says otherwise.
+    """
+    index_path = directory / INDEX_FILE
+    weight_map = None
+    if os.path.lexists(index_path):
+        weight_map = read_weight_map(directory, index_path, ".safetensors")
+        files = sorted(set(weight_map.values()))
+    else:
+        found = islice(directory.glob("*.safetensors"), MAX_SHARDS + 1)
+        files = sorted(path.name for path in found)
+    if len(files) > MAX_SHARDS:
+        raise CheckpointError(f"{directory}: more than {MAX_SHARDS} shards, the most that are read")
+    if not set(files) - {"adapter_model.safetensors"}:
+        raise CheckpointError(f"{directory}: {without_weights(directory)}")
+    tensors: dict[str, TensorInfo] = {}
+    headers = 0
+    for file in files:
+        header, size = _shard_header(directory, file)
+        headers += size
+        if len(tensors) + len(header) > MAX_TENSORS or headers > _MAX_HEADERS:
+            raise CheckpointError(
+                f"{directory / file}: with the shards before it more than {MAX_TENSORS} tensors or "
+                f"{_MAX_HEADERS} bytes of headers, the most that are read"
+            )
+        for name, info in header.items():
+            if name in tensors:
+                other = tensors[name].file
+                raise CheckpointError(f"{directory / file}: {shown(name)} is also in {other}")
+            tensors[name] = info
+    if weight_map is not None:
+        check_index(index_path, weight_map, tensors)
+    return tensors
+
+
+def refuse_escape(directory: Path, path: Path) -> None:
+    """Raise CheckpointError if `path` is a link out of `directory`.
+
+    The blobs of a Hugging Face cache count as inside: its snapshots are all links to them, and so
+    are directories that `hf download --local-dir` used to write.
+    """
+    target, root = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
+    if target.is_relative_to(root):
+        return
+    if target.parent.name == "blobs" and target.parent.parent.name.startswith("models--"):
+        return
+    raise CheckpointError(
+        f"{path}: links to {target}, outside the model directory; to use what it links to, copy "
+        f"the files themselves: cp -rL {shlex.quote(str(directory))} COPY"
+    )
+
+
+def read_weight_map(directory: Path, index_path: Path, suffix: str) -> dict[str, str]:
+    """The file of every tensor by an index, each of them a name that ends in `suffix`.
+
+    Raises CheckpointError for an index that is malformed or outside of `directory`.
+    """
+    refuse_escape(directory, index_path)
+    weight_map = read_json(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index_path}: weight_map is missing, empty or not an object")
+    for name, file in weight_map.items():
+        if (
+            not isinstance(file, str)
+            or not file.endswith(suffix)
+            or not file.isprintable()
+            or "/" in file
+            or "\\" in file
+        ):
+            raise CheckpointError(
+                f"{index_path}: {shown(name)}: {shown(repr(file))} is not the name of a {suffix} "
+                "file in the model directory"
+            )
+    return weight_map
+
+
+def check_index(
+    index_path: Path, weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]
+) -> None:
+    """Raise CheckpointError unless an index and the `tensors` of its files are the same."""
+    for name, file in weight_map.items():
+        if name not in tensors or tensors[name].file != file:
+            raise CheckpointError(f"{index_path}: {shown(name)} is not in {shown(file)}")
+    for name, info in tensors.items():
+        if name not in weight_map:
+            raise CheckpointError(
+                f"{index_path.parent / info.file}: {shown(name)} is not listed in {index_path.name}"
+            )
+
+
+def _shard_header(directory: Path, file: str) -> tuple[dict[str, TensorInfo], int]:
+    """What the header of a shard says, and where it ends."""
+    path = directory / file
+    refuse_escape(directory, path)
+    before = _version(path)
+    header, start = _parsed_header(path)
+    if _version(path) != before:
+        raise CheckpointError(f"{path}: has changed while its header was read; try again")
+    header.pop("__metadata__", None)
+    infos = {
+        name: TensorInfo(
+            file, entry["dtype"], tuple(entry["shape"]), start + entry["data_offsets"][0], before
+        )
+        for name, entry in header.items()
+    }
+    return infos, start
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        return version_of(path.stat())
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
+
+
+def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a file that safetensors accepts, and where its data begins."""
+    with open_safetensors(path, "a readable safetensors file"):
+        pass
+    start = 8 + _header_length(path)
+    # What safetensors lets pass: a name twice, of which the last would win.
+    raw = read_bounded(path, CheckpointError, start)[8:]
+    return parse_json(raw, str(path), max_parts=_MAX_PARTS), start
+
+
+@contextmanager
+def open_safetensors(path: Path, expected: str, framework: str = "np") -> Iterator[Any]:
+    """The safetensors file `path`, opened by the library once it is known to be small enough.
+
+    It checks types, sizes and that the data is covered without overlap or gap. Raises
+    CheckpointError for a file that is not `expected`.
+    """
+    length = _header_length(path)
+    if length > MAX_BYTES:
+        raise CheckpointError(
+            f"{path}: not {expected} (its header would be {length} bytes, at most {MAX_BYTES} are "
+            "read)"
+        )
+    try:
+        with safe_open(path, framework=framework) as file:
+            yield file
+    except (OSError, SafetensorError) as e:
+        raise CheckpointError(f"{path}: not {expected} ({e})") from e
+
+
+def _header_length(path: Path) -> int:
+    start = read_bounded(path, CheckpointError, 64)
+    if fault := lfs_pointer(start):
+        raise CheckpointError(f"{path}: {fault}")
+    return int.from_bytes(start[:8], "little")

@@ -1,0 +1,226 @@
+"""Model directories on disk: headers first, tensors when asked, faults as sentences.
+
+Only `config.json` and `*.safetensors` are opened, or where there are none `pytorch_model*.bin`,
+whose pickles are interpreted and never run.
+"""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from tqdm import tqdm
+
+from vllm_gac.checkpoint.finite import is_finite
+from vllm_gac.checkpoint.headers import INDEX_FILE as INDEX_FILE
+from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
+from vllm_gac.checkpoint.headers import read_headers, refuse_escape
+from vllm_gac.checkpoint.pickles.state_dicts import read_state_dict_headers, state_dict_files
+from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.tensor_files import ShardFiles
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.foreign import not_a_directory, quantized, without_config
+from vllm_gac.layout.growth import growth_fault
+from vllm_gac.layout.schema import HfConfig, validate
+from vllm_gac.shown import shown
+
+if TYPE_CHECKING:
+    import torch
+
+# What a served weight may be stored as; RoPE tables are F32 in any of them.
+WEIGHT_DTYPES = ("BF16", "F16", "F32")
+# Of the types that a weight may be stored in.
+_LEAST_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model directory whose config and tensor headers have been read, and nothing more."""
+
+    directory: Path
+    raw_config: Mapping[str, Any]
+    config: HfConfig
+    layout: ModelLayout
+    tensors: Mapping[str, TensorInfo]
+    # Whether weights may be stored in several dtypes side by side.
+    mixed_dtypes: bool = False
+
+    def required(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and shape of every tensor that the files must hold."""
+        return self.layout.tensors()
+
+    def is_unused(self, name: str) -> bool:
+        """Whether the files may hold `name` beside them: what every engine skips."""
+        if name.endswith(".rotary_emb.inv_freq"):  # follows from the config
+            return True
+        return name == "lm_head.weight" and self.layout.tie_word_embeddings
+
+    def is_finite(self, name: str) -> bool:
+        """Whether a tensor of the files has neither NaN nor infinity, by reading it."""
+        return is_finite(self.directory, self.tensors[name])
+
+    def broken_part(self, name: str) -> str:
+        """File and tensor that NaN or infinity in tensor `name` of the layout come from."""
+        return f"{self.directory / self.tensors[name].file}: {name}"
+
+    def faults_of_made(self) -> Iterator[str]:
+        """One sentence for each tensor that cannot be made of sound ones of the files."""
+        yield from ()
+
+    @property
+    def config_sha256(self) -> str:
+        """SHA-256 of config.json as on disk, by which plans and statistics know their model."""
+        return hashlib.sha256((self.directory / "config.json").read_bytes()).hexdigest()
+
+    def reader(self) -> "TensorReader":
+        """A context manager that reads tensors by name."""
+        return TensorReader(self.directory, self.tensors)
+
+
+class TensorReader:
+    """Reads tensors of a model directory by name, each shard opened once; threads may share it."""
+
+    def __init__(self, directory: Path, tensors: Mapping[str, TensorInfo]) -> None:
+        self._directory, self._tensors = directory, tensors
+        self._files = ShardFiles(directory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._files.close()
+
+    def __call__(self, name: str) -> "torch.Tensor":
+        """Tensor `name` as stored. Raises CheckpointError if there is none or it cannot be read."""
+        info = self._tensors.get(name)
+        if info is None:
+            raise CheckpointError(f"{self._directory}: tensor {name} is missing")
+        return self._files.tensor(name, info)
+
+
+def open_checkpoint(directory: Path) -> Checkpoint:
+    """Read the config and every tensor header of `directory`.
+
+    Raises CheckpointError for a directory that is not a readable Llama or Mistral safetensors
+    model. Whether its tensors fit its layout is for `faults` to say.
+    """
+    directory = Path(directory)
+    raw, where = read_config(directory), str(directory / "config.json")
+    config, layout = validate(HfConfig, raw, where), layout_of(raw, where)
+    return Checkpoint(directory, raw, config, layout, tensor_headers(directory))
+
+
+def tensor_headers(directory: Path) -> dict[str, TensorInfo]:
+    """Every tensor in `directory` by name: of its safetensors files, else of its state dicts.
+
+    Raises CheckpointError as `read_headers` and `read_state_dict_headers`.
+    """
+    if any(directory.glob("*.safetensors*")) or not state_dict_files(directory):
+        return read_headers(directory)
+    return read_state_dict_headers(directory)
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The config.json of `directory`, parsed but not looked at.
+
+    Raises CheckpointError if there is no such directory or config, or if it is not JSON.
+    """
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: {not_a_directory(directory)}")
+    path = directory / "config.json"
+    if not os.path.lexists(path) and (fault := without_config(directory)):
+        raise CheckpointError(f"{directory}: {fault}")
+    refuse_escape(directory, path)
+    return read_json(path)
+
+
+def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False) -> Iterator[str]:
+    """One sentence for each way the tensors differ from what they must be; none if all is well.
+
+    With `finite`, reads every tensor, and also reports NaN and infinity in them and in what is made
+    of them; with `progress`, shows a bar if that takes long.
+    """
+    sound = True
+    for fault in _stored_faults(checkpoint, finite, progress):
+        sound = False
+        yield fault
+    if finite and sound:
+        yield from checkpoint.faults_of_made()
+
+
+def _stored_faults(checkpoint: Checkpoint, finite: bool, progress: bool) -> Iterator[str]:
+    """Those of the tensors as the files have them."""
+    directory, found = checkpoint.directory, checkpoint.tensors
+    if packed := quantized(checkpoint.raw_config, directory):
+        yield packed
+        return
+    required = checkpoint.required()
+    for name, shape in required.items():
+        if name not in found:
+            yield f"{directory}: {name}: missing, expected shape {list(shape)}"
+        elif not _fits(name, found[name].shape, shape):
+            where = f"{directory / found[name].file}: {name}"
+            yield f"{where}: shape {shown(list(found[name].shape))}, expected {list(shape)}"
+    if grown := growth_fault(checkpoint.layout, _stored_numbers(checkpoint)):
+        yield f"{directory}: {grown}"
+    yield from _dtype_faults(checkpoint, [name for name in required if name in found])
+    hidden = not (finite and progress)
+    for name, info in tqdm(found.items(), "check", unit="tensor", delay=1, disable=hidden):
+        where = f"{directory / info.file}: {shown(name)}"
+        if name not in required and not checkpoint.is_unused(name):
+            yield f"{where}: not part of the model"
+        if finite and not checkpoint.is_finite(name):
+            yield f"{where}: contains NaN or infinity"
+
+
+def _stored_numbers(checkpoint: Checkpoint) -> int:
+    """The most numbers that the files can hold; in a pickle tensors may lie in the same place."""
+    files = {checkpoint.directory / info.file for info in checkpoint.tensors.values()}
+    return sum(map(_size_of, files)) // _LEAST_BYTES
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
+
+
+def _fits(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """A table that all key heads share may be stored once."""
+    return found == expected or (_is_table(name) and found == (1, *expected[1:]))
+
+
+def _dtype_faults(checkpoint: Checkpoint, names: list[str]) -> Iterator[str]:
+    """All weights in one of the types we serve; norms and biases may be in F32 beside them."""
+    stored = Counter(
+        info.dtype
+        for name in names
+        if (info := checkpoint.tensors[name]).dtype in WEIGHT_DTYPES and len(info.shape) == 2
+    )
+    common = stored.most_common(1)[0][0] if stored and not checkpoint.mixed_dtypes else None
+    for name in names:
+        info = checkpoint.tensors[name]
+        if _is_table(name):
+            allowed: tuple[str, ...] = ("F32",)
+        elif common is None:
+            allowed = WEIGHT_DTYPES
+        else:
+            allowed = (common, "F32") if len(info.shape) == 1 else (common,)
+        if info.dtype not in allowed:
+            where = f"{checkpoint.directory / info.file}: {name}"
+            yield f"{where}: dtype {info.dtype}, expected {' or '.join(allowed)}"
+
+
+def _is_table(name: str) -> bool:
+    return name.endswith(".rope_inv_freq")

@@ -1,0 +1,90 @@
+"""Reading JSON that a stranger wrote: bounded, no duplicate keys, no NaN, no deep nesting."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NoReturn
+
+from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.layout.foreign import lfs_pointer
+from vllm_gac.shown import shown
+
+# A config or index of the largest model is a tenth of this; parsed, JSON takes up to 20 times
+# its size in memory.
+MAX_BYTES = 4 * 1024 * 1024
+# Values, lists and objects. Python needs up to 100 bytes for each, ten times as many to say what
+# is wrong with it. The largest config there could be, of 1024 layers, has a quarter of these.
+MAX_PARTS = 1 << 16
+
+
+def read_json(
+    path: Path,
+    error: type[GacError] = CheckpointError,
+    max_bytes: int = MAX_BYTES,
+    max_parts: int = MAX_PARTS,
+) -> dict[str, Any]:
+    """Parse the JSON object in `path`.
+
+    Stricter than `json.load`, which keeps the last of two equal keys, accepts NaN and
+    overflows the stack on deep nesting. Raises `error` with one sentence otherwise.
+    """
+    raw = read_bounded(path, error, max_bytes + 1)
+    if len(raw) > max_bytes:
+        raise error(f"{path}: larger than {max_bytes} bytes, the most JSON that is read")
+    if fault := lfs_pointer(raw):
+        raise error(f"{path}: {fault}")
+    return parse_json(raw, str(path), error, max_parts)
+
+
+def read_bounded(path: Path, error: type[GacError], size: int) -> bytes:
+    """At most `size` bytes from the start of the regular file `path`."""
+    with opened(path, error) as file:
+        return file.read(size)
+
+
+def parse_json(
+    raw: bytes,
+    where: str,
+    error: type[GacError] = CheckpointError,
+    max_parts: int = MAX_PARTS,
+) -> dict[str, Any]:
+    """Parse UTF-8 `raw` under the same rules; `where` names its origin in error messages."""
+    # Each of them follows on one of these.
+    if sum(map(raw.count, (b",", b"[", b"{"))) > max_parts:
+        raise error(f"{where}: more than {max_parts} values, the most that are read")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen:
+                raise error(f"{where}: key {shown(repr(key))} appears twice in one object")
+            seen[key] = value
+        return seen
+
+    def finite(literal: str) -> float:
+        if math.isinf(value := float(literal)):
+            raise error(f"{where}: {literal[:40]} is too large for a number")
+        return value
+
+    def no_constant(name: str) -> NoReturn:
+        raise error(f"{where}: {name} is not JSON")
+
+    try:
+        parsed = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=unique,
+            parse_float=finite,
+            parse_constant=no_constant,
+        )
+    except GacError:
+        raise
+    except UnicodeDecodeError as e:
+        raise error(f"{where}: not UTF-8 text (byte {e.start})") from e
+    except RecursionError as e:
+        raise error(f"{where}: JSON is nested too deeply") from e
+    except ValueError as e:
+        raise error(f"{where}: not valid JSON ({e})") from e
+    if not isinstance(parsed, dict):
+        raise error(f"{where}: expected a JSON object, got {type(parsed).__name__}")
+    return parsed

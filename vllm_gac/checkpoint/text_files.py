@@ -1,0 +1,164 @@
+"""What text files hold: plain text, or documents and conversations as lines of JSON.
+
+A file that ends in .jsonl has an object in each line, with its words under "text", or under
+"messages" what a chat model's template makes text of. Everything else is UTF-8 text as it stands.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_gac.checkpoint.regular_files import refuse_special
+from vllm_gac.checkpoint.strict_json import parse_json, read_bounded, read_json
+from vllm_gac.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+# Text is tokenized in blocks of lines: some tokenizers take quadratic time on one long string.
+_BLOCK = 1 << 16
+_LONGEST_LINE = 1 << 24
+_LINES = "one JSON object a line, with its words under 'text' or its 'messages', in a .jsonl file"
+# By the ends of names: files of data sets that hold no text as it stands.
+_NOT_TEXT = (".json", ".parquet", ".arrow", ".gz", ".zst", ".zip", ".bz2", ".xz", ".pdf", ".docx")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Text to be tokenized; `begins` whether the tokenizer's leading tokens go before it."""
+
+    text: str
+    begins: bool
+
+
+def blocks(model: Path, path: Path, characters: int | None) -> Iterator[Block]:
+    """The text in `path`, its first `characters`, as the model in `model` is to read it.
+
+    Raises CheckpointError naming the file, and of .jsonl the line, that cannot be read as text.
+    """
+    kind = path.suffix.lower()
+    if kind in _NOT_TEXT:
+        raise CheckpointError(f"{path}: {kind} files are not read; give UTF-8 text, or {_LINES}")
+    left = characters
+    for block in _documents(model, path) if kind == ".jsonl" else _plain(path, characters):
+        if left is not None and left <= 0:
+            return
+        yield block
+        left = None if left is None else left - len(block.text)
+
+
+def _plain(path: Path, characters: int | None) -> Iterator[Block]:
+    try:
+        refuse_special(path)
+        with path.open(encoding="utf-8", newline="") as file:
+            left, first = characters if characters is not None else -1, True
+            while left and (text := file.read(_BLOCK if left < 0 else min(_BLOCK, left))):
+                left -= len(text) if left > 0 else 0
+                if first and _is_document(text.partition("\n")[0]):
+                    logger.warning(
+                        "%s: begins with a line of JSON and is read as it stands, braces and names "
+                        "too; name it .jsonl for the words under 'text' or 'messages' alone",
+                        path,
+                    )
+                yield Block(text + (file.readline(_BLOCK) if left else ""), first)
+                first = False
+    except (OSError, UnicodeDecodeError) as e:
+        raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({e})") from e
+
+
+def _is_document(line: str) -> bool:
+    """Whether a line is what a .jsonl file has in each."""
+    if not line.startswith("{"):
+        return False
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and not value.keys().isdisjoint(("text", "messages"))
+
+
+def _documents(model: Path, path: Path) -> Iterator[Block]:
+    template: _Template | None = None
+    try:
+        refuse_special(path)
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(_LONGEST_LINE + 1):
+                number += 1
+                where = f"{path}:{number}"
+                if len(line) > _LONGEST_LINE:
+                    raise CheckpointError(f"{where}: a line of more than {_LONGEST_LINE} bytes")
+                if not line.strip():
+                    continue
+                value = parse_json(line, where, max_parts=_LONGEST_LINE)  # commas of its text count
+                if isinstance(text := value.get("text"), str):
+                    yield from _pieces(text, where, begins=True)
+                elif "messages" in value:
+                    template = template or _chat_template(model, path)
+                    # The template writes the leading tokens itself.
+                    text = template.render(value["messages"], where)
+                    yield from _pieces(text, where, begins=False)
+                else:
+                    raise CheckpointError(f"{where}: neither a 'text' nor 'messages'; {_LINES}")
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
+
+
+def _pieces(text: str, where: str, *, begins: bool) -> Iterator[Block]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise CheckpointError(
+            f"{where}: {text[e.start]!a} is half of a character, which no UTF-8 text can hold; "
+            "drop it"
+        ) from e
+    for start in range(0, len(text), _BLOCK):
+        yield Block(text[start : start + _BLOCK], begins and start == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """A model's chat template, and the special tokens that it may name."""
+
+    source: str
+    tokens: dict[str, Any]
+
+    def render(self, messages: Any, where: str) -> str:
+        """The text of a conversation. Raises CheckpointError if it is none, or the template's."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+            raise CheckpointError(f"{where}: 'messages' is not a list of objects")
+        try:
+            (text,), _ = render_jinja_template([messages], chat_template=self.source, **self.tokens)
+        except Exception as e:  # a template raises what it likes
+            raise CheckpointError(
+                f"{where}: the model's chat template does not take these messages ({str(e)[:200]})"
+            ) from e
+        return str(text)
+
+
+def _chat_template(model: Path, path: Path) -> _Template:
+    """The chat template beside the model's tokenizer."""
+    config_path = model / "tokenizer_config.json"
+    config = read_json(config_path) if config_path.exists() else {}
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several by name
+        named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+        source = named.get("default")
+    file = model / "chat_template.jinja"
+    if file.exists():
+        source = read_bounded(file, CheckpointError, 1 << 20).decode("utf-8", "replace")
+    if not isinstance(source, str):
+        raise CheckpointError(
+            f"{path}: has 'messages', and {model} has no chat template to make text of them; "
+            "give lines with a 'text'"
+        )
+    tokens = {key: value for key, value in config.items() if key.endswith("_token")}
+    contents = {
+        key: value.get("content") if isinstance(value, dict) else value
+        for key, value in tokens.items()
+    }
+    return _Template(source, {k: v for k, v in contents.items() if isinstance(v, str)})

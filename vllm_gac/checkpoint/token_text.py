@@ -1,0 +1,103 @@
+"""Text files as sequences of tokens, by the tokenizer that lies beside a model."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from vllm_gac.checkpoint.text_files import blocks
+from vllm_gac.checkpoint.tokenizer_growth import MOST, growth
+from vllm_gac.errors import CheckpointError
+
+# The largest there are have 35 MB.
+_MAX_TOKENIZER = 128 << 20
+# As much of each file as calibration chooses its sequences from.
+_CALIBRATION_CHARACTERS = 1 << 24
+
+
+def calibration_sequences(
+    model: Path, texts: Sequence[Path], *, length: int, max_tokens: int
+) -> torch.Tensor:
+    """[count, length] token ids with count * length <= max_tokens, spread evenly over `texts`.
+
+    Raises CheckpointError if the texts do not fill one sequence.
+    """
+    parts = [
+        ids[start : start + length]
+        for ids in (_encode(model, path, _CALIBRATION_CHARACTERS) for path in texts)
+        for start in range(0, len(ids) - length + 1, length)
+    ]
+    if not parts:
+        raise CheckpointError(
+            f"{_names(texts)}: fewer than {length} tokens; give longer texts or shorter sequences"
+        )
+    count = min(len(parts), max(1, max_tokens // length))
+    return torch.stack([parts[i * len(parts) // count] for i in range(count)])
+
+
+def windows(
+    model: Path, texts: Sequence[Path], *, length: int, max_tokens: int | None
+) -> list[torch.Tensor]:
+    """All of `texts`, or their first `max_tokens` tokens, in windows that do not overlap.
+
+    For each file its whole windows [count, length] and, if it can be predicted, the rest [1, n].
+    """
+    parts: list[torch.Tensor] = []
+    left = max_tokens
+    for path in texts:
+        ids = _encode(model, path, None)[:left]
+        left = None if left is None else left - len(ids)
+        whole = len(ids) // length * length
+        parts += [p for p in (ids[:whole].view(-1, length), ids[None, whole:]) if min(p.shape) > 0]
+    parts = [part for part in parts if part.shape[1] > 1]
+    if not parts:
+        raise CheckpointError(f"{_names(texts)}: fewer than 2 tokens")
+    return parts
+
+
+def _encode(model: Path, path: Path, characters: int | None) -> torch.Tensor:
+    """Token ids of a text file (its first `characters`), with the tokenizer's leading tokens."""
+    from tokenizers import Tokenizer
+
+    tokenizer_path = model / "tokenizer.json"
+    if not tokenizer_path.is_file():
+        raise CheckpointError(f"{tokenizer_path}: missing; it is needed to read text files")
+    size = tokenizer_path.stat().st_size
+    if size > _MAX_TOKENIZER:
+        raise CheckpointError(
+            f"{tokenizer_path}: {size} bytes, at most {_MAX_TOKENIZER} of a tokenizer are read"
+        )
+    with _faults_named(tokenizer_path):
+        tokenizer = Tokenizer.from_file(str(tokenizer_path))
+        grown = growth(tokenizer)
+    if grown > MOST:
+        raise CheckpointError(
+            f"{tokenizer_path}: its steps may make a text {grown:.3g} times as long, at most "
+            f"{MOST} times is accepted"
+        )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ids: list[int] = []
+    for block in blocks(model, path, characters):
+        with _faults_named(tokenizer_path):
+            ids += tokenizer.encode(block.text, add_special_tokens=block.begins).ids
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+@contextmanager
+def _faults_named(path: Path) -> Iterator[None]:
+    """Turns what the binding raises over the tokenizer at `path` into a CheckpointError.
+
+    It raises bare Exceptions, and where its Rust code panics what is no Exception at all.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:
+        raise CheckpointError(f"{path}: not a usable tokenizer ({str(e)[:200]})") from e
+
+
+def _names(texts: Sequence[Path]) -> str:
+    return ", ".join(map(str, texts)) or "no text files given"

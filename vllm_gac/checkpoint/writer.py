@@ -1,0 +1,100 @@
+"""A model directory that is being written: shards layer by layer, what lies beside them, the index.
+
+Every file is written atomically; the directory itself appears by workspace.py.
+"""
+
+import math
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vllm_gac.checkpoint.atomic_files import copy_file, write_json
+from vllm_gac.checkpoint.headers import refuse_escape
+from vllm_gac.checkpoint.open import INDEX_FILE, Checkpoint, faults, open_checkpoint
+from vllm_gac.errors import CheckpointError
+
+# What lies beside the weights of any model and goes along with them.
+COMPANIONS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
+    "generation_config.json",
+    "chat_template*",
+    "LICENSE*",
+    "NOTICE*",
+)
+# The largest tokenizers are of 35 MB, and a model has some ten files beside its weights.
+_MAX_COMPANION = 128 << 20
+_MAX_COMPANIONS = 64
+_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+
+
+def shard_path(directory: Path, index: int, layers: int) -> Path:
+    """The file of layer `index`; that of `layers`, one behind the last, holds the embeddings."""
+    return directory / f"model-{index + 1:05}-of-{layers + 1:05}.safetensors"
+
+
+def companions_of(source: Path) -> list[Path]:
+    """Tokenizer, generation config, chat template and licence of the model in `source`.
+
+    Raises CheckpointError for a link out of `source`, since what lies there is not part of the
+    model, and for what is too large or too much to be copied.
+    """
+    found: list[Path] = []
+    for pattern in COMPANIONS:
+        for path in islice(source.glob(pattern), _MAX_COMPANIONS + 1):
+            if path.is_file():
+                refuse_escape(source, path)
+                found.append(path)
+                size = path.stat().st_size
+                if size > _MAX_COMPANION:
+                    raise CheckpointError(
+                        f"{path}: {size} bytes, at most {_MAX_COMPANION} are copied along with a "
+                        "model; move it elsewhere"
+                    )
+    if len(found) > _MAX_COMPANIONS:
+        raise CheckpointError(
+            f"{source}: more than {_MAX_COMPANIONS} files named like {found[0].name}, the most "
+            "that are copied along with a model; move them elsewhere"
+        )
+    return sorted(found)
+
+
+def copy_companions(source: Path, directory: Path) -> None:
+    """Copy the companions of the model in `source` to `directory`."""
+    for path in companions_of(source):
+        copy_file(path, directory / path.name)
+
+
+def write_index(directory: Path) -> None:
+    """Check the finished model, NaN and infinity included, and write the index of its shards."""
+    checkpoint = open_checkpoint(directory)
+    for fault in faults(checkpoint, finite=True):
+        raise CheckpointError(fault)
+    tensors = checkpoint.tensors
+    total = sum(math.prod(info.shape) * _BYTES[info.dtype] for info in tensors.values())
+    write_json(
+        directory / INDEX_FILE,
+        {
+            "metadata": {"total_size": total},
+            "weight_map": {name: tensors[name].file for name in sorted(tensors)},
+        },
+    )
+
+
+def fingerprint(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What tells one model directory from another without reading all of its weights."""
+    files = {info.file for info in checkpoint.tensors.values()}
+    return {
+        "config_sha256": checkpoint.config_sha256,
+        "files": {file: size_and_time(checkpoint.directory / file) for file in sorted(files)},
+    }
+
+
+def size_and_time(path: Path) -> list[int]:
+    """Size and time of the last change of a file, by which it is known to be the same."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
