@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.decode_latency import decode_microseconds
-from vllm_gac.gemm_latency import gemm_microseconds
-from vllm_gac.gpu_profile import read_profile
+from vllm_gac.gpu.latency.decode import decode_microseconds
+from vllm_gac.gpu.latency.gemm import gemm_microseconds
+from vllm_gac.gpu.profile import GpuProfile
+from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of
-from vllm_gac.profile_schema import GpuProfile
 
 # Batches of the profile, and three between them.
 BATCHES = (1, 16, 64, 256, 2048, 8192)

@@ -21,8 +21,8 @@ from benchmarks.seeds.figures import (
     by_alignment,
     drawn,
 )
-from vllm_gac.gpu_profile import read_profile
-from vllm_gac.profile_schema import GpuProfile, Sweep
+from vllm_gac.gpu.profile import GpuProfile, Sweep
+from vllm_gac.gpu.profile_files import read_profile
 
 _BATCHES = ((1, BLUE), (64, SKY), (256, GREEN), (1024, ORANGE), (8192, PINK))
 

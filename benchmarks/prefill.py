@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.gpu_page import compiler, facts, write
 from benchmarks.table import markdown
+from vllm_gac.gpu.attention_choice import widths
 from vllm_gac.kernels.reference import CacheGeometry
-from vllm_gac.kernels.select import widths
 from vllm_gac.profiling.prefill_batch import PrefillChunk
 from vllm_gac.profiling.timing import microseconds, warm_up
 from vllm_gac.serving.prefill_kernels import installed_gpu

@@ -15,10 +15,10 @@ from tests.support.model_files import config, write_model
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import GacError, PlanError
-from vllm_gac.gpu_profile import read_profile
+from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
+from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.knapsack import solve
-from vllm_gac.latency import BatchMix, layer_microseconds
 from vllm_gac.layout.schema import KnapsackProblem, validate
 from vllm_gac.losses import read_losses
 from vllm_gac.plan import planned_layout, read_plan

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vllm_gac.contract import PREDEFINED_HEADS, ROLES, STRATEGIES, align, candidates
 from vllm_gac.errors import PlanError, ProfileError
-from vllm_gac.gpu_profile import read_profile, shipped_profiles
+from vllm_gac.gpu.profile_files import read_profile, shipped_profiles
 from vllm_gac.layout.schema import Plan
 
 dims = st.integers(1, 20_000)

@@ -21,14 +21,14 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.choices import Dims
 from vllm_gac.contract import Quantized, align
 from vllm_gac.errors import PlanError
-from vllm_gac.gpu_profile import read_profile
-from vllm_gac.items import Latency, items
-from vllm_gac.latency import (
+from vllm_gac.gpu.latency.layer import (
     BatchMix,
     attention_microseconds,
     layer_microseconds,
     mlp_microseconds,
 )
+from vllm_gac.gpu.profile_files import read_profile
+from vllm_gac.items import Latency, items
 from vllm_gac.layout.dims import LayerLayout, layout_of
 from vllm_gac.layout.schema import Plan
 from vllm_gac.plan import planned_layout, uniform_plan

@@ -11,10 +11,10 @@ import torch
 from tests.support.command import error, result
 from vllm_gac.cli import main
 from vllm_gac.errors import ProfileError
-from vllm_gac.gpu_profile import profile_of_gpu, read_profile, write_profile
-from vllm_gac.kernels.select import Gpu
+from vllm_gac.gpu.attention_choice import Gpu
+from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime
+from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile, write_profile
 from vllm_gac.layout.schema import validate
-from vllm_gac.profile_schema import DecodeTime, GpuProfile, PrefillTime
 from vllm_gac.profiling import attention, decode, gemms, prefill, profile
 from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
 from vllm_gac.profiling.gemms import contract_plans, linear_plans

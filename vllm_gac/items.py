@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_gac.choices import Dims, attentions, breakeven_rank, evenly_spread, factorized
-from vllm_gac.gpu_profile import read_profile
+from vllm_gac.gpu.latency.layer import BatchMix, attention_microseconds, mlp_microseconds
+from vllm_gac.gpu.profile import GpuProfile
+from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.knapsack.instance import Ints
-from vllm_gac.latency import BatchMix, attention_microseconds, mlp_microseconds
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.losses import Losses
-from vllm_gac.profile_schema import GpuProfile
 
 # Shares of its parameters that a factorized linear beside smaller heads may keep.
 _SHARES = tuple(i / 16 for i in range(15, 3, -1))

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from vllm_gac.gpu_profile import DEFAULT_GPU, read_profile
+from vllm_gac.gpu.profile import GpuProfile
+from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.schema import Role
-from vllm_gac.profile_schema import GpuProfile
 
 # Where nothing was measured, a tensor core tile; kernels refuse or crawl off multiples of 8.
 _UNMEASURED_MULTIPLE = 16

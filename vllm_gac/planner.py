@@ -15,10 +15,10 @@ from vllm_gac.binding import limited_by
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.choices import Dims
 from vllm_gac.errors import PlanError
+from vllm_gac.gpu.latency.layer import layer_microseconds
 from vllm_gac.items import Item, Latency, items, part_parameters
 from vllm_gac.knapsack import choose
 from vllm_gac.knapsack.instance import Ints
-from vllm_gac.latency import layer_microseconds
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import METHODS, LayerSection, Plan, PlanBudget
 from vllm_gac.layout.tensor_parallel import check_planned_for

@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("vllm")
 
 from vllm_gac.errors import GacError, ProfileError
-from vllm_gac.gpu_profile import read_profile, write_profile
+from vllm_gac.gpu.attention_choice import Gpu, Kernels
+from vllm_gac.gpu.profile_files import read_profile, write_profile
 from vllm_gac.kernels.reference import CacheGeometry
-from vllm_gac.kernels.select import Gpu, Kernels
 from vllm_gac.profiling.prefill import PrefillPlan, _entry
 from vllm_gac.serving import attention
 

@@ -19,7 +19,7 @@ def test_what_kernels_are_given_is_right_in_tritons_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", cases([*KERNELS, "xformers"]), ids=str)
 def test_prefill_is_within_half_a_percent_of_the_reference(case: Case) -> None:
-    from vllm_gac.kernels.select import whole, widths
+    from vllm_gac.gpu.attention_choice import whole, widths
     from vllm_gac.serving.prefill_kernels import installed_gpu
 
     gpu, geometry = installed_gpu(), case.heads.geometry

@@ -154,9 +154,9 @@ def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 def asked(args: argparse.Namespace, dense: "ModelLayout") -> "Asked":
     """What the planning options ask for. Raises ProfileError if the profile cannot be had."""
     from vllm_gac.choices import Dims
-    from vllm_gac.gpu_profile import DEFAULT_GPU, read_profile
+    from vllm_gac.gpu.latency.layer import BatchMix
+    from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
     from vllm_gac.items import Latency
-    from vllm_gac.latency import BatchMix
     from vllm_gac.planner import Asked, dense_microseconds
 
     latency = None

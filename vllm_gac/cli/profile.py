@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.out.absolute().parent.is_dir():
         raise ProfileError(f"--out {args.out}: its directory does not exist; make it first")
 
-    from vllm_gac.gpu_profile import write_profile
+    from vllm_gac.gpu.profile_files import write_profile
     from vllm_gac.profiling.gpu import require_gpu
 
     require_gpu()

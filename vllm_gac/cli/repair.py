@@ -54,7 +54,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Repair, and print what that costs and gains."""
-    from vllm_gac.gpu_profile import DEFAULT_GPU, read_profile
+    from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
     from vllm_gac.repair.directory import repair
     from vllm_gac.repair.report import repair_report
 

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_gac.gpu.attention_choice import whole
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
-from vllm_gac.kernels.select import whole
 
 # Tokens a program; fewer where there is more to do for each.
 _TILE, _TILE_REBUILT = 64, 32

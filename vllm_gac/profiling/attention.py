@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from vllm_gac.profile_schema import AttentionSweep
+from vllm_gac.gpu.profile import AttentionSweep
 from vllm_gac.profiling.timing import microseconds
 
 _HEADS = 32

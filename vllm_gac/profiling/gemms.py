@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from vllm_gac.profile_schema import GemmSweep, LinearSweep
+from vllm_gac.gpu.profile import GemmSweep, LinearSweep
 from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds
 
 FIXED = 4096  # the other dim of a sweep, but for coarse ones

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from vllm_gac import __version__
 from vllm_gac.errors import ProfileError
-from vllm_gac.profile_schema import Ceilings, GemmSweep, GpuProfile, LinearSweep
+from vllm_gac.gpu.profile import Ceilings, GemmSweep, GpuProfile, LinearSweep
 from vllm_gac.profiling.attention import attention_sweep, causal_plans, contract_plan
 from vllm_gac.profiling.decode import (
     compile_kernels,

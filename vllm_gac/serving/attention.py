@@ -16,9 +16,9 @@ from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.attention.backend import AttentionBackend
 
 from vllm_gac.errors import GacError
-from vllm_gac.gpu_profile import profile_of_gpu, read_profile
+from vllm_gac.gpu.attention_choice import GAC, STOCK, AttentionClass, Kernels, select
+from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile
 from vllm_gac.kernels.reference import CacheGeometry
-from vllm_gac.kernels.select import GAC, STOCK, AttentionClass, Kernels, select
 from vllm_gac.serving.prefill_kernels import installed_gpu
 
 if TYPE_CHECKING:

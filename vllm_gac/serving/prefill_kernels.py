@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 from vllm.platforms import current_platform
 
-from vllm_gac.kernels.select import PREFILL_KERNELS, Gpu, Sizes, widths
+from vllm_gac.gpu.attention_choice import PREFILL_KERNELS, Gpu, Sizes, widths
 
 # FlashAttention 4 compiles another kernel for fewer queries than fill a tile; this many do.
 _FULL_TILE = 256

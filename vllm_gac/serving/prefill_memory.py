@@ -18,8 +18,8 @@ from triton import next_power_of_2
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 
+from vllm_gac.gpu.attention_choice import widths
 from vllm_gac.kernels.context import row_shape
-from vllm_gac.kernels.select import widths
 from vllm_gac.serving.prefill import PrefillLayer
 from vllm_gac.serving.prefill_kernels import kernel_bytes
 

@@ -11,8 +11,8 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVPar
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.utils import set_weight_attrs
 
+from vllm_gac.gpu.attention_choice import STOCK
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
-from vllm_gac.kernels.select import STOCK
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 from vllm_gac.layout.schema import RopeParameters

@@ -15,10 +15,10 @@ from functools import cache, lru_cache
 from typing import TypeAlias
 
 from vllm_gac.errors import ProfileError
-from vllm_gac.gemm_latency import roofline
-from vllm_gac.interpolation import between, extrapolate
+from vllm_gac.gpu.latency.gemm import roofline
+from vllm_gac.gpu.latency.interpolation import between, extrapolate
+from vllm_gac.gpu.profile import DecodeTime, GpuProfile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.profile_schema import DecodeTime, GpuProfile
 
 # Kernels are cut into powers of two from here on; a narrower rest is computed as if it were whole.
 _PIECE = 16

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_gac.gpu_profile import read_profile
-from vllm_gac.kernels.select import (
+from vllm_gac.gpu.attention_choice import (
     AttentionClass,
     Gpu,
     Kernels,
@@ -20,7 +19,8 @@ from vllm_gac.kernels.select import (
     whole,
     widths,
 )
-from vllm_gac.profile_schema import GpuProfile, PrefillTime
+from vllm_gac.gpu.profile import GpuProfile, PrefillTime
+from vllm_gac.gpu.profile_files import read_profile
 
 AMPERE = Gpu((8, 0), ("FA2", "xformers"))
 HOPPER = Gpu((9, 0), ("FA2", "FA3", "FA4", "xformers"))
@@ -226,5 +226,5 @@ def test_every_layer_that_can_be_served_is_on_every_gpu_of_vllm() -> None:
 
 
 def test_choosing_needs_no_torch() -> None:
-    code = "import sys, vllm_gac.kernels.select; sys.exit('torch' in sys.modules)"
+    code = "import sys, vllm_gac.gpu.attention_choice; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

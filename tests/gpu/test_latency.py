@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_gac.decode_latency import decode_microseconds
 from vllm_gac.errors import PlanError, ProfileError
-from vllm_gac.gemm_latency import gemm_microseconds, roofline
-from vllm_gac.gpu_profile import read_profile
-from vllm_gac.latency import (
+from vllm_gac.gpu.latency.decode import decode_microseconds
+from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
+from vllm_gac.gpu.latency.layer import (
     BatchMix,
     attention_microseconds,
     layer_microseconds,
     mlp_microseconds,
 )
+from vllm_gac.gpu.latency.prefill import prefill_microseconds
+from vllm_gac.gpu.profile import GpuProfile, PrefillTime
+from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ValueLayout, layout_of
-from vllm_gac.prefill_latency import prefill_microseconds
-from vllm_gac.profile_schema import GpuProfile, PrefillTime
 
 H200 = read_profile("h200")
 DENSE = layout_of(
@@ -334,5 +334,5 @@ def test_a_profile_that_lacks_what_it_takes_is_refused(
 
 
 def test_predicting_needs_no_torch() -> None:
-    code = "import sys, vllm_gac.latency; sys.exit('torch' in sys.modules)"
+    code = "import sys, vllm_gac.gpu.latency.layer; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,8 +7,8 @@ from pathlib import Path
 from vllm_gac.checkpoint.atomic_files import write_text
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import ProfileError
+from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.layout.schema import validate
-from vllm_gac.profile_schema import GpuProfile
 
 DEFAULT_GPU = "h200"
 _SHIPPED = Path(__file__).parent / "profiles"

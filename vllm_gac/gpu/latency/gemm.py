@@ -14,8 +14,8 @@ from functools import cache, lru_cache
 from typing import Literal, TypeAlias, get_args
 
 from vllm_gac.errors import ProfileError
-from vllm_gac.interpolation import between, interpolate
-from vllm_gac.profile_schema import GpuProfile, LinearSweep
+from vllm_gac.gpu.latency.interpolation import between, interpolate
+from vllm_gac.gpu.profile import GpuProfile, LinearSweep
 
 Axis: TypeAlias = Literal["n", "k"]
 # Log of a slowdown, by log of a dim, ascending.

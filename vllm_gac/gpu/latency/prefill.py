@@ -13,9 +13,7 @@ from functools import cache
 from statistics import mean
 
 from vllm_gac.errors import ProfileError
-from vllm_gac.gemm_latency import roofline
-from vllm_gac.interpolation import interpolate
-from vllm_gac.kernels.select import (
+from vllm_gac.gpu.attention_choice import (
     STOCK,
     Sizes,
     at_or_above,
@@ -23,8 +21,10 @@ from vllm_gac.kernels.select import (
     prefill_times,
     whole,
 )
+from vllm_gac.gpu.latency.gemm import roofline
+from vllm_gac.gpu.latency.interpolation import interpolate
+from vllm_gac.gpu.profile import AttentionSweep, GpuProfile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.profile_schema import AttentionSweep, GpuProfile
 
 
 def prefill_microseconds(

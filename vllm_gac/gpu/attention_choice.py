@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, TypeAlias
 
-from vllm_gac.profile_schema import DecodeTime, GpuProfile
+from vllm_gac.gpu.profile import DecodeTime, GpuProfile
 
 Sizes: TypeAlias = tuple[int, int]  # r_k, r_v
 Backend: TypeAlias = Literal["stock", "gac"]

@@ -8,12 +8,12 @@ kernel) and its MLP (norm, gate and up, SiLU, down); the parts add up.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vllm_gac.decode_latency import decode_microseconds
 from vllm_gac.errors import PlanError
-from vllm_gac.gemm_latency import gemm_microseconds, roofline
+from vllm_gac.gpu.latency.decode import decode_microseconds
+from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
+from vllm_gac.gpu.latency.prefill import prefill_microseconds
+from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.prefill_latency import prefill_microseconds
-from vllm_gac.profile_schema import GpuProfile
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
