@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.dense_models import config
+from vllm_gac.alignment.rules import align
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.contract import align
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import HfConfig, LayerSection, Plan, validate

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 
-from vllm_gac import contract
-from vllm_gac.contract import NOT_QUANTIZED, Quantized
+from vllm_gac.alignment import rules
+from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
 from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.schema import Role, Strategy
 
@@ -49,7 +49,7 @@ def _allowed_dims(
     full: int, strategy: Strategy, role: Role, gpu: str | None, parallel: int, multiple: int
 ) -> tuple[int, ...]:
     more = {"tensor_parallel_size": parallel, "multiple": multiple}
-    dims = {full, *contract.candidates(1, full, strategy, role, gpu, **more)}
+    dims = {full, *rules.candidates(1, full, strategy, role, gpu, **more)}
     if strategy == "minimal":
         steps, fewest = _STEPS[role]
         step = next((s for s in steps if s * fewest <= full), steps[-1])

@@ -5,8 +5,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from vllm_gac.alignment.rules import align
 from vllm_gac.checkpoint.open import faults
-from vllm_gac.contract import align
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.model_format import Format, open_any_format

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 
 from vllm_gac import __version__
+from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.choices import MERGEABLE, Dims, Rung, attentions, layer_at, rungs
-from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layer_of
 from vllm_gac.layout.schema import METHODS, LayerSection, Plan, PlanBudget, Strategy, validate

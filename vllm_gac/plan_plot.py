@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from vllm_gac.contract import align
+from vllm_gac.alignment.rules import align
 from vllm_gac.items import part_parameters
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import LayerSection, Plan, PlanBudget

@@ -35,7 +35,7 @@ def measure(tiny: bool) -> Result:
 def repaired(dim: int, strategy: "Strategy") -> int:
     """The head size that `dim` is padded to."""
     # Here, so that a machine that only measures needs nothing but torch.
-    from vllm_gac.contract import align
+    from vllm_gac.alignment.rules import align
 
     return align(dim, strategy, "head")
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from vllm_gac.alignment.rules import Quantized
 from vllm_gac.checkpoint.run_difference import difference
 from vllm_gac.choices import Dims
-from vllm_gac.contract import Quantized
 from vllm_gac.planner import Asked
 
 ASKED = Asked(param_ratio=0.8, kv_ratio=0.75)

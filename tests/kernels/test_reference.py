@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vllm_gac.contract import STRATEGIES, align
+from vllm_gac.alignment.rules import STRATEGIES, align
 from vllm_gac.kernels import reference
 from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention, write_cache
 from vllm_gac.layout.rope import inverse_frequencies

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from vllm_gac import demo
+from vllm_gac.alignment.rules import align, candidates
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.choices import Dims
 from vllm_gac.cli import main
-from vllm_gac.contract import align, candidates
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.forward import logits, reference
 from vllm_gac.layout.tensor_parallel import (

@@ -9,17 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.alignment.random_models import DEFAULT_ROPE, TOKENS, gac_config, random_weights
 from tests.importers import low_rank_models, palu_models, tools
-from tests.repair.random_models import DEFAULT_ROPE, TOKENS, gac_config, random_weights
 from tests.support import dense_models
 from tests.support.command import error, result
+from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.checkpoint import atomic_files
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
 from vllm_gac.forward import logits, reference
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.repair.dims import padded_layout
 from vllm_gac.repair.directory import repair
 
 # Keys of the model's own size and a pruned head; latent keys; linears of low rank.

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.serving.agreement import CHUNKED, assert_agrees_with_reference
 from tests.serving.models import HETEROGENEOUS, layer, write_model
 from tests.serving.server import serve
-from vllm_gac.repair.dims import padded_layout
+from vllm_gac.alignment.padded_layout import padded_layout
 
 
 def test_every_layer_shape_agrees_with_the_reference_and_pads_dims_only(tmp_path: Path) -> None:

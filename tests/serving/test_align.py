@@ -13,11 +13,11 @@ from vllm.config.load import LoadConfig
 
 from tests.serving import aligned_engines
 from tests.serving.models import layer, write_model
+from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import Quantized
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.contract import Quantized
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.repair.dims import padded_layout
 from vllm_gac.serving.align import align_config
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.loader import GacModelLoader

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.lora.lora_weights import LoRALayerWeights
 
-from tests.repair.random_models import RandomModel, models
+from tests.alignment.random_models import RandomModel, models
 from tests.serving.adapters import RANK, is_linear, write_adapter, write_factors
 from tests.serving.agreement import PROMPTS
 from tests.serving.engines import OPTIONS, Answers, answers, assert_same, in_engine_process
 from tests.serving.models import HETEROGENEOUS, layout_with, write_model
 from tests.serving.server import Server, serve
+from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.zero_padding import padded_tensor
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.repair.dims import padded_layout
-from vllm_gac.repair.padding import padded_tensor
 from vllm_gac.serving.lora import fit_adapter
 
 Shapes = dict[str, tuple[int, int]]

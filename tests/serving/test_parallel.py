@@ -10,10 +10,10 @@ import pytest
 from tests.serving.models import layer, write_model
 from tests.serving.parallel_engines import CPU_RANKS, MAX_TOKENS, PROMPTS, Answer, answer
 from tests.serving.server import serve
+from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.tensor_parallel import repeated_heads
-from vllm_gac.repair.dims import padded_layout
 
 # With two ranks, the first four split all their heads, the others repeat some. Misaligned dims are
 # padded, widths for each rank by itself.

@@ -15,10 +15,10 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from tests.serving.models import layer, write_model
 from tests.serving.server import ServerDiedError, serve
+from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.tensor_parallel import repeated_heads
-from vllm_gac.repair.dims import padded_layout
 from vllm_gac.serving.align import align_config
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.loader import GacModelLoader

@@ -19,10 +19,10 @@ from tests.serving.engines import GPU_OPTIONS, OPTIONS, in_engine_process
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from tests.serving.quantized import write_int8
 from tests.serving.stubs import ModelConfigStub
-from vllm_gac.contract import NOT_QUANTIZED, Quantized
+from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.repair.dims import padded_layout
 from vllm_gac.repair.directory import repair
 from vllm_gac.serving.config_hook import GacConfigHook
 from vllm_gac.serving.loader import GacModelLoader

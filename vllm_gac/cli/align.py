@@ -2,9 +2,9 @@
 
 import argparse
 
+from vllm_gac.alignment.rules import ROLES, STRATEGIES, quantized_as
 from vllm_gac.cli.options import Verbs, add_json, add_quantization, positive
 from vllm_gac.cli.output import print_json
-from vllm_gac.contract import ROLES, STRATEGIES, quantized_as
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -43,7 +43,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print dims and what they are rounded to."""
-    from vllm_gac.contract import align
+    from vllm_gac.alignment.rules import align
 
     more = {
         "tensor_parallel_size": args.tensor_parallel_size,

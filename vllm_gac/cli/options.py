@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from vllm_gac.contract import LINEAR_MULTIPLES, STRATEGIES, quantized_as
+from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.errors import GacError
 from vllm_gac.layout.schema import Method
 

@@ -3,12 +3,12 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from vllm_gac.alignment.rules import STRATEGIES, quantized_as
 from vllm_gac.cli.options import Verbs, add_json, add_quantization, add_restart, path, positive
 from vllm_gac.cli.output import print_json, print_table, serve_hint
-from vllm_gac.contract import STRATEGIES, quantized_as
 
 if TYPE_CHECKING:
-    from vllm_gac.repair.ranks import Lowered
+    from vllm_gac.alignment.lowered_ranks import Lowered
     from vllm_gac.repair.report import RepairReport, Size
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vllm_gac.contract import align
+from vllm_gac.alignment.rules import align
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 

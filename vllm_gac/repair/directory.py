@@ -12,6 +12,10 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac import __version__
+from vllm_gac.alignment.lowered_ranks import Lowered, lower_ranks, lowered_layout
+from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
+from vllm_gac.alignment.zero_padding import new_table, padded_tensor
 from vllm_gac.checkpoint.atomic_files import write_json, write_tensors, write_text
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader, faults, open_checkpoint
@@ -23,16 +27,12 @@ from vllm_gac.checkpoint.writer import (
     shard_path,
     write_index,
 )
-from vllm_gac.contract import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.schema import Strategy
 from vllm_gac.model_card import layer_table
 from vllm_gac.model_format import open_any_format
 from vllm_gac.registration import ARCHITECTURE
-from vllm_gac.repair.dims import padded_layout
-from vllm_gac.repair.padding import new_table, padded_tensor
-from vllm_gac.repair.ranks import Lowered, lower_ranks, lowered_layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
+from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.errors import CheckpointError
-from vllm_gac.repair.dims import padded_layout
 from vllm_gac.serving.hf_layout import serve_as, stored_layout
 from vllm_gac.serving.loader_options import loader_options
 from vllm_gac.serving.quantization import asked_quantization

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm.platforms import current_platform
 
-from vllm_gac.contract import align
+from vllm_gac.alignment.rules import align
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.kernels.gpu_limits import HOPPER
 from vllm_gac.layout.dims import LayerLayout, ModelLayout

@@ -24,13 +24,13 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.model_executor.models.utils import PPMissingLayer
 
+from vllm_gac.alignment.zero_padding import padded_tensors
 from vllm_gac.checkpoint.finite import all_finite
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.layout.tensor_parallel import repeated_tensor, with_heads_of
 from vllm_gac.registration import LOAD_FORMAT, refuse_if_unregistered
-from vllm_gac.repair.padding import padded_tensors
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 from vllm_gac.serving.loader_options import loader_options
 from vllm_gac.serving.packed import check_packed

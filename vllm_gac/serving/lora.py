@@ -7,9 +7,9 @@ linears that it does not find. An adapter made for other dims would be wrong wit
 import re
 from typing import TYPE_CHECKING
 
+from vllm_gac.alignment.zero_padding import Blocks, axes, grown
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS, ModelLayout
-from vllm_gac.repair.padding import Blocks, axes, grown
 from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ Padding comes first: vLLM quantizes a linear when all of it has been loaded.
 import math
 from typing import TYPE_CHECKING
 
-from vllm_gac.contract import FP8_CACHE_MULTIPLE, LINEAR_MULTIPLES, Quantized
+from vllm_gac.alignment.rules import FP8_CACHE_MULTIPLE, LINEAR_MULTIPLES, Quantized
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
+from vllm_gac.alignment.fastest_dim import fastest_dim
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.schema import Role, Strategy
-from vllm_gac.measured_dims import fastest_dim
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -7,9 +7,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.repair.random_models import RandomModel, models
-from vllm_gac.repair.dims import padded_layout
-from vllm_gac.repair.padding import padded_tensors
+from tests.alignment.random_models import RandomModel, models
+from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.zero_padding import padded_tensors
 
 RULES = ["minimal", "optimal", "predefined"]
 rules = st.sampled_from([*RULES, "measured"])

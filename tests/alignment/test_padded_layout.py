@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.repair.random_models import RandomModel, models
-from vllm_gac.contract import STRATEGIES, align
+from tests.alignment.random_models import RandomModel, models
+from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.rules import STRATEGIES, align
 from vllm_gac.layout.dims import (
     LINEARS,
     KeyLayout,
@@ -17,7 +18,6 @@ from vllm_gac.layout.dims import (
     ValueLayout,
     layout_of,
 )
-from vllm_gac.repair.dims import padded_layout
 
 strategies = st.sampled_from(STRATEGIES)
 RULES = ["minimal", "optimal", "predefined"]

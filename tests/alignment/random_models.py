@@ -9,11 +9,11 @@ import torch
 from hypothesis import strategies as st
 
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
+from vllm_gac.alignment.zero_padding import padded_tensors
 from vllm_gac.forward import Reference, logits
 from vllm_gac.layout.dims import LINEARS, ModelLayout, layout_of
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
-from vllm_gac.repair.padding import padded_tensors
 
 HIDDEN, HEADS, KV_HEADS, LAYERS = 28, 4, 2, 2
 TOKENS = (torch.arange(2 * 11).view(2, 11) * 37) % 32

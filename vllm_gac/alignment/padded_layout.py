@@ -5,8 +5,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
-from vllm_gac import contract
-from vllm_gac.contract import NOT_QUANTIZED, Quantized
+from vllm_gac.alignment import rules
+from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.growth import growth_fault
@@ -38,7 +38,7 @@ def padded_layout(
     """
     if strategy == "none":
         return layout
-    align = partial(contract.align, strategy=strategy, gpu=gpu, tensor_parallel_size=tp)
+    align = partial(rules.align, strategy=strategy, gpu=gpu, tensor_parallel_size=tp)
     layers = tuple(_padded(layout, layer, align, tp, quantized) for layer in layout.layers)
     padded = replace(layout, layers=layers)
     if grown := growth_fault(padded, layout.parameters):

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import pad, silu
 
-from tests.repair.random_models import RandomModel, models
+from tests.alignment.random_models import RandomModel, models
 from vllm_gac import forward
-from vllm_gac.repair.dims import padded_layout
+from vllm_gac.alignment.padded_layout import padded_layout
 
 
 @settings(

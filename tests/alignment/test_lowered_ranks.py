@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.repair.test_dims import dense
-from vllm_gac.contract import align
-from vllm_gac.repair.ranks import lower_ranks, lowered_layout, truncated
+from tests.alignment.test_padded_layout import dense
+from vllm_gac.alignment.lowered_ranks import lower_ranks, lowered_layout, truncated
+from vllm_gac.alignment.rules import align
 
 
 def lowered_rank(rank: int, strategy: Any) -> int:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from vllm_gac import contract
+from vllm_gac.alignment import rules
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import Strategy
 
@@ -42,8 +42,8 @@ def lowered_layout(layout: ModelLayout, strategy: Strategy, gpu: str | None = No
 
 
 def _nearest(rank: int, strategy: Strategy, gpu: str | None) -> int:
-    above = contract.align(rank, strategy, "rank", gpu)
-    nearer = contract.candidates(max(1, 2 * rank - above + 1), rank, strategy, "rank", gpu)
+    above = rules.align(rank, strategy, "rank", gpu)
+    nearer = rules.candidates(max(1, 2 * rank - above + 1), rank, strategy, "rank", gpu)
     return max(nearer, default=rank)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_gac.contract import PREDEFINED_HEADS, ROLES, STRATEGIES, align, candidates
+from vllm_gac.alignment.rules import PREDEFINED_HEADS, ROLES, STRATEGIES, align, candidates
 from vllm_gac.errors import PlanError, ProfileError
 from vllm_gac.gpu.profile_files import read_profile, shipped_profiles
 from vllm_gac.layout.schema import Plan
