@@ -14,6 +14,7 @@ from tests.checkpoint.pickles.archives import zip_file
 from tests.support.model_files import config, write_model
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.compression.statistics_file import check_stats, read_layer_stats
 from vllm_gac.errors import GacError, PlanError
 from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
 from vllm_gac.gpu.profile_files import read_profile
@@ -22,7 +23,6 @@ from vllm_gac.knapsack import solve
 from vllm_gac.layout.schema import KnapsackProblem, validate
 from vllm_gac.losses import read_losses
 from vllm_gac.plan import planned_layout, read_plan
-from vllm_gac.stats import check_stats, read_layer_stats
 
 
 def check(data: bytes, directory: Path) -> bool:

@@ -105,8 +105,8 @@ def _statistics() -> bytes:
     """A header as calibrate.py writes it; every number is 1.0."""
     import hashlib
 
+    from vllm_gac.compression.statistics_file import STATISTICS, stats_file
     from vllm_gac.layout.dims import layout_of
-    from vllm_gac.stats import STATISTICS, stats_file
 
     metadata = {
         "model_config_sha256": hashlib.sha256(json.dumps(config()).encode()).hexdigest(),

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
-from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint import atomic_files
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.compress import compress
+from vllm_gac.compression.calibrate import calibrate
+from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, GacError, PlanError
 from vllm_gac.evaluate import perplexity
-from vllm_gac.forward import logits, reference
 from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.schema import PlanBudget
 from vllm_gac.plan import uniform_plan

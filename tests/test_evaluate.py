@@ -9,13 +9,13 @@ import torch
 
 from tests.support.dense_models import config, write, write_text
 from vllm_gac import demo
-from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.token_text import windows
 from vllm_gac.compress import compress
+from vllm_gac.compression.calibrate import calibrate
+from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.evaluate import perplexity
-from vllm_gac.forward import logits, reference
 from vllm_gac.planner import Asked
 
 

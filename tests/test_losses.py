@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from tests.support.dense_models import config, write, write_text
-from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences
+from vllm_gac.compression.calibrate import calibrate
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.compress_layer import choices, compress_layer
+from vllm_gac.compression.probes import probes
+from vllm_gac.compression.reference_model import logits, reference
+from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_probes
 from vllm_gac.errors import PlanError
-from vllm_gac.forward import logits, reference
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.losses import MeasuredLosses, measured_losses, read_losses
-from vllm_gac.methods.compressor import MeasuredLayer
-from vllm_gac.methods.layer import choices, compress_layer
 from vllm_gac.planner import Asked, measured_plan
-from vllm_gac.sensitivity import probes
-from vllm_gac.stats import check_stats, read_layer_stats, read_probes
 
 METHODS = ("heads", "prune", "lowrank")
 RUN: dict[str, Any] = {

@@ -12,18 +12,18 @@ from vllm_gac import __version__
 from vllm_gac.checkpoint.atomic_files import write_json, write_tensors, write_text
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader
 from vllm_gac.checkpoint.writer import copy_companions, shard_path, write_index
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.methods.lowrank import Whitening
+from vllm_gac.compression.methods.prune import Criterion
+from vllm_gac.compression.statistics_file import check_stats, read_gradients, read_layer_stats
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import Plan
-from vllm_gac.methods.compressor import MeasuredLayer
-from vllm_gac.methods.layer import compress_layer
-from vllm_gac.methods.lowrank import Whitening
-from vllm_gac.methods.prune import Criterion
 from vllm_gac.model_card import model_card
 from vllm_gac.plan import planned_layout
 from vllm_gac.registration import ARCHITECTURE
-from vllm_gac.stats import check_stats, read_gradients, read_layer_stats
 
 
 def write_compressed(

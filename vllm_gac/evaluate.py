@@ -14,8 +14,7 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader, faults
 from vllm_gac.checkpoint.token_text import windows
-from vllm_gac.errors import CheckpointError
-from vllm_gac.forward import (
+from vllm_gac.compression.reference_model import (
     Reference,
     batches,
     embed,
@@ -24,6 +23,7 @@ from vllm_gac.forward import (
     layer_weights,
     reference,
 )
+from vllm_gac.errors import CheckpointError
 from vllm_gac.model_format import open_any_format
 
 DEFAULT_SEQUENCE_LENGTH = 512

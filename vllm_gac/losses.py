@@ -14,9 +14,8 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
-from vllm_gac.sensitivity import Part, Probe, probes
-from vllm_gac.stats import (
+from vllm_gac.compression.probes import Part, Probe, probes
+from vllm_gac.compression.statistics_file import (
     check_gradients,
     linears_with_curves,
     methods_of,
@@ -24,6 +23,7 @@ from vllm_gac.stats import (
     read_gradients,
     read_probes,
 )
+from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 
 Curve: TypeAlias = NDArray[np.float64]
 # What the ranks of linears are judged by: probes of whole layers, or one backward pass.

@@ -14,6 +14,7 @@ from vllm_gac import __version__
 from vllm_gac.binding import limited_by
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.choices import Dims
+from vllm_gac.compression.statistics_file import check_gradients, check_stats, methods_of
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import layer_microseconds
 from vllm_gac.items import Item, Latency, items, part_parameters
@@ -32,7 +33,6 @@ from vllm_gac.proportional import (
     read_fisher_scores,
     within_window,
 )
-from vllm_gac.stats import check_gradients, check_stats, methods_of
 
 # Fused GEMMs make the time of a layer a little more or less than that of its parts. A plan that
 # comes out too slow is made again under a tighter budget, at most so often.

@@ -27,9 +27,9 @@ def page(result: dict[str, Any]) -> str:
         f"{len(cells)} engines, one a row: "
         + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
         + ". Each serves a random model of the named kind and is compared with the fp32 reference",
-        "on the same weights (`vllm_gac/forward.py`): five prompts, twice (the second time from",
-        "the prefix cache), every greedy token and the top five logprobs of each step, and the",
-        "logprobs of prompts. The numbers are the largest error of a logprob; allowed are",
+        "on the same weights (`vllm_gac/compression/reference_model.py`): five prompts, twice",
+        "(the second time from the prefix cache), every greedy token and the top five logprobs of",
+        "each step, and the logprobs of prompts. The numbers are the largest error of a logprob; allowed are",
         "0.002 in fp32, 0.05 in fp16 and 0.25 in bf16, and where something is rounded to eight",
         "bits, a mean error of a fifth of the spread; with an adapter in fp16 or bf16, of 0.05 or",
         "0.3 of it (`cells.py` says why). What is refused is refused at the start, in the sentence",

@@ -260,7 +260,7 @@ def reference_logprobs(cell: Cell, work: Path, tokens: list[int]) -> Any:
     """The reference's logprobs [tokens, vocab], in fp32."""
     import torch
 
-    from vllm_gac.forward import logits, reference
+    from vllm_gac.compression.reference_model import logits, reference
 
     checkpoint = opened(cell, work)
     with torch.inference_mode(), checkpoint.reader() as read:
@@ -271,8 +271,14 @@ def last_hidden(cell: Cell, work: Path, tokens: list[int]) -> Any:
     """What enters the unembedding at the last token."""
     import torch
 
-    from vllm_gac.forward import embed as embedded
-    from vllm_gac.forward import head_weights, layer_forward, layer_weights, reference, unembed
+    from vllm_gac.compression.reference_model import embed as embedded
+    from vllm_gac.compression.reference_model import (
+        head_weights,
+        layer_forward,
+        layer_weights,
+        reference,
+        unembed,
+    )
 
     checkpoint = opened(cell, work)
     model = reference(checkpoint)

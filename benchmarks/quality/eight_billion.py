@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 from benchmarks.llama3_8b import DENSE
 from benchmarks.quality.provenance import arguments, compiler, provenance, save
 from vllm_gac import demo
-from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compress import compress
+from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.planner import Asked, measured_plan
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
 from vllm_gac.alignment.zero_padding import padded_tensors
-from vllm_gac.forward import Reference, logits
+from vllm_gac.compression.reference_model import Reference, logits
 from vllm_gac.layout.dims import LINEARS, ModelLayout, layout_of
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad, silu
 
 from tests.alignment.random_models import RandomModel, models
-from vllm_gac import forward
 from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.compression import reference_model
 
 
 @settings(
@@ -26,9 +26,9 @@ def test_logits_are_bit_for_bit_the_same(
     monkeypatch: pytest.MonkeyPatch, model: RandomModel, strategy: Any
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(forward, "linear", linear_in_order)
-        patch.setattr(forward, "scaled_dot_product_attention", attention_in_order)
-        patch.setattr(forward, "silu", silu_of_whole_vectors)
+        patch.setattr(reference_model, "linear", linear_in_order)
+        patch.setattr(reference_model, "scaled_dot_product_attention", attention_in_order)
+        patch.setattr(reference_model, "silu", silu_of_whole_vectors)
         patch.setattr(torch, "einsum", up_projection_in_order)
         expected = model.logits(dtype=torch.float32)
         padded = model.logits(padded_layout(model.layout, strategy), torch.float32)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.support.dense_models import config, write, write_text
-from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint.atomic_files import write_json, write_tensors
 from vllm_gac.checkpoint.workspace import finished_before, workspace
 from vllm_gac.compress import compress
+from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.errors import CheckpointError, DiskError, PlanError
 from vllm_gac.importing import import_model
 from vllm_gac.planner import Asked

@@ -19,7 +19,7 @@ from tests.support.dense_models import config as dense_config
 from tests.support.dense_models import write as write_dense
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.pickles.torch_file import open_torch_file
-from vllm_gac.forward import logits, reference
+from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.importers.pickled_companions import pickled_companions
 from vllm_gac.importers.pickled_model import open_pickled_model
 

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from vllm_gac.checkpoint.open import faults
-from vllm_gac.forward import logits, reference
+from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.model_format import open_any_format
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 5, 120, 7, 41, 88, 2, 19, 77, 30, 31, 32]])

@@ -17,8 +17,8 @@ from vllm_gac.alignment.rules import align, candidates
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.choices import Dims
 from vllm_gac.cli import main
+from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, PlanError
-from vllm_gac.forward import logits, reference
 from vllm_gac.layout.tensor_parallel import (
     check_split,
     repeated_heads,

@@ -17,8 +17,8 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.checkpoint import atomic_files
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.cli import main
+from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
-from vllm_gac.forward import logits, reference
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.repair.directory import repair
 

@@ -6,7 +6,7 @@ import torch
 
 from tests.serving.server import Server
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.forward import logits, reference
+from vllm_gac.compression.reference_model import logits, reference
 
 TIE = 0.1  # logprobs this close may swap places under bf16
 TOP_ERROR = 0.25  # largest error allowed of a bf16 top-5 logprob

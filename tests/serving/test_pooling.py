@@ -10,7 +10,7 @@ from tests.serving.agreement import PROMPTS
 from tests.serving.engines import OPTIONS, in_engine_process
 from tests.serving.models import HETEROGENEOUS, write_model
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.forward import logits, reference
+from vllm_gac.compression.reference_model import logits, reference
 
 pytestmark = pytest.mark.slow
 

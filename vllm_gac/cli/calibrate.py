@@ -59,7 +59,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the statistics and print where they are."""
-    from vllm_gac.calibrate import calibrate
+    from vllm_gac.compression.calibrate import calibrate
 
     options = given(args, "probe_tokens") | on_a_device(args)
     if args.gradients is not None:

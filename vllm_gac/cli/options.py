@@ -209,7 +209,7 @@ def add_run(parser: argparse.ArgumentParser, tokens: str) -> None:
 
 def on_a_device(args: argparse.Namespace) -> dict[str, Any]:
     """`run_arguments`, with the device that is chosen where none is given."""
-    from vllm_gac.devices import default_device
+    from vllm_gac.compression.devices import default_device
 
     return {"device": default_device()} | run_arguments(args)
 

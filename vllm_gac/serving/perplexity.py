@@ -13,9 +13,9 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.compression.reference_model import refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.evaluate import DEFAULT_SEQUENCE_LENGTH, checked, exp_of_mean, window_batches
-from vllm_gac.forward import refuse_unknown_tokens
 from vllm_gac.registration import LOAD_FORMAT
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from typing import Literal
 
 import torch
 
+from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
+from vllm_gac.compression.methods.latent_keys import latent_factors, latent_keys
+from vllm_gac.compression.methods.mixed_keys import mix_pairs, principal_axes
+from vllm_gac.compression.methods.rotary_keys import pair_scores, select_pairs
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.methods.compressor import MeasuredLayer, tail_sums
-from vllm_gac.methods.latent_keys import latent_factors, latent_keys
-from vllm_gac.methods.mixed_keys import mix_pairs, principal_axes
-from vllm_gac.methods.rotary_keys import pair_scores, select_pairs
 
 
 class Keys:

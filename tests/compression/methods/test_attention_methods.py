@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from tests.methods.one_layer import HEAD_DIM, KV_HEADS, OneLayer, one_layer
-from vllm_gac.calibrate import observe_layer
-from vllm_gac.methods.latent_keys import latent_keys
-from vllm_gac.methods.pairs import from_pairs, to_pairs
+from tests.compression.methods.one_layer import HEAD_DIM, KV_HEADS, OneLayer, one_layer
+from vllm_gac.compression.calibrate import observe_layer
+from vllm_gac.compression.methods.latent_keys import latent_keys
+from vllm_gac.compression.methods.pairs import from_pairs, to_pairs
 
 PAIRS = HEAD_DIM // 2
 

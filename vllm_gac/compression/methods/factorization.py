@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.methods.whitening import roots
+from vllm_gac.compression.methods.whitening import roots
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.methods.one_layer import HEAD_DIM, OneLayer, one_layer
+from tests.compression.methods.one_layer import HEAD_DIM, OneLayer, one_layer
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LINEARS, LayerLayout
 

@@ -7,8 +7,8 @@ import torch
 
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, weights, write
 from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
-from vllm_gac.forward import logits, reference
 
 TOKENS = torch.arange(2 * 90).view(2, 90) * 37 % 128
 

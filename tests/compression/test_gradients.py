@@ -14,11 +14,15 @@ import torch
 from tests.support import dense_models
 from tests.support.command import error, result, usage
 from tests.support.dense_models import LLAMA3_ROPE, config, weights
-from vllm_gac import calibrate as calibration
-from vllm_gac.calibrate import calibrate, observe_layer
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences
-from vllm_gac.forward import (
+from vllm_gac.compression import calibrate as calibration
+from vllm_gac.compression.calibrate import calibrate, observe_layer
+from vllm_gac.compression.gradients import measure_gradients
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.methods.whitening import roots
+from vllm_gac.compression.reference_model import (
     Reference,
     embed,
     head,
@@ -27,16 +31,12 @@ from vllm_gac.forward import (
     logits,
     reference,
 )
-from vllm_gac.gradients import measure_gradients
+from vllm_gac.compression.statistics_file import check_stats, read_gradients
 from vllm_gac.layout.dims import LINEARS, layout_of
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.losses import read_losses
-from vllm_gac.methods.compressor import MeasuredLayer
-from vllm_gac.methods.layer import compress_layer
-from vllm_gac.methods.whitening import roots
 from vllm_gac.proportional import FisherScores, proportional_layers
-from vllm_gac.stats import check_stats, read_gradients
 
 INPUT_OF = {
     "self_attn.k_proj": "self_attn.q_proj",

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
+from vllm_gac.compression.methods.attended import own_columns, spread_output
+from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
+from vllm_gac.compression.methods.factorization import Factorization, factorize
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.methods.attended import own_columns, spread_output
-from vllm_gac.methods.compressor import MeasuredLayer, tail_sums
-from vllm_gac.methods.factorization import Factorization, factorize
 
 # Ridge of the o_proj refit, in units of the mean variance of its inputs.
 _RIDGE = 1e-5

@@ -11,10 +11,15 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from tests.support.dense_models import config, write, write_text
-from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.compression.calibrate import calibrate
+from vllm_gac.compression.statistics_file import (
+    check_stats,
+    read_errors,
+    read_layer_stats,
+    read_probes,
+)
 from vllm_gac.errors import CheckpointError
-from vllm_gac.stats import check_stats, read_errors, read_layer_stats, read_probes
 
 Arrays = dict[str, Any]
 COVARIANCE = "layers.1.mlp.down_proj"

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_gac.methods.factorization import factorize
-from vllm_gac.methods.lowrank import low_rank
+from vllm_gac.compression.methods.factorization import factorize
+from vllm_gac.compression.methods.lowrank import low_rank
 
 
 def problem(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

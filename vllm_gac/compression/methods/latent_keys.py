@@ -2,8 +2,8 @@
 
 import torch
 
-from vllm_gac.methods.factorization import Factorization, factorize
-from vllm_gac.methods.pairs import query_demand
+from vllm_gac.compression.methods.factorization import Factorization, factorize
+from vllm_gac.compression.methods.pairs import query_demand
 
 
 def latent_keys(

@@ -28,16 +28,20 @@ from vllm_gac.checkpoint.workspace import (
     publish,
     refuse_existing,
 )
-from vllm_gac.effort import Work, announcement
-from vllm_gac.errors import CheckpointError
-from vllm_gac.forward import Reference, batches, embed, layer_forward, layer_weights, reference
-from vllm_gac.gradients import measure_gradients
-from vllm_gac.layout.dims import LayerLayout, ModelLayout, ValueLayout
-from vllm_gac.layout.schema import METHODS
-from vllm_gac.methods.attended import spread_output
-from vllm_gac.methods.compressor import MeasuredLayer
-from vllm_gac.sensitivity import measure, probes
-from vllm_gac.stats import (
+from vllm_gac.compression.effort import Work, announcement
+from vllm_gac.compression.gradients import measure_gradients
+from vllm_gac.compression.methods.attended import spread_output
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.probes import measure, probes
+from vllm_gac.compression.reference_model import (
+    Reference,
+    batches,
+    embed,
+    layer_forward,
+    layer_weights,
+    reference,
+)
+from vllm_gac.compression.statistics_file import (
     FORMAT,
     STATISTICS,
     LayerStats,
@@ -53,6 +57,9 @@ from vllm_gac.stats import (
     stats_file,
     whole_model_shapes,
 )
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.schema import METHODS
 
 logger = logging.getLogger(__name__)
 

@@ -31,13 +31,13 @@ from safetensors import safe_open
 
 from vllm_gac.checkpoint.headers import open_safetensors
 from vllm_gac.choices import MERGEABLE
+from vllm_gac.compression.methods.base import Compressor
+from vllm_gac.compression.methods.compress_layer import choices
+from vllm_gac.compression.methods.lowrank import LowRank, input_of
+from vllm_gac.compression.probes import probes
 from vllm_gac.errors import CheckpointError, DiskError, VersionError
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 from vllm_gac.layout.schema import METHODS
-from vllm_gac.methods.compressor import Compressor
-from vllm_gac.methods.layer import choices
-from vllm_gac.methods.lowrank import LowRank, input_of
-from vllm_gac.sensitivity import probes
 
 # fp64 covariance [n, n] by the name of the linear whose input it is of.
 LayerStats: TypeAlias = Mapping[str, torch.Tensor]

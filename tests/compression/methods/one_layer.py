@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from tests.support.dense_models import LLAMA3_ROPE, config, weights
-from vllm_gac.calibrate import observe_layer
-from vllm_gac.forward import Reference, layer_forward
+from vllm_gac.compression.calibrate import observe_layer
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.reference_model import Reference, layer_forward
+from vllm_gac.compression.statistics_file import LayerStats
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
-from vllm_gac.methods.compressor import MeasuredLayer
-from vllm_gac.methods.layer import compress_layer
-from vllm_gac.stats import LayerStats
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH = 8, 4, 16, 96
 

@@ -17,7 +17,9 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.open import TensorReader
 from vllm_gac.choices import breakeven_rank
-from vllm_gac.forward import (
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.reference_model import (
     Reference,
     batches,
     embed,
@@ -27,8 +29,6 @@ from vllm_gac.forward import (
     unembed,
 )
 from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
-from vllm_gac.methods.compressor import MeasuredLayer
-from vllm_gac.methods.layer import compress_layer
 
 Part: TypeAlias = Literal["rotary", "latent", "value", "width", "rank.self_attn", "rank.mlp"]
 METHOD_PARTS: Mapping[str, tuple[Part, ...]] = {

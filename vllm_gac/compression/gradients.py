@@ -16,7 +16,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from vllm_gac.forward import (
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.lowrank import LowRank
+from vllm_gac.compression.reference_model import (
     Reference,
     batches,
     embed,
@@ -26,8 +28,6 @@ from vllm_gac.forward import (
     unembed,
 )
 from vllm_gac.layout.dims import LINEARS
-from vllm_gac.methods.compressor import MeasuredLayer
-from vllm_gac.methods.lowrank import LowRank
 
 
 def measure_gradients(

@@ -5,9 +5,9 @@ from typing import Literal
 
 import torch
 
+from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.methods.compressor import MeasuredLayer, tail_sums
 
 # Ridge of inverses and refits, in units of the mean variance of the channels.
 _RIDGE = 1e-4

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.methods.pairs import from_pairs, query_demand, to_pairs
-from vllm_gac.methods.rotary_keys import RotaryKeys
+from vllm_gac.compression.methods.pairs import from_pairs, query_demand, to_pairs
+from vllm_gac.compression.methods.rotary_keys import RotaryKeys
 
 
 def mix_pairs(

@@ -12,13 +12,13 @@ from benchmarks.llama3_8b import DENSE
 from tests.support import dense_models
 from tests.support.command import error
 from vllm_gac import demo
-from vllm_gac.calibrate import calibrate
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.cli.options import on_a_device
-from vllm_gac.effort import Work, announcement, seconds
+from vllm_gac.compression.calibrate import calibrate
+from vllm_gac.compression.effort import Work, announcement, seconds
+from vllm_gac.compression.statistics_file import read_layer_stats, stats_file
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.stats import read_layer_stats, stats_file
 
 METADATA = {"value_group": "2", "methods": "heads,prune", "gradient_tokens": "0"}
 NEW = METADATA | {"format": "2", "covariances": "self_attn.q_proj,self_attn.o_proj,mlp.down_proj"}
@@ -45,7 +45,7 @@ def test_what_it_takes_is_said_first(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("vllm_gac.effort._speed", lambda device, dtype: 1e12)
+    monkeypatch.setattr("vllm_gac.compression.effort._speed", lambda device, dtype: 1e12)
     text = dense_models.write_text(tmp_path / "text.txt")
     args = ["calibrate", str(dense), "--text", str(text), "--device", "cpu", "--max-tokens", "1024"]
     assert main([*args, "--out", str(tmp_path / "stats")]) == 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.methods.pairs import from_pairs, pair_energy, query_demand, to_pairs
+from vllm_gac.compression.methods.pairs import from_pairs, pair_energy, query_demand, to_pairs
 
 
 @dataclass(frozen=True, slots=True)

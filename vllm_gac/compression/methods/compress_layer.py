@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from vllm_gac.compression.methods.base import Compressor, MeasuredLayer
+from vllm_gac.compression.methods.keys import Keys
+from vllm_gac.compression.methods.lowrank import LowRank, Whitening
+from vllm_gac.compression.methods.prune import Channels, Criterion
+from vllm_gac.compression.methods.values import Values
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
-from vllm_gac.methods.compressor import Compressor, MeasuredLayer
-from vllm_gac.methods.keys import Keys
-from vllm_gac.methods.lowrank import LowRank, Whitening
-from vllm_gac.methods.prune import Channels, Criterion
-from vllm_gac.methods.values import Values
 
 
 def compress_layer(

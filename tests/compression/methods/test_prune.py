@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tests.methods.one_layer import one_layer
+from tests.compression.methods.one_layer import one_layer
+from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.methods.prune import prune_channels, prune_order
 from vllm_gac.errors import PlanError
-from vllm_gac.methods.layer import compress_layer
-from vllm_gac.methods.prune import prune_channels, prune_order
 
 GENERATOR = torch.Generator().manual_seed(0)
 WIDTH, HIDDEN = 24, 10

@@ -5,10 +5,14 @@ from typing import Literal
 
 import torch
 
+from vllm_gac.compression.methods.attended import own_columns
+from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
+from vllm_gac.compression.methods.factorization import (
+    factorize,
+    whitened_components,
+    whitened_spectrum,
+)
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.methods.attended import own_columns
-from vllm_gac.methods.compressor import MeasuredLayer, tail_sums
-from vllm_gac.methods.factorization import factorize, whitened_components, whitened_spectrum
 
 # How many tokens are in fp64 at a time.
 _TOKENS = 4096
