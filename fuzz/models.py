@@ -11,7 +11,7 @@ from fuzz.framing import SEPARATOR, data_size
 from fuzz.mutations import mutated as mutate  # noqa: F401 -- of a model: any of its two texts
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.errors import CheckpointError
-from vllm_gac.model_format import open_any_format
+from vllm_gac.importers.open_any import open_any_format
 
 # Layers with tensors of zeros for what a config skips can be larger than the files.
 _MOST_ELEMENTS = 1 << 20

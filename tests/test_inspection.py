@@ -9,8 +9,8 @@ import pytest
 from tests.support.model_files import Tensors, config, gac_config, reshaped, tensors_of, write_model
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.inspection import inspect
-from vllm_gac.model_format import open_any_format
 from vllm_gac.verification import verify
 
 

@@ -24,7 +24,7 @@ from vllm_gac.compression.reference_model import (
     reference,
 )
 from vllm_gac.errors import CheckpointError
-from vllm_gac.model_format import open_any_format
+from vllm_gac.importers.open_any import open_any_format
 
 DEFAULT_SEQUENCE_LENGTH = 512
 

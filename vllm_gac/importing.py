@@ -31,12 +31,12 @@ from vllm_gac.checkpoint.writer import (
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import llm_pruner, svd_llm
 from vllm_gac.importers.imported import Format, Imported, Source
+from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.importers.pickled_companions import pickled_companions
 from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.foreign import not_a_directory, without_config
 from vllm_gac.model_card import layer_table
-from vllm_gac.model_format import open_any_format
 from vllm_gac.shown import in_markdown, shown
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]

@@ -8,8 +8,8 @@ from typing import Any
 from vllm_gac.alignment.rules import align
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.open_any import Format, open_any_format
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.model_format import Format, open_any_format
 
 # vLLM's cache is 16-bit unless --kv-cache-dtype says otherwise, also for F32 checkpoints.
 KV_CACHE_BYTES = 2

@@ -251,7 +251,7 @@ ASK: dict[str, Callable[[Any, Cell, Path], Asked]] = {
 
 
 def opened(cell: Cell, work: Path) -> Any:
-    from vllm_gac.model_format import open_any_format
+    from vllm_gac.importers.open_any import open_any_format
 
     return open_any_format(directory(work, cell.reference))[1]
 

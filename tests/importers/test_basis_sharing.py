@@ -19,8 +19,8 @@ from tests.importers.basis_models import (
 from tests.importers.tools import MISTRAL, assert_same_logits, write
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.inspection import inspect
-from vllm_gac.model_format import open_any_format
 from vllm_gac.verification import verify
 
 

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.compression.reference_model import logits, reference
-from vllm_gac.model_format import open_any_format
+from vllm_gac.importers.open_any import open_any_format
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 5, 120, 7, 41, 88, 2, 19, 77, 30, 31, 32]])
 LINEARS = (

@@ -15,7 +15,7 @@ from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import ModelConfigStub
 from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
-from vllm_gac.model_format import open_any_format
+from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.serving import loader as loader_module
 from vllm_gac.serving.loader import GacModelLoader
 

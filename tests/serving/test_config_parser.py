@@ -15,8 +15,8 @@ from tests.support.dense_models import config
 from vllm_gac import demo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import palu as palu_importer
+from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.model_format import open_any_format
 from vllm_gac.serving.config_parser import GacConfigParser, config_to_serve
 from vllm_gac.serving.decode_fit import fits_decode_kernel
 from vllm_gac.serving.loader import GacModelLoader

@@ -18,8 +18,8 @@ from tests.serving.stubs import ModelConfigStub
 from tests.support.model_files import Tensors, config, gac_config, tensors_of, write_model
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.model_format import open_any_format
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.serving.config_hook import GacConfigHook
 from vllm_gac.serving.config_parser import GacConfigParser

@@ -28,10 +28,10 @@ from vllm_gac.checkpoint.writer import (
     write_index,
 )
 from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.schema import Strategy
 from vllm_gac.model_card import layer_table
-from vllm_gac.model_format import open_any_format
 from vllm_gac.registration import ARCHITECTURE
 
 

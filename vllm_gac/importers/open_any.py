@@ -7,7 +7,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.importers.imported import Format as Format
 from vllm_gac.importers.imported import Source, dense_of, imported
-from vllm_gac.infer_layout import infer_layout
+from vllm_gac.importers.pruned_shapes import infer_layout
 from vllm_gac.layout.foreign import quantized
 
 
