@@ -21,7 +21,7 @@ from benchmarks.quality.provenance import compiler
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import KeyLayout, ValueLayout
-from vllm_gac.plan import uniform_plan
+from vllm_gac.planning.plan_file import uniform_plan
 
 # Keys (form, heads, size) and values (heads, size) by layer: sizes that stock kernels take, pairs
 # of sizes that they refuse, and forms that they do not know.

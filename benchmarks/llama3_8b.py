@@ -18,7 +18,7 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.layout.schema import HfConfig, Plan
-from vllm_gac.plan import uniform_plan
+from vllm_gac.planning.plan_file import uniform_plan
 
 PARAM_RATIO, KV_RATIO = 0.8, 0.75
 DENSE: dict[str, Any] = {

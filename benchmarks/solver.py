@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from vllm_gac.errors import PlanError
-from vllm_gac.knapsack import choose
+from vllm_gac.planning.knapsack import choose
 
 CASES, REPEATS = 500, 3
 SIZES = ((32, 12), (64, 24), (224, 12), (1000, 12))

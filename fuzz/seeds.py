@@ -92,7 +92,7 @@ _PROFILE: dict[str, Any] = {
 
 def _plan() -> bytes:
     from vllm_gac.checkpoint.open import open_checkpoint
-    from vllm_gac.plan import uniform_plan
+    from vllm_gac.planning.plan_file import uniform_plan
 
     with tempfile.TemporaryDirectory() as directory:
         write_model(Path(directory, "model"), config())

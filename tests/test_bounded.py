@@ -22,7 +22,7 @@ from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import HfConfig
-from vllm_gac.plan import uniform_plan
+from vllm_gac.planning.plan_file import uniform_plan
 
 
 def a_socket(path: Path) -> None:

@@ -260,7 +260,7 @@ def test_solve_shows_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         shown.append((len(stages), disable))
         return stages
 
-    monkeypatch.setattr("vllm_gac.knapsack.search.tqdm", bar)
+    monkeypatch.setattr("vllm_gac.planning.knapsack.search.tqdm", bar)
     assert main(["solve", str(problem_file(tmp_path))]) == 0
     assert shown == [(2, False)]
 
@@ -269,7 +269,7 @@ def test_solve_warns_of_what_it_could_not_prove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # With room for two partial choices an item, nothing is proven.
-    monkeypatch.setattr("vllm_gac.knapsack.search._BEAMS", (2,))
+    monkeypatch.setattr("vllm_gac.planning.knapsack.search._BEAMS", (2,))
     items = [
         {
             "name": str(i),

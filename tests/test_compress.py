@@ -19,8 +19,8 @@ from vllm_gac.errors import CheckpointError, GacError, PlanError
 from vllm_gac.evaluate import perplexity
 from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.schema import PlanBudget
-from vllm_gac.plan import uniform_plan
-from vllm_gac.planner import Asked
+from vllm_gac.planning.plan_file import uniform_plan
+from vllm_gac.planning.planner import Asked
 
 # Letters, as in the text that is calibrated on.
 TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26
@@ -143,7 +143,7 @@ def test_other_forms_of_full_size_are_the_same_function(
 ) -> None:
     # They have more parameters than the dense model, which no plan may have.
     ample = lambda ratio, whole: PlanBudget(dense=whole, allowed=2 * whole, used=0)  # noqa: E731
-    monkeypatch.setattr("vllm_gac.plan.budget_of", ample)
+    monkeypatch.setattr("vllm_gac.planning.plan_file.budget_of", ample)
     model = write(tmp_path / "model", config(rope_parameters=LLAMA3_ROPE))
     layout = open_checkpoint(model).layout
     layer = layout.layers[0]

@@ -16,7 +16,7 @@ from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.evaluate import perplexity
-from vllm_gac.planner import Asked
+from vllm_gac.planning.planner import Asked
 
 
 def test_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from vllm_gac.compression.methods.prune import Criterion
 from vllm_gac.compression.statistics_file import check_gradients, check_stats, covariances_for
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.plan import planned_layout, read_plan, uniform_plan
-from vllm_gac.planner import Asked, check_feasible, measured_plan
+from vllm_gac.planning.plan_file import planned_layout, read_plan, uniform_plan
+from vllm_gac.planning.planner import Asked, check_feasible, measured_plan
 
 
 def compress(

@@ -11,7 +11,7 @@ from benchmarks import llama3_8b
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import KeyLayout, ValueLayout
-from vllm_gac.plan import uniform_plan
+from vllm_gac.planning.plan_file import uniform_plan
 
 # Of each layer of the demo model, keys (form, heads, size) and values (heads, size): every one
 # unequal, and of sizes that no kernel takes as they are.
@@ -39,7 +39,7 @@ def shapes(out: Path, small: bool) -> dict[str, Path]:
 def compressed_demo(out: Path, device: str) -> Path:
     """The demo model as `make serve` compresses it."""
     from vllm_gac.compress import compress
-    from vllm_gac.planner import Asked
+    from vllm_gac.planning.planner import Asked
 
     if not out.exists():
         asked = Asked(param_ratio=0.85, kv_ratio=0.75)

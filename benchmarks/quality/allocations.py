@@ -17,12 +17,12 @@ from typing import Any
 
 from benchmarks.quality.provenance import arguments, compiler, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
-from vllm_gac.choices import Dims
 from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout
-from vllm_gac.plan import budget_of, planned_layout, uniform_plan
-from vllm_gac.planner import Asked, best_plan
-from vllm_gac.proportional import LossScores, proportional_layers
+from vllm_gac.planning.candidates import Dims
+from vllm_gac.planning.plan_file import budget_of, planned_layout, uniform_plan
+from vllm_gac.planning.planner import Asked, best_plan
+from vllm_gac.planning.proportional import LossScores, proportional_layers
 
 STRATEGIES = {
     "uniform": "a uniform, aligned",

@@ -12,10 +12,10 @@ from benchmarks.quality.provenance import arguments, compiler, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.items import Latency
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
-from vllm_gac.plan import planned_layout
-from vllm_gac.planner import Asked, best_plan, dense_microseconds
+from vllm_gac.planning.knapsack_items import Latency
+from vllm_gac.planning.plan_file import planned_layout
+from vllm_gac.planning.planner import Asked, best_plan, dense_microseconds
 
 KEYS = {
     "rotary, pairs selected": ("rotary", 1),

@@ -18,8 +18,8 @@ from vllm_gac.evaluate import perplexity
 from vllm_gac.inspection import aligned_dims
 from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.layout.schema import LayerSection
-from vllm_gac.losses import MeasuredLosses, read_losses
-from vllm_gac.plan import uniform_plan
+from vllm_gac.planning.losses import MeasuredLosses, read_losses
+from vllm_gac.planning.plan_file import uniform_plan
 
 SEEDS = 3
 WINDOW, HELD_OUT_TOKENS = 1024, 1 << 16

@@ -7,8 +7,8 @@ import pytest
 
 from vllm_gac.alignment.rules import Quantized
 from vllm_gac.checkpoint.run_difference import difference
-from vllm_gac.choices import Dims
-from vllm_gac.planner import Asked
+from vllm_gac.planning.candidates import Dims
+from vllm_gac.planning.planner import Asked
 
 ASKED = Asked(param_ratio=0.8, kv_ratio=0.75)
 RUN: dict[str, Any] = {

@@ -14,7 +14,7 @@ from vllm_gac.compress import compress
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.errors import CheckpointError, DiskError, PlanError
 from vllm_gac.importing import import_model
-from vllm_gac.planner import Asked
+from vllm_gac.planning.planner import Asked
 from vllm_gac.repair.directory import repair
 
 RUN = {"dtype": "bfloat16"}

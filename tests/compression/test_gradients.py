@@ -35,8 +35,8 @@ from vllm_gac.compression.statistics_file import check_stats, read_gradients
 from vllm_gac.layout.dims import LINEARS, layout_of
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
-from vllm_gac.losses import read_losses
-from vllm_gac.proportional import FisherScores, proportional_layers
+from vllm_gac.planning.losses import read_losses
+from vllm_gac.planning.proportional import FisherScores, proportional_layers
 
 INPUT_OF = {
     "self_attn.k_proj": "self_attn.q_proj",

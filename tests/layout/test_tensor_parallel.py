@@ -15,7 +15,6 @@ from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from vllm_gac import demo
 from vllm_gac.alignment.rules import align, candidates
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.choices import Dims
 from vllm_gac.cli import main
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, PlanError
@@ -26,8 +25,9 @@ from vllm_gac.layout.tensor_parallel import (
     splits,
     with_heads_of,
 )
-from vllm_gac.plan import uniform_plan
-from vllm_gac.planner import Asked, check_feasible
+from vllm_gac.planning.candidates import Dims
+from vllm_gac.planning.plan_file import uniform_plan
+from vllm_gac.planning.planner import Asked, check_feasible
 
 # Few heads of every kind, so that 2, 4 and 8 GPUs repeat some of them.
 FEW_HEADS = [

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vllm_gac.layout.dims import LINEARS, ModelLayout
-from vllm_gac.losses import Curve, MeasuredLosses
+from vllm_gac.planning.losses import Curve, MeasuredLosses
 
 
 def made_up_losses(dense: ModelLayout, seed: int = 0) -> MeasuredLosses:

@@ -11,7 +11,7 @@ from vllm_gac.layout.schema import Method
 
 if TYPE_CHECKING:
     from vllm_gac.layout.dims import ModelLayout
-    from vllm_gac.planner import Asked
+    from vllm_gac.planning.planner import Asked
 
 # What `ArgumentParser.add_subparsers` returns.
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -153,11 +153,11 @@ def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def asked(args: argparse.Namespace, dense: "ModelLayout") -> "Asked":
     """What the planning options ask for. Raises ProfileError if the profile cannot be had."""
-    from vllm_gac.choices import Dims
     from vllm_gac.gpu.latency.layer import BatchMix
     from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
-    from vllm_gac.items import Latency
-    from vllm_gac.planner import Asked, dense_microseconds
+    from vllm_gac.planning.candidates import Dims
+    from vllm_gac.planning.knapsack_items import Latency
+    from vllm_gac.planning.planner import Asked, dense_microseconds
 
     latency = None
     if given(args, "gpu", "latency", "latency_ratio", *_MIX):

@@ -42,10 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
     from vllm_gac.checkpoint.dense_model import open_dense
     from vllm_gac.errors import PlanError
-    from vllm_gac.picture import png, svg
-    from vllm_gac.plan import uniform_plan
-    from vllm_gac.plan_plot import draw_plan
-    from vllm_gac.planner import measured_plan
+    from vllm_gac.planning.picture import png, svg
+    from vllm_gac.planning.plan_file import uniform_plan
+    from vllm_gac.planning.planner import measured_plan
+    from vllm_gac.planning.plot import draw_plan
 
     for file in (args.out, args.plot):
         if file is not None and file.exists() and not (args.overwrite and file.is_file()):

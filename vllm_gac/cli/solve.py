@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the best choice, its cost and its value."""
     from vllm_gac.checkpoint.strict_json import read_json
     from vllm_gac.errors import PlanError
-    from vllm_gac.knapsack import solve
     from vllm_gac.layout.schema import KnapsackProblem, validate
+    from vllm_gac.planning.knapsack import solve
 
     raw = read_json(args.problem, PlanError, max_parts=_MAX_PARTS)
     problem = validate(KnapsackProblem, raw, str(args.problem), PlanError)

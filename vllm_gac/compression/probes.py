@@ -16,7 +16,6 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.open import TensorReader
-from vllm_gac.choices import breakeven_rank
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.reference_model import (
@@ -29,6 +28,7 @@ from vllm_gac.compression.reference_model import (
     unembed,
 )
 from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.planning.candidates import breakeven_rank
 
 Part: TypeAlias = Literal["rotary", "latent", "value", "width", "rank.self_attn", "rank.mlp"]
 METHOD_PARTS: Mapping[str, tuple[Part, ...]] = {

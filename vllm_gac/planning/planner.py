@@ -11,21 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_gac import __version__
-from vllm_gac.binding import limited_by
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.choices import Dims
 from vllm_gac.compression.statistics_file import check_gradients, check_stats, methods_of
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import layer_microseconds
-from vllm_gac.items import Item, Latency, items, part_parameters
-from vllm_gac.knapsack import choose
-from vllm_gac.knapsack.instance import Ints
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import METHODS, LayerSection, Plan, PlanBudget
 from vllm_gac.layout.tensor_parallel import check_planned_for
-from vllm_gac.losses import Curve, Losses, Sensitivity, read_losses
-from vllm_gac.plan import budget_of
-from vllm_gac.proportional import (
+from vllm_gac.planning.binding import limited_by
+from vllm_gac.planning.candidates import Dims
+from vllm_gac.planning.knapsack import choose
+from vllm_gac.planning.knapsack.instance import Ints
+from vllm_gac.planning.knapsack_items import Item, Latency, items, part_parameters
+from vllm_gac.planning.losses import Curve, Losses, Sensitivity, read_losses
+from vllm_gac.planning.plan_file import budget_of
+from vllm_gac.planning.proportional import (
     LinearLosses,
     LossScores,
     Scores,

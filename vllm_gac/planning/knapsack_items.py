@@ -14,13 +14,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_gac.choices import Dims, attentions, breakeven_rank, evenly_spread, factorized
 from vllm_gac.gpu.latency.layer import BatchMix, attention_microseconds, mlp_microseconds
 from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.knapsack.instance import Ints
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
-from vllm_gac.losses import Losses
+from vllm_gac.planning.candidates import Dims, attentions, breakeven_rank, evenly_spread, factorized
+from vllm_gac.planning.knapsack.instance import Ints
+from vllm_gac.planning.losses import Losses
 
 # Shares of its parameters that a factorized linear beside smaller heads may keep.
 _SHARES = tuple(i / 16 for i in range(15, 3, -1))

@@ -14,13 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.planning.test_plan_file import DEMO, LLAMA_8B, model
 from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
-from tests.test_plan import DEMO, LLAMA_8B, model
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import Quantized, align
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.choices import Dims
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import (
     BatchMix,
@@ -29,11 +28,12 @@ from vllm_gac.gpu.latency.layer import (
     mlp_microseconds,
 )
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.items import Latency, items
 from vllm_gac.layout.dims import LayerLayout, layout_of
 from vllm_gac.layout.schema import Plan
-from vllm_gac.plan import planned_layout, uniform_plan
-from vllm_gac.planner import Asked, best_plan, check_feasible, dense_microseconds
+from vllm_gac.planning.candidates import Dims
+from vllm_gac.planning.knapsack_items import Latency, items
+from vllm_gac.planning.plan_file import planned_layout, uniform_plan
+from vllm_gac.planning.planner import Asked, best_plan, check_feasible, dense_microseconds
 
 LATENCY = Latency(read_profile("h200"), BatchMix())
 

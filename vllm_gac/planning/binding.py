@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vllm_gac.knapsack.instance import Floats, Ints
+from vllm_gac.planning.knapsack.instance import Floats, Ints
 
 
 def limited_by(

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from vllm_gac.errors import PlanError
-from vllm_gac.knapsack.dual import prices
-from vllm_gac.knapsack.frontier import undominated
-from vllm_gac.knapsack.instance import Floats, Instance, Ints
+from vllm_gac.planning.knapsack.dual import prices
+from vllm_gac.planning.knapsack.frontier import undominated
+from vllm_gac.planning.knapsack.instance import Floats, Instance, Ints
 
 # Partial choices kept after an item, pass by pass: good solutions first, which make the next
 # pass shorter. Only artificial problems need the last one, or more.

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_gac.compression.statistics_file import read_gradients
-from vllm_gac.items import linears_to_factorize, part_parameters
 from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
-from vllm_gac.losses import Curve, Losses
+from vllm_gac.planning.knapsack_items import linears_to_factorize, part_parameters
+from vllm_gac.planning.losses import Curve, Losses
 
 # How far from the proportional dim a candidate of the linear objective may be: the paper's
 # windows, as shares of the dense dim.

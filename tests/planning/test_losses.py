@@ -19,8 +19,8 @@ from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_probes
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.losses import MeasuredLosses, measured_losses, read_losses
-from vllm_gac.planner import Asked, measured_plan
+from vllm_gac.planning.losses import MeasuredLosses, measured_losses, read_losses
+from vllm_gac.planning.planner import Asked, measured_plan
 
 METHODS = ("heads", "prune", "lowrank")
 RUN: dict[str, Any] = {

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.planning.test_plan_file import DEMO, model
 from tests.support import dense_models
 from tests.support.command import usage
 from tests.support.measured_layers import made_up_losses
-from tests.test_plan import DEMO, model
-from vllm_gac.choices import Dims
 from vllm_gac.cli import main
-from vllm_gac.picture import Box, Picture, Text, png, svg
-from vllm_gac.plan_plot import draw_plan
-from vllm_gac.planner import Asked, best_plan
+from vllm_gac.planning.candidates import Dims
+from vllm_gac.planning.picture import Box, Picture, Text, png, svg
+from vllm_gac.planning.planner import Asked, best_plan
+from vllm_gac.planning.plot import draw_plan
 
 
 def test_every_layer_is_drawn_in_its_own_frame(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.proportional import (
+from vllm_gac.planning.proportional import (
     LinearLosses,
     LossScores,
     Share,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_gac.binding import limited_by
+from vllm_gac.planning.binding import limited_by
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_gac.knapsack.instance import Floats, Instance
+from vllm_gac.planning.knapsack.instance import Floats, Instance
 
 _BISECTIONS = 100
 _ELLIPSOIDS = 300
