@@ -132,7 +132,7 @@ def test_an_interrupt_is_one_line_and_130(
     def interrupted(directory: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vllm_gac.inspection.inspect", interrupted)
+    monkeypatch.setattr("vllm_gac.steps.inspect.inspect", interrupted)
     assert main(["inspect", "model"]) == 130
     assert capsys.readouterr() == ("", "vllm-gac: interrupted\n")
 

@@ -38,8 +38,8 @@ def shapes(out: Path, small: bool) -> dict[str, Path]:
 
 def compressed_demo(out: Path, device: str) -> Path:
     """The demo model as `make serve` compresses it."""
-    from vllm_gac.compress import compress
     from vllm_gac.planning.planner import Asked
+    from vllm_gac.steps.compress import compress
 
     if not out.exists():
         asked = Asked(param_ratio=0.85, kv_ratio=0.75)
@@ -49,7 +49,7 @@ def compressed_demo(out: Path, device: str) -> Path:
 
 def misaligned_demo(out: Path, device: str) -> Path:
     """The demo model with MISALIGNED attention and widths."""
-    from vllm_gac.compress import compress
+    from vllm_gac.steps.compress import compress
 
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from tests.serving.models import HETEROGENEOUS, layer, write_model
 from tests.serving.quantized import write_int8
 from tests.support import dense_models
 from vllm_gac import demo
-from vllm_gac.repair.directory import repair
+from vllm_gac.steps.repair import repair
 
 LLAMA3 = {
     "rope_type": "llama3",

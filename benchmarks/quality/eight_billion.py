@@ -24,10 +24,10 @@ from benchmarks.llama3_8b import DENSE
 from benchmarks.quality.provenance import arguments, compiler, provenance, save
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compress import compress
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning.planner import Asked, measured_plan
+from vllm_gac.steps.compress import compress
 
 # Llama-3-70B: layers, and FLOPs of a layer's products with and among covariances and weights,
 # as multiples of the 8B model's (hidden 8192 / 4096 cubed for eigenvectors and inverses).

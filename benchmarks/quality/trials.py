@@ -11,15 +11,15 @@ from typing import Any
 
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
-from vllm_gac.compress import compress
 from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS, calibrate
 from vllm_gac.compression.statistics_file import check_stats
-from vllm_gac.evaluate import perplexity
-from vllm_gac.inspection import aligned_dims
 from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.layout.schema import LayerSection
 from vllm_gac.planning.losses import MeasuredLosses, read_losses
 from vllm_gac.planning.plan_file import uniform_plan
+from vllm_gac.steps.compress import compress
+from vllm_gac.steps.evaluate import perplexity
+from vllm_gac.steps.inspect import aligned_dims
 
 SEEDS = 3
 WINDOW, HELD_OUT_TOKENS = 1024, 1 << 16

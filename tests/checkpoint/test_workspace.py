@@ -10,12 +10,12 @@ import pytest
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.atomic_files import write_json, write_tensors
 from vllm_gac.checkpoint.workspace import finished_before, workspace
-from vllm_gac.compress import compress
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.errors import CheckpointError, DiskError, PlanError
-from vllm_gac.importing import import_model
 from vllm_gac.planning.planner import Asked
-from vllm_gac.repair.directory import repair
+from vllm_gac.steps.compress import compress
+from vllm_gac.steps.import_model import import_model
+from vllm_gac.steps.repair import repair
 
 RUN = {"dtype": "bfloat16"}
 SHARD = "model-00001-of-00003.safetensors"

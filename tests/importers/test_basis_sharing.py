@@ -20,8 +20,8 @@ from tests.importers.tools import MISTRAL, assert_same_logits, write
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.inspection import inspect
-from vllm_gac.verification import verify
+from vllm_gac.steps.inspect import inspect
+from vllm_gac.steps.verify import verify
 
 
 def only_first(tensors: dict[str, torch.Tensor]) -> None:

@@ -12,8 +12,8 @@ from tests.importers.layer_models import Dims, heterogeneous
 from tests.importers.tools import MISTRAL, assert_same_logits, dense, write
 from tests.support.dense_models import LLAMA3_ROPE, config
 from vllm_gac.errors import CheckpointError
-from vllm_gac.inspection import inspect
-from vllm_gac.verification import verify
+from vllm_gac.steps.inspect import inspect
+from vllm_gac.steps.verify import verify
 
 RAW = config(num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
 LAYERS: list[Dims] = [

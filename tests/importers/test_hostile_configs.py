@@ -13,7 +13,7 @@ from tests.support.dense_models import config
 from tests.support.model_files import config as bytes_config
 from tests.support.model_files import write_model
 from vllm_gac.errors import CheckpointError
-from vllm_gac.inspection import inspect
+from vllm_gac.steps.inspect import inspect
 
 FORMATS: dict[str, dict[str, Any]] = {
     "palu": {"model_type": "palullama", "head_wise_ranks": ranks_of([([9, 16], [12, 31])])},

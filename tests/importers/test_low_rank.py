@@ -12,8 +12,8 @@ from tests.importers.tools import MISTRAL, assert_same_logits, write
 from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.inspection import inspect
-from vllm_gac.verification import verify
+from vllm_gac.steps.inspect import inspect
+from vllm_gac.steps.verify import verify
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
 TIED = {"tie_word_embeddings": True}

@@ -12,9 +12,9 @@ from tests.importers.tools import MISTRAL, assert_same_logits, write
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.inspection import inspect
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.verification import verify
+from vllm_gac.steps.inspect import inspect
+from vllm_gac.steps.verify import verify
 
 MHA = config(num_attention_heads=4, num_key_value_heads=4)
 GQA = config(num_attention_heads=8, num_key_value_heads=4)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.serving.server import Server, serve
-from vllm_gac import demo, evaluate, server_perplexity
+from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.steps import evaluate, evaluate_server
 
 PROMPT = 'def read_lines(path):\n    """Return the lines of a file."""\n'
 
@@ -80,7 +81,7 @@ def test_perplexity_is_the_references(server: Server, compressed_demo: Path) -> 
     text, options = [demo.HELD_OUT], {"sequence_length": 300, "max_tokens": 4000}
     expected, tokens = evaluate.perplexity(compressed_demo, text, **options)
     url = f"{server.url}/v1"
-    served = server_perplexity.perplexity(compressed_demo, text, url, **options)
+    served = evaluate_server.perplexity(compressed_demo, text, url, **options)
     assert served == (pytest.approx(expected, rel=0.005), tokens)
 
 

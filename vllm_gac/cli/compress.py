@@ -76,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
 
     from vllm_gac.checkpoint.dense_model import open_dense
     from vllm_gac.checkpoint.strict_json import read_json
-    from vllm_gac.compress import compress
-    from vllm_gac.inspection import KV_CACHE_BYTES
     from vllm_gac.layout.schema import Plan, validate
+    from vllm_gac.steps.compress import compress
+    from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
     dense = open_dense(args.model).layout
     layout = compress(

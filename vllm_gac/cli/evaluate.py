@@ -68,15 +68,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> tuple[float, int]:
     if args.server is not None:
-        from vllm_gac import server_perplexity
+        from vllm_gac.steps import evaluate_server
 
         options["served_model_name"] = args.served_model_name
-        return server_perplexity.perplexity(args.directory, args.text, args.server, **options)
+        return evaluate_server.perplexity(args.directory, args.text, args.server, **options)
     if args.engine == "vllm":
-        from vllm_gac.serving import perplexity as vllm_perplexity
+        from vllm_gac.steps import evaluate_engine as vllm_perplexity
 
         return vllm_perplexity.perplexity(args.directory, args.text, **options)
-    from vllm_gac.evaluate import perplexity
+    from vllm_gac.steps.evaluate import perplexity
 
     return perplexity(args.directory, args.text, **on_a_device(args))
 

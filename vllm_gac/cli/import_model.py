@@ -48,8 +48,8 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and print what came out."""
-    from vllm_gac.importing import import_model
-    from vllm_gac.inspection import KV_CACHE_BYTES
+    from vllm_gac.steps.import_model import import_model
+    from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
     done = import_model(
         args.source,

@@ -33,7 +33,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print format, sizes, alignment and the dims of every layer."""
-    from vllm_gac.inspection import inspect
+    from vllm_gac.steps.inspect import inspect
 
     found = inspect(args.directory)
     if args.json:

@@ -9,7 +9,7 @@ from vllm_gac.cli.output import print_json, print_table, serve_hint
 
 if TYPE_CHECKING:
     from vllm_gac.alignment.lowered_ranks import Lowered
-    from vllm_gac.repair.report import RepairReport, Size
+    from vllm_gac.steps.repair_report import RepairReport, Size
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -55,8 +55,8 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Repair, and print what that costs and gains."""
     from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
-    from vllm_gac.repair.directory import repair
-    from vllm_gac.repair.report import repair_report
+    from vllm_gac.steps.repair import repair
+    from vllm_gac.steps.repair_report import repair_report
 
     gpu = args.gpu or (DEFAULT_GPU if args.strategy == "measured" else None)
     if gpu is not None:

@@ -21,7 +21,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the faults, or that there are none."""
-    from vllm_gac.verification import verify
+    from vllm_gac.steps.verify import verify
 
     found = verify(args.directory, progress=True)
     if args.json:

@@ -11,7 +11,7 @@ from tests.alignment.test_padded_layout import dense
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.errors import ProfileError
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
-from vllm_gac.repair.report import repair_report
+from vllm_gac.steps.repair_report import repair_report
 
 # Head dims of PaLU's Llama-3-8B at 80 % and how many of its 512 key and value heads have them.
 # The paper gives the dims (table 9), their number and that 16 of them are aligned (figure 2); the

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.command import RUN, command
 from vllm_gac import demo
-from vllm_gac.evaluate import perplexity
+from vllm_gac.steps.evaluate import perplexity
 
 # The demo model's whole context, which is one token less than vLLM asks for; its prefill takes
 # two steps.

@@ -20,7 +20,7 @@ from vllm_gac.cli import main
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.repair.directory import repair
+from vllm_gac.steps.repair import repair
 
 # Keys of the model's own size and a pruned head; latent keys; linears of low rank.
 LAYERS: list[dict[str, Any]] = [
@@ -231,7 +231,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("vllm_gac.repair.directory.write_tensors", stopped)
+        patch.setattr("vllm_gac.steps.repair.write_tensors", stopped)
         with pytest.raises(KeyboardInterrupt):
             repair(model, out, redecompose=True, progress=False)
     assert not out.exists()

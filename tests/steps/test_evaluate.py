@@ -11,12 +11,12 @@ from tests.support.dense_models import config, write, write_text
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.token_text import windows
-from vllm_gac.compress import compress
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
-from vllm_gac.evaluate import perplexity
 from vllm_gac.planning.planner import Asked
+from vllm_gac.steps.compress import compress
+from vllm_gac.steps.evaluate import perplexity
 
 
 def test_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path) -> None:

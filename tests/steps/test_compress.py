@@ -12,15 +12,15 @@ import torch
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
 from vllm_gac.checkpoint import atomic_files
 from vllm_gac.checkpoint.open import faults, open_checkpoint
-from vllm_gac.compress import compress
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, GacError, PlanError
-from vllm_gac.evaluate import perplexity
 from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.schema import PlanBudget
 from vllm_gac.planning.plan_file import uniform_plan
 from vllm_gac.planning.planner import Asked
+from vllm_gac.steps.compress import compress
+from vllm_gac.steps.evaluate import perplexity
 
 # Letters, as in the text that is calibrated on.
 TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26
@@ -278,7 +278,7 @@ class TestInterrupted:
                 raise error
             write_tensors(path, *arguments)
 
-        monkeypatch.setattr("vllm_gac.compressed_model.write_tensors", stop)
+        monkeypatch.setattr("vllm_gac.steps.write_compressed.write_tensors", stop)
         with pytest.raises(type(error)):
             self.run()
         monkeypatch.undo()
@@ -315,7 +315,7 @@ class TestInterrupted:
                 compress(self.model, self.out, resume=True, **self.arguments)
             write_tensors(path, *arguments)
 
-        monkeypatch.setattr("vllm_gac.compressed_model.write_tensors", another_run)
+        monkeypatch.setattr("vllm_gac.steps.write_compressed.write_tensors", another_run)
         self.run()
         assert self.out.is_dir()
 

@@ -1,6 +1,7 @@
 """Perplexity of a model directory as vLLM serves it, on text files.
 
-The tokens are those of `vllm_gac.evaluate`; loader, kernels, KV cache and dtype those of a server.
+The tokens are those of `vllm_gac.steps.evaluate`; loader, kernels, KV cache and dtype are those of
+a server.
 """
 
 import contextlib
@@ -15,8 +16,8 @@ from tqdm import tqdm
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.reference_model import refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError, GacError
-from vllm_gac.evaluate import DEFAULT_SEQUENCE_LENGTH, checked, exp_of_mean, window_batches
 from vllm_gac.registration import LOAD_FORMAT
+from vllm_gac.steps.evaluate import DEFAULT_SEQUENCE_LENGTH, checked, exp_of_mean, window_batches
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
@@ -38,9 +39,9 @@ def perplexity(
 ) -> tuple[float, int]:
     """(perplexity, predicted tokens) of `model` on `texts`, by vLLM in this process.
 
-    Windows are those of `vllm_gac.evaluate.perplexity`. On a CPU nothing is compiled; on a GPU
-    it runs in CUDA graphs as for a server. vLLM keeps its memory until the process ends: one call
-    a process. Raises ModuleNotFoundError without vLLM, and CheckpointError if it cannot run
+    Windows are those of `vllm_gac.steps.evaluate.perplexity`. On a CPU nothing is compiled; on a
+    GPU it runs in CUDA graphs as for a server. vLLM keeps its memory until the process ends: one
+    call a process. Raises ModuleNotFoundError without vLLM, and CheckpointError if it cannot run
     `model`.
     """
     _configure_vllm()

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from tqdm import tqdm
 
 from vllm_gac.errors import ServerError
-from vllm_gac.evaluate import DEFAULT_SEQUENCE_LENGTH, exp_of_mean, window_batches
+from vllm_gac.steps.evaluate import DEFAULT_SEQUENCE_LENGTH, exp_of_mean, window_batches
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ def perplexity(
 
     `url` ends where /models and /completions begin, mostly in /v1; OPENAI_API_KEY is sent if it
     is set. `tokenizer` is the directory of the model's tokenizer.json. `served_model_name` may be
-    left out if the server has one model. Windows are those of `vllm_gac.evaluate.perplexity`.
+    left out if the server has one model. Windows are those of `vllm_gac.steps.evaluate.perplexity`.
     Raises ServerError if the server cannot be reached, has no such model or too short a context,
     or does not answer with log probabilities.
     """

@@ -33,8 +33,8 @@ def _surveyed(directory: Path, step: int) -> dict[str, object]:
 
 
 def _child(directory: Path, step: int) -> dict[str, object]:
-    from vllm_gac.compress import compress
     from vllm_gac.planning.planner import Asked
+    from vllm_gac.steps.compress import compress
 
     def run(out: Path, resume: bool) -> None:
         compress(

@@ -30,7 +30,7 @@ def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> N
 
 def test_two_repairs_into_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm_gac.checkpoint import atomic_files
-    from vllm_gac.repair.directory import repair
+    from vllm_gac.steps.repair import repair
 
     model = write(tmp_path / "model", config(intermediate_size=93))
     refused = []
@@ -42,7 +42,7 @@ def test_two_repairs_into_one_directory(tmp_path: Path, monkeypatch: pytest.Monk
             refused.append(str(error.value))
         atomic_files.write_tensors(path, *arguments)
 
-    monkeypatch.setattr("vllm_gac.repair.directory.write_tensors", another_run)
+    monkeypatch.setattr("vllm_gac.steps.repair.write_tensors", another_run)
     repair(model, tmp_path / "out", progress=False)
     unfinished, locked = refused[:2]
     assert "out.partial: unfinished work of an earlier run" in unfinished
@@ -56,7 +56,7 @@ def _surveyed(directory: Path, step: int) -> dict[str, object]:
 
 
 def _child(directory: Path, step: int) -> dict[str, object]:
-    from vllm_gac.repair.directory import repair
+    from vllm_gac.steps.repair import repair
 
     def run(out: Path, resume: bool) -> None:
         repair(directory / "model", out, resume=resume, progress=False)

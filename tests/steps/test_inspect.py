@@ -10,8 +10,8 @@ from tests.support.model_files import Tensors, config, gac_config, reshaped, ten
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.inspection import inspect
-from vllm_gac.verification import verify
+from vllm_gac.steps.inspect import inspect
+from vllm_gac.steps.verify import verify
 
 
 def test_a_dense_directory(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ from vllm_gac.importers.pickled_companions import pickled_companions
 from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.foreign import not_a_directory, without_config
-from vllm_gac.model_card import layer_table
 from vllm_gac.shown import in_markdown, shown
+from vllm_gac.steps.model_card import layer_table
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 

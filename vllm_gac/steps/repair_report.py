@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm_gac.alignment.fastest_dim import time_ratio
-from vllm_gac.inspection import KV_CACHE_BYTES
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.schema import Role
+from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

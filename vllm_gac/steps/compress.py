@@ -18,7 +18,6 @@ from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.workspace import finished_before, recorded, workspace
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
-from vllm_gac.compressed_model import write_compressed
 from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS, DEFAULT_SEQUENCE_LENGTH, calibrate
 from vllm_gac.compression.methods.lowrank import Whitening
 from vllm_gac.compression.methods.prune import Criterion
@@ -27,6 +26,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.planning.plan_file import planned_layout, read_plan, uniform_plan
 from vllm_gac.planning.planner import Asked, check_feasible, measured_plan
+from vllm_gac.steps.write_compressed import write_compressed
 
 
 def compress(
