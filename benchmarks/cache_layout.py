@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.decode import BATCHES, SHORT
 from benchmarks.gpu_page import measure
 from benchmarks.stock_attention import stock_kernels
-from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import microseconds
 

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.gpu_page import compiler, facts, write
 from benchmarks.table import markdown
-from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import copy_bandwidth, microseconds, warm_up
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_page import measure
-from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.profiling.timing import microseconds
 from vllm_gac.serving.prefill import (
     PrefillBatch,

@@ -20,7 +20,7 @@ import torch
 from benchmarks.gpu_page import compiler, facts, write
 from benchmarks.table import markdown
 from vllm_gac.gpu.attention_choice import widths
-from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.profiling.prefill_batch import PrefillChunk
 from vllm_gac.profiling.timing import microseconds, warm_up
 from vllm_gac.serving.prefill_kernels import installed_gpu

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from tests.kernels.decode_cases import GPU, Batch, random_batch, relative_error
-from vllm_gac.kernels.tiling import tiling_of
+from vllm_gac.kernels.decode.tiling import tiling_of
 
 SEED = 39  # 8 query heads and 8 tokens, one latent of 102, values of 3
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from triton.runtime._async_compile import AsyncCompileMode
 
-from vllm_gac.kernels.decode import decode_attention, decode_scratch
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention
-from vllm_gac.kernels.tiling import Tiling
+from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
+from vllm_gac.kernels.decode.tiling import Tiling
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys, paged_attention
 
 
 @dataclass(frozen=True)

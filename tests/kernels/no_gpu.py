@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 from triton.runtime._async_compile import AsyncCompileMode
 
-from vllm_gac.kernels import decode
+from vllm_gac.kernels.decode import launch
 
 
 class NoGpu:
@@ -77,7 +77,7 @@ def compiling_for(
     with monkeypatch.context() as patch:
         patch.setattr(driver, "_active", NoGpu(capability))
         patch.setattr(JITFunction, "run", only_compile)
-        patch.setattr(decode, "capability_of", lambda device: capability)
+        patch.setattr(launch, "capability_of", lambda device: capability)
         cores = len(os.sched_getaffinity(0))
         with ThreadPoolExecutor(cores) as threads, AsyncCompileMode(threads):
             yield asked

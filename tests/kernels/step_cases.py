@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
-from vllm_gac.kernels.reference import CacheGeometry
-from vllm_gac.kernels.reference import write_cache as write_cache_in_torch
-from vllm_gac.kernels.rotary import rotate_and_cache
+from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
+from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.kernels.torch_reference import write_cache as write_cache_in_torch
 from vllm_gac.layout.rope import cos_sin, rotate
 
 BLOCKS = 9

@@ -15,14 +15,14 @@ from triton.backends.nvidia.compiler import get_ptxas
 from tests.kernels.no_gpu import Compiled, compiling_for, on_no_device
 from tests.kernels.sass import unwritten_registers
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
-from vllm_gac.kernels.columns import copy_columns
-from vllm_gac.kernels.context import Source, gather_rows
-from vllm_gac.kernels.decode import decode_attention, decode_scratch
+from vllm_gac.kernels.copy_columns import copy_columns
+from vllm_gac.kernels.decode.compile_ahead import DecodeKind
+from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
+from vllm_gac.kernels.gather_context import Source, gather_rows
 from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3, shared_memory
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
-from vllm_gac.kernels.rotary import rotate_and_cache
+from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
 from vllm_gac.kernels.swiglu import swiglu_linear
-from vllm_gac.kernels.warmup import DecodeKind
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
 
 GPUS = [(8, 0), (8, 9), HOPPER, (10, 0), (12, 0)]  # A100, Ada, Hopper, B200, RTX 50
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 
 from vllm_gac.gpu.attention_choice import whole, widths
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys, paged_attention
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import RopeParameters
 

@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 from vllm_gac.errors import GacError, ProfileError
 from vllm_gac.gpu.attention_choice import Gpu, Kernels
 from vllm_gac.gpu.profile_files import read_profile, write_profile
-from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.profiling.prefill import PrefillPlan, _entry
 from vllm_gac.serving import attention
 

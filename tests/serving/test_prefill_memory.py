@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("vllm")
 
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
 from vllm_gac.serving import prefill
 from vllm_gac.serving.prefill import PrefillLayer, prefill_attention, prefill_batch, runs_within
 from vllm_gac.serving.prefill_kernels import (
@@ -97,7 +97,7 @@ def run(
 
     attended: list[int] = []
     with (
-        mock.patch("vllm_gac.kernels.context._gather", Launcher()),
+        mock.patch("vllm_gac.kernels.gather_context._gather", Launcher()),
         mock.patch.multiple(prefill, attend=attend, copy_columns=lambda *_, **__: None),
         MostHeld() as held,
     ):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-from vllm_gac.kernels.decode import decode_attention, decode_scratch
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention
+from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys, paged_attention
 
 DEVICE = torch.device("cuda")
 _MORE_THAN_L2 = 300_000_000  # bytes

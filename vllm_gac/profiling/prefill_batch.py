@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention, write_cache
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys, paged_attention, write_cache
 from vllm_gac.serving.prefill import PrefillLayer, prefill_attention, prefill_batch
 
 _DEVICE = torch.device("cuda")

@@ -18,7 +18,7 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.attention_choice import GAC, STOCK, AttentionClass, Kernels, select
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile
-from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.serving.prefill_kernels import installed_gpu
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
-from vllm_gac.kernels.decode import DecodeScratch, decode_attention, decode_scratch
+from vllm_gac.kernels.decode.launch import DecodeScratch, decode_attention, decode_scratch
 from vllm_gac.serving.decode_warmup import compiling_decode_kernels
 from vllm_gac.serving.engine_options import DTYPES, KV_CACHE_DTYPES, MAX_DECODE_QUERY
 from vllm_gac.serving.packed_impl import PackedImpl

@@ -15,7 +15,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.kv_cache_interface import KVCacheLayout, KVCacheSpec
 
 from vllm_gac.errors import GacError
-from vllm_gac.kernels.reference import paged_attention, write_cache
+from vllm_gac.kernels.torch_reference import paged_attention, write_cache
 from vllm_gac.serving.packed_impl import PackedImpl
 
 

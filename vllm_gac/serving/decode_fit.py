@@ -57,8 +57,8 @@ def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
 def _check(layout: ModelLayout, layer: LayerLayout, queries: int, itemsizes: Iterable[int]) -> None:
     """Raise GacError if no tiling of the decode kernel fits."""
     # Not at the top: they import torch.
-    from vllm_gac.kernels.reference import CacheGeometry
-    from vllm_gac.kernels.tiling import tiling_of
+    from vllm_gac.kernels.decode.tiling import tiling_of
+    from vllm_gac.kernels.torch_reference import CacheGeometry
 
     geometry = CacheGeometry(
         query_heads=layer.query_heads,

@@ -10,8 +10,8 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 
+from vllm_gac.kernels.decode.compile_ahead import DecodeKind, compile_ahead
 from vllm_gac.kernels.swiglu import is_hopper
-from vllm_gac.kernels.warmup import DecodeKind, compile_ahead
 from vllm_gac.serving.hf_layout import layout_of_hf
 from vllm_gac.serving.packed_impl import PackedImpl
 

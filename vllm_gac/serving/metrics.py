@@ -18,7 +18,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from vllm_gac import __version__
 from vllm_gac.gpu.attention_choice import STOCK
-from vllm_gac.kernels.reference import CacheGeometry
+from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
 from vllm_gac.registration import ARCHITECTURE
 from vllm_gac.serving.hf_layout import layout_of_hf

@@ -19,9 +19,9 @@ from torch.nn.functional import pad
 
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.attention_choice import whole, widths
-from vllm_gac.kernels.columns import copy_columns
-from vllm_gac.kernels.context import Source, gather_rows
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.copy_columns import copy_columns
+from vllm_gac.kernels.gather_context import Source, gather_rows
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
 from vllm_gac.serving.prefill_kernels import Context, attend, reads_pages
 
 # Query heads x new tokens that meet each gathered key: with fewer, gathering costs more than what

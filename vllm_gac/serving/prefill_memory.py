@@ -19,7 +19,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 
 from vllm_gac.gpu.attention_choice import widths
-from vllm_gac.kernels.context import row_shape
+from vllm_gac.kernels.gather_context import row_shape
 from vllm_gac.serving.prefill import PrefillLayer
 from vllm_gac.serving.prefill_kernels import kernel_bytes
 

@@ -12,7 +12,7 @@ from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.utils import set_weight_attrs
 
 from vllm_gac.gpu.attention_choice import STOCK
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 from vllm_gac.layout.schema import RopeParameters
@@ -112,7 +112,7 @@ class GacSelfAttention(nn.Module):
         self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
         """As `_rotate` and the attention; one kernel rotates and, for our attention, caches."""
-        from vllm_gac.kernels.rotary import rotate_and_cache
+        from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
 
         cache = self.attn.cache_target() if isinstance(self.attn, GacAttention) else None
         q, k = rotate_and_cache(

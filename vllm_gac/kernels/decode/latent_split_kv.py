@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from vllm_gac.kernels.rows import cache_piece, locate, store_result
-from vllm_gac.kernels.schedule import (
+from vllm_gac.kernels.decode.rows import cache_piece, locate, store_result
+from vllm_gac.kernels.decode.schedule import (
     NOT_SPECIALIZED,
     tile_counts,
     tile_range,

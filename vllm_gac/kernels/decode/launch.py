@@ -15,13 +15,13 @@ from typing import Any
 import torch
 import triton
 
+from vllm_gac.kernels.decode.latent_split_kv import latent_split_kv
+from vllm_gac.kernels.decode.merge import merge
+from vllm_gac.kernels.decode.schedule import sequence_bound
+from vllm_gac.kernels.decode.split_kv import split_kv
+from vllm_gac.kernels.decode.tiling import Tiling, tiling_of
 from vllm_gac.kernels.gpu_limits import HOPPER
-from vllm_gac.kernels.latent_split_kv import latent_split_kv
-from vllm_gac.kernels.merge import merge
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
-from vllm_gac.kernels.schedule import sequence_bound
-from vllm_gac.kernels.split_kv import split_kv
-from vllm_gac.kernels.tiling import Tiling, tiling_of
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
 
 LOG2_E = math.log2(math.e)
 

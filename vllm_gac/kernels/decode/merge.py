@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from vllm_gac.kernels.schedule import tile_counts, tiles_per_program
+from vllm_gac.kernels.decode.schedule import tile_counts, tiles_per_program
 
 
 @triton.jit(do_not_specialize=["programs", "multiprocessors", "sequences"])

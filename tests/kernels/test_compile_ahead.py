@@ -11,11 +11,11 @@ import triton
 from triton.runtime import driver
 
 from tests.kernels.no_gpu import NoGpu
-from vllm_gac.kernels.decode import decode_attention, decode_scratch
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
-from vllm_gac.kernels.schedule import sequence_bound
+from vllm_gac.kernels.decode.compile_ahead import DecodeKind, compile_ahead
+from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
+from vllm_gac.kernels.decode.schedule import sequence_bound
 from vllm_gac.kernels.swiglu import MOST_TOKENS, swiglu_linear
-from vllm_gac.kernels.warmup import DecodeKind, compile_ahead
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
 
 CPU = torch.device("cpu")
 MOST_SEQUENCES = 300

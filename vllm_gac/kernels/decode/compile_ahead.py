@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from triton.runtime._async_compile import AsyncCompileMode
 
-from vllm_gac.kernels.decode import decode_attention, decode_scratch
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
-from vllm_gac.kernels.schedule import sequence_bound
+from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
+from vllm_gac.kernels.decode.schedule import sequence_bound
 from vllm_gac.kernels.swiglu import MOST_TOKENS, swiglu_linear
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from vllm_gac.gpu.attention_choice import whole
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
 
 # Tokens a program; fewer where there is more to do for each.
 _TILE, _TILE_REBUILT = 64, 32

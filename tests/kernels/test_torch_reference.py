@@ -12,8 +12,8 @@ from torch.nn.functional import pad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_gac.alignment.rules import STRATEGIES, align
-from vllm_gac.kernels import reference
-from vllm_gac.kernels.reference import CacheGeometry, LatentKeys, paged_attention, write_cache
+from vllm_gac.kernels import torch_reference
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys, paged_attention, write_cache
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import RopeParameters
 
@@ -69,7 +69,7 @@ def test_padded_heads_give_the_same_bits(
     up = random(g.key_heads, GROUP * HEAD_DIM, g.key_size)
 
     halves = 1 if latent else 2
-    with mock.patch.object(reference, "_LARGEST", largest):
+    with mock.patch.object(torch_reference, "_LARGEST", largest):
         expected = attention(g, queries, keys, values, up if latent else None, window)
         padded = attention(
             grown,
@@ -149,7 +149,7 @@ def test_tiles_of_any_size_give_the_same_numbers(
     keys, values = (random(tokens, *heads) for heads in ((4, g.key_size), (2, g.value_size)))
     up = random(g.key_heads, GROUP * HEAD_DIM, g.key_size) if latent else None
     whole = attention(g, queries, keys, values, up, window)
-    with mock.patch.multiple(reference, _LARGEST=largest, _ROWS=rows):
+    with mock.patch.multiple(torch_reference, _LARGEST=largest, _ROWS=rows):
         in_tiles = attention(g, queries, keys, values, up, window)
     torch.testing.assert_close(in_tiles, whole, rtol=1e-4, atol=1e-5)
 
