@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu_page import measure
 from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.profiling.timing import microseconds
-from vllm_gac.serving.prefill import (
+from vllm_gac.serving.attention.prefill import (
     PrefillBatch,
     PrefillLayer,
     kernel_for,

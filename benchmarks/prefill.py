@@ -23,7 +23,7 @@ from vllm_gac.gpu.attention_choice import widths
 from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.profiling.prefill_batch import PrefillChunk
 from vllm_gac.profiling.timing import microseconds, warm_up
-from vllm_gac.serving.prefill_kernels import installed_gpu
+from vllm_gac.serving.attention.prefill_kernels import installed_gpu
 from vllm_gac.serving.stock_attention import stock_prefill_kernel
 
 SEQUENCES, LENGTH, HEAD_DIM = 4, 2048, 128
@@ -125,7 +125,7 @@ def _measure(layer: Layer) -> dict[str, Any]:
                 error = chunk.error()
                 row["error"] = float(f"{max(error, row.get('error', 0)):.1e}")
     if layer.is_plain:
-        with mock.patch("vllm_gac.serving.prefill.reads_pages", return_value=False):
+        with mock.patch("vllm_gac.serving.attention.prefill.reads_pages", return_value=False):
             row["FA3 gathered"] = _time(chunk.attention("FA3", cached=True))
     if layer.meets_slow_kernels:
         row["vLLM Triton diffkv"] = _time(_triton(chunk))

@@ -72,7 +72,7 @@ def test_nothing_that_is_required_is_missing_but_what_is_left_out_on_purpose():
     assert not any(importlib.util.find_spec(name) for name in LEFT_OUT)
 
 
-@pytest.mark.parametrize("module", ["vllm_gac", "vllm_gac.cli", "vllm_gac.plugin"])
+@pytest.mark.parametrize("module", ["vllm_gac", "vllm_gac.cli", "vllm_gac.serving.plugin"])
 def test_importing_it_imports_neither_torch_nor_vllm(module):
     show = f"import sys, {module}; print(sorted({{'torch', 'vllm'}} & sys.modules.keys()))"
     run = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)

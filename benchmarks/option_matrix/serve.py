@@ -25,7 +25,7 @@ def preload() -> None:
     from vllm.platforms import current_platform
     from vllm.plugins import load_general_plugins
 
-    import vllm_gac.serving.model  # noqa: F401
+    import vllm_gac.serving.model.llama  # noqa: F401
 
     if current_platform.is_cpu():
         import vllm.v1.worker.cpu_worker

@@ -20,9 +20,9 @@ from tests.hostile.case import Case
 from tests.serving.stubs import ModelConfigStub
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
-from vllm_gac.serving.config_parser import config_to_serve
-from vllm_gac.serving.loader import GacModelLoader
-from vllm_gac.serving.preflight import open_to_serve, preflight
+from vllm_gac.serving.config.parser import config_to_serve
+from vllm_gac.serving.loading.loader import GacModelLoader
+from vllm_gac.serving.loading.preflight import open_to_serve, preflight
 
 CASES: dict[str, Case] = {
     **texts.CASES,

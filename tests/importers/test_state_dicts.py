@@ -20,7 +20,7 @@ from tests.support.dense_models import config, weights, write, write_text
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
-from vllm_gac.serving.loader import GacModelLoader
+from vllm_gac.serving.loading.loader import GacModelLoader
 
 INDEX = "pytorch_model.bin.index.json"
 FORMS: dict[str, dict[str, Any]] = {

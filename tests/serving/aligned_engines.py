@@ -39,7 +39,7 @@ def main(strategies: list[str], model: str, directory: Path) -> None:
     from vllm.inputs import TokensPrompt
     from vllm.model_executor.layers.activation import SiluAndMul
 
-    from vllm_gac.serving.model import GacLlamaForCausalLM
+    from vllm_gac.serving.model.llama import GacLlamaForCausalLM
 
     logits: list[torch.Tensor] = []
     compute = GacLlamaForCausalLM.compute_logits

@@ -18,9 +18,9 @@ from vllm_gac.alignment.rules import Quantized
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.serving.align import align_config
-from vllm_gac.serving.hf_layout import layout_of_hf, stored_layout
-from vllm_gac.serving.loader import GacModelLoader
+from vllm_gac.serving.config.padding import align_config
+from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
+from vllm_gac.serving.loading.loader import GacModelLoader
 
 HEAD_DIM = 60
 FP8 = Quantized(linear=16, cache=16)

@@ -12,7 +12,7 @@ from vllm.config.load import LoadConfig
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import ModelConfigStub
 from vllm_gac.errors import CheckpointError
-from vllm_gac.serving.loader import GacModelLoader
+from vllm_gac.serving.loading.loader import GacModelLoader
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 

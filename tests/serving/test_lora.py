@@ -24,7 +24,7 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.zero_padding import padded_tensor
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.serving.lora import fit_adapter
+from vllm_gac.serving.model.lora import fit_adapter
 
 Shapes = dict[str, tuple[int, int]]
 

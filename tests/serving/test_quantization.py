@@ -23,10 +23,10 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.serving.config_hook import GacConfigHook
-from vllm_gac.serving.loader import GacModelLoader
-from vllm_gac.serving.packed import check_cache_scheme, check_packed
-from vllm_gac.serving.quantization import asked_quantization
+from vllm_gac.serving.config.hook import GacConfigHook
+from vllm_gac.serving.config.quantization import asked_quantization
+from vllm_gac.serving.loading.loader import GacModelLoader
+from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme, check_packed
 from vllm_gac.steps.repair import repair
 
 

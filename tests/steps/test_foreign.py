@@ -12,7 +12,7 @@ from tests.support.command import error
 from tests.support.model_files import config, write_model
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
-from vllm_gac.serving.loader import GacModelLoader
+from vllm_gac.serving.loading.loader import GacModelLoader
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 16060556376\n"
 

@@ -63,7 +63,7 @@ def measure_prefill(plans: Iterable[PrefillPlan], tick: Callable[[], object]) ->
 def _measure(plan: PrefillPlan) -> Iterator[PrefillTime]:
     # Not at the top: profiling does without vLLM, whose kernels most of these are.
     from vllm_gac.profiling.prefill_batch import PrefillChunk
-    from vllm_gac.serving.prefill_kernels import installed_gpu
+    from vllm_gac.serving.attention.prefill_kernels import installed_gpu
     from vllm_gac.serving.stock_attention import stock_prefill_kernel
 
     sizes = plan.key_size, plan.value_size

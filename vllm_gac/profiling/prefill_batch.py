@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys, paged_attention, write_cache
-from vllm_gac.serving.prefill import PrefillLayer, prefill_attention, prefill_batch
+from vllm_gac.serving.attention.prefill import PrefillLayer, prefill_attention, prefill_batch
 
 _DEVICE = torch.device("cuda")
 

@@ -20,8 +20,8 @@ from vllm_gac import __version__
 from vllm_gac.gpu.attention_choice import STOCK
 from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
-from vllm_gac.registration import ARCHITECTURE
-from vllm_gac.serving.hf_layout import layout_of_hf
+from vllm_gac.serving.hf_layouts import layout_of_hf
+from vllm_gac.serving.registration import ARCHITECTURE
 from vllm_gac.steps.inspect import aligned_dims
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -162,7 +162,7 @@ def _attention(
     # Not at the top: the front end has no other use for vLLM's layers.
     from vllm.platforms import current_platform
 
-    from vllm_gac.serving.attention import attention_kernels
+    from vllm_gac.serving.attention.layer import attention_kernels
 
     key, value = layer.key, layer.value
     geometry = CacheGeometry(

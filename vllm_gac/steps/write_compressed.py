@@ -22,7 +22,7 @@ from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import Plan
 from vllm_gac.planning.plan_file import planned_layout
-from vllm_gac.registration import ARCHITECTURE
+from vllm_gac.serving.registration import ARCHITECTURE
 from vllm_gac.steps.model_card import model_card
 
 

@@ -5,7 +5,7 @@ what Ray calls a GPU, of which there are as many as RAY_OVERRIDE_RESOURCES says.
 inherit the environment, and so this.
 """
 
-from vllm_gac.deferred import once_imported
+from vllm_gac.serving.after_import import once_imported
 
 
 def _name_a_device() -> None:

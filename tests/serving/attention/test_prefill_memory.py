@@ -1,0 +1,397 @@
+"""Prefill holds no more memory than vLLM was shown, however long the contexts of a step are."""
+
+import itertools
+import weakref
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("vllm")
+
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
+from vllm_gac.serving.attention import prefill
+from vllm_gac.serving.attention.prefill import (
+    PrefillLayer,
+    prefill_attention,
+    prefill_batch,
+    runs_within,
+)
+from vllm_gac.serving.attention.prefill_kernels import (
+    Context,
+    attend,
+    fa3_splits,
+    in_place_kernel,
+    kernel_bytes,
+)
+from vllm_gac.serving.attention.prefill_memory import prefill_bytes, row_bytes, tokens_at_once
+
+H200 = 150_000_000_000  # bytes, about
+BLOCK, MIB = 16, 1 << 20
+ROTARY = CacheGeometry(32, 96, 8, 96, 8, 64)
+LATENT = CacheGeometry(32, 128, 8, 64, 4, 128)
+CONTEXTS = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(0, 400)), min_size=1, max_size=30
+)  # (new tokens, cached before) of each sequence
+
+
+class MostHeld(TorchDispatchMode):
+    """Bytes of tensors made and not yet freed, and the most there were at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.most = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **kwargs or {})
+        if isinstance(made, torch.Tensor) and func.overloadpacket.__name__.startswith(
+            ("empty", "zeros", "new_empty")
+        ):
+            size = made.untyped_storage().nbytes()
+            self._add(size)
+            weakref.finalize(made.untyped_storage(), self._add, -size)
+        return made
+
+    def _add(self, size: int) -> None:
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
+class Launcher:
+    """A Triton kernel that does nothing, and keeps nothing alive as a mock would."""
+
+    def __getitem__(self, grid: object) -> Any:
+        return lambda *_, **__: None
+
+
+def layer_of(geometry: CacheGeometry, kernel: str, in_place: str | None = None) -> PrefillLayer:
+    latent = None
+    if geometry is LATENT:
+        up = torch.empty(8, 128, 64, dtype=torch.bfloat16, device="meta")
+        latent = LatentKeys(up, torch.empty(1, 64, device="meta"))
+    return PrefillLayer(geometry, kernel, (9, 0), 0.1, latent=latent, in_place=in_place)
+
+
+def run(
+    layer: PrefillLayer, chunks: list[tuple[int, int]], most: int, quantized: bool = False
+) -> tuple[list[tuple[str, Any]], int]:
+    """Every call of a kernel, as (name, context), and the most bytes held; nothing is computed."""
+    g, options = layer.geometry, {"dtype": torch.bfloat16, "device": "meta"}
+    queries, past = map(torch.tensor, zip(*chunks, strict=True))
+    starts, lengths = torch.tensor([0, *queries.tolist()]).cumsum(0), queries + past
+    on_device = torch.empty(len(chunks), 1, dtype=torch.int32, device="meta")
+    batch = prefill_batch(starts, lengths, on_device[:, 0], on_device, most)
+    tokens = int(starts[-1])
+    query, output = (
+        torch.empty(tokens, g.query_heads, size, **options) for size in (g.query_size, g.value_size)
+    )
+    key = torch.empty(tokens, g.value_heads, g.key_width, **options)
+    value = torch.empty(tokens, g.value_heads, g.value_size, **options)
+    cache = torch.empty(4, g.value_heads, BLOCK, g.key_width + g.value_size, **options)
+    scale = torch.ones(()) if quantized else None
+    calls: list[tuple[str, Any]] = []
+
+    def attend(kernel: str, query: Any, keys: Any, values: Any, starts: Any, *rest: Any) -> None:
+        calls.append((kernel, rest[1]))
+        attended.append(query.shape[0])
+
+    attended: list[int] = []
+    with (
+        mock.patch("vllm_gac.kernels.gather_context._gather", Launcher()),
+        mock.patch.multiple(prefill, attend=attend, copy_columns=lambda *_, **__: None),
+        MostHeld() as held,
+    ):
+        prefill_attention(layer, query, key, value, cache, batch, output, scale, scale)
+    assert sum(attended) == tokens
+    return calls, held.most
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))
+def test_runs_hold_every_sequence_once_and_no_more_than_they_may(
+    lengths: list[int], most: int
+) -> None:
+    runs = list(runs_within(lengths, most))
+    assert [i for run in runs for i in range(run.start, run.stop)] == list(range(len(lengths)))
+    for run in runs:
+        assert run.stop - run.start == 1 or sum(lengths[run]) <= most
+    for run, after in itertools.pairwise(runs):
+        assert sum(lengths[run]) + lengths[after.start] > most
+
+
+@given(CONTEXTS, st.integers(1, 900))
+def test_parts_are_the_batch(chunks: list[tuple[int, int]], most: int) -> None:
+    """Each token, context and page of it once, in order, as if the parts were batches."""
+    queries, past = map(torch.tensor, zip(*chunks, strict=True))
+    starts, lengths = torch.tensor([0, *queries.tolist()]).cumsum(0), queries + past
+    table = torch.arange(2 * len(chunks)).view(-1, 2)
+    whole = prefill_batch(starts, lengths, lengths, table, most)
+    if not whole.parts:
+        assert whole.context_tokens <= most or len(chunks) == 1
+        return
+    end = 0
+    for rows, part in whole.parts:
+        assert rows.start == end
+        end = rows.stop
+        assert part.query_starts[0] == part.context_starts[0] == 0
+        assert part.query_starts[-1] == end - rows.start
+        assert part.context_starts[-1] == part.context_tokens == part.lengths.sum()
+        assert part.context_tokens <= most or len(part.lengths) == 1
+        assert not part.parts
+    assert end == int(starts[-1])
+    for name in ("lengths", "block_table"):
+        joined = torch.cat([getattr(part, name) for _, part in whole.parts])
+        assert torch.equal(joined, getattr(whole, name))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    CONTEXTS,
+    st.sampled_from(
+        [
+            (ROTARY, "FA4", False),
+            (ROTARY, "FA3", False),
+            (ROTARY, "FA3", True),
+            (ROTARY, "xformers", False),
+            (LATENT, "FA3", False),
+            (LATENT, "FA4", False),
+            (CacheGeometry(32, 100, 8, 100, 4, 68), "FA2", False),
+        ]
+    ),
+)
+def test_no_step_holds_more_than_is_reserved(
+    chunks: list[tuple[int, int]], kind: tuple[CacheGeometry, str, bool]
+) -> None:
+    geometry, kernel, quantized = kind
+    layer, most = layer_of(geometry, kernel), 512
+    tokens = sum(new for new, _ in chunks)
+    reserved = prefill_bytes(layer, tokens, most, quantized, torch.bfloat16)
+    _, held = run(layer, chunks, most, quantized)
+    assert held <= reserved
+
+
+def test_a_kernel_of_equal_heads_holds_one_result_at_a_time() -> None:
+    tokens, heads, kv_heads, size = 100, 32, 8, 64
+    query, output = torch.empty(2, tokens, heads, size, dtype=torch.bfloat16, device="meta")
+    keys, values = torch.empty(2, tokens, kv_heads, size, dtype=torch.bfloat16, device="meta")
+    starts = torch.empty(2, dtype=torch.int32, device="meta")
+
+    def forward(query: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor]:
+        return (query.new_empty(query.shape),)
+
+    with (
+        mock.patch.object(torch.ops.aten, "_efficient_attention_forward", forward),
+        MostHeld() as held,
+    ):
+        context = Context(tokens, starts=starts)
+        attend("xformers", query, keys, values, starts, tokens, context, 0.1, None, output)
+    assert 0 < held.most <= kernel_bytes("xformers", tokens, heads, kv_heads, size, torch.bfloat16)
+
+
+def test_what_is_reserved_does_not_grow_with_the_sequences() -> None:
+    layer, chunks = layer_of(LATENT, "FA3"), [(100, 120_000)] * 80
+    calls, held = run(layer, chunks, 1 << 18)
+    assert len(calls) == 40
+    assert held == (1 << 18) * 4096
+    _, unbounded = run(layer, chunks, 0)
+    assert unbounded > 36 << 30
+
+
+@pytest.mark.parametrize(
+    ("geometry", "memory", "longest", "mebibytes"),
+    [
+        (ROTARY, 0, 131072, 320),
+        (ROTARY, H200, 131072, 640),
+        (LATENT, 0, 131072, 512),
+        (LATENT, H200, 131072, 1024),
+        (ROTARY, 24 << 30, 8192, 160),
+        (CacheGeometry(32, 128, 32, 128, 32, 128), H200, 131072, 2048),  # 64 GiB of cache in all
+    ],
+)
+def test_rows_of_a_whole_context_or_of_a_share_of_the_gpu(
+    geometry: CacheGeometry, memory: int, longest: int, mebibytes: int
+) -> None:
+    layer = layer_of(geometry, "FA4" if geometry is ROTARY else "FA3")
+    row = row_bytes(layer, quantized=geometry.key_heads == 32, dtype=torch.bfloat16)
+    tokens = tokens_at_once(row, memory, longest, 256)
+    assert tokens >= longest
+    assert tokens * row == mebibytes * MIB
+
+
+def test_nothing_is_reserved_beyond_what_sequences_there_can_be() -> None:
+    assert tokens_at_once(2560, H200, 512, 4) == 2048
+    assert tokens_at_once(2560, H200, 500, 1) == 512
+
+
+def test_kernels_that_read_pages_gather_nothing() -> None:
+    layer = layer_of(CacheGeometry(32, 96, 8, 96, 8, 96), "FA3")
+    assert row_bytes(layer, quantized=False, dtype=torch.bfloat16) == 0
+    assert row_bytes(layer, quantized=True, dtype=torch.bfloat16) == 8 * 192 * 2
+    assert tokens_at_once(0, H200, 131072, 256) == 0
+    calls, held = run(layer, [(100, 120_000)] * 80, 1 << 17)
+    assert [context.block_table is not None for _, context in calls] == [True]
+    assert held == 0
+
+
+@pytest.mark.parametrize(
+    ("chunks", "quantized", "kernel", "pages"),
+    [
+        ([(100, 120_000)] * 80, False, "FA3", True),
+        ([(100, 0), (9, 120_000)], False, "FA3", True),
+        ([(2000, 120_000)], False, "FA4", False),
+        ([(100, 120_000)], True, "FA4", False),
+        ([(100, 0)] * 4, False, "FA4", False),
+    ],
+)
+def test_few_tokens_after_a_long_past_read_pages(
+    chunks: list[tuple[int, int]], quantized: bool, kernel: str, pages: bool
+) -> None:
+    calls, _ = run(layer_of(ROTARY, "FA4", in_place="FA3"), chunks, 1 << 17, quantized)
+    assert {(name, context.block_table is not None) for name, context in calls} == {(kernel, pages)}
+
+
+def test_pages_are_read_by_flash_attention_3_on_hopper_alone() -> None:
+    hopper = SimpleNamespace(capability=(9, 0), installed=("FA2", "FA3", "FA4"))
+    assert in_place_kernel("FA4", (96, 64), hopper) == "FA3"
+    assert in_place_kernel("FA3", (96, 96), hopper) is None
+    assert in_place_kernel("FA4", (160, 128), hopper) is None  # not as fast from pages
+    assert (
+        in_place_kernel("FA4", (96, 64), SimpleNamespace(capability=(10, 0), installed=("FA4",)))
+        is None
+    )
+
+
+@given(
+    st.integers(1, 256),
+    st.integers(1, 8192),
+    st.sampled_from([(32, 8), (4, 1), (8, 1), (32, 32), (64, 8)]),
+    st.sampled_from([64, 128, 256]),
+)
+def test_what_flash_attention_3_holds_of_split_contexts_is_bounded(
+    sequences: int, longest: int, heads: tuple[int, int], size: int
+) -> None:
+    """By its heuristic as of vLLM 0.32, on all multiprocessors, with its smallest tiles."""
+    tokens = min(sequences * longest, 16384)
+    query, values = (
+        torch.empty(count, many, size, device="meta")
+        for count, many in zip((tokens, 9), heads, strict=True)
+    )
+    splits = fa3_splits(query, values, longest)
+    part = 4 * tokens * heads[0] * (size + 1)
+    if splits == 0:
+        tiles = heads[1] * -(-longest * (heads[0] // heads[1]) // 192)
+        splits = 1 if tiles >= 0.8 * 132 else min(128, -(-132 // tiles))
+    assert splits == 1 or splits * part <= 128 * MIB
+
+
+@pytest.fixture
+def impl(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of a layer of latent keys, on a server of 4096 tokens of context."""
+    from vllm_gac.serving.attention import gpu_backend, prefill_memory
+
+    made = object.__new__(gpu_backend.GacImpl)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(dtype=torch.bfloat16, max_model_len=4096),
+        scheduler_config=SimpleNamespace(max_num_seqs=256),
+    )
+    vars(made).update(
+        prefill_layer=layer_of(LATENT, "FA3"), kv_cache_dtype="auto", vllm_config=config
+    )
+    layers = {"0": SimpleNamespace(impl=made)}
+    monkeypatch.setattr(prefill_memory, "get_layers_from_vllm_config", lambda *_: layers)
+    return made
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_the_run_that_vllm_measures_holds_what_prefill_may_need(impl: Any, measured: bool) -> None:
+    """That run has no cache; later ones without attention have, and are not measured."""
+    query, output = torch.empty(2, 1000, 32, 128, dtype=torch.bfloat16, device="meta")
+    cache = torch.empty(0 if measured else 9)
+    with MostHeld() as held:
+        impl.forward(None, query, query, query, cache, None, output)
+    expected = prefill_bytes(impl.prefill_layer, 1000, 4096, quantized=False, dtype=torch.bfloat16)
+    assert expected > 4096 * 4096
+    assert held.most == (expected if measured else 0)
+    assert held.now == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("geometry", "kernel", "new"),
+    [(ROTARY, "FA4", 900), (ROTARY, "FA4", 60), (LATENT, "FA3", 60), (LATENT, "FA4", 60)],
+)
+def test_on_a_gpu_too(geometry: CacheGeometry, kernel: str, new: int) -> None:
+    """20 sequences that share the pages of 50,000 tokens; the same result as each alone."""
+    from vllm_gac.serving.attention.prefill_kernels import installed_gpu
+
+    if kernel not in installed_gpu().installed or installed_gpu().capability[0] != 9:
+        pytest.skip(f"{kernel} on Hopper")
+    torch.manual_seed(0)
+    g, count, past = geometry, 20, 50_000
+    options = {"dtype": torch.bfloat16, "device": "cuda"}
+    latent = None
+    if g is LATENT:
+        inv_freq = 5e5 ** -(torch.arange(64, device="cuda") / 64)
+        latent = LatentKeys(torch.randn(8, 128, 64, **options) / 8, inv_freq[None])
+    layer = PrefillLayer(g, kernel, (9, 0), 0.1, latent=latent)
+    lengths = torch.full((count,), past + new)
+    pages = -(-(past + new) // BLOCK)
+    cache = torch.randn(pages, g.value_heads, BLOCK, g.key_width + g.value_size, **options)
+    table = torch.arange(pages, dtype=torch.int32, device="cuda").expand(count, -1).contiguous()
+    query = torch.randn(count * new, g.query_heads, g.query_size, **options)
+    key = torch.randn(count * new, g.value_heads, g.key_width, **options)
+    value = torch.randn(count * new, g.value_heads, g.value_size, **options)
+    output = torch.empty(count * new, g.query_heads, g.value_size, **options)
+    most = 1 << 17
+    starts = torch.arange(count + 1) * new
+    batch = prefill_batch(starts, lengths, lengths.int().cuda(), table, most)
+    assert len(batch.parts) == 10
+    prefill_attention(layer, query, key, value, cache, batch, output)
+    expected = output.clone()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    prefill_attention(layer, query, key, value, cache, batch, output)
+    held = torch.cuda.max_memory_allocated() - before
+    assert held <= prefill_bytes(layer, count * new, most, False, torch.bfloat16)
+    assert torch.cuda.memory_reserved() < 2 * held + before + (64 << 20)
+    alone = prefill_batch(torch.tensor([0, new]), lengths[:1], lengths[:1].int().cuda(), table[:1])
+    for i in (0, count - 1):
+        rows = slice(i * new, (i + 1) * new)
+        part = torch.empty_like(output[rows])
+        prefill_attention(layer, query[rows], key[rows], value[rows], cache, alone, part)
+        error = (part.float() - expected[rows].float()).norm() / part.float().norm()
+        assert error < 5e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(32, 8), (8, 1)])
+def test_split_contexts_of_many_short_sequences_on_a_gpu(heads: tuple[int, int]) -> None:
+    """FlashAttention 3 from pages, as in a step of 200 sequences with 32 new tokens each."""
+    from vllm_gac.serving.attention.prefill_kernels import installed_gpu
+
+    if "FA3" not in installed_gpu().installed or installed_gpu().capability[0] != 9:
+        pytest.skip("FA3 on Hopper")
+    g = CacheGeometry(heads[0], 96, heads[1], 96, heads[1], 96)
+    count, new, length = 200, 32, 5_000
+    options = {"dtype": torch.bfloat16, "device": "cuda"}
+    layer, lengths = layer_of(g, "FA3"), torch.full((count,), length)
+    cache = torch.randn(-(-length // BLOCK), g.value_heads, BLOCK, 192, **options)
+    table = torch.arange(len(cache), dtype=torch.int32, device="cuda").expand(count, -1)
+    query = torch.randn(count * new, g.query_heads, 96, **options)
+    key, value = torch.randn(2, count * new, g.value_heads, 96, **options)
+    output = torch.empty_like(query)
+    batch = prefill_batch(
+        torch.arange(count + 1) * new, lengths, lengths.int().cuda(), table.contiguous()
+    )
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    prefill_attention(layer, query, key, value, cache, batch, output)
+    held = torch.cuda.max_memory_allocated() - before
+    reserved = prefill_bytes(layer, count * new, 0, quantized=False, dtype=torch.bfloat16)
+    assert held <= reserved + MIB  # what schedules its parts

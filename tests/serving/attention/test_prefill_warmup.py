@@ -1,0 +1,68 @@
+"""What prefill is compiled with is shaped, and lies in memory, as what is served."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from vllm.config import CacheConfig
+
+from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.serving.attention import prefill_memory, prefill_warmup
+from vllm_gac.serving.attention.prefill import PrefillBatch, PrefillLayer
+
+CPU = torch.device("cpu")
+GEOMETRY = CacheGeometry(8, 120, 4, 120, 2, 80)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+    """Arguments of every prefill that was run, of a model of two layers that are alike."""
+    seen: list[tuple[Any, ...]] = []
+    impl = SimpleNamespace(
+        prefill_layer=PrefillLayer(GEOMETRY, "FA3", (9, 0), 0.1),
+        cached_dtype=lambda layer: torch.bfloat16,
+    )
+    layers = {name: SimpleNamespace(impl=impl) for name in ("0", "1")}
+    monkeypatch.setattr(prefill_memory, "get_layers_from_vllm_config", lambda *_: layers)
+    monkeypatch.setattr(prefill_warmup, "prefill_attention", lambda *args: seen.append(args))
+    monkeypatch.setattr(prefill_warmup, "_compiled", set())
+    for name in ("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+    return seen
+
+
+def _compile(layout: str) -> None:
+    cache = CacheConfig()
+    cache.kv_cache_layout = layout
+    config: Any = SimpleNamespace(
+        cache_config=cache, model_config=SimpleNamespace(dtype=torch.bfloat16)
+    )
+    prefill_warmup.compile_prefill_kernels(config, 32, CPU)
+
+
+@pytest.mark.parametrize(
+    ("layout", "strides"), [("LBHNC", (32 * 320, 320)), ("LBNHC", (320, 2 * 320))]
+)
+def test_whole_prompts_and_later_parts_of_every_class_once(
+    layout: str, strides: tuple[int, int], runs: list[tuple[Any, ...]]
+) -> None:
+    for _ in range(2):
+        _compile(layout)
+    pasts = []
+    for _, query, key, value, cache, batch, output, *scales in runs:
+        assert isinstance(batch, PrefillBatch)
+        tokens = query.shape[0]
+        pasts.append(batch.has_past)
+        assert query.shape == (tokens, 8, 120)
+        assert key.shape == (tokens, 2, 240)
+        assert value.shape == (tokens, 2, 80)
+        assert output.shape == (tokens, 8, 80)
+        assert cache.shape == (1, 2, 32, 320)
+        assert cache.stride()[1:3] == strides
+        assert scales == [None, None]
+    assert pasts == [False, True]

@@ -1,0 +1,130 @@
+"""One step's metadata, shared by the builders of all classes of heads."""
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+
+@pytest.fixture
+def backend() -> ModuleType:
+    from vllm_gac.serving.attention import gpu_backend
+
+    return gpu_backend
+
+
+def step(queries: list[int], contexts: list[int]) -> Any:
+    """vLLM's description of a batch, decoding requests first."""
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    starts = torch.tensor([0, *queries]).cumsum(0).int()
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=lengths,
+        seq_lens_cpu_upper_bound=lengths,
+        num_reqs=len(queries),
+        num_actual_tokens=sum(queries),
+        max_query_len=max(queries),
+        max_seq_len=max(contexts),
+        block_table_tensor=torch.arange(4 * len(queries), dtype=torch.int32).view(-1, 4),
+        slot_mapping=torch.zeros(sum(queries), dtype=torch.int64),
+    )
+
+
+def builder(backend: ModuleType, scratch: str) -> Any:
+    made = object.__new__(backend.GacBuilder)
+    vars(made).update(max_decode_query=1, most_gathered=0, scratch=scratch)
+    return made
+
+
+def test_builders_of_all_classes_build_a_step_once(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    build = backend.prefill_batches
+    monkeypatch.setattr(backend, "prefill_batches", lambda *a: calls.append(1) or build(*a))
+    common = step([1, 1, 20, 7], [50, 9, 20, 30])
+    found = [builder(backend, name).build(0, common) for name in "abc"]
+    assert len(calls) == 1
+    assert [metadata.scratch for metadata in found] == ["a", "b", "c"]
+    assert len({id(metadata.step) for metadata in found}) == 1
+    assert builder(backend, "a").build(0, step([1], [5])).step is not found[0].step
+
+
+@pytest.mark.parametrize("change", ["seq_lens", "block_table_tensor", "query_start_loc"])
+def test_a_batch_that_was_changed_is_built_again(backend: ModuleType, change: str) -> None:
+    common, made = step([1, 20], [50, 20]), builder(backend, "a")
+    first = made.build(0, common).step
+    setattr(common, change, getattr(common, change).clone())
+    again = made.build(0, common).step
+    assert again is not first
+    assert made.build(0, common).step is again
+
+
+def test_drafts_never_share(backend: ModuleType) -> None:
+    common, made = step([1, 1], [50, 20]), builder(backend, "a")
+    first = made.build_for_drafting(common, 0).step
+    assert made.build_for_drafting(common, 1).step is not first
+
+
+def test_a_mixed_batch_is_split(backend: ModuleType) -> None:
+    found = backend.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1, 0)
+    assert found.decode_tokens == 2
+    assert found.decode_lengths.tolist() == [50, 9]
+    assert found.decode_block_table.shape == (2, 4)
+    ((rows, prefill),) = found.prefills
+    assert rows == slice(2, 29)
+    assert prefill.query_starts.tolist() == [0, 20, 27]
+    assert prefill.context_starts.tolist() == [0, 20, 50]
+    assert prefill.lengths.tolist() == [20, 30]
+    assert prefill.block_table.tolist() == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    assert (prefill.longest_query, prefill.longest_context) == (20, 30)
+    assert prefill.context_tokens == 50
+
+
+@pytest.mark.parametrize(("contexts", "past"), [([20, 7], False), ([20, 8], True)])
+def test_whole_prompts_have_no_past(backend: ModuleType, contexts: list[int], past: bool) -> None:
+    ((_, prefill),) = backend.step_of(step([20, 7], contexts), 1, 0).prefills
+    assert prefill.has_past == past
+
+
+def test_many_prompts_are_met_in_parts(backend: ModuleType) -> None:
+    """Each no larger than what kernels were compiled for, and all together once."""
+    queries = [1, 1, *(2 + i % 3 for i in range(600))]
+    common = step(queries, [length + 5 for length in queries])
+    found = backend.step_of(common, 1, 0)
+    parts = [len(prefill.lengths) for _, prefill in found.prefills]
+    assert parts == [256, 256, 88]
+    end = 2
+    for rows, prefill in found.prefills:
+        assert rows.start == end
+        end = rows.stop
+        assert prefill.query_starts[0] == prefill.context_starts[0] == 0
+        assert prefill.query_starts[-1] == end - rows.start
+        assert prefill.context_starts[-1] == prefill.context_tokens == int(prefill.lengths.sum())
+    assert end == sum(queries)
+    tables = torch.cat([prefill.block_table for _, prefill in found.prefills])
+    assert torch.equal(tables, common.block_table_tensor[2:])
+
+
+def test_long_contexts_are_gathered_in_parts(backend: ModuleType) -> None:
+    """Of no more tokens than may be, and all together once; the decoding requests not at all."""
+    common = step([1, 1, 20, 7, 3, 9], [50, 9, 20, 30, 49, 1])
+    ((rows, whole),) = backend.step_of(common, 1, 50).prefills
+    assert rows == slice(2, 41)
+    assert whole.lengths.tolist() == [20, 30, 49, 1]
+    assert [rows for rows, _ in whole.parts] == [slice(0, 27), slice(27, 39)]
+    assert [part.lengths.tolist() for _, part in whole.parts] == [[20, 30], [49, 1]]
+    assert [part.query_starts.tolist() for _, part in whole.parts] == [[0, 20, 27], [0, 3, 12]]
+    assert whole.parts[1][1].block_table[0].tolist() == [16, 17, 18, 19]
+
+
+def test_a_decoding_batch_has_no_prefill(backend: ModuleType) -> None:
+    found = backend.step_of(step([1, 1], [50, 9]), 1, 0)
+    assert found.prefills == ()
+    assert found.decode_tokens == 2

@@ -1,0 +1,82 @@
+"""Pages lie head by head, unless somebody else decides."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import AttentionConfig, CacheConfig, KVTransferConfig, VllmConfig
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from vllm_gac.serving.config import cache_layout
+
+
+@pytest.fixture(autouse=True)
+def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_layout, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+    monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
+
+
+def _chosen(**asked: Any) -> str | None:
+    settings = {
+        "cache_config": CacheConfig(),
+        "attention_config": AttentionConfig(),
+        "kv_transfer_config": None,
+        "speculative_config": None,
+    }
+    config: Any = SimpleNamespace(**settings | asked)
+    cache_layout.choose_cache_layout(config)
+    layout: str | None = config.cache_config.kv_cache_layout
+    return layout
+
+
+def test_heads_come_first() -> None:
+    assert _chosen() == "LBHNC"
+
+
+def test_a_config_of_vllms_has_all_that_is_looked_at() -> None:
+    config = VllmConfig()
+    cache_layout.choose_cache_layout(config)
+    assert config.cache_config.get_resolved_kv_cache_layout().is_block_contiguous
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"kv_transfer_config": KVTransferConfig()},
+        {"cache_config": CacheConfig(kv_offloading_size=1.0)},
+        {"attention_config": AttentionConfig(backend=AttentionBackendEnum.FLEX_ATTENTION)},
+        {
+            "attention_config": AttentionConfig(
+                backend_per_kind={"full_attention": AttentionBackendEnum.FLEX_ATTENTION}
+            )
+        },
+        {"speculative_config": object()},
+    ],
+)
+def test_vllm_decides_where_others_have_a_say(asked: dict[str, Any]) -> None:
+    assert _chosen(**asked) is None
+
+
+def test_what_the_user_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "NHD")
+    assert _chosen() is None
+
+
+def test_a_cpu_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_layout, "current_platform", SimpleNamespace(is_cuda=lambda: False))
+    assert _chosen() is None
+
+
+@pytest.mark.parametrize("layout", KVCacheLayout)
+def test_pages_lie_as_the_layout_says(layout: KVCacheLayout) -> None:
+    blocks, heads, tokens, row = shape = (2, 3, 5, 7)
+    pages = cache_layout.zero_pages(layout, shape, torch.float16, torch.device("cpu"))
+    assert pages.shape == shape
+    strides = {
+        "BHN": (heads * tokens * row, tokens * row, row),
+        "BNH": (heads * tokens * row, row, heads * row),
+        "HBN": (tokens * row, blocks * tokens * row, row),
+    }
+    assert pages.stride() == (*strides[layout.name.replace("L", "").removesuffix("C")], 1)

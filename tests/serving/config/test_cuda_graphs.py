@@ -1,0 +1,134 @@
+"""Gac models are not compiled, unless the user says so."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config import CompilationMode
+
+from vllm_gac.serving.config import cuda_graphs
+
+SWITCH = "VLLM_USE_BREAKABLE_CUDAGRAPH"
+
+
+def _asked(mode: object = None, eager: bool = False, **graphs: object) -> Any:
+    graphs = {
+        "cudagraph_mode": None,
+        "cudagraph_capture_sizes": None,
+        "max_cudagraph_capture_size": None,
+    } | graphs
+    return SimpleNamespace(
+        compilation_config=SimpleNamespace(mode=mode, **graphs),
+        model_config=SimpleNamespace(enforce_eager=eager),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=1024),
+        speculative_config=None,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+    monkeypatch.setattr(cuda_graphs, "break_graphs_at_attention", lambda: None)  # of this process
+    monkeypatch.setattr(cuda_graphs, "_switched_on", False)
+    monkeypatch.setenv(SWITCH, "")  # so that it is put back, whatever a test does to it
+    monkeypatch.delenv(SWITCH)
+
+
+def test_a_model_is_captured_and_not_compiled() -> None:
+    config = _asked()
+    cuda_graphs.choose_cuda_graphs(config)
+    assert os.environ[SWITCH] == "1"
+    assert config.compilation_config.cudagraph_capture_sizes[-4:] == [640, 768, 896, 1024]
+
+
+def test_sizes_that_the_user_asked_for_are_captured() -> None:
+    config = _asked(max_cudagraph_capture_size=64)
+    cuda_graphs.choose_cuda_graphs(config)
+    assert os.environ[SWITCH] == "1"
+    assert config.compilation_config.cudagraph_capture_sizes is None
+
+
+@pytest.mark.parametrize("asked", [_asked(mode=3), _asked(eager=True)])
+def test_what_the_user_asked_for_stays(asked: Any) -> None:
+    cuda_graphs.choose_cuda_graphs(asked)
+    assert SWITCH not in os.environ
+
+
+def test_a_switch_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    cuda_graphs.choose_cuda_graphs(_asked())
+    assert os.environ[SWITCH] == "0"
+
+
+def test_an_engine_started_later_decides_anew() -> None:
+    cuda_graphs.choose_cuda_graphs(_asked())
+    again = _asked()
+    cuda_graphs.choose_cuda_graphs(again)
+    assert os.environ[SWITCH] == "1"
+    assert again.compilation_config.cudagraph_capture_sizes is not None
+    # vLLM lets a switch that is on win over the mode.
+    cuda_graphs.choose_cuda_graphs(_asked(mode=CompilationMode.VLLM_COMPILE))
+    assert SWITCH not in os.environ
+    cuda_graphs.choose_cuda_graphs(_asked())
+    os.environ[SWITCH] = "0"  # the user's word since then
+    cuda_graphs.choose_cuda_graphs(_asked())
+    assert os.environ[SWITCH] == "0"
+
+
+def test_a_config_that_vllm_copies_stays_as_it_was_decided() -> None:
+    config = _asked()
+    cuda_graphs.choose_cuda_graphs(config)
+    config.compilation_config.mode = CompilationMode.NONE  # as vLLM concludes from the switch
+    cuda_graphs.choose_cuda_graphs(config)
+    assert os.environ[SWITCH] == "1"
+
+
+def test_a_cpu_has_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "current_platform", SimpleNamespace(is_cuda=lambda: False))
+    cuda_graphs.choose_cuda_graphs(_asked())
+    assert SWITCH not in os.environ
+
+
+# In a process of its own: what it imports, and when, is what counts. Stands in for a GPU's capture.
+IN_A_WORKER = """
+import os, sys
+from types import SimpleNamespace
+import torch
+if sys.argv[1] == "imported":
+    import vllm.model_executor.layers.attention.attention
+os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
+from vllm_gac.serving.config.cuda_graphs import break_graphs_at_attention
+
+break_graphs_at_attention()
+from vllm.compilation import breakable_cudagraph
+from vllm.model_executor.layers.attention import attention
+
+break_graphs_at_attention()
+calls = []
+impl = SimpleNamespace(forward=lambda *args, **named: calls.append(named["output"]))
+attention.get_attention_context = lambda name: (None, SimpleNamespace(impl=impl), None, None)
+breakable_cudagraph._weak_ref_capture_arg = lambda x: x
+
+class Capture(breakable_cudagraph.BreakableCUDAGraphCapture):
+    def _begin_segment(self):
+        self._capturing = True
+    def _end_segment(self):
+        self._capturing = False
+
+x = torch.zeros(1)
+with Capture() as capture:
+    torch.ops.vllm.unified_attention_with_output(x, x, x, x, "layer")
+capture.replay()
+print(capture.num_eager_breaks, "break, met", len(calls), "times")
+"""
+
+
+@pytest.mark.parametrize("imported", ["imported", "not yet imported"])
+def test_graphs_break_at_attention_whenever_it_was_imported(imported: str) -> None:
+    command = [sys.executable, "-c", IN_A_WORKER, imported]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = ran.stdout.splitlines()[-1:]
+    assert told == ["1 break, met 2 times"], ran.stdout + ran.stderr  # when captured and replayed

@@ -1,0 +1,175 @@
+"""Options that our attention lacks are refused before a GPU is touched."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from vllm.config import CacheConfig, ParallelConfig
+from vllm.platforms.interface import DeviceCapability
+
+from tests.support.dense_models import config
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout, layout_of
+from vllm_gac.serving.config import decode_fit, engine_options
+
+
+@pytest.fixture(autouse=True)
+def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    _on_a_gpu(monkeypatch, (9, 0))
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+
+
+def _on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    gpu = SimpleNamespace(
+        is_cuda=lambda: True, get_device_capability=lambda: DeviceCapability(*capability)
+    )
+    for module in (engine_options, decode_fit):
+        monkeypatch.setattr(module, "current_platform", gpu)
+
+
+def _asked(
+    cache_dtype: Any = "auto",
+    drafted: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    **parallel: int,
+) -> Any:
+    speculative = None if drafted is None else SimpleNamespace(num_speculative_tokens=drafted)
+    return SimpleNamespace(
+        model_config=SimpleNamespace(dtype=dtype),
+        cache_config=CacheConfig(cache_dtype=cache_dtype),
+        parallel_config=SimpleNamespace(**vars(ParallelConfig()) | parallel),
+        speculative_config=speculative,
+    )
+
+
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = SimpleNamespace(is_cuda=lambda: False)
+    for module in (engine_options, decode_fit):
+        monkeypatch.setattr(module, "current_platform", cpu)
+
+
+@pytest.mark.parametrize("dtype", engine_options.KV_CACHE_DTYPES)
+def test_what_our_attention_takes_passes(dtype: str) -> None:
+    engine_options.check_engine_options(_asked(dtype))
+
+
+def test_other_cache_dtypes_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match=r"--kv-cache-dtype: is fp8_e5m2; .* takes auto, "):
+        engine_options.check_engine_options(_asked("fp8_e5m2"))
+    _on_a_cpu(monkeypatch)  # whose backends say so themselves
+    engine_options.check_engine_options(_asked("fp8_e5m2"))
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3"])
+def test_fp8_caches_are_refused_where_triton_has_no_such_numbers(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _on_a_gpu(monkeypatch, (8, 0))
+    with pytest.raises(CheckpointError, match=rf"is {dtype}; .* is 8\.0, .* on; use bfloat16"):
+        engine_options.check_engine_options(_asked(dtype))
+    engine_options.check_engine_options(_asked("bfloat16"))
+    _on_a_gpu(monkeypatch, (8, 9))
+    engine_options.check_engine_options(_asked(dtype))
+
+
+def _latents(group: int, size: int) -> ModelLayout:
+    """Two layers, of which the second has latents of so many KV heads."""
+    heads, layout = 8 // group, layout_of(config(
+        hidden_size=4096,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        num_hidden_layers=2,
+    ))  # fmt: skip
+    latent = replace(
+        layout.layers[1], key=KeyLayout("latent", heads, size), value=ValueLayout(heads, size)
+    )
+    return replace(layout, layers=(layout.layers[0], latent))
+
+
+def test_layers_that_the_gpu_has_no_room_for_are_refused_by_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small, large = _latents(1, 96), _latents(2, 256)
+    decode_fit.check_decode_kernel(_asked(), small)
+    decode_fit.check_decode_kernel(_asked(), large)
+    _on_a_gpu(monkeypatch, (8, 9))
+    decode_fit.check_decode_kernel(_asked(), small)
+    with pytest.raises(CheckpointError, match=r"^layer 1: latent keys: .* GPU's 99 KB; serve "):
+        decode_fit.check_decode_kernel(_asked(), large)
+    assert not decode_fit.fits_decode_kernel(large, large.layers[1])
+    assert decode_fit.fits_decode_kernel(small, small.layers[1])
+    _on_a_cpu(monkeypatch)
+    decode_fit.check_decode_kernel(_asked(), large)
+
+
+@pytest.mark.parametrize("dtype", engine_options.DTYPES)
+def test_half_precision_passes(dtype: torch.dtype) -> None:
+    engine_options.check_engine_options(_asked(dtype=dtype))
+
+
+def test_full_precision_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match=r"--dtype: is float32; .* float16 and bfloat16; use"):
+        engine_options.check_engine_options(_asked(dtype=torch.float32))
+    _on_a_cpu(monkeypatch)
+    engine_options.check_engine_options(_asked(dtype=torch.float32))
+
+
+@pytest.mark.parametrize("tokens", [None, 1, 7])
+def test_as_many_drafted_tokens_as_one_launch_verifies_pass(tokens: int | None) -> None:
+    engine_options.check_engine_options(_asked(drafted=tokens))
+
+
+def test_more_drafted_tokens_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match=r"num_speculative_tokens is 8; .* use 7 or fewer"):
+        engine_options.check_engine_options(_asked(drafted=8))
+    _on_a_cpu(monkeypatch)
+    engine_options.check_engine_options(_asked(drafted=8))
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_a_divided_context_is_refused(phase: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"--{phase}-context-parallel-size: is 2; "):
+        engine_options.check_engine_options(_asked(**{f"{phase}_context_parallel_size": 2}))
+
+
+def test_batch_invariance_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(CheckpointError, match=r"VLLM_BATCH_INVARIANT is 1; .* unset it"):
+        engine_options.check_engine_options(_asked())
+
+
+def _model(runner: str = "generate", convert: str = "none", **overrides: str) -> Any:
+    return SimpleNamespace(
+        model="gac",
+        runner_type=runner,
+        convert_type=convert,
+        model_class_overrides=overrides,
+        hf_config=SimpleNamespace(),
+    )
+
+
+def test_a_gac_model_does_not_draft() -> None:
+    engine_options.check_role(_model())
+    with pytest.raises(CheckpointError, match=r"gac is a gac model, which cannot draft"):
+        engine_options.check_role(_model("draft"))
+
+
+def test_a_gac_model_is_of_no_other_class() -> None:
+    engine_options.check_role(_model(LlamaForCausalLM="mine:Llama"))
+    with pytest.raises(CheckpointError, match=r"--model-class-overrides: names mine:Llama for Gac"):
+        engine_options.check_role(_model(GacLlamaForCausalLM="mine:Llama"))
+
+
+def test_a_gac_model_embeds_and_classifies_by_tokens_but_has_no_head() -> None:
+    engine_options.check_role(_model("pooling", "embed"))
+    by_tokens = _model("pooling", "classify")
+    with pytest.raises(CheckpointError, match=r"--convert classify: gac is a .* no score\.weight"):
+        engine_options.check_role(by_tokens)
+    by_tokens.hf_config.classifier_from_token = ["no", "yes"]
+    engine_options.check_role(by_tokens)

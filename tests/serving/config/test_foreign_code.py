@@ -1,0 +1,231 @@
+"""The gate has no side door: whatever config.json and options say, a gac model is checked."""
+
+import itertools
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config.load import LoadConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+from tests.serving.stubs import ModelConfigStub
+from tests.support.model_files import Tensors, config, gac_config, tensors_of, write_model
+from vllm_gac.checkpoint.open import faults
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.open_any import open_any_format
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.serving.config.foreign_code import FOREIGN, ForeignCodeHook
+from vllm_gac.serving.config.hook import GacConfigHook
+from vllm_gac.serving.config.parser import GacConfigParser
+from vllm_gac.serving.loading.loader import GacModelLoader
+from vllm_gac.serving.registration import ARCHITECTURE
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+NAN = struct.pack("<H", 0x7FC1)
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "gac": {"architectures": [ARCHITECTURE]},
+    "llama": {"architectures": ["LlamaForCausalLM"]},
+    "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+    "other": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    "none": {"architectures": None},
+    "gac behind llama": {"architectures": ["LlamaForCausalLM", ARCHITECTURE]},
+    "gac before llama": {"architectures": [ARCHITECTURE, "LlamaForCausalLM"]},
+}
+FAULTS: dict[str, dict[str, Any]] = {
+    "sound": {},
+    "missing": {"change": lambda tensors: tensors.pop(DOWN)},
+    "extra": {"change": lambda tensors: tensors.update(extra=("BF16", (4, 4)))},
+    "NaN": {"fill": {DOWN: NAN}},
+}
+
+
+def written(directory: Path, architecture: str, gac: bool, fault: str) -> Path:
+    """A model whose tensors are those of the layout, but for the fault."""
+    sound = gac_config() if gac else config()
+    tensors, parts = tensors_of(sound), dict(FAULTS[fault])
+    change: Callable[[Tensors], object] = parts.pop("change", lambda tensors: None)
+
+    def changed(found: Tensors) -> None:
+        found.clear()
+        found.update(tensors)
+        change(found)
+
+    write_model(directory, sound, changed, **parts)
+    raw = sound | ARCHITECTURES[architecture]
+    (directory / "config.json").write_text(json.dumps(raw))
+    return directory
+
+
+def served_by(directory: Path, load_format: str, **overrides: Any) -> str:
+    """Whose code would serve `directory`, by the steps that vLLM takes before it has an engine."""
+    _, hf_config = GacConfigParser().parse(
+        directory, False, revision=None, code_revision=None, hf_overrides=overrides
+    )
+    hf_config.update(overrides)
+    model_type = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+    names = hf_config.architectures or [model_type[hf_config.model_type]]
+    model = SimpleNamespace(
+        model=str(directory),
+        revision=None,
+        hf_config=hf_config,
+        architecture=names[0],
+        runner_type="generate",
+        convert_type="none",
+        model_class_overrides={},
+        get_model_arch_config=lambda: None,
+        quantization=None,
+        quantization_config=None,
+    )
+    asked = SimpleNamespace(
+        model_config=model,
+        load_config=LoadConfig(load_format=load_format, use_tqdm_on_load=False),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        lora_config=None,
+    )
+    hook = {ARCHITECTURE: GacConfigHook, **dict.fromkeys(FOREIGN, ForeignCodeHook)}.get(names[0])
+    if hook is not None:
+        hook.verify_and_update_model_config(model)  # type: ignore[arg-type]
+    if hook is GacConfigHook:
+        # As the hook does before it comes to what an engine is needed for.
+        from vllm_gac.serving.config import hook
+
+        hook._choose_load_format(asked.load_config)
+        hook._preflight(directory, asked)  # type: ignore[arg-type]
+    if asked.load_config.load_format != "gac":
+        return "vLLM"
+    loader = GacModelLoader(asked.load_config)
+    for _ in loader.get_all_weights(model, torch.nn.Module()):  # type: ignore[arg-type]
+        pass
+    return "us" if names[0] == ARCHITECTURE else "vLLM, checked"
+
+
+def expected(architecture: str, gac: bool, load_format: str, fault: str) -> str:
+    if gac or architecture in ("gac", "gac before llama"):
+        return "us" if gac and architecture == "gac" and fault == "sound" else "refused"
+    if load_format == "auto":
+        return "vLLM"
+    checkable = architecture in ("llama", "mistral", "none")
+    return "vLLM, checked" if checkable and fault == "sound" else "refused"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "gac", "load_format", "fault"),
+    list(itertools.product(ARCHITECTURES, (True, False), ("gac", "auto"), FAULTS)),
+)
+def test_nothing_is_served_unchecked(
+    architecture: str, gac: bool, load_format: str, fault: str, tmp_path: Path
+) -> None:
+    directory = written(tmp_path, architecture, gac, fault)
+    said = ""
+    try:
+        found = served_by(directory, load_format)
+    except CheckpointError as e:
+        found, said = "refused", str(e)
+    if said:
+        assert any(part in said for part in ("architectures", DOWN, "extra", "model_type"))
+    assert found == expected(architecture, gac, load_format, fault)
+
+
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a != "gac"])
+def test_verify_says_so_too(architecture: str, tmp_path: Path) -> None:
+    directory = written(tmp_path, architecture, True, "sound")
+    with pytest.raises(CheckpointError, match=r"architectures|model_type"):
+        list(faults(open_any_format(directory)[1]))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"architectures": ["LlamaForCausalLM"]},
+        {"architectures": ["Qwen2ForCausalLM"]},
+        {"architectures": ["LlamaForCausalLM"], "gac": None},
+        {"gac": None},
+    ],
+)
+def test_overrides_do_not_lead_around_it(
+    overrides: dict[str, Any], fault: str, tmp_path: Path
+) -> None:
+    directory = written(tmp_path, "gac", True, fault)
+    with pytest.raises(CheckpointError, match=r"architectures|changes gac"):
+        served_by(directory, "auto", **overrides)
+
+
+def test_overrides_that_make_a_dense_model_ours_are_checked(tmp_path: Path) -> None:
+    directory, section = write_model(tmp_path, config()), layout_of(config()).section()
+    overrides = {"architectures": [ARCHITECTURE], "gac": section}
+    assert served_by(directory, "auto", **overrides) == "us"
+    section["layers"][1]["ranks"]["mlp.down_proj"] = 8
+    with pytest.raises(CheckpointError, match=r"refusing to serve.*down_proj\.A\.weight: missing"):
+        served_by(directory, "auto", **overrides)
+
+
+def test_a_gac_object_beside_faults_of_json_is_refused(tmp_path: Path) -> None:
+    directory = written(tmp_path, "llama", True, "missing")
+    text = (directory / "config.json").read_text()
+    (directory / "config.json").write_text(text.rstrip("}") + '}, "gac": null}')
+    with pytest.raises(CheckpointError, match=r"config\.json: "):
+        served_by(directory, "auto")
+
+
+@pytest.mark.parametrize(
+    "load_format",
+    ["pt", "npcache", "mistral", "fastsafetensors", "instanttensor", "runai_streamer",
+     "runai_streamer_sharded", "sharded_state", "tensorizer", "ipc_cache", "modelexpress"],
+)  # fmt: skip
+def test_no_other_loader_reads_a_gac_model(load_format: str, tmp_path: Path) -> None:
+    directory = written(tmp_path, "gac", True, "sound")
+    with pytest.raises(CheckpointError, match=f"--load-format {load_format}: would load"):
+        served_by(directory, load_format)
+
+
+def test_dummy_weights_come_from_our_loader(tmp_path: Path) -> None:
+    from vllm_gac.serving.config.hook import _choose_load_format
+
+    asked = LoadConfig(load_format="dummy", model_loader_extra_config={"align": "none"})
+    _choose_load_format(asked)
+    assert asked.load_format == "gac"
+    assert GacModelLoader(asked).options.weights == "dummy"
+    assert GacModelLoader(asked).options.align == "none"
+
+
+def test_a_drafter_of_another_architecture_is_loaded_by_a_gac_models_load_format(
+    tmp_path: Path,
+) -> None:
+    directory = written(tmp_path, "other", False, "sound")
+    stub = ModelConfigStub(directory)
+    stub.runner_type = "draft"  # type: ignore[attr-defined]
+    loader = GacModelLoader(LoadConfig(load_format="gac", use_tqdm_on_load=False))
+    assert loader._preflight(stub) is None  # type: ignore[arg-type]
+    stub.runner_type = "generate"  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match="--load-format gac: cannot check this model"):
+        loader._preflight(stub)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gac", "options"),
+    [
+        (True, {}),
+        (True, {"hf_overrides": lambda c: c.update({"architectures": ["LlamaForCausalLM"]}) or c}),
+        (False, {"hf_overrides": {"gac": gac_config()["gac"]}}),
+        (True, {"hf_config_path": "dense"}),
+    ],
+    ids=["config.json", "a function", "a gac object for Llama", "another's config.json"],
+)
+def test_vllm_itself_refuses_before_an_engine_is_started(
+    gac: bool, options: dict[str, Any], tmp_path: Path
+) -> None:
+    architecture = "llama" if not gac or not options else "gac"
+    directory = written(tmp_path / "model", architecture, gac, "missing")
+    if "hf_config_path" in options:
+        options = {"hf_config_path": str(written(tmp_path / "dense", "llama", False, "sound"))}
+    arguments = EngineArgs(model=str(directory), skip_tokenizer_init=True, **options)
+    assert MODELS_CONFIG_MAP["LlamaForCausalLM"] is ForeignCodeHook
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM.*gac"):
+        arguments.create_engine_config()

@@ -1,0 +1,170 @@
+"""KV connectors and layers whose caches differ: one that works, and why others are refused."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config.kv_transfer import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+from tests.serving.agreement import PROMPTS
+from tests.serving.engines import OPTIONS, answer, assert_same, in_engine_process, outputs
+from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
+from vllm_gac.errors import CheckpointError
+from vllm_gac.serving.config.kv_transfer import LAYER_BY_LAYER, REFUSED, check_kv_transfer
+
+FILL = 0.25  # which bf16 holds, too
+
+
+def transfer_by(connector: str, **extra: Any) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=extra
+    )
+
+
+@pytest.mark.slow
+def test_the_example_connector_brings_back_the_cache_of_every_layer_shape(tmp_path: Path) -> None:
+    """What the first round stored in files, a second engine loads instead of computing it."""
+    write_model(tmp_path / "model", HETEROGENEOUS)
+    arguments = (str(tmp_path / "model"), str(tmp_path / "cache"))
+    first = in_engine_process(_serve_with_example_connector, *arguments)
+    files = {path.name for path in (tmp_path / "cache").rglob("*.safetensors")}
+    assert len(files) == len(HETEROGENEOUS)
+    second = in_engine_process(_serve_with_example_connector, *arguments)
+    assert first["loaded"] == [0, 0, 0, 0]
+    assert all(tokens >= 128 for tokens in second["loaded"]), second["loaded"]
+    assert_same(second["answers"], first["answers"])
+
+
+def _serve_with_example_connector(model: str, cache: str) -> dict[str, Any]:
+    from vllm import LLM
+
+    transfer = transfer_by("ExampleConnector", shared_storage_path=cache)
+    # Prompts whole in one step: this connector stores what a request's first step computed.
+    llm = LLM(model, kv_transfer_config=transfer, **OPTIONS | {"max_num_batched_tokens": 1024})
+    found = outputs(llm)
+    return {
+        "answers": [answer(output) for output in found],
+        "loaded": [output.num_cached_tokens for output in found],
+    }
+
+
+@pytest.mark.slow
+def test_the_decode_benchmark_fills_the_cache_of_every_layer_shape(tmp_path: Path) -> None:
+    """All tokens of a prompt but the last are made up, in every layer."""
+    write_model(tmp_path / "model", HETEROGENEOUS)
+    found = in_engine_process(_serve_with_decode_bench, str(tmp_path / "model"))
+    lengths = [len(prompt) for prompt in PROMPTS]
+    assert found["loaded"] == [length - 1 for length in lengths]
+    assert len(found["filled"]) == len(HETEROGENEOUS)
+    assert min(found["filled"]) >= sum(length - 1 for length in lengths)
+    assert [len(tokens) for tokens in found["tokens"]] == [12] * len(PROMPTS)
+
+
+def _serve_with_decode_bench(model: str) -> dict[str, Any]:
+    from vllm import LLM
+
+    transfer = transfer_by("DecodeBenchConnector", fill_mean=FILL, fill_std=0.0)
+    llm = LLM(model, kv_transfer_config=transfer, enable_prefix_caching=False, **OPTIONS)
+    found = outputs(llm)
+    return {
+        "tokens": [answer(output)[0] for output in found],
+        "loaded": [output.num_cached_tokens for output in found],
+        "filled": llm.collective_rpc(_filled_tokens)[0],
+    }
+
+
+def _filled_tokens(worker: Any) -> list[float]:
+    """Of each layer's cache, the numbers that are FILL, in tokens."""
+    cache_config = worker.vllm_config.cache_config
+    tokens = cache_config.num_gpu_blocks * cache_config.block_size
+    layers = worker.get_model().model.layers
+    caches = [layer.self_attn.attn.kv_cache for layer in layers]
+    return [float((cache == FILL).sum()) / (cache.numel() / tokens) for cache in caches]
+
+
+# ---- refusals, without an engine -------------------------------------------------------------
+
+
+MIXED = layout_with(HETEROGENEOUS[:3])
+ALIKE = layout_with([layer(("rotary", 4, 48), (4, 48), width) for width in (512, 400)])
+
+
+def config(connector: str | None, offloading: str | None = None, **extra: Any) -> Any:
+    """What the check reads of vLLM's config."""
+    return SimpleNamespace(
+        kv_transfer_config=transfer_by(connector, **extra) if connector else None,
+        cache_config=SimpleNamespace(
+            kv_offloading_size=1.0 if offloading else None, kv_offloading_backend=offloading
+        ),
+    )
+
+
+def multi(*connectors: str) -> Any:
+    children = [{"kv_connector": name, "kv_role": "kv_both"} for name in connectors]
+    return config("MultiConnector", connectors=children)
+
+
+def test_it_is_known_of_every_connector_of_vllm_whether_it_works() -> None:
+    known = {*LAYER_BY_LAYER, *REFUSED, "MultiConnector"}
+    assert set(KVConnectorFactory._registry) == known
+    assert not set(LAYER_BY_LAYER) & set(REFUSED)
+
+
+@pytest.mark.parametrize("connector", LAYER_BY_LAYER)
+def test_connectors_that_go_layer_by_layer_are_allowed(connector: str) -> None:
+    check_kv_transfer(config(connector), MIXED)
+
+
+@pytest.mark.parametrize("connector", REFUSED)
+def test_the_others_are_refused_naming_the_layer_and_what_to_use(connector: str) -> None:
+    with pytest.raises(CheckpointError, match=f"--kv-transfer-config: {connector} ") as refused:
+        check_kv_transfer(config(connector), MIXED)
+    # Head sizes of the cache, and of the first layer that has others than the largest.
+    assert "layer 0 caches 4 x (64 + 64) numbers a token, a dense model" in str(refused.value)
+    assert "of this config 4 x (80 + 80); use" in str(refused.value)
+    assert "use ExampleConnector or OffloadingConnector, or" in str(refused.value)
+
+
+@pytest.mark.parametrize("connector", REFUSED)
+def test_any_connector_moves_a_cache_that_is_shaped_as_a_dense_one(connector: str) -> None:
+    check_kv_transfer(config(connector), ALIKE)
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        (("rotary", 4, 48), (4, 32)),  # unequal
+        (("rotary", 2, 48), (2, 48)),  # fewer heads than config.json says
+        (("latent", 4, 48), (2, 96)),
+    ],
+)
+def test_layers_that_are_alike_but_not_as_config_json_says_are_refused(attention: Any) -> None:
+    with pytest.raises(CheckpointError, match="layer 0 caches"):
+        check_kv_transfer(config("NixlConnector"), layout_with([layer(*attention, 512)] * 2))
+
+
+def test_each_child_of_a_multi_connector_is_asked() -> None:
+    check_kv_transfer(multi("ExampleConnector", "OffloadingConnector"), MIXED)
+    with pytest.raises(CheckpointError, match="LMCacheConnectorV1"):
+        check_kv_transfer(multi("ExampleConnector", "LMCacheConnectorV1"), MIXED)
+
+
+def test_offloading_by_its_own_flag_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_kv_transfer(config(None), MIXED)
+    check_kv_transfer(config(None, "native"), MIXED)
+    with pytest.raises(CheckpointError, match="LMCacheMPConnector"):
+        check_kv_transfer(config(None, "lmcache"), MIXED)
+    monkeypatch.setenv("VLLM_USE_SIMPLE_KV_OFFLOAD", "1")
+    with pytest.raises(CheckpointError, match="SimpleCPUOffloadConnector"):
+        check_kv_transfer(config(None, "native"), MIXED)
+
+
+def test_a_connector_of_somebody_elses_is_warned_about(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    check_kv_transfer(config("TheirConnector"), MIXED)
+    assert "TheirConnector is not vLLM's own" in caplog.text

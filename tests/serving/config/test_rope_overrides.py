@@ -1,0 +1,104 @@
+"""RoPE that is changed where layers have frequencies of their own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import pad
+from transformers import PreTrainedConfig
+from vllm.config.load import LoadConfig
+from vllm.transformers_utils.config import patch_rope_parameters
+
+from tests.serving.models import HETEROGENEOUS, write_model
+from tests.serving.stubs import ModelConfigStub
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.rope import inverse_frequencies
+from vllm_gac.layout.schema import RopeParameters
+from vllm_gac.serving.config.parser import GacConfigParser
+from vllm_gac.serving.config.rope_overrides import check_rope
+from vllm_gac.serving.loading.loader import GacModelLoader
+
+WITHOUT_TABLES = [HETEROGENEOUS[0], HETEROGENEOUS[5]]  # as the model was, and latent
+
+
+def overridden(directory: Path, overrides: dict[str, Any]) -> PreTrainedConfig:
+    """The config as vLLM reads and overrides it."""
+    _, hf_config = GacConfigParser().parse(directory, trust_remote_code=False)
+    hf_config.update(overrides)
+    patch_rope_parameters(hf_config)
+    return hf_config
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    ],
+)
+def test_an_override_reaches_all_layers_or_is_refused(
+    overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    write_model(tmp_path / "tables", HETEROGENEOUS[:3])
+    with pytest.raises(CheckpointError, match=r"--hf-overrides: changes RoPE, but 2 of 3 layers, "):
+        check_rope(overridden(tmp_path / "tables", overrides))
+    write_model(tmp_path / "none", WITHOUT_TABLES)
+    check_rope(overridden(tmp_path / "none", overrides))
+
+
+def test_overrides_that_change_nothing_or_other_things_pass(tmp_path: Path) -> None:
+    write_model(tmp_path / "tables", HETEROGENEOUS[:3])
+    same = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000}}
+    for overrides in ({}, same, {"rope_theta": 1e4}, {"max_position_embeddings": 4096}):
+        check_rope(overridden(tmp_path / "tables", overrides))
+
+
+def test_an_override_that_engines_would_ignore_is_refused(tmp_path: Path) -> None:
+    """transformers believes rope_parameters, and takes no default but its own for rope_theta."""
+    write_model(tmp_path / "none", WITHOUT_TABLES)
+    with pytest.raises(CheckpointError, match=r"rope_theta: rope_parameters say 10000\.0, the key"):
+        check_rope(overridden(tmp_path / "none", {"rope_theta": 5e5}))
+    without_theta = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    for overrides in (without_theta, {"rope_parameters": None}):
+        with pytest.raises(CheckpointError, match="--hf-overrides: takes rope_theta away"):
+            check_rope(overridden(tmp_path / "none", overrides))
+
+
+def _loads(directory: Path) -> list[str]:
+    loader = GacModelLoader(LoadConfig(load_format="gac"))
+    stub: Any = ModelConfigStub(directory)
+    return [name for name, _ in loader.get_all_weights(stub, torch.nn.Module())]
+
+
+def _write_compressed(directory: Path, source: dict[str, str]) -> None:
+    """A model with tables chosen from its own frequencies, every other one."""
+    layout = write_model(directory, HETEROGENEOUS[:3])
+    own = inverse_frequencies(RopeParameters(rope_theta=1e4), layout.head_dim)
+    tensors = load_file(directory / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("rope_inv_freq"):
+            tensors[name] = own[: 2 * tensor.shape[1] : 2][: tensor.shape[1]].clone()
+            tensors[name] = pad(tensors[name], (0, tensor.shape[1] - len(tensors[name])))[None]
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    raw = json.loads((directory / "config.json").read_text())
+    raw["gac"]["source"] = source
+    (directory / "config.json").write_text(json.dumps(raw))
+
+
+@pytest.mark.parametrize(("source", "ours"), [({"tool": "vllm-gac 0.1"}, True), ({}, False)])
+def test_rope_edited_in_a_compressed_models_config_is_refused(
+    source: dict[str, str], ours: bool, tmp_path: Path
+) -> None:
+    _write_compressed(tmp_path / "model", source)
+    assert any(name.endswith("rope_inv_freq") for name in _loads(tmp_path / "model"))
+    raw = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(raw | {"rope_theta": 5e5}))
+    if ours:
+        with pytest.raises(CheckpointError, match=r"rope_inv_freq: has frequencies that RoPE of "):
+            _loads(tmp_path / "model")
+    else:  # others may choose any frequencies
+        _loads(tmp_path / "model")

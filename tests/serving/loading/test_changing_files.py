@@ -1,0 +1,122 @@
+"""Files that change, shrink or go away between the preflight and the last tensor."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from vllm.config.load import LoadConfig
+
+from tests.importers.palu_models import palu, ranks_of
+from tests.importers.tools import write
+from tests.serving.models import HETEROGENEOUS, write_model
+from tests.serving.stubs import ModelConfigStub
+from tests.support.dense_models import config
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.open_any import open_any_format
+from vllm_gac.serving.loading import loader as loader_module
+from vllm_gac.serving.loading.loader import GacModelLoader
+
+CHANGED = r"model\.safetensors: has changed since its header was read; try again"
+
+
+def removed(shard: Path) -> None:
+    shard.unlink()
+
+
+def emptied(shard: Path) -> None:
+    os.truncate(shard, 0)
+
+
+def halved(shard: Path) -> None:
+    os.truncate(shard, shard.stat().st_size // 2)
+
+
+def without_its_last_byte(shard: Path) -> None:
+    os.truncate(shard, shard.stat().st_size - 1)
+
+
+def replaced(shard: Path) -> None:
+    other = shard.with_name("other")
+    other.write_bytes(shard.read_bytes() + b"\0" * 64)
+    other.replace(shard)
+
+
+def rewritten(shard: Path) -> None:
+    with shard.open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(b"\x01" * 4096)
+
+
+def turned_into_a_directory(shard: Path) -> None:
+    shard.unlink()
+    shard.mkdir()
+
+
+CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "removed": (removed, r"model\.safetensors: cannot be read \(No such file or directory\)"),
+    "emptied": (emptied, CHANGED),
+    "halved": (halved, CHANGED),
+    "one byte short": (without_its_last_byte, CHANGED),
+    "replaced": (replaced, CHANGED),
+    "rewritten": (rewritten, CHANGED),
+    "a directory": (turned_into_a_directory, r"model\.safetensors: cannot be read \(Is a dir"),
+}
+FORMATS = ("gac", "palu")
+
+
+def written(directory: Path, model_format: str) -> Path:
+    if model_format == "gac":
+        write_model(directory, HETEROGENEOUS[:3])
+    else:
+        write(directory, *palu(config(), ranks_of([([9, 16], [12, 31]), ([], [40])])))
+    return directory
+
+
+def stream(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """What the loader would put into the model of `directory`, unpadded."""
+    stub = ModelConfigStub(directory, dict(open_any_format(directory)[1].raw_config))
+    gac = GacModelLoader(LoadConfig(load_format="gac", model_loader_extra_config={}))
+    return gac.get_all_weights(stub, torch.nn.Module())
+
+
+@pytest.mark.parametrize("model_format", FORMATS)
+@pytest.mark.parametrize("case", CHANGES)
+def test_between_the_preflight_and_the_first_tensor(
+    case: str, model_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, message = CHANGES[case]
+    directory = written(tmp_path / "model", model_format)
+    preflight = loader_module.preflight
+
+    def then_changed(*arguments: object) -> object:
+        checkpoint = preflight(*arguments)
+        change(directory / "model.safetensors")
+        return checkpoint
+
+    monkeypatch.setattr(loader_module, "preflight", then_changed)
+    with pytest.raises(CheckpointError, match=message):
+        list(stream(directory))
+
+
+@pytest.mark.parametrize("case", ["emptied", "halved", "rewritten"])
+def test_in_the_middle_of_loading(case: str, tmp_path: Path) -> None:
+    directory = written(tmp_path / "model", "gac")
+    change, _ = CHANGES[case]
+    tensors = stream(directory)
+    next(tensors)
+    change(directory / "model.safetensors")
+    # A mapped file would end the process by SIGBUS here.
+    with pytest.raises(CheckpointError, match=CHANGED):
+        list(tensors)
+
+
+def test_a_directory_that_goes_away_while_it_is_loaded_is_read_to_its_end(tmp_path: Path) -> None:
+    directory = written(tmp_path / "model", "gac")
+    expected = [name for name, _ in stream(directory)]
+    tensors = stream(directory)
+    first, _ = next(tensors)
+    shutil.rmtree(directory)  # the open file stays what it was
+    assert sorted([first, *(name for name, _ in tensors)]) == sorted(expected)

@@ -1,0 +1,116 @@
+"""What the config hook and the loader refuse, each with a sentence that names the fault."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from vllm.config.load import LoadConfig
+
+from tests.serving.models import HETEROGENEOUS, write_model
+from tests.serving.server import ServerDiedError, serve
+from tests.serving.stubs import ModelConfigStub
+from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.serving.attention.reference_backend import GacReferenceImpl
+from vllm_gac.serving.loading.loader import GacModelLoader
+
+Tensors = dict[str, torch.Tensor]
+
+
+def _stream(directory: Path, **options: Any) -> list[str]:
+    config = LoadConfig(load_format="gac", model_loader_extra_config=options)
+    loader = GacModelLoader(config)
+    return [
+        name for name, _ in loader.get_all_weights(ModelConfigStub(directory), torch.nn.Module())
+    ]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_model(tmp_path / "model", HETEROGENEOUS[:6])
+    return tmp_path / "model"
+
+
+def _rewrite(directory: Path, change: Callable[[Tensors], object]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+def test_an_intact_model_streams_every_tensor_of_its_layout(model: Path) -> None:
+    layout = layout_of(json.loads((model / "config.json").read_text()))
+    assert sorted(_stream(model)) == sorted(layout.tensors())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(DOWN), rf"{DOWN}: missing, expected shape \[256, 400\]"),
+        (lambda t: t.update({DOWN: t[DOWN].T.contiguous()}), rf"{DOWN}: shape \[400, 256\]"),
+        (lambda t: t.update({DOWN: t[DOWN].double()}), rf"{DOWN}: dtype F64"),
+        (lambda t: t.update(extra=t[DOWN].clone()), r"extra: not part of the model"),
+        (lambda t: t[DOWN].view(-1)[7:8].fill_(float("nan")), rf"{DOWN}: contains NaN or infinity"),
+        (lambda t: t[DOWN].view(-1)[7:8].fill_(float("inf")), rf"{DOWN}: contains NaN or infinity"),
+        (
+            lambda t: t.pop("model.layers.1.self_attn.rope_inv_freq"),
+            r"layers\.1\.self_attn\.rope_inv_freq: missing",
+        ),
+    ],
+    ids=["missing", "transposed", "float64", "extra", "nan", "inf", "no rope table"],
+)
+def test_the_loader_refuses(model: Path, change: Callable[[Tensors], object], message: str) -> None:
+    _rewrite(model, change)
+    with pytest.raises(CheckpointError, match=message):
+        _stream(model)
+
+
+def test_the_finite_check_can_be_switched_off(model: Path) -> None:
+    _rewrite(model, lambda t: t[DOWN].view(-1)[7:8].fill_(float("nan")))
+    assert DOWN in _stream(model, finite_check=False)
+
+
+def test_an_unknown_loader_option_is_named(model: Path) -> None:
+    with pytest.raises(CheckpointError, match="--model-loader-extra-config: finite_chek"):
+        _stream(model, finite_chek=False)
+
+
+def test_a_rope_table_stored_once_serves_all_key_heads(model: Path) -> None:
+    name = "model.layers.1.self_attn.rope_inv_freq"
+    _rewrite(model, lambda t: t.update({name: t[name][:1].clone()}))
+    assert name in _stream(model)
+
+
+def test_pickles_beside_the_shards_are_never_opened(model: Path) -> None:
+    (model / "pytorch_model.bin").write_bytes(b"\x80\x04not a pickle")
+    assert DOWN in _stream(model)
+    (model / "model.safetensors").unlink()
+    with pytest.raises((CheckpointError, RuntimeError), match=r"safetensors|model weights"):
+        _stream(model)
+
+
+def test_a_quantized_cache_is_refused_by_the_reference_instead_of_filled_with_nonsense() -> None:
+    geometry = CacheGeometry(8, 32, 4, 32, 4, 48)
+    arguments = (8, 32, 0.1, 4, None, None)
+    assert GacReferenceImpl(*arguments, "auto", geometry=geometry).window is None
+    for dtype in ("fp8", "turboquant_k8v4", "int4_per_token_head"):
+        with pytest.raises(GacError, match=f"--kv-cache-dtype {dtype}"):
+            GacReferenceImpl(*arguments, dtype, geometry=geometry)
+
+
+def test_a_server_asked_for_a_broken_model_exits_with_the_sentence(model: Path) -> None:
+    _rewrite(model, lambda t: t.pop(DOWN))
+    with (
+        pytest.raises(ServerDiedError),
+        serve(model, model.parent / "log", "--load-format", "gac", "--skip-tokenizer-init"),
+    ):
+        pass
+    log = (model.parent / "log").read_text()
+    assert f"{DOWN}: missing, expected shape [256, 400]" in log

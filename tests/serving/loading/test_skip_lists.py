@@ -1,0 +1,83 @@
+"""Linears that a quantizer left alone: vLLM decides about factors as about any linear."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+pytest.importorskip("vllm")
+
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import QuantizationConfig, auto_awq, auto_gptq, fp8
+
+from vllm_gac.serving.model import linear
+from vllm_gac.serving.model.llama import GacLlamaForCausalLM
+
+MLP = "model.layers.0.mlp"
+GATE_A, UP_A = f"{MLP}.gate_proj.A", f"{MLP}.up_proj.A"
+GATE_B, UP_B, DOWN = f"{MLP}.gate_proj.B", f"{MLP}.up_proj.B", f"{MLP}.down_proj"
+NAMES = ("gate_proj", "up_proj")
+ALL = {GATE_A, GATE_B, UP_A, UP_B, f"{DOWN}.A", f"{DOWN}.B"}
+# The configs that a checkpoint's config.json gives, by the names in their lists.
+LISTS = {
+    "awq": lambda *names: auto_awq.AutoAWQConfig(4, 128, True, False, list(names)),
+    "fp8": lambda *names: fp8.Fp8Config(ignored_layers=list(names)),
+    "gptq": lambda *names: auto_gptq.AutoGPTQConfig(
+        4, 128, False, True, False, {rf"-:.*{name}$": {} for name in names}, {}
+    ),
+}
+METHODS = (
+    (auto_awq, "AutoAWQMarlinLinearMethod"),
+    (auto_awq, "AutoAWQLinearMethod"),
+    (auto_gptq, "AutoGPTQLinearMethod"),
+    (fp8, "Fp8LinearMethod"),
+)
+
+
+class _Decided(LinearBase):
+    """One of vLLM's linears up to the decision how it is multiplied."""
+
+    def __init__(self, *_: Any, quant_config: Any = None, prefix: str = "", **__: Any) -> None:
+        nn.Module.__init__(self)
+        self.prefix = prefix
+        if quant_config is None:
+            self.quant_method = UnquantizedLinearMethod()
+        else:
+            self.quant_method = quant_config.get_quant_method(self, prefix=prefix)
+
+
+@pytest.fixture(autouse=True)
+def _without_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    kinds = ("Column", "Row", "MergedColumn")
+    for name in (*(f"{kind}ParallelLinear" for kind in kinds), "ReplicatedLinear"):
+        monkeypatch.setattr(linear, name, _Decided)
+    for module, name in METHODS:  # they ask for the GPU's kernels
+        monkeypatch.setattr(module, name, lambda *_: SimpleNamespace())
+    with set_current_vllm_config(VllmConfig()):
+        yield
+
+
+def _left_alone(config: QuantizationConfig) -> set[str]:
+    """Of an MLP of low-rank linears; those that `config` does not quantize."""
+    config.packed_modules_mapping = GacLlamaForCausalLM.packed_modules_mapping
+    owner = nn.Module()
+    shapes, ranks = {"gate_proj": (512, 256), "up_proj": (512, 256)}, dict.fromkeys(NAMES, 64)
+    assert linear.add_column_parallel(owner, shapes, ranks, False, config, MLP) == {}
+    owner.down_proj = linear.row_parallel(512, 256, 64, False, config, DOWN)
+    made = {m.prefix: m.quant_method for m in owner.modules() if isinstance(m, _Decided)}
+    assert made.keys() == ALL  # above all no down_factors, which no list names
+    return {name for name, how in made.items() if isinstance(how, UnquantizedLinearMethod)}
+
+
+@pytest.mark.parametrize("method", LISTS)
+@pytest.mark.parametrize("names", [(), (GATE_A,), (GATE_A, UP_A), (UP_B, f"{DOWN}.A")], ids=str)
+def test_factors_that_a_list_names_are_left_alone(method: str, names: tuple[str, ...]) -> None:
+    assert _left_alone(LISTS[method](*names)) == set(names)
+
+
+def test_awq_takes_parts_of_names() -> None:
+    assert _left_alone(LISTS["awq"]("up_proj")) == {UP_A, UP_B}
+    assert _left_alone(LISTS["awq"](".A")) == {GATE_A, UP_A, f"{DOWN}.A"}

@@ -1,0 +1,316 @@
+"""Attention backend GAC: any layout on a CUDA GPU, decode in full CUDA graphs.
+
+Decoding requests come first in a batch and run on our kernel; the others on `prefill.py`.
+
+vLLM makes a builder for every class of heads, and asks each of them in every step. What they build
+is the same but for the scratch of the decode kernel, so the first one builds it for all.
+"""
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from vllm.config import VllmConfig, get_current_vllm_config, get_layers_from_vllm_config
+from vllm.config.cache import CacheDType
+from vllm.model_executor.layers.attention import Attention
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import is_quantized_kv_cache
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.attention.backends.utils import split_decodes_and_prefills
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
+
+from vllm_gac.kernels.cache_write import CacheTarget, write_cache
+from vllm_gac.kernels.decode.launch import DecodeScratch, decode_attention, decode_scratch
+from vllm_gac.serving.attention.decode_warmup import compiling_decode_kernels
+from vllm_gac.serving.attention.impl import PackedImpl
+from vllm_gac.serving.attention.prefill import (
+    PrefillBatch,
+    PrefillLayer,
+    prefill_attention,
+    prefill_batches,
+)
+from vllm_gac.serving.attention.prefill_kernels import in_place_kernel, installed_gpu
+from vllm_gac.serving.attention.prefill_memory import most_gathered, prefill_bytes
+from vllm_gac.serving.attention.prefill_warmup import compile_prefill_kernels
+from vllm_gac.serving.config.engine_options import DTYPES, KV_CACHE_DTYPES, MAX_DECODE_QUERY
+
+# Sequences that prefill at once. For more, FlashAttention 4 compiles other kernels, in seconds.
+MOST_SEQUENCES = 256
+_KEPT = "gac_step"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step's batch: tensors of the decoding requests, then what prefills; for every layer.
+
+    Of each prefilling batch come first the rows of its tokens.
+    """
+
+    decode_tokens: int
+    decode_query_starts: torch.Tensor
+    decode_lengths: torch.Tensor
+    decode_block_table: torch.Tensor
+    max_decode_query: int
+    prefills: tuple[tuple[slice, PrefillBatch], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GacMetadata:
+    """What layers of one class of heads get."""
+
+    step: Step
+    scratch: DecodeScratch
+
+
+class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
+    """Builds the metadata of one step, and owns the scratch of the group's layers."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    reorder_batch_threshold: int | None
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        self.max_decode_query = min(self.reorder_batch_threshold or 1, MAX_DECODE_QUERY)
+        self.reorder_batch_threshold = self.max_decode_query
+        self.most_gathered = most_gathered(vllm_config, device)
+        layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
+        impls = [layer.impl for layer in layers.values()]
+        kinds = {(impl.geometry, impl.latent is None): impl for impl in impls}
+        # Layers run one after the other, so the largest scratch serves them all.
+        self.scratch = max(
+            (
+                decode_scratch(impl.geometry, self.max_decode_query, device, impl.latent)
+                for impl in kinds.values()
+            ),
+            key=lambda scratch: scratch.values.numel(),
+        )
+        block_size = kv_cache_spec.block_size
+        with compiling_decode_kernels(vllm_config, block_size, self.max_decode_query, device):
+            compile_prefill_kernels(vllm_config, block_size, device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> GacMetadata:
+        step = step_of(common_attn_metadata, self.max_decode_query, self.most_gathered)
+        return GacMetadata(step, self.scratch)
+
+    def build_for_drafting(
+        self, common_attn_metadata: CommonAttentionMetadata, draft_index: int
+    ) -> GacMetadata:
+        """As `build`, but a speculator changes its batch in place from draft to draft."""
+        step = _step(common_attn_metadata, self.max_decode_query, self.most_gathered)
+        return GacMetadata(step, self.scratch)
+
+
+def step_of(common: CommonAttentionMetadata, max_decode_query: int, most_gathered: int) -> Step:
+    """The step that `common` describes; built once however many builders ask.
+
+    It is kept on `common`, which vLLM makes anew for every step, beside what it was made of.
+    """
+    made_of = (
+        common.query_start_loc,
+        common.query_start_loc_cpu,
+        common.seq_lens,
+        common.seq_lens_cpu_upper_bound,
+        common.block_table_tensor,
+        common.num_actual_tokens,
+        common.max_query_len,
+        max_decode_query,
+        most_gathered,
+    )
+    kept: tuple[tuple[object, ...], Step] | None = vars(common).get(_KEPT)
+    if kept is not None and all(map(operator.is_, kept[0], made_of)):
+        return kept[1]
+    step = _step(common, max_decode_query, most_gathered)
+    vars(common)[_KEPT] = made_of, step
+    return step
+
+
+def _step(common: CommonAttentionMetadata, max_decode_query: int, most_gathered: int) -> Step:
+    decodes, prefills, decode_tokens, _ = split_decodes_and_prefills(
+        common, decode_threshold=max_decode_query
+    )
+    return Step(
+        decode_tokens=decode_tokens,
+        decode_query_starts=common.query_start_loc[: decodes + 1],
+        decode_lengths=common.seq_lens[:decodes],
+        decode_block_table=common.block_table_tensor[:decodes],
+        max_decode_query=max_decode_query,
+        prefills=_prefills(common, decodes, decodes + prefills, most_gathered),
+    )
+
+
+def _prefills(
+    common: CommonAttentionMetadata, first: int, last: int, most_gathered: int
+) -> tuple[tuple[slice, PrefillBatch], ...]:
+    """Requests `first` to `last`, in batches that every kernel was compiled for."""
+    if first == last:
+        return ()
+    lengths = common.seq_lens_cpu_upper_bound  # exact for requests that prefill
+    if lengths is None:
+        lengths = common.seq_lens.cpu()
+    begins = range(first, last, MOST_SEQUENCES)
+    return prefill_batches(
+        common.query_start_loc_cpu,
+        lengths,
+        common.seq_lens,
+        common.block_table_tensor,
+        [slice(begin, min(begin + MOST_SEQUENCES, last)) for begin in begins],
+        most_gathered,
+    )
+
+
+class GacImpl(PackedImpl[GacMetadata]):
+    """Attention of one layer over its packed cache."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert self.prefill is not None  # attention.py chooses one for every layer of this backend
+        self.vllm_config = get_current_vllm_config()
+        gpu = installed_gpu()
+        layer = PrefillLayer(
+            geometry=self.geometry,
+            kernel=self.prefill,
+            capability=gpu.capability,
+            scale=self.scale,
+            window=self.window,
+            latent=self.latent,
+        )
+        in_place = in_place_kernel(layer.kernel, layer.sizes, gpu) if layer.is_plain else None
+        self.prefill_layer = replace(layer, in_place=in_place)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the cache is fp8."""
+        return is_quantized_kv_cache(self.kv_cache_dtype)
+
+    def cache_target(
+        self, layer: torch.nn.Module, kv_cache: torch.Tensor, slots: torch.Tensor
+    ) -> CacheTarget:
+        """`slots` of the cache of `layer`, which this implements, and how numbers are cached."""
+        kv_cache, k_scale, v_scale = self._as_held(layer, kv_cache)
+        return CacheTarget(kv_cache, slots, k_scale, v_scale)
+
+    def _as_held(
+        self, layer: torch.nn.Module, kv_cache: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """The cache in the dtype of its numbers, and the scales of keys and values if it is fp8."""
+        if not self.quantized:
+            return kv_cache, None, None
+        kv_cache = kv_cache.view(current_platform.fp8_dtype())
+        return kv_cache, layer.get_buffer("_k_scale"), layer.get_buffer("_v_scale")
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        write_cache(key, value, self.cache_target(layer, kv_cache, slot_mapping))
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: GacMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if attn_metadata is None:
+            if not kv_cache.numel():  # vLLM measures what a step needs beside the cache
+                self._reserve(query)
+            return output.fill_(0)
+        step = attn_metadata.step
+        first = step.decode_tokens
+        kv_cache, k_scale, v_scale = self._as_held(layer, kv_cache)
+        if first:
+            decode_attention(
+                query[:first],
+                kv_cache,
+                step.decode_block_table,
+                step.decode_query_starts,
+                step.decode_lengths,
+                self.geometry,
+                self.scale,
+                output[:first],
+                attn_metadata.scratch,
+                max_query_len=step.max_decode_query,
+                window=self.window,
+                latent=self.latent,
+                k_scale=k_scale,
+                v_scale=v_scale,
+            )
+        for rows, prefill in step.prefills:
+            prefill_attention(
+                self.prefill_layer,
+                query[rows],
+                key[rows],
+                value[rows],
+                kv_cache,
+                prefill,
+                output[rows],
+                k_scale,
+                v_scale,
+            )
+        return output
+
+    def _reserve(self, query: torch.Tensor) -> None:
+        """Hold for a moment what prefill takes at most beside its arguments."""
+        gathered = most_gathered(self.vllm_config, query.device)
+        most = prefill_bytes(
+            self.prefill_layer, query.shape[0], gathered, self.quantized, query.dtype
+        )
+        torch.empty(most, dtype=torch.uint8, device=query.device)
+
+
+class GacBackend(AttentionBackend):
+    """The backend as vLLM sees it."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [*DTYPES]
+    supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = [*KV_CACHE_DTYPES]
+    forward_includes_kv_cache_update: bool = False
+
+    @staticmethod
+    def get_name() -> str:
+        return "GAC"
+
+    @staticmethod
+    def get_impl_cls() -> type[GacImpl]:
+        return GacImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[GacBuilder]:
+        return GacBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(
+        kv_cache_spec: KVCacheSpec | None = None,
+    ) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True

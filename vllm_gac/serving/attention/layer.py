@@ -1,0 +1,157 @@
+"""Which attention kernels serve a layer, and the attention layer itself.
+
+For vLLM a layer has num_kv_heads = value heads, head_size = the key numbers of one value head's
+cache row and head_size_v = r_v; its cache page is exactly block_size times what is cached.
+"""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention.attention import get_attention_context
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import _encode_layer_name
+from vllm.v1.attention.backend import AttentionBackend
+
+from vllm_gac.errors import GacError
+from vllm_gac.gpu.attention_choice import GAC, STOCK, AttentionClass, Kernels, select
+from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile
+from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.serving.attention.prefill_kernels import installed_gpu
+
+if TYPE_CHECKING:
+    from vllm_gac.kernels.cache_write import CacheTarget
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
+
+REFERENCE = "reference"
+
+
+def attention_kernels(
+    geometry: CacheGeometry, latent: bool, loader_config: dict[str, Any] | None = None
+) -> Kernels:
+    """The kernels that serve a layer of these heads here.
+
+    `loader_config` is vLLM's --model-loader-extra-config: its `gpu` names the profile that decides,
+    by default the one measured on such a GPU. Raises GacError if no kernel takes the heads.
+    """
+    heads = AttentionClass(
+        form="latent" if latent else "rotary",
+        query_heads=geometry.query_heads,
+        query_size=geometry.query_size,
+        key_heads=geometry.key_heads,
+        key_size=geometry.key_size,
+        value_heads=geometry.value_heads,
+        value_size=geometry.value_size,
+    )
+    return _attention_kernels(heads, (loader_config or {}).get("gpu"))
+
+
+@functools.cache
+def _attention_kernels(heads: AttentionClass, gpu: str | None) -> Kernels:
+    if current_platform.is_cuda():
+        name = current_platform.get_device_name()
+        profile = read_profile(gpu) if gpu is not None else profile_of_gpu(name)
+        found = select(heads, installed_gpu(), profile)
+        if found is None:
+            raise GacError(
+                f"attention heads of ({heads.query_size}, {heads.value_size}): no prefill kernel "
+                f"takes them on {name}; serve sizes up to 256"
+            )
+    else:
+        found = Kernels(GAC, REFERENCE, REFERENCE, measured=False)
+        if _cpu_attention_takes(heads):
+            found = Kernels(STOCK, STOCK, STOCK, measured=False)
+    return found
+
+
+def announce(geometry: CacheGeometry, form: str, kernels: Kernels) -> None:
+    """Log what serves layers of these heads, once per class of them."""
+    logger.info_once(
+        "Attention of %d query heads, %s keys %d x %d, values %d x %d: decode %s, prefill %s (%s)",
+        geometry.query_heads,
+        form,
+        geometry.key_heads,
+        geometry.key_size,
+        geometry.value_heads,
+        geometry.value_size,
+        kernels.decode,
+        kernels.prefill,
+        "measured" if kernels.measured else "by default",
+        scope="local",  # one of the tensor-parallel ranks
+    )
+
+
+def _cpu_attention_takes(heads: AttentionClass) -> bool:
+    """Whether vLLM's CPU backend can be trusted with the layer.
+
+    vLLM does not ask a backend about head_size_v, and its CPU backend does not check head sizes
+    before it runs.
+    """
+    if not heads.is_plain or heads.key_size != heads.value_size or not current_platform.is_cpu():
+        return False
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    return heads.key_size in CPUAttentionBackend.get_supported_head_sizes()
+
+
+def gac_backend() -> type[AttentionBackend]:
+    """Our backend for the other layers: kernels on a CUDA GPU, the torch reference elsewhere."""
+    if current_platform.is_cuda():
+        from vllm_gac.serving.attention.gpu_backend import GacBackend
+
+        return GacBackend
+    from vllm_gac.serving.attention.reference_backend import GacReferenceBackend
+
+    return GacReferenceBackend
+
+
+class GacAttention(Attention):
+    """vLLM's attention layer for queries that are not as wide as a cache row's key part.
+
+    That is so with latent keys, met at full head size, and with several key heads to a value head.
+    """
+
+    def __init__(self, geometry: CacheGeometry, **kwargs: object) -> None:
+        super().__init__(
+            num_heads=geometry.query_heads,
+            head_size=geometry.key_width,
+            num_kv_heads=geometry.value_heads,
+            head_size_v=geometry.value_size,
+            geometry=geometry,
+            **kwargs,
+        )
+        self.geometry = geometry
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cached: bool = False
+    ) -> torch.Tensor:
+        """query [tokens, heads * query_size], key and value [tokens, heads * size], both packed.
+
+        Caches keys and values, unless they are `cached`. Returns [tokens, query heads *
+        value_size].
+        """
+        g = self.geometry
+        output = query.new_empty(query.shape[0], g.query_heads, g.value_size)
+        query = query.view(-1, g.query_heads, g.query_size)
+        key = key.view(-1, g.value_heads, g.key_width)
+        value = value.view(-1, g.value_heads, g.value_size)
+        # As in Attention.forward: two opaque ops, ordered by a dummy data dependency.
+        name = _encode_layer_name(self.layer_name)
+        written = None
+        if not cached:
+            written = torch.ops.vllm.unified_kv_cache_update(key, value, name)
+        torch.ops.vllm.unified_attention_with_output(
+            query, key, value, output, name, kv_cache_dummy_dep=written
+        )
+        return output.view(-1, g.query_heads * g.value_size)
+
+    def cache_target(self) -> "CacheTarget | None":
+        """Where this step's keys and values go; None in a profiling run, which has no cache yet."""
+        _, _, kv_cache, slots = get_attention_context(self.layer_name)
+        if slots is None:
+            return None
+        target: CacheTarget = self.impl.cache_target(self, kv_cache, slots)
+        return target

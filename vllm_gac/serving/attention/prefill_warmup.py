@@ -1,0 +1,85 @@
+"""Compiles what prefill needs when the first metadata builder of a model is made.
+
+Left to itself each kernel would be compiled when the first prompt meets it: FlashAttention 4 takes
+two seconds for each pair of head sizes, once, since what it compiles is kept on disk.
+"""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+
+from vllm_gac.serving.attention.prefill import PrefillLayer, prefill_attention, prefill_batch
+from vllm_gac.serving.attention.prefill_memory import prefill_layers
+from vllm_gac.serving.config.cache_layout import zero_pages
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
+
+_TOKENS = 16  # of a prompt
+_compiled: set[object] = set()
+
+
+def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: torch.device) -> None:
+    """Run a small chunk, of whole prompts and of later parts, on every class of our layers.
+
+    For the model's other builders nothing is left to do.
+    """
+    # As for vLLM's other compiled kernels; FlashAttention 4 keeps none unless it is told.
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    directory = Path(envs.VLLM_CACHE_ROOT) / "flash_attention_4"
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(directory))
+    start, before = time.perf_counter(), len(_compiled)
+    layout = vllm_config.cache_config.get_resolved_kv_cache_layout()
+    for layer, prefill in prefill_layers(vllm_config):
+        dtype, cache_dtype = vllm_config.model_config.dtype, layer.impl.cached_dtype(layer)
+        up = None if prefill.latent is None else prefill.latent.up.shape
+        heads = prefill.geometry, prefill.kernel, prefill.in_place, prefill.window, up
+        kind = heads, dtype, cache_dtype, block_size, layout, device
+        if kind not in _compiled:
+            _compiled.add(kind)
+            g = prefill.geometry
+            shape = (1, g.value_heads, block_size, g.key_width + g.value_size)
+            cache = zero_pages(layout, shape, cache_dtype, device)
+            _run(prefill, dtype, cache)
+            if prefill.in_place is not None:
+                _run(replace(prefill, in_place=None), dtype, cache)
+    seconds = time.perf_counter() - start
+    if seconds > 1:
+        logger.info(
+            "Compiled the prefill kernels of %d shapes in %.1f s", len(_compiled) - before, seconds
+        )
+
+
+def _run(layer: PrefillLayer, dtype: torch.dtype, cache: torch.Tensor) -> None:
+    """On a cache of one page."""
+    g, device, block_size = layer.geometry, cache.device, cache.shape[2]
+
+    def zeros(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    scale = torch.ones((), device=device) if cache.itemsize == 1 else None
+    for past in (0, block_size - _TOKENS // 2):
+        tokens = _TOKENS if not past else _TOKENS // 2
+        lengths = torch.tensor([past + tokens])
+        batch = prefill_batch(
+            torch.tensor([0, tokens]),
+            lengths,
+            lengths.int().to(device),
+            zeros(1, 1, dtype=torch.int32),
+        )
+        prefill_attention(
+            layer,
+            zeros(tokens, g.query_heads, g.query_size),
+            zeros(tokens, g.value_heads, g.key_width),
+            zeros(tokens, g.value_heads, g.value_size),
+            cache,
+            batch,
+            zeros(tokens, g.query_heads, g.value_size),
+            scale,
+            scale,
+        )

@@ -1,0 +1,147 @@
+"""Attention backend GAC_REFERENCE: every layout, in plain torch. Right, not fast."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.kv_cache_interface import KVCacheLayout, KVCacheSpec
+
+from vllm_gac.errors import GacError
+from vllm_gac.kernels.torch_reference import paged_attention, write_cache
+from vllm_gac.serving.attention.impl import PackedImpl
+
+
+@dataclass
+class GacReferenceMetadata:
+    """What the reference needs of a batch; lengths on the host, since it loops over them."""
+
+    query_starts: list[int]
+    context_lengths: list[int]
+    block_table: torch.Tensor
+
+
+class GacReferenceBuilder(AttentionMetadataBuilder[GacReferenceMetadata]):
+    """Builds the metadata of one step; loops over sequences cannot be captured in a CUDA graph."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+
+    def __init__(
+        self,
+        kv_cache_spec: KVCacheSpec,
+        layer_names: list[str],
+        vllm_config: object,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> GacReferenceMetadata:
+        common = common_attn_metadata
+        return GacReferenceMetadata(
+            query_starts=common.query_start_loc_cpu[: common.num_reqs + 1].tolist(),
+            context_lengths=common.seq_lens[: common.num_reqs].tolist(),
+            block_table=common.block_table_tensor,
+        )
+
+
+# All others are packed or scaled in a way of their own.
+_KV_CACHE_DTYPES = ("auto", "float16", "bfloat16")
+
+
+class GacReferenceImpl(PackedImpl[GacReferenceMetadata]):
+    """Attention of one layer over its packed cache. Raises GacError if that is to be quantized."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.kv_cache_dtype not in _KV_CACHE_DTYPES:
+            raise GacError(
+                f"--kv-cache-dtype {self.kv_cache_dtype}: the layers of this model that vLLM's CPU "
+                "attention does not serve need a cache of the model's dtype; leave the flag out"
+            )
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        write_cache(key, value, kv_cache, slot_mapping)
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: GacReferenceMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if attn_metadata is None:  # profiling run: no cache yet
+            return output.fill_(0)
+        paged_attention(
+            query,
+            kv_cache,
+            attn_metadata.block_table,
+            attn_metadata.query_starts,
+            attn_metadata.context_lengths,
+            self.geometry,
+            self.scale,
+            output,
+            self.window,
+            self.latent,
+        )
+        return output
+
+
+class GacReferenceBackend(AttentionBackend):
+    """The backend as vLLM sees it."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    forward_includes_kv_cache_update: bool = False
+
+    @staticmethod
+    def get_name() -> str:
+        return "GAC_REFERENCE"
+
+    @staticmethod
+    def get_impl_cls() -> type[GacReferenceImpl]:
+        return GacReferenceImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[GacReferenceBuilder]:
+        return GacReferenceBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(
+        kv_cache_spec: KVCacheSpec | None = None,
+    ) -> list[int | MultipleOf]:
+        return [MultipleOf(1)]
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """That of vLLM's CPU backend: all stages of a pipeline must name the same ones.
+
+        One stage may have layers of ours only, while another has some of vLLM's.
+        """
+        return CPUAttentionBackend.supported_kv_cache_layouts()

@@ -1,0 +1,94 @@
+"""Runs in the front-end process, before any worker: is this gac model one we can serve?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.serving.config.cache_layout import choose_cache_layout
+from vllm_gac.serving.config.cuda_graphs import choose_cuda_graphs
+from vllm_gac.serving.config.decode_fit import check_decode_kernel
+from vllm_gac.serving.config.dim_overrides import check_dims
+from vllm_gac.serving.config.engine_options import check_engine_options, check_role
+from vllm_gac.serving.config.kv_transfer import check_kv_transfer
+from vllm_gac.serving.config.padding import align_config
+from vllm_gac.serving.config.rope_overrides import check_rope
+from vllm_gac.serving.config.tensor_parallel import shard_config
+from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
+from vllm_gac.serving.loading.preflight import preflight
+from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme, check_packed
+from vllm_gac.serving.registration import LOAD_FORMAT, refuse_if_unregistered
+
+if TYPE_CHECKING:
+    from vllm.config import LoadConfig, ModelConfig, VllmConfig
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
+
+# Load formats that ask for nothing but the files that ours reads.
+_PLAIN_FORMATS = ("auto", "hf", "safetensors")
+
+
+class GacConfigHook:
+    """Hook of GacLlamaForCausalLM in vLLM's MODELS_CONFIG_MAP.
+
+    Has the methods of vLLM's VerifyAndUpdateConfig but does not import it: this module may be
+    imported first by the step that waits for that very import (`vllm_gac.serving.after_import`).
+    """
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: "ModelConfig") -> None:
+        """Parse the layout, so that a bad config.json fails before anything is started."""
+        refuse_if_unregistered()
+        check_role(model_config)
+        check_dims(model_config.hf_config)
+        layout_of_hf(model_config.hf_config)
+        check_rope(model_config.hf_config)
+        check_cache_scheme(model_config.hf_config)
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: "VllmConfig") -> None:
+        """Load strictly by default, pad dims, and check them against what was asked for.
+
+        The headers of a local directory are checked here already, before a GPU is touched.
+        """
+        model_config, load_config = vllm_config.model_config, vllm_config.load_config
+        _choose_load_format(load_config)
+        _preflight(Path(model_config.model), vllm_config)
+        align_config(vllm_config)
+        shard_config(vllm_config)
+        layout = layout_of_hf(model_config.hf_config)
+        check_kv_transfer(vllm_config, layout)
+        check_engine_options(vllm_config)
+        check_decode_kernel(vllm_config, layout)
+        choose_cache_layout(vllm_config)
+        choose_cuda_graphs(vllm_config)
+
+
+def _choose_load_format(load_config: "LoadConfig") -> None:
+    """Make our loader load. Raises CheckpointError if another one is asked for by name."""
+    asked = load_config.load_format
+    if asked == LOAD_FORMAT:
+        return
+    if asked == "dummy":
+        extra = load_config.model_loader_extra_config
+        load_config.model_loader_extra_config = {**extra, "weights": "dummy"}
+    elif asked not in _PLAIN_FORMATS:
+        raise CheckpointError(
+            f"--load-format {asked}: would load a gac model's tensors unchecked; leave it out, or "
+            f"give {LOAD_FORMAT}, which reads *.safetensors from a directory on disk"
+        )
+    logger.info("Loading a gac model with --load-format %s", LOAD_FORMAT)
+    load_config.load_format = LOAD_FORMAT
+
+
+def _preflight(directory: Path, vllm_config: "VllmConfig") -> None:
+    """Check a directory's headers, unless there is nothing to load."""
+    hf_config = vllm_config.model_config.hf_config
+    dummy = vllm_config.load_config.model_loader_extra_config.get("weights") == "dummy"
+    if not directory.is_dir() or dummy:
+        return
+    if getattr(hf_config, "quantization_config", None) is None:
+        preflight(directory, stored_layout(hf_config))
+    else:
+        check_packed(directory, stored_layout(hf_config))

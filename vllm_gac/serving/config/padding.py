@@ -1,0 +1,50 @@
+"""Padding dims at load time: decided in the front-end process, before any model is built."""
+
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.errors import CheckpointError
+from vllm_gac.serving.config.quantization import asked_quantization
+from vllm_gac.serving.hf_layouts import serve_as, stored_layout
+from vllm_gac.serving.loading.options import loader_options
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
+
+
+def align_config(vllm_config: "VllmConfig") -> None:
+    """Pad the layout in `vllm_config` as the loader's option `align` says; minimal by default.
+
+    What quantizing while loading wants of dims comes on top. Tensors that a quantizer packed
+    cannot follow: by default they keep their dims, and asking for more raises CheckpointError.
+    """
+    model_config = vllm_config.model_config
+    options = loader_options(vllm_config.load_config.model_loader_extra_config)
+    stored = stored_layout(model_config.hf_config)
+    tp = vllm_config.parallel_config.tensor_parallel_size
+    quantized = asked_quantization(vllm_config)
+    padded = padded_layout(stored, options.align or "minimal", options.gpu, tp, quantized)
+    if padded == stored:
+        return
+    if getattr(model_config.hf_config, "quantization_config", None) is not None:
+        if options.align is not None:
+            raise CheckpointError(
+                f"--model-loader-extra-config: align {options.align} would pad dims that quantized "
+                "tensors are made for; leave it out, or quantize what 'vllm-gac repair' makes of "
+                "the model"
+            )
+        logger.info("Serving misaligned dims as they are: quantized tensors are made for them")
+        return
+    serve_as(model_config, padded)
+    pairs = zip(stored.dims(), padded.dims(), strict=True)
+    logger.info(
+        "Padding %d dims with zeros: %+.2f %% parameters, %+.2f %% KV cache; "
+        '--model-loader-extra-config \'{"align": "none"}\' serves them as they are',
+        sum(before != after for before, after in pairs),
+        100 * (padded.parameters / stored.parameters - 1),
+        100 * (padded.kv_elements / stored.kv_elements - 1),
+    )

@@ -1,0 +1,46 @@
+"""Splitting a layout over GPUs: decided in the front-end process, before any model is built."""
+
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.tensor_parallel import check_split, repeated_heads
+from vllm_gac.serving.hf_layouts import layout_of_hf, serve_as
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
+
+
+def shard_config(vllm_config: "VllmConfig") -> None:
+    """Check that the layout can be split as the parallel config says.
+
+    Where key or value heads are fewer than tensor-parallel ranks, write into the config that each
+    rank has one. Raises CheckpointError if a layer cannot be split, or if heads cannot be repeated
+    because they are quantized, or because adapters are made for them.
+    """
+    model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
+    layout = layout_of_hf(model_config.hf_config)
+    tp = parallel.tensor_parallel_size
+    check_split(layout, tp, parallel.pipeline_parallel_size)
+    served = repeated_heads(layout, tp)
+    if served.layers == layout.layers:
+        return
+    pairs = zip(layout.layers, served.layers, strict=True)
+    first = next(index for index, (before, after) in enumerate(pairs) if before != after)
+    heads = min(layout.layers[first].key.heads, layout.layers[first].value.heads)
+    if (what := _unrepeatable(vllm_config)) is not None:
+        raise CheckpointError(
+            f"--tensor-parallel-size {tp}: layer {first} has {heads} heads to share, which would "
+            f"have to be repeated, and {what}; use at most {heads}"
+        )
+    logger.info("Repeating key and value heads, so that each of %d ranks has one", tp)
+    serve_as(model_config, served)
+
+
+def _unrepeatable(vllm_config: "VllmConfig") -> str | None:
+    if getattr(vllm_config.model_config.hf_config, "quantization_config", None) is not None:
+        return "quantized tensors cannot be"
+    return "LoRA adapters would not fit" if vllm_config.lora_config is not None else None

@@ -1,0 +1,192 @@
+"""Llama and Mistral whose layers have different widths, as vLLM models.
+
+Everything that does not depend on a layer's dims is vLLM's own Llama.
+"""
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear
+from vllm.model_executor.layers.quantization import QuantizationConfig
+from vllm.model_executor.models.llama import LlamaForCausalLM, LlamaModel
+from vllm.model_executor.models.utils import (
+    AutoWeightsLoader,
+    PPMissingLayer,
+    WeightsMapper,
+    extract_layer_index,
+)
+
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.schema import HfConfig, validate
+from vllm_gac.serving.hf_layouts import layout_of_hf
+from vllm_gac.serving.loading.quantized_checkpoint import packed_alike
+from vllm_gac.serving.model.linear import (
+    Shards,
+    add_column_parallel,
+    is_plain,
+    project,
+    row_parallel,
+)
+from vllm_gac.serving.model.lora import fit_adapters
+from vllm_gac.serving.model.self_attention import GacSelfAttention
+
+if TYPE_CHECKING:
+    from vllm.lora.model_manager import LoRAModelManager
+
+
+GATE_AND_UP = ("gate_proj", "up_proj")
+
+
+class GacMLP(nn.Module):
+    """SwiGLU of the layer's own width; gate and up are one GEMM unless one is low rank."""
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        layer: LayerLayout,
+        quant_config: QuantizationConfig | None,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        hidden, width, bias = layout.hidden_size, layer.intermediate_size, layout.mlp_bias
+        linears = {name: f"mlp.{name}" for name in GATE_AND_UP}
+        ranks = {name: layer.ranks[full] for name, full in linears.items() if full in layer.ranks}
+        self.is_fused = not ranks
+        if self.is_fused:
+            self.gate_up_proj = MergedColumnParallelLinear(
+                hidden,
+                [width, width],
+                bias=bias,
+                quant_config=quant_config,
+                prefix=f"{prefix}.gate_up_proj",
+            )
+            self.projection_shards: Shards = {
+                name: ("gate_up_proj", shard) for shard, name in enumerate(GATE_AND_UP)
+            }
+        else:
+            shapes = dict.fromkeys(GATE_AND_UP, (width, hidden))
+            self.projection_shards = add_column_parallel(
+                self, shapes, ranks, bias, quant_config, prefix
+            )
+        down_rank = layer.ranks.get("mlp.down_proj")
+        self.down_proj = row_parallel(
+            width, hidden, down_rank, bias, quant_config, f"{prefix}.down_proj"
+        )
+        self.act_fn = SiluAndMul()
+        self.is_plain = self.is_fused and is_plain(self.gate_up_proj)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, hidden] -> [tokens, hidden]."""
+        x, _ = self.down_proj(self._gated(x))
+        return x
+
+    def _gated(self, x: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, [tokens, width]."""
+        if not self.is_fused:
+            return self.act_fn(torch.cat(project(self, GATE_AND_UP, x), dim=-1))
+        if self.is_plain and x.is_cuda and not torch.compiler.is_compiling():
+            from vllm_gac.kernels.swiglu import is_faster, swiglu_linear
+
+            if is_faster(x, self.gate_up_proj.weight):
+                return swiglu_linear(x, self.gate_up_proj.weight)
+        gate_up, _ = self.gate_up_proj(x)
+        return self.act_fn(gate_up)
+
+
+class GacDecoderLayer(nn.Module):
+    """One decoder layer; its dims are those of its index in the layout."""
+
+    def __init__(
+        self, layout: ModelLayout, config: HfConfig, vllm_config: VllmConfig, prefix: str
+    ) -> None:
+        super().__init__()
+        layer = layout.layers[extract_layer_index(prefix)]
+        quant_config = vllm_config.quant_config
+        self.self_attn = GacSelfAttention(
+            layout,
+            layer,
+            config.rope,
+            vllm_config.cache_config,
+            quant_config,
+            f"{prefix}.self_attn",
+        )
+        self.mlp = GacMLP(layout, layer, quant_config, f"{prefix}.mlp")
+        self.input_layernorm = RMSNorm(layout.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(layout.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pre-norm attention and MLP; the residual travels beside the hidden states."""
+        if residual is None:
+            residual = hidden_states
+            hidden_states = self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        hidden_states = self.self_attn(positions, hidden_states)
+        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
+        return self.mlp(hidden_states), residual
+
+
+@support_torch_compile
+class GacModel(LlamaModel):
+    """vLLM's Llama with layers of their own widths."""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load checkpoint tensors, fused layer by layer as the layer was built."""
+        mapper = WeightsMapper(orig_to_new_stacked=self._stacked_names())
+        alike = packed_alike(weights, dict(self.named_parameters()), mapper)
+        return AutoWeightsLoader(self).load_weights(alike, mapper=mapper)
+
+    def _stacked_names(self) -> dict[str, tuple[str, str | int]]:
+        names: dict[str, tuple[str, str | int]] = {}
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, PPMissingLayer):
+                continue
+            for module in ("self_attn", "mlp"):
+                prefix = f"layers.{index}.{module}."
+                for name, (fused, shard) in getattr(layer, module).projection_shards.items():
+                    names[f"{prefix}{name}."] = (f"{prefix}{fused}.", shard)
+        return names
+
+
+class GacLlamaForCausalLM(LlamaForCausalLM):
+    """Compressed Llama or Mistral, as `vllm-gac compress` names it in `architectures`."""
+
+    @property
+    def lora_manager(self) -> "LoRAModelManager":
+        """vLLM's manager of LoRA adapters, which puts itself here once it has wrapped our linears.
+
+        From then on, adapters are made to fit before it takes them.
+        """
+        return self._lora_manager
+
+    @lora_manager.setter
+    def lora_manager(self, manager: "LoRAModelManager") -> None:
+        self._lora_manager = manager
+        fit_adapters(manager, self.config)
+
+    def _init_model(
+        self,
+        vllm_config: VllmConfig,
+        prefix: str = "",
+        layer_type: type[nn.Module] = GacDecoderLayer,
+    ) -> GacModel:
+        """The model of our layers, whatever `layer_type` LlamaForCausalLM asks for."""
+        hf_config = vllm_config.model_config.hf_config
+        layer = functools.partial(
+            GacDecoderLayer,
+            layout_of_hf(hf_config),
+            validate(HfConfig, hf_config.to_dict(), "config.json"),
+        )
+        return GacModel(vllm_config=vllm_config, prefix=prefix, layer_type=layer)

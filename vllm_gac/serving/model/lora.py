@@ -1,0 +1,84 @@
+"""LoRA adapters of a gac model: made to fit what is served, or refused.
+
+vLLM copies an adapter's factors into the corner of buffers of the served size, and passes over
+linears that it does not find. An adapter made for other dims would be wrong without a word.
+"""
+
+import re
+from typing import TYPE_CHECKING
+
+from vllm_gac.alignment.zero_padding import Blocks, axes, grown
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import LINEARS, ModelLayout
+from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.lora_weights import LoRALayerWeights
+    from vllm.lora.model_manager import LoRAModelManager
+
+_IN_A_LAYER = re.compile(r"model\.layers\.(\d+)\.((?:self_attn|mlp)\.\w+_proj)(\.[AB])?")
+_OUTSIDE = ("model.embed_tokens", "lm_head")  # as the dense model has them
+
+
+def fit_adapters(manager: "LoRAModelManager", hf_config: "PreTrainedConfig") -> None:
+    """Have `manager` fit every adapter that it is given, where it validates them."""
+    stored, served = stored_layout(hf_config), layout_of_hf(hf_config)
+    validate = manager._validate_modules_to_save
+
+    def fit_and_validate(adapter: "LoRAModel") -> None:
+        fit_adapter(adapter, stored, served)
+        validate(adapter)
+
+    manager._validate_modules_to_save = fit_and_validate
+
+
+def fit_adapter(adapter: "LoRAModel", stored: ModelLayout, served: ModelLayout) -> None:
+    """Pad the factors of `adapter`, made for `stored`, to `served`, each as its linear is padded.
+
+    Raises CheckpointError for an adapter of other linears or shapes than `stored` has.
+    """
+    for name, factors in adapter.loras.items():
+        if name in _OUTSIDE:
+            continue
+        tensor, index = _adapted_tensor(name, stored), int(name.split(".")[2])
+        before = axes(stored, stored.layers[index], tensor)
+        after = axes(served, served.layers[index], tensor)
+        _check_shapes(name, factors, *before)
+        factors.lora_a = grown(factors.lora_a, 1, before[1], after[1])
+        factors.lora_b = grown(factors.lora_b, 0, before[0], after[0])
+
+
+def _adapted_tensor(name: str, layout: ModelLayout) -> str:
+    """The tensor of its layer that factors of this name are added to."""
+    found = _IN_A_LAYER.fullmatch(name)
+    if found is None or int(found[1]) >= len(layout.layers) or found[2] not in LINEARS:
+        raise CheckpointError(f"LoRA adapter: {name} is no linear of this model")
+    linear, factor = found[2], found[3] or ""
+    low_rank = linear in layout.layers[int(found[1])].ranks
+    if low_rank and not factor:
+        raise CheckpointError(
+            f"LoRA adapter: {name} is stored as two factors; train the adapter on {name}.A and "
+            f"{name}.B"
+        )
+    if factor and not low_rank:
+        raise CheckpointError(
+            f"LoRA adapter: {name}: {linear} of layer {found[1]} is not low rank; train the "
+            "adapter on this model"
+        )
+    return f"{linear}{factor}.weight"
+
+
+def _check_shapes(name: str, factors: "LoRALayerWeights", rows: Blocks, columns: Blocks) -> None:
+    for factor, axis, blocks in ((factors.lora_a, 1, columns), (factors.lora_b, 0, rows)):
+        what = f"lora_{'BA'[axis]}"
+        if factor is None:
+            raise CheckpointError(f"LoRA adapter: {name} has no {what}")
+        expected = blocks.count * blocks.size
+        if factor.shape[axis] != expected:
+            raise CheckpointError(
+                f"LoRA adapter: {name}: {what} has {factor.shape[axis]} "
+                f"{('rows', 'columns')[axis]}, expected {expected}; train the adapter on this "
+                "model, not on the one that it was compressed from"
+            )

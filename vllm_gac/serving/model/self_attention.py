@@ -1,0 +1,198 @@
+"""Self-attention of a compressed layer: projections, RoPE at its own frequencies, attention."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import CacheConfig, get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
+from vllm.model_executor.layers.quantization import QuantizationConfig
+from vllm.model_executor.utils import set_weight_attrs
+
+from vllm_gac.gpu.attention_choice import STOCK
+from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
+from vllm_gac.layout.schema import RopeParameters
+from vllm_gac.serving.attention.layer import GacAttention, announce, attention_kernels, gac_backend
+from vllm_gac.serving.model.linear import Shards, add_column_parallel, project, row_parallel
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+class GacSelfAttention(nn.Module):
+    """Attention of layer `layer` of `layout`; shapes are per tensor-parallel rank."""
+
+    rope_inv_freq: torch.Tensor  # fp32 [key heads or 1, pairs]
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        layer: LayerLayout,
+        rope: RopeParameters,
+        cache_config: CacheConfig | None,
+        quant_config: QuantizationConfig | None,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        tp = get_tensor_model_parallel_world_size()
+        self.layout, self.layer, self.quant_config = layout, layer, quant_config
+        self.geometry = CacheGeometry(
+            query_heads=layer.query_heads // tp,
+            query_size=layout.query_size(layer),
+            key_heads=layer.key.heads // tp,
+            key_size=layer.key.size,
+            value_heads=layer.value.heads // tp,
+            value_size=layer.value.size,
+        )
+        self.is_latent = layer.key.form == "latent"
+        self.projection_shards = self._add_projections(prefix)
+        self._add_frequencies(rope)
+        if self.is_latent:
+            group = layout.num_key_value_heads // layer.key.heads
+            self.k_up_proj = KeyUpProjection(
+                self.geometry.key_heads, group * layout.head_dim, layer.key.size
+            )
+        out_size, in_size = layout.linear_shape(layer, "self_attn.o_proj")
+        self.o_proj = row_parallel(
+            in_size,
+            out_size,
+            layer.ranks.get("self_attn.o_proj"),
+            layout.attention_bias,
+            quant_config,
+            f"{prefix}.o_proj",
+        )
+        self.attn = self._attention(cache_config, f"{prefix}.attn")
+
+    def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """positions [tokens], hidden_states [tokens, hidden] -> [tokens, hidden]."""
+        q, k, v = self._project(hidden_states)
+        if q.is_cuda and not torch.compiler.is_compiling():
+            attended = self._rotate_and_attend(positions, q, k, v)
+        else:
+            q, k = self._rotate(positions, q, k)
+            attended = self.attn(q, k, v)
+        output, _ = self.o_proj(attended)
+        return output
+
+    def _project(
+        self, hidden_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if not self.is_fused:
+            q, k, v = project(self, PROJECTIONS, hidden_states)
+            return q, k, v
+        g = self.geometry
+        sizes = [
+            g.query_heads * g.query_size,
+            g.key_heads * g.key_size,
+            g.value_heads * g.value_size,
+        ]
+        qkv, _ = self.qkv_proj(hidden_states)
+        q, k, v = qkv.split(sizes, dim=-1)
+        return q, k, v
+
+    def _rotate(
+        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q and k with RoPE, which latent keys get where they are met.
+
+        A query head turns at the frequencies of the key head it meets.
+        """
+        g = self.geometry
+        cos, sin = cos_sin(positions, self.rope_inv_freq)
+        if not self.is_latent:
+            k = rotate(k.reshape(-1, g.key_heads, g.key_size), cos, sin).flatten(1)
+        tables = cos.shape[1]
+        q = q.reshape(-1, tables, g.query_heads // tables, g.query_size)
+        return rotate(q, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1), k
+
+    def _rotate_and_attend(
+        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """As `_rotate` and the attention; one kernel rotates and, for our attention, caches."""
+        from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
+
+        cache = self.attn.cache_target() if isinstance(self.attn, GacAttention) else None
+        q, k = rotate_and_cache(
+            positions, self.rope_inv_freq, q, k, v, self.geometry, self.is_latent, cache
+        )
+        attended: torch.Tensor
+        attended = self.attn(q, k, v) if cache is None else self.attn(q, k, v, cached=True)
+        return attended
+
+    def _add_projections(self, prefix: str) -> Shards:
+        """Build q/k/v, fused into one GEMM unless one of them is low rank."""
+        layout, layer = self.layout, self.layer
+        linears = {name: f"self_attn.{name}" for name in PROJECTIONS}
+        shapes = {name: layout.linear_shape(layer, full) for name, full in linears.items()}
+        ranks = {name: layer.ranks[full] for name, full in linears.items() if full in layer.ranks}
+        bias = layout.attention_bias
+        self.is_fused = not ranks
+        if not self.is_fused:
+            return add_column_parallel(self, shapes, ranks, bias, self.quant_config, prefix)
+        fused: dict[str, Any] = {
+            "bias": bias,
+            "quant_config": self.quant_config,
+            "prefix": f"{prefix}.qkv_proj",
+        }
+        g = self.geometry
+        if g.query_size == g.key_size == g.value_size and g.key_heads == g.value_heads:
+            self.qkv_proj = QKVParallelLinear(
+                layout.hidden_size, g.key_size, layer.query_heads, layer.key.heads, **fused
+            )
+            return {name: ("qkv_proj", name[0]) for name in PROJECTIONS}
+        self.qkv_proj = MergedColumnParallelLinear(
+            layout.hidden_size, [out_size for out_size, _ in shapes.values()], **fused
+        )
+        return {name: ("qkv_proj", shard) for shard, name in enumerate(PROJECTIONS)}
+
+    def _add_frequencies(self, rope: RopeParameters) -> None:
+        """The buffer `rope_inv_freq`, fp32 [key heads or 1, pairs].
+
+        Loaded where the checkpoint has a table; else the model's own, one for all heads.
+        """
+        if not self.layer.key.rope_table:
+            own = inverse_frequencies(rope, self.layout.head_dim)
+            own = own.to(torch.get_default_device())
+            self.register_buffer("rope_inv_freq", own[None, :], persistent=False)
+            return
+        shape = (self.geometry.key_heads, self.layer.key.size // 2)
+        self.register_buffer("rope_inv_freq", torch.empty(shape, dtype=torch.float32))
+        set_weight_attrs(self.rope_inv_freq, {"weight_loader": load_own_heads})
+
+    def _attention(self, cache_config: CacheConfig | None, prefix: str) -> nn.Module:
+        g = self.geometry
+        common: dict[str, Any] = {
+            "scale": self.layout.softmax_scale,
+            "cache_config": cache_config,
+            "quant_config": self.quant_config,
+            "prefix": prefix,
+        }
+        load_config = get_current_vllm_config().load_config
+        kernels = attention_kernels(g, self.is_latent, load_config.model_loader_extra_config)
+        announce(g, self.layer.key.form, kernels)
+        if kernels.backend == STOCK:
+            return Attention(g.query_heads, g.key_size, num_kv_heads=g.key_heads, **common)
+        common |= {"attn_backend": gac_backend(), "prefill": kernels.prefill}
+        if self.is_latent:
+            common["latent"] = LatentKeys(self.k_up_proj.weight, self.rope_inv_freq)
+        return GacAttention(g, **common)
+
+
+class KeyUpProjection(nn.Module):
+    """The up factors of latent keys, [key heads, group * head_dim, rank]; used by the attention."""
+
+    def __init__(self, heads: int, out_size: int, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, out_size, rank), requires_grad=False)
+        set_weight_attrs(self.weight, {"weight_loader": load_own_heads})
+
+
+def load_own_heads(param: torch.Tensor, loaded: torch.Tensor) -> None:
+    """Weight loader: this rank's heads of a tensor [heads, ...]; one head is shared by all."""
+    heads = param.shape[0]
+    if loaded.shape[0] > 1:
+        loaded = loaded.narrow(0, get_tensor_model_parallel_rank() * heads, heads)
+    param.data.copy_(loaded)
