@@ -22,9 +22,9 @@ from benchmarks.table import markdown
 from vllm_gac.gpu.attention_choice import widths
 from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.profiling.prefill_batch import PrefillChunk
+from vllm_gac.profiling.stock_attention import stock_prefill_kernel
 from vllm_gac.profiling.timing import microseconds, warm_up
 from vllm_gac.serving.attention.prefill_kernels import installed_gpu
-from vllm_gac.serving.stock_attention import stock_prefill_kernel
 
 SEQUENCES, LENGTH, HEAD_DIM = 4, 2048, 128
 SIZES = (64, 80, 96, 112, 128)

@@ -90,7 +90,7 @@ class DecodeBatch:
     def stock(self) -> Callable[[], None]:
         """What decodes with vLLM's own backend, which takes equal heads and sizes only."""
         # Not at the top: our kernel is measured without vLLM.
-        from vllm_gac.serving.stock_attention import stock_decode
+        from vllm_gac.profiling.stock_attention import stock_decode
 
         return stock_decode(
             self.query,

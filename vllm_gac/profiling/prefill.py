@@ -63,8 +63,8 @@ def measure_prefill(plans: Iterable[PrefillPlan], tick: Callable[[], object]) ->
 def _measure(plan: PrefillPlan) -> Iterator[PrefillTime]:
     # Not at the top: profiling does without vLLM, whose kernels most of these are.
     from vllm_gac.profiling.prefill_batch import PrefillChunk
+    from vllm_gac.profiling.stock_attention import stock_prefill_kernel
     from vllm_gac.serving.attention.prefill_kernels import installed_gpu
-    from vllm_gac.serving.stock_attention import stock_prefill_kernel
 
     sizes = plan.key_size, plan.value_size
     geometry = CacheGeometry(_QUERY_HEADS, sizes[0], _KV_HEADS, sizes[0], _KV_HEADS, sizes[1])
