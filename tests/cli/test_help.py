@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_main import VERBS
 from tests.support import dense_models
 from tests.support.command import result
-from tests.test_cli import VERBS
 from vllm_gac.cli import main
 
 # Of models that are the size of a page.
