@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.seeds.experiment import Result, run, table
 from benchmarks.seeds.figures import axes_grid, by_alignment
+from tools.demo_model.llama import Architecture, Llama
 from vllm_gac import demo
 from vllm_gac.checkpoint.token_text import calibration_sequences
-from vllm_gac.demo.llama import Architecture, Llama
 from vllm_gac.layout.schema import KnapsackProblem
 from vllm_gac.planning.knapsack import solve
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.demo_model.corpus import Corpus, Document, excerpts, main, pack, read_corpus, split_of
 from vllm_gac.demo import CALIBRATION, HELD_OUT
-from vllm_gac.demo.corpus import Corpus, Document, excerpts, main, pack, read_corpus, split_of
 from vllm_gac.errors import GacError
 
 

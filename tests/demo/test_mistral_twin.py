@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralForCausalLM
 
+from tools.demo_model.mistral_twin import main
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.demo import MODEL
-from vllm_gac.demo.mistral_twin import main
 
 WINDOW = 16
 

@@ -13,10 +13,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tools.demo_model.card import FEW_WINDOWS, WINDOW
+from tools.demo_model.perplexity import perplexity
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.demo import HELD_OUT, MODEL
-from vllm_gac.demo.card import FEW_WINDOWS, WINDOW
-from vllm_gac.demo.perplexity import perplexity
 
 MEGABYTE = 1_000_000
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tools.demo_model.tokenizer import BOS, BOS_ID, EOS, EOS_ID, VOCAB_SIZE, train_tokenizer
 from vllm_gac.demo import CALIBRATION, HELD_OUT, MODEL
-from vllm_gac.demo.tokenizer import BOS, BOS_ID, EOS, EOS_ID, VOCAB_SIZE, train_tokenizer
 
 TOKENIZER = AutoTokenizer.from_pretrained(MODEL)
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vllm_gac.demo.llama import Architecture, Llama
-from vllm_gac.demo.perplexity import perplexity
-from vllm_gac.demo.train import main
-from vllm_gac.demo.training import Schedule, train
+from tools.demo_model.llama import Architecture, Llama
+from tools.demo_model.perplexity import perplexity
+from tools.demo_model.train import main
+from tools.demo_model.training import Schedule, train
 from vllm_gac.errors import GacError
 
 TINY = Architecture(

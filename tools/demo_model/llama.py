@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from vllm_gac.demo.tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE
+from tools.demo_model.tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Train the demo model: `python -m vllm_gac.demo.train --out DIR`.
+"""Train the demo model: `python -m tools.demo_model.train --out DIR`.
 
 Modules of Python's standard library -> BPE tokenizer -> Llama -> a Hugging Face directory with a
 model card. Seeds are fixed; two runs on one machine differ by what the GPU's atomics round, and by
@@ -17,18 +17,18 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tools.demo_model.card import write_card
+from tools.demo_model.corpus import Corpus, Document, join, read_corpus
+from tools.demo_model.llama import Architecture, Llama
+from tools.demo_model.tokenizer import BOS_ID, EOS_ID, save_tokenizer, train_tokenizer
+from tools.demo_model.training import Schedule, train
 from vllm_gac.checkpoint.atomic_files import appearing
-from vllm_gac.demo.card import write_card
-from vllm_gac.demo.corpus import Corpus, Document, join, read_corpus
-from vllm_gac.demo.llama import Architecture, Llama
-from vllm_gac.demo.tokenizer import BOS_ID, EOS_ID, save_tokenizer, train_tokenizer
-from vllm_gac.demo.training import Schedule, train
 from vllm_gac.errors import GacError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m vllm_gac.demo.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_model.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="model directory to write")
     parser.add_argument(
         "--corpus", type=Path, help="library directory or .tar.xz (default: this interpreter's)"
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     schedule = Schedule(**{field.name: getattr(options, field.name) for field in fields(Schedule)})
     written = sys.argv[1:] if arguments is None else arguments
-    command = " ".join(["python -m vllm_gac.demo.train", *written])
+    command = " ".join(["python -m tools.demo_model.train", *written])
     try:
         if options.out.exists():
             raise GacError(f"{options.out}: exists already; remove it or write elsewhere")

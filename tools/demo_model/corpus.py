@@ -1,6 +1,6 @@
 """Python's standard library as a corpus: which modules, in which split, without duplicates.
 
-`python -m vllm_gac.demo.corpus pack OUT.tar.xz` packs this interpreter's library for a machine
+`python -m tools.demo_model.corpus pack OUT.tar.xz` packs this interpreter's library for a machine
 that lacks its sources; `... excerpts DIR` writes the calibration and held-out texts of the demo.
 """
 
@@ -101,7 +101,7 @@ def read_corpus(source: Path | None = None) -> Corpus:
         raise GacError(
             f"{source}: {len(documents)} usable Python modules, which is no standard library; this "
             "interpreter may lack its sources, then pack those of another one with "
-            "`python -m vllm_gac.demo.corpus pack FILE.tar.xz` and pass that file"
+            "`python -m tools.demo_model.corpus pack FILE.tar.xz` and pass that file"
         )
     return Corpus(name, documents)
 
@@ -197,7 +197,7 @@ def pack(archive: Path, library: Path | None = None) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m vllm_gac.demo.corpus", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_model.corpus", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     packing = verbs.add_parser("pack", help="pack this interpreter's library")
     packing.add_argument("archive", type=Path)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vllm_gac.demo.corpus import Corpus
-from vllm_gac.demo.perplexity import perplexity
-from vllm_gac.demo.training import Evaluation, History, Schedule
+from tools.demo_model.corpus import Corpus
+from tools.demo_model.perplexity import perplexity
+from tools.demo_model.training import Evaluation, History, Schedule
 
 # Windows of the headline number, and how many of them make the number that a test can afford.
 WINDOW, FEW_WINDOWS = 1024, 16

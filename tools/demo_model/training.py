@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
-from vllm_gac.demo.llama import Llama
-from vllm_gac.demo.perplexity import perplexity
-from vllm_gac.demo.tokenizer import BOS_ID
+from tools.demo_model.llama import Llama
+from tools.demo_model.perplexity import perplexity
+from tools.demo_model.tokenizer import BOS_ID
 from vllm_gac.errors import GacError
 
 _WARMUP_STEPS = 100

@@ -1,6 +1,6 @@
 """The demo model as a Mistral: the same weights under a config with a sliding window.
 
-`python -m vllm_gac.demo.mistral_twin OUT`. Mistral is Llama plus the window; within the first
+`python -m tools.demo_model.mistral_twin OUT`. Mistral is Llama plus the window; within the first
 `sliding_window` tokens both compute the same.
 """
 
@@ -49,7 +49,7 @@ def write_mistral_twin(out: Path, sliding_window: int = 256) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(
-        prog="python -m vllm_gac.demo.mistral_twin", description=__doc__
+        prog="python -m tools.demo_model.mistral_twin", description=__doc__
     )
     parser.add_argument("out", type=Path, help="model directory to write")
     parser.add_argument("--sliding-window", type=int, default=256, help="in tokens (default: 256)")
