@@ -82,9 +82,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _schedule(options: argparse.Namespace) -> None:
-    from loadtest.scenario import find_scenario, load_scenario
-    from loadtest.schedule import write_schedule
-    from loadtest.traffic import generate
+    from loadtest.traffic.generate import generate
+    from loadtest.traffic.scenario import find_scenario, load_scenario
+    from loadtest.traffic.schedule import write_schedule
 
     scenario = load_scenario(
         find_scenario(options.scenario),
@@ -105,7 +105,7 @@ def _schedule(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from loadtest.report import ReportOptions, write_report
+    from loadtest.report.report import ReportOptions, write_report
 
     write_report(
         options.runs,
@@ -123,7 +123,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _ab(options: argparse.Namespace) -> None:
-    from loadtest.ab import load_comparison, run_comparison
+    from loadtest.ab.ab import load_comparison, run_comparison
 
     # As Ctrl-C does: through the clean-up that stops the server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

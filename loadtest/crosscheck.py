@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from loadtest.errors import LoadTestError
-from loadtest.machine import hardware, server_version, versions
-from loadtest.records import Record
-from loadtest.run import load_run
-from loadtest.schedule import read_schedule
+from loadtest.runs.machine import hardware, server_version, versions
+from loadtest.runs.records import Record
+from loadtest.runs.run import load_run
+from loadtest.traffic.schedule import read_schedule
 
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 _INVALID = 3

@@ -22,14 +22,14 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
-from loadtest.client import Target
+from loadtest.client.client import Target
+from loadtest.client.live_metrics import LiveMetrics, exported
+from loadtest.client.open_loop import Share, replay
 from loadtest.errors import LoadTestError
-from loadtest.health import HealthMonitor, write_health
-from loadtest.live_metrics import LiveMetrics, exported
-from loadtest.open_loop import Share, replay
-from loadtest.records import Record, to_line
-from loadtest.run import begin_run, load_run
-from loadtest.schedule import Schedule, read_schedule
+from loadtest.runs.health import HealthMonitor, write_health
+from loadtest.runs.records import Record, to_line
+from loadtest.runs.run import begin_run, load_run
+from loadtest.traffic.schedule import Schedule, read_schedule
 
 # Every process must have heard of the start by then.
 _LEAD = 2.0

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evaluation import tasks
-from loadtest.server import running_server
+from loadtest.ab.server import running_server
 from vllm_gac import demo
 
 BIN = Path(sys.executable).parent

@@ -10,8 +10,8 @@ from benchmarks.llama3_8b import DENSE, ideals, write_models
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
-from loadtest.ab import load_comparison
-from loadtest.comparison import parse_ideals
+from loadtest.ab.ab import load_comparison
+from loadtest.report.comparison import parse_ideals
 
 COMPARISON = Path(loadtest.__file__).parent / "comparisons" / "h200-8b.yaml"
 

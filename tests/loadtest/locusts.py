@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from loadtest.scenario import Scenario
-from loadtest.schedule import write_schedule
-from loadtest.traffic import generate
+from loadtest.traffic.generate import generate
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import write_schedule
 
 ROOT = Path(__file__).parents[2]
 LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"

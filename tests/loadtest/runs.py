@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from loadtest.health import ProcessHealth, write_health
-from loadtest.records import Record, to_line
-from loadtest.scenario import Scenario
-from loadtest.schedule import fingerprint, write_schedule
-from loadtest.traffic import generate
+from loadtest.runs.health import ProcessHealth, write_health
+from loadtest.runs.records import Record, to_line
+from loadtest.traffic.generate import generate
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import fingerprint, write_schedule
 
 
 def write_run(

@@ -11,7 +11,7 @@ from loadtest.errors import LoadTestError
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
-from loadtest.ab import load_comparison, run_comparison
+from loadtest.ab.ab import load_comparison, run_comparison
 from tests.loadtest.locusts import is_installed
 from tests.loadtest.test_server import free_port
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from loadtest.arrivals import Process, arrival_times, weibull_shape
-from loadtest.rate_curves import RateCurve, rate_cells
-from loadtest.scenario import PRESETS
+from loadtest.traffic.arrivals import Process, arrival_times, weibull_shape
+from loadtest.traffic.rate_curves import RateCurve, rate_cells
+from loadtest.traffic.scenario import PRESETS
 
 processes = st.sampled_from(["gamma", "weibull"])
 

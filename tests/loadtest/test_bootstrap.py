@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.bootstrap import (
+from loadtest.report.bootstrap import (
     Samples,
     block_numbers,
     block_weights,

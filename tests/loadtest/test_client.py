@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest.client import Endpoint, Target, request_body, send
+from loadtest.client.client import Endpoint, Target, request_body, send
 from loadtest.errors import LoadTestError
 from loadtest.mock_server import Timing
-from loadtest.records import Record
-from loadtest.schedule import PromptRules, ScheduledRequest
+from loadtest.runs.records import Record
+from loadtest.traffic.schedule import PromptRules, ScheduledRequest
 from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
 
 REQUEST = ScheduledRequest(timestamp=0, input_length=20, output_length=5)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.crosscheck import Agreement, markdown
-from loadtest.schedule import read_schedule
+from loadtest.traffic.schedule import read_schedule
 from tests.loadtest.locusts import PRIORITY, ROOT, is_installed, written_schedule
 from vllm_gac import demo
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest import prompts
-from loadtest.bootstrap import Floats
-from loadtest.run import Run, load_run
-from loadtest.verdict import Limits
+from loadtest.report.bootstrap import Floats
+from loadtest.runs.run import Run, load_run
+from loadtest.runs.verdict import Limits
+from loadtest.traffic import prompts
 from tests.loadtest.locusts import PRIORITY, ROOT, is_installed, locust, written_schedule
 
 if not is_installed():

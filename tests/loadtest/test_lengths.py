@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.errors import LoadTestError
-from loadtest.lengths import length_table, length_tables, sample_lengths
+from loadtest.traffic.lengths import length_table, length_tables, sample_lengths
 
 MARGINALS = [(name, side) for name in length_tables() for side in ("input", "output")]
 

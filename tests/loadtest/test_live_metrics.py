@@ -6,10 +6,10 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.health import HealthMonitor
-from loadtest.live_metrics import LATE_BUCKETS, LiveMetrics, exported
-from loadtest.records import Record
-from loadtest.verdict import Limits
+from loadtest.client.live_metrics import LATE_BUCKETS, LiveMetrics, exported
+from loadtest.runs.health import HealthMonitor
+from loadtest.runs.records import Record
+from loadtest.runs.verdict import Limits
 
 
 def scraped(port: int | None) -> dict[str, dict[str, float]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.run import load_run
+from loadtest.runs.run import load_run
 from tests.loadtest.locusts import (
     PRIORITY,
     ROOT,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.schedule import read_schedule
+from loadtest.traffic.schedule import read_schedule
 
 
 def test_a_shipped_scenario_becomes_a_schedule(

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from loadtest.client import Target
+from loadtest.client.client import Target
+from loadtest.client.open_loop import Share, replay
 from loadtest.mock_server import Timing
-from loadtest.open_loop import Share, replay
-from loadtest.records import Record
-from loadtest.schedule import PromptRules, Schedule, ScheduledRequest
+from loadtest.runs.records import Record
+from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest import prompts
-from loadtest.schedule import PromptRules, ScheduledRequest
+from loadtest.traffic import prompts
+from loadtest.traffic.schedule import PromptRules, ScheduledRequest
 
 RULES = PromptRules(block_tokens=16, low=100, high=5000, seed=7)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.records import Record, read_records, to_line
+from loadtest.runs.records import Record, read_records, to_line
 
 
 def record(index: int = 0, **changes: object) -> Record:

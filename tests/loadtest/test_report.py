@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.records import Record, to_line
+from loadtest.runs.records import Record, to_line
 from tests.loadtest.runs import write_run
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
-from loadtest.report import ReportOptions, write_report
+from loadtest.report.report import ReportOptions, write_report
 
 
 def test_the_page_stands_alone_and_the_numbers_are_in_all_three_files(

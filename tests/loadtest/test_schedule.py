@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.schedule import PromptRules, fingerprint, read_schedule
+from loadtest.traffic.schedule import PromptRules, fingerprint, read_schedule
 
 GOOD = '{"timestamp": 27482, "input_length": 600, "output_length": 52, "hash_ids": [46, 47]}'
 

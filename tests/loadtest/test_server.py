@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.ab.server import running_server
 from loadtest.errors import LoadTestError
-from loadtest.server import running_server
 
 ROOT = Path(__file__).parents[2]
 

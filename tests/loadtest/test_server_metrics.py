@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.server_metrics import facts, parse, read_facts, scrape, write_facts
+from loadtest.runs.server_metrics import facts, parse, read_facts, scrape, write_facts
 
 BEFORE = """
 # HELP vllm:num_preemptions_total Preemptions.

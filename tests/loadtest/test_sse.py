@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.client.sse import SseParser
 from loadtest.errors import LoadTestError
-from loadtest.sse import SseParser
 
 payloads = st.binary(max_size=40).map(lambda b: b.replace(b"\r", b"").replace(b"\n", b""))
 

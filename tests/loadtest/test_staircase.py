@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import prompts
+from loadtest.ab.staircase import Step, take_apart, write_staircase
 from loadtest.errors import LoadTestError
-from loadtest.health import ProcessHealth, write_health
-from loadtest.records import Record, to_line
-from loadtest.run import load_run
-from loadtest.scenario import Scenario
-from loadtest.schedule import fingerprint, read_schedule, write_schedule
-from loadtest.staircase import Step, take_apart, write_staircase
-from loadtest.traffic import generate
+from loadtest.runs.health import ProcessHealth, write_health
+from loadtest.runs.records import Record, to_line
+from loadtest.runs.run import load_run
+from loadtest.traffic import prompts
+from loadtest.traffic.generate import generate
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import fingerprint, read_schedule, write_schedule
 
 
 def steps(directory: Path, duration: float = 5.0, block_tokens: int = 16) -> list[Step]:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.comparison import capacities, compare, parse_ideals
-from loadtest.run import load_run
-from loadtest.summary import group_runs, summarize
+from loadtest.report.comparison import capacities, compare, parse_ideals
+from loadtest.report.summary import group_runs, summarize
+from loadtest.runs.run import load_run
 from tests.loadtest.runs import write_run
 
 

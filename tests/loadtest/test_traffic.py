@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import loadtest
 from loadtest.errors import LoadTestError
-from loadtest.lengths import length_table, length_tables
-from loadtest.scenario import PRESETS, Scenario, load_scenario
-from loadtest.schedule import read_schedule, write_schedule
-from loadtest.traffic import generate
+from loadtest.traffic.generate import generate
+from loadtest.traffic.lengths import length_table, length_tables
+from loadtest.traffic.scenario import PRESETS, Scenario, load_scenario
+from loadtest.traffic.schedule import read_schedule, write_schedule
 
 SHIPPED = sorted((Path(loadtest.__file__).parent / "scenarios").glob("*.yaml"))
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.health import ProcessHealth
-from loadtest.run import load_run
-from loadtest.verdict import judge
+from loadtest.runs.health import ProcessHealth
+from loadtest.runs.run import load_run
+from loadtest.runs.verdict import judge
 from tests.loadtest.runs import write_run
 
 HEALTHY = ProcessHealth(0, 0.5, 0.0001, 0.001, 0.002)

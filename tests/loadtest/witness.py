@@ -5,7 +5,7 @@ Runs until its standard input ends; then prints the 99th percentile, in seconds.
 
 import sys
 
-from loadtest.health import HealthMonitor
+from loadtest.runs.health import HealthMonitor
 
 if __name__ == "__main__":
     monitor = HealthMonitor(0)

@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.client import Target
-from loadtest.health import HealthMonitor
-from loadtest.live_metrics import LiveMetrics, exported
-from loadtest.open_loop import Share, replay
-from loadtest.records import Record
-from loadtest.scenario import find_scenario, load_scenario
-from loadtest.traffic import generate
+from loadtest.client.client import Target
+from loadtest.client.live_metrics import LiveMetrics, exported
+from loadtest.client.open_loop import Share, replay
+from loadtest.runs.health import HealthMonitor
+from loadtest.runs.records import Record
+from loadtest.traffic.generate import generate
+from loadtest.traffic.scenario import find_scenario, load_scenario
 from tests.serving.server import Server, serve
 from tests.serving_configs.dashboard import expressions
 from tests.serving_configs.debian import CONFIGS, program

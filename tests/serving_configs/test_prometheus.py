@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.verdict import Limits
+from loadtest.runs.verdict import Limits
 from tests.serving_configs.debian import CONFIGS, program
 
 PROMETHEUS = CONFIGS / "prometheus"

@@ -19,12 +19,12 @@ import openai
 import psutil
 import pytest
 
-from loadtest.client import Target
-from loadtest.open_loop import Share, replay
-from loadtest.records import Record
-from loadtest.scenario import find_scenario, load_scenario
-from loadtest.server_metrics import scrape
-from loadtest.traffic import generate
+from loadtest.client.client import Target
+from loadtest.client.open_loop import Share, replay
+from loadtest.runs.records import Record
+from loadtest.runs.server_metrics import scrape
+from loadtest.traffic.generate import generate
+from loadtest.traffic.scenario import find_scenario, load_scenario
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving_configs.ray_app import (
     START_SECONDS,

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from loadtest.errors import LoadTestError
-from loadtest.lengths import length_table
-from loadtest.rate_curves import Constant, Fraction, RateCurve, Seconds
+from loadtest.traffic.lengths import length_table
+from loadtest.traffic.rate_curves import Constant, Fraction, RateCurve, Seconds
 from loadtest.yaml_file import load_yaml
 
-_SHIPPED = Path(__file__).with_name("scenarios")
+_SHIPPED = Path(__file__).parents[1] / "scenarios"
 
 Tokens = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 

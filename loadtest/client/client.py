@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from loadtest import prompts
+from loadtest.client.sse import SseParser
 from loadtest.errors import LoadTestError
-from loadtest.records import Record
-from loadtest.schedule import PromptRules, ScheduledRequest
-from loadtest.sse import SseParser
+from loadtest.runs.records import Record
+from loadtest.traffic import prompts
+from loadtest.traffic.schedule import PromptRules, ScheduledRequest
 
 Endpoint = Literal["completions", "chat"]
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadtest.client import Target, request_body, send
-from loadtest.records import Record
-from loadtest.schedule import Schedule
+from loadtest.client.client import Target, request_body, send
+from loadtest.runs.records import Record
+from loadtest.traffic.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,17 +22,17 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from loadtest.ab.server import running_server
+from loadtest.ab.staircase import Step, take_apart, write_staircase
 from loadtest.errors import LoadTestError
-from loadtest.report import ReportOptions, write_report
-from loadtest.scenario import find_scenario, load_scenario
-from loadtest.schedule import write_schedule
-from loadtest.server import running_server
-from loadtest.server_metrics import Metrics, facts, gpu_memory_mib, scrape, write_facts
-from loadtest.staircase import Step, take_apart, write_staircase
-from loadtest.traffic import generate
+from loadtest.report.report import ReportOptions, write_report
+from loadtest.runs.server_metrics import Metrics, facts, gpu_memory_mib, scrape, write_facts
+from loadtest.traffic.generate import generate
+from loadtest.traffic.scenario import find_scenario, load_scenario
+from loadtest.traffic.schedule import write_schedule
 from loadtest.yaml_file import load_yaml
 
-_HERE = Path(__file__).parent
+_LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
 _INVALID = 3
 # What the warm-up leaves in a prefix cache must not help the runs.
 _WARMUP_SEED = 20_250_221
@@ -235,7 +235,7 @@ def _scrape_at(
 
 def _locust(comparison: Comparison, server: Server, schedule: Path, directory: Path) -> None:
     command = [
-        *(sys.executable, "-m", "locust", "-f", str(_HERE / "locustfile.py")),
+        *(sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE)),
         *("--headless", "--only-summary", "--host", _base_url(comparison, server)),
         *("--model", server.model, "--label", server.label),
         *("--schedule", str(schedule), "--out", str(directory)),

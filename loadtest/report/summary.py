@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.bootstrap import (
+from loadtest.report.bootstrap import (
     Estimate,
     Ints,
     Samples,
@@ -21,9 +21,9 @@ from loadtest.bootstrap import (
     mean_draws,
     percentile,
 )
-from loadtest.records import Record
-from loadtest.run import Run
-from loadtest.scenario import Slo
+from loadtest.runs.records import Record
+from loadtest.runs.run import Run
+from loadtest.traffic.scenario import Slo
 
 MEASURES = ("ttft", "tpot", "itl", "e2e")
 PERCENTS = (50.0, 90.0, 99.0)

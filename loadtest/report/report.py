@@ -16,12 +16,12 @@ from typing import Any
 
 import jinja2
 
-from loadtest import plots
-from loadtest.bootstrap import Estimate
-from loadtest.comparison import Capacity, Comparison, capacities, compare, parse_ideals
 from loadtest.errors import LoadTestError
-from loadtest.run import Run, load_run
-from loadtest.summary import MEASURES, PERCENTS, Group, Summary, group_runs, summarize
+from loadtest.report import plots
+from loadtest.report.bootstrap import Estimate
+from loadtest.report.comparison import Capacity, Comparison, capacities, compare, parse_ideals
+from loadtest.report.summary import MEASURES, PERCENTS, Group, Summary, group_runs, summarize
+from loadtest.runs.run import Run, load_run
 
 _UNITS = {"ttft": "s", "tpot": "s", "itl": "s", "e2e": "s"}
 

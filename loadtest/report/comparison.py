@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.bootstrap import Estimate, Floats, interval, percentile_draws
 from loadtest.errors import LoadTestError
-from loadtest.summary import MEASURES, PERCENTS, Group, Summary
+from loadtest.report.bootstrap import Estimate, Floats, interval, percentile_draws
+from loadtest.report.summary import MEASURES, PERCENTS, Group, Summary
 
 PHASES = {"prefill": "ttft", "decode": "tpot"}
 GOOD_ENOUGH = 0.99

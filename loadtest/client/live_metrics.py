@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from loadtest.health import HealthMonitor
-from loadtest.records import Record
+from loadtest.runs.health import HealthMonitor
+from loadtest.runs.records import Record
 
 # Seconds. The limits of verdict.py are among the first; the others are vLLM's own for TTFT and
 # ITL, so that client and server can be laid over each other.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.health import ProcessHealth
-from loadtest.records import Record
+from loadtest.runs.health import ProcessHealth
+from loadtest.runs.records import Record
 
 
 @dataclass(frozen=True, slots=True)

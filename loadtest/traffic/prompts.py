@@ -7,7 +7,7 @@ share a prefix, all others share none, and every run of a schedule sends the sam
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.schedule import PromptRules, ScheduledRequest
+from loadtest.traffic.schedule import PromptRules, ScheduledRequest
 
 # One token each (with the space before) in the tokenizers of the Llama, Mistral, Qwen and GPT
 # families, so the length in tokens is close; the server's usage says what it was.

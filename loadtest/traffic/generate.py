@@ -7,12 +7,12 @@ rate does not change which lengths are drawn.
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.arrivals import arrival_times
 from loadtest.errors import LoadTestError
-from loadtest.lengths import length_table, sample_lengths
-from loadtest.rate_curves import rate_cells
-from loadtest.scenario import FixedLengths, Scenario, SharedPrefixes
-from loadtest.schedule import PromptRules, Schedule, ScheduledRequest
+from loadtest.traffic.arrivals import arrival_times
+from loadtest.traffic.lengths import length_table, sample_lengths
+from loadtest.traffic.rate_curves import rate_cells
+from loadtest.traffic.scenario import FixedLengths, Scenario, SharedPrefixes
+from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 
 Lengths = NDArray[np.int64]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.errors import LoadTestError
-from loadtest.records import read_records, to_line
-from loadtest.schedule import (
+from loadtest.runs.records import read_records, to_line
+from loadtest.traffic.schedule import (
     PromptRules,
     Schedule,
     ScheduledRequest,

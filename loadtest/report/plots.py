@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.bootstrap import Floats
-from loadtest.summary import Group, Summary
+from loadtest.report.bootstrap import Floats
+from loadtest.report.summary import Group, Summary
 
 # Okabe and Ito's colours: told apart by colour-blind readers, and in print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
