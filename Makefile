@@ -70,7 +70,7 @@ loadtest-smoke: .venv/.extra-loadtest $(DEMO)/config.json build/demo-misaligned/
 # In PYTHON's environment, as test-gpu: pip install -e '.[serve,loadtest]' before.
 COMPARISON ?= h200-8b
 loadtest:  ## on a GPU: compare dense, misaligned and GAC servers of Llama-3-8B's shape
-	$(PYTHON) -m benchmarks.llama3_8b build/llama3-8b
+	$(PYTHON) -m benchmarks.common.llama3_8b build/llama3-8b
 	$(PYTHON) -m loadtest ab loadtest/comparisons/$(COMPARISON).yaml build/loadtest-$(COMPARISON)
 
 test: lint .venv/.extra-grafana $(DEBIAN)/.unpacked  ## lint, then every test but the slow and the GPU ones

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.quality.provenance import arguments, compiler, provenance, save
+from benchmarks.common.provenance import arguments, compiler, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout

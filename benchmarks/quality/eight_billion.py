@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.llama3_8b import DENSE
-from benchmarks.quality.provenance import arguments, compiler, provenance, save
+from benchmarks.common.llama3_8b import DENSE
+from benchmarks.common.provenance import arguments, compiler, provenance, save
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.calibrate import calibrate

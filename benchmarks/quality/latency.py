@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.quality.provenance import arguments, compiler, provenance, save
+from benchmarks.common.provenance import arguments, compiler, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import BatchMix

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.combinations.compare import compared
-from benchmarks.combinations.report import page
+from benchmarks.engines.combinations.compare import compared
+from benchmarks.engines.combinations.report import page
 
 
 def answers(*tokens: list[int]) -> list[dict[str, list[int]]]:

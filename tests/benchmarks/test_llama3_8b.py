@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import loadtest
-from benchmarks.llama3_8b import DENSE, ideals, write_models
+from benchmarks.common.llama3_8b import DENSE, ideals, write_models
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.option_matrix import cpu, cuda
-from benchmarks.option_matrix.__main__ import definition, is_asked
-from benchmarks.option_matrix.cells import ADAPTED_ALLOWED, Cell, Level, cells_of, rows_of
-from benchmarks.option_matrix.engine_args import ELSEWHERE, in_cells
-from benchmarks.option_matrix.forks import Ended, Job, run
-from benchmarks.option_matrix.pairs import all_pairs
-from benchmarks.option_matrix.report import page
-from benchmarks.option_matrix.verdict import verdict
+from benchmarks.engines.option_matrix import cpu, cuda
+from benchmarks.engines.option_matrix.__main__ import definition, is_asked
+from benchmarks.engines.option_matrix.cells import ADAPTED_ALLOWED, Cell, Level, cells_of, rows_of
+from benchmarks.engines.option_matrix.engine_args import ELSEWHERE, in_cells
+from benchmarks.engines.option_matrix.forks import Ended, Job, run
+from benchmarks.engines.option_matrix.pairs import all_pairs
+from benchmarks.engines.option_matrix.report import page
+from benchmarks.engines.option_matrix.verdict import verdict
 
 FACTORS = {"a": ["1", "2", "3"], "b": ["x", "y"], "c": ["p", "q"], "d": ["u", "v", "w"]}
 
@@ -221,7 +221,7 @@ def test_a_job_that_hangs_is_ended(tmp_path: Path) -> None:
 def test_a_handful_of_cells_is_right_or_refused(tmp_path: Path) -> None:
     """The command itself, on a CPU; the rest of the matrix is in benchmarks/results."""
     names = ["every shape", "theta", "KV cache fp8", "embeddings of window", "structured outputs"]
-    command = [sys.executable, "-m", "benchmarks.option_matrix", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "benchmarks.engines.option_matrix", str(tmp_path / "out")]
     only = "^(" + "|".join(names) + ")$"
     subprocess.run([*command, "--work", str(tmp_path / "work"), "--only", only], check=True)
     cells = json.loads((tmp_path / "out" / "option_matrix_cpu.json").read_text())["cells"]

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parallel.models import RUNS, SHAPES, write
-from benchmarks.parallel.report import page
+from benchmarks.engines.parallel.models import RUNS, SHAPES, write
+from benchmarks.engines.parallel.report import page
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.tensor_parallel import check_split
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.seeds import paper
-from benchmarks.seeds.experiment import RESULTS, _software
-from benchmarks.seeds.gemm import alignment, class_name
-from benchmarks.seeds.hardware_cases import CASES, Case
-from benchmarks.seeds.hardware_counters import loads
-from benchmarks.seeds.ncu import (
+from benchmarks.paper import reported_numbers
+from benchmarks.paper.experiment import RESULTS, _software
+from benchmarks.paper.gemm import alignment, class_name
+from benchmarks.paper.hardware_cases import CASES, Case
+from benchmarks.paper.hardware_counters import loads
+from benchmarks.paper.ncu import (
     Kernel,
     RefusedError,
     by_marker,
@@ -25,16 +25,16 @@ from benchmarks.seeds.ncu import (
     opcode_of,
     profile,
 )
-from benchmarks.seeds.palu_distribution import (
+from benchmarks.paper.palu_distribution import (
     by_energy,
     lost_energy,
     proportional_ranks,
     rounded,
     selected,
 )
-from benchmarks.seeds.repair_tradeoff import JUDGED, mean_gain, overhead, repaired
-from benchmarks.seeds.sdpa_staircase import _ranges
-from benchmarks.seeds.timing import listed, short_name
+from benchmarks.paper.repair_tradeoff import JUDGED, mean_gain, overhead, repaired
+from benchmarks.paper.sdpa_staircase import _ranges
+from benchmarks.paper.timing import listed, short_name
 
 EXPERIMENTS = sorted(path.stem for path in RESULTS.glob("*.json"))
 
@@ -43,9 +43,10 @@ EXPERIMENTS = sorted(path.stem for path in RESULTS.glob("*.json"))
     ("strategy", "percent"), [("minimal", 3.72), ("optimal", 7.20), ("predefined", 7.20)]
 )
 def test_memory_overhead_of_palus_heads_is_the_papers(strategy: str, percent: float) -> None:
-    assert sum(paper.PALU_HEADS.values()) == 512
+    assert sum(reported_numbers.PALU_HEADS.values()) == 512
     assert (
-        round(100 * overhead(paper.PALU_HEADS, lambda dim: repaired(dim, strategy)), 2) == percent
+        round(100 * overhead(reported_numbers.PALU_HEADS, lambda dim: repaired(dim, strategy)), 2)
+        == percent
     )
 
 
@@ -64,9 +65,11 @@ def test_repaired_sizes_are_the_papers(dim: int, minimal: int, optimal: int) -> 
 
 @pytest.mark.parametrize(("strategy", "column"), [("minimal", 1), ("optimal", 2)])
 def test_roi_of_the_papers_table_8_is_the_papers(strategy: str, column: int) -> None:
-    gains = [1 - paper.REPAIR[dim][column] / paper.REPAIR[dim][0] for dim in JUDGED]
-    memory = overhead(paper.PALU_HEADS, lambda dim: repaired(dim, strategy))
-    assert round(sum(gains) / len(gains) / memory, 1) == paper.ROI[strategy]
+    gains = [
+        1 - reported_numbers.REPAIR[dim][column] / reported_numbers.REPAIR[dim][0] for dim in JUDGED
+    ]
+    memory = overhead(reported_numbers.PALU_HEADS, lambda dim: repaired(dim, strategy))
+    assert round(sum(gains) / len(gains) / memory, 1) == reported_numbers.ROI[strategy]
 
 
 def test_mean_gain_is_a_mean_of_shares() -> None:
@@ -268,7 +271,7 @@ def test_every_experiment_has_results() -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_committed_pages_are_drawn_of_the_committed_numbers(name: str) -> None:
     draw: Callable[..., tuple[str, object]] = importlib.import_module(
-        f"benchmarks.seeds.{name}"
+        f"benchmarks.paper.{name}"
     ).draw
     page, _ = draw(json.loads((RESULTS / f"{name}.json").read_text()))
     assert (RESULTS / f"{name}.md").read_text().endswith(page)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.offline import answer
-from benchmarks.shared_prefix import page
+from benchmarks.common.engine_batches import answer
+from benchmarks.engines.shared_prefix import page
 
 
 def test_the_page_says_what_was_run_and_what_was_held() -> None:

@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.whole_model import ideal
-from benchmarks.whole_model.models import SHAPES, Batch, Model, models
+from benchmarks.engines.whole_model import ideal
+from benchmarks.engines.whole_model.models import SHAPES, Batch, Model, models
 
 pytest.importorskip("matplotlib", reason="needs the extra `dev`")
 
-from benchmarks.whole_model.report import results, write_report
-from benchmarks.whole_model.trace import alone
+from benchmarks.engines.whole_model.report import results, write_report
+from benchmarks.engines.whole_model.trace import alone
 
 ROOFS = ideal.Roofs(4e12, 7e14)
 

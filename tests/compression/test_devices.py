@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.llama3_8b import DENSE
+from benchmarks.common.llama3_8b import DENSE
 from tests.support import dense_models
 from tests.support.command import error
 from vllm_gac import demo

@@ -1,0 +1,129 @@
+"""Models of Llama-3-8B's shape without weights, for load tests on one GPU.
+
+    python -m benchmarks.common.llama3_8b build/llama3-8b
+
+Writes three directories, of a config.json and a tokenizer each: `dense`; `gac`, the plan that
+`vllm-gac plan --param-ratio 0.8 --kv-ratio 0.75` makes of it; and `misaligned`, the same plan with
+every dim that it chose just past an aligned one. A server fills in random weights: vLLM's with
+`--load-format dummy`, ours with `--model-loader-extra-config '{"weights": "dummy"}'`. How fast a
+server is depends on dims, not on values. Prints the speedups that the smaller model promises.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from vllm_gac import demo
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.schema import HfConfig, Plan
+from vllm_gac.planning.plan_file import uniform_plan
+
+PARAM_RATIO, KV_RATIO = 0.8, 0.75
+DENSE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "dtype": "bfloat16",
+}
+# What a step of decoding reads is weights, and the cache of this many tokens: 16 requests in the
+# middle of answering Azure's conversations.
+CACHED_TOKENS = 16 * 1250
+
+
+def main() -> None:
+    """Write the directories and print what they promise."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, help="directory for the three models")
+    out = parser.parse_args().out
+    models = write_models(out)
+    for name, layout in models.items():
+        promised = ideals(models["dense"], layout)
+        said = ", ".join(f"{phase} {ratio:.3f}" for phase, ratio in promised.items())
+        print(
+            f"{out / name}: {layout.parameters:,} parameters, {2 * layout.kv_elements:,} KV bytes "
+            f"per token; ideal speedup: {said}"
+        )
+
+
+def write_models(out: Path, dense: dict[str, Any] = DENSE) -> dict[str, ModelLayout]:
+    """Write dense, gac and misaligned below `out`; the layout of each."""
+    _write(out / "dense", dense)
+    # No tensors: a plan is made of dims alone.
+    model = Checkpoint(
+        out / "dense", dense, HfConfig.model_validate(dense), layout_of(dense), tensors={}
+    )
+    plan = uniform_plan(model, param_ratio=PARAM_RATIO, kv_ratio=KV_RATIO)
+    configs = {
+        "dense": dense,
+        "gac": _compressed(dense, plan, 0),
+        "misaligned": _compressed(dense, plan, 1),
+    }
+    for name, config in configs.items():
+        _write(out / name, config)
+    return {name: layout_of(config) for name, config in configs.items()}
+
+
+def ideals(dense: ModelLayout, layout: ModelLayout) -> dict[str, float]:
+    """FLOPs of a prompt's token (prefill) and bytes of a step (decode), dense / compressed."""
+
+    def flops(model: ModelLayout) -> int:
+        # The head runs once a prompt, the embedding never.
+        return model.parameters - 2 * model.vocab_size * model.hidden_size
+
+    def step(model: ModelLayout) -> int:
+        weights = model.parameters - model.vocab_size * model.hidden_size
+        return 2 * (weights + model.kv_elements * CACHED_TOKENS)
+
+    return {"prefill": flops(dense) / flops(layout), "decode": step(dense) / step(layout)}
+
+
+def _compressed(dense: dict[str, Any], plan: Plan, past: int) -> dict[str, Any]:
+    """The config of `plan`, with each dim that it chose made larger by `past`; rotary keys, whose
+    numbers come in pairs, by twice that."""
+    layers = [section.model_dump(mode="json") for section in plan.layers]
+    for layer in layers:
+        layer["key"]["size"] += past * (2 if layer["key"]["form"] == "rotary" else 1)
+        layer["value"]["size"] += past
+        layer["intermediate_size"] += past
+    head_dim = dense["head_dim"]
+    section = {
+        "version": 1,
+        "softmax_scale": head_dim**-0.5,
+        "head_dim": head_dim,
+        "layers": layers,
+    }
+    config = dense | {"architectures": ["GacLlamaForCausalLM"], "gac": section}
+    return config | {"head_dim": layout_of(config).cache_head_dim}
+
+
+def _write(directory: Path, config: dict[str, Any]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    # The demo model's, with a word for each of the other tokens: every answer is some text.
+    tokenizer = json.loads((demo.MODEL / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    known = len(vocabulary)
+    vocabulary.update({f"<{i}>": i for i in range(known, config["vocab_size"])})
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    about = json.loads((demo.MODEL / "tokenizer_config.json").read_text())
+    about["model_max_length"] = config["max_position_embeddings"]
+    (directory / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The matrix as a page."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.common.markdown import markdown
+from benchmarks.common.provenance import compiler
+from benchmarks.engines.option_matrix.engine_args import ELSEWHERE, in_cells
+from benchmarks.engines.option_matrix.verdict import FAULT, NOT_FINISHED, REFUSED, RIGHT
+
+ANSWERED = (RIGHT, REFUSED)
+
+
+def page(result: dict[str, Any]) -> str:
+    """The page: a summary, faults first, all cells, what no cell has, and vLLM's options."""
+    cells = result["cells"]
+    counts = Counter(cell["verdict"] for cell in cells.values())
+    device = "cpu" if "--device cpu" in result["command"] else "cuda"
+    lines = [
+        f"# Engine options by pairs, on {'a CPU' if device == 'cpu' else 'a GPU'}",
+        "",
+        f"{result['machine']}, {result['date']}, {compiler(result)}, commit "
+        f"{result['commit']}, `{result['command']}`; {result['at_once']} at a time.",
+        "",
+        *_missing(result["listed"], len(cells)),
+        f"{len(cells)} engines, one a row: "
+        + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+        + ". Each serves a random model of the named kind and is compared with the fp32 reference",
+        "on the same weights (`vllm_gac/compression/reference_model.py`): five prompts, twice",
+        "(the second time from the prefix cache), every greedy token and the top five logprobs of",
+        "each step, and the logprobs of prompts. The numbers are the largest error of a logprob; allowed are",
+        "0.002 in fp32, 0.05 in fp16 and 0.25 in bf16, and where something is rounded to eight",
+        "bits, a mean error of a fifth of the spread; with an adapter in fp16 or bf16, of 0.05 or",
+        "0.3 of it (`cells.py` says why). What is refused is refused at the start, in the sentence",
+        "that the row shows. What is not finished was ended, and says nothing of right or wrong.",
+        "",
+        *_table("Faults", {name: c for name, c in cells.items() if c["verdict"] == FAULT}),
+        *_table("Cells", {name: c for name, c in cells.items() if c["verdict"] in ANSWERED}),
+        *_table("Not finished", {n: c for n, c in cells.items() if c["verdict"] == NOT_FINISHED}),
+        "## Factors",
+        "",
+        "Every two levels of two factors meet in one of the cells; the first level of each is not",
+        "said in a cell's name.",
+        "",
+        *markdown(
+            [
+                {"factor": factor, "levels": ", ".join(levels)}
+                for factor, levels in result["pairs"]["factors"].items()
+            ]
+        ),
+        "",
+        "These pairs are in none:",
+        "",
+        *(f"- {_rows(rows)}: {why}" for why, rows in result["impossible"].items()),
+        "",
+        *_options(cells),
+    ]
+    return "\n".join(lines)
+
+
+def _missing(listed: int, known: int) -> list[str]:
+    if listed == known:
+        return []
+    return [f"**Partial: {listed - known} of the list's {listed} cells have no result yet.**", ""]
+
+
+def _table(title: str, cells: Mapping[str, Any]) -> list[str]:
+    if not cells:
+        return []
+    rows = [
+        {"cell": name, "": cell["verdict"], "errors, or the sentence": _cell(cell["says"])}
+        for name, cell in cells.items()
+    ]
+    return [f"## {title}", "", *markdown(rows), ""]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/")[:600]
+
+
+def _rows(rows: list[dict[str, str]]) -> str:
+    return "; ".join(" with ".join(row.values()) for row in rows)
+
+
+def _options(cells: Mapping[str, Any]) -> list[str]:
+    return [
+        "## vLLM's options",
+        "",
+        "Every field of vLLM's `EngineArgs`. In cells of this page: "
+        + ", ".join(f"`{name}`" for name in sorted(in_cells(cells.values())))
+        + ".",
+        "",
+        "In none, by reason:",
+        "",
+        *(
+            f"- {why}: {', '.join(f'`{name}`' for name in names)}."
+            for why, names in ELSEWHERE.items()
+        ),
+        "",
+    ]

@@ -1,0 +1,112 @@
+"""The models that are timed, and the shapes they come in."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.llama3_8b import DENSE, write_models
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Prompts of one length that arrive at once, each answered with `output` tokens."""
+
+    prompts: int
+    length: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A dense model, MLP widths of compressed ones, and how they are timed.
+
+    Half of `width` is aligned; `before` is, and half of it is not. `repeats` of each batch are
+    timed.
+    """
+
+    dense: dict[str, Any]
+    width: int
+    before: int
+    prefill: Batch
+    decode: Batch
+    repeats: int
+    cache_bytes: int  # on each GPU
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+SHAPES = {
+    "llama3-8b": Shape(
+        DENSE,
+        width=11520,
+        before=11528,
+        prefill=Batch(16, 2048, 1),
+        decode=Batch(64, 512, 129),
+        repeats=3,
+        cache_bytes=6 << 30,
+        engine={"max_model_len": 4096},
+    ),
+    "tiny": Shape(  # tries the script out, on a CPU
+        DENSE
+        | {
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "vocab_size": 4096,
+            "max_position_embeddings": 1024,
+        },
+        width=416,
+        before=432,  # other halves the CPU does not take
+        prefill=Batch(2, 64, 1),
+        decode=Batch(3, 16, 9),
+        repeats=2,
+        cache_bytes=1 << 26,
+        engine={"max_model_len": 512, "enforce_eager": True},
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One engine: a model below the models' directory, its ranks, the loader's options.
+
+    `options` None: the model is dense, and vLLM's own loader fills it.
+    """
+
+    name: str
+    model: str
+    tp: int
+    options: dict[str, Any] | None = None
+
+
+_DUMMY = {"weights": "dummy"}
+RUNS = (
+    Run("dense, TP 1", "dense", 1),
+    Run("GAC, TP 1", "gac", 1, _DUMMY),
+    Run("dense, TP 2", "dense", 2),
+    Run("GAC, TP 2", "gac", 2, _DUMMY),
+    Run("GAC aligned before sharding, TP 2", "before", 2, _DUMMY | {"align": "none"}),
+    Run("the same, padded while loading, TP 2", "before", 2, _DUMMY),
+)
+
+
+def write(out: Path, shape: Shape) -> list[dict[str, Any]]:
+    """Write dense, gac and before below `out`, without weights; the layers of before.
+
+    The dims of gac are those of a plan, but for the width, which is the same in every layer.
+    """
+    write_models(out, shape.dense)
+    config = json.loads((out / "gac" / "config.json").read_text())
+    for name, width in (("gac", shape.width), ("before", shape.before)):
+        for layer in config["gac"]["layers"]:
+            layer["intermediate_size"] = width
+        directory = out / name
+        directory.mkdir(exist_ok=True)
+        for file in (out / "dense").iterdir():
+            (directory / file.name).write_bytes(file.read_bytes())
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    layers: list[dict[str, Any]] = config["gac"]["layers"]
+    return layers

@@ -1,0 +1,61 @@
+"""What a batch takes if every byte and every FLOP that compression removed were time.
+
+Prefill multiplies at the rate of a large GEMM; decode reads the weights and every sequence's cached
+context once a step, at the rate of a copy. Nothing else is counted: no launch, no activation.
+"""
+
+import math
+from dataclasses import dataclass
+
+from benchmarks.engines.whole_model.models import Batch
+from vllm_gac.layout.dims import ModelLayout
+
+ITEMSIZE = 2  # bytes of a weight and of a cached number
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """What the GPU can do: a device-to-device copy (read plus written), a large bf16 GEMM."""
+
+    bytes_per_second: float
+    flops_per_second: float
+
+
+def prefill_flops(layout: ModelLayout, batch: Batch) -> int:
+    """FLOPs until every prompt has its first token: linears, causal attention, the head.
+
+    A token attends to (length + 1) / 2 tokens on average, and a latent key is rebuilt once.
+    """
+    length = batch.length
+    flops = 2 * layout.vocab_size * layout.hidden_size
+    for index, layer in enumerate(layout.layers):
+        # All matrices of a layer, up factors of latent keys included, meet every token once.
+        shapes = [shape for name, shape in layout.layer_tensors(index) if "norm" not in name]
+        flops += 2 * length * sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+        numbers = layer.query_heads * (layout.query_size(layer) + layer.value.size)
+        flops += 2 * numbers * length * (length + 1) // 2
+    return batch.prompts * flops
+
+
+def step_bytes(layout: ModelLayout, sequences: int, context: int) -> int:
+    """Bytes that a decoding step reads: all weights but the embeddings, and every cached token."""
+    embeddings = layout.vocab_size * layout.hidden_size
+    weights = layout.parameters - (0 if layout.tie_word_embeddings else embeddings)
+    return ITEMSIZE * (weights + layout.kv_elements * sequences * context)
+
+
+def decode_bytes(layout: ModelLayout, batch: Batch) -> int:
+    """Bytes that the steps after the first read: one for each further token."""
+    contexts = range(batch.length + 1, batch.length + batch.output)
+    return sum(step_bytes(layout, batch.prompts, context) for context in contexts)
+
+
+def seconds(layout: ModelLayout, batch: Batch, roofs: Roofs) -> float:
+    """Prefill at the rate of a GEMM, then decode at that of a copy."""
+    prefill = prefill_flops(layout, batch) / roofs.flops_per_second
+    return prefill + decode_bytes(layout, batch) / roofs.bytes_per_second
+
+
+def realized(speedup: float, ideal: float) -> float | None:
+    """(speedup - 1) / (ideal - 1); None where nothing was promised."""
+    return (speedup - 1) / (ideal - 1) if abs(ideal - 1) > 1e-9 else None

@@ -1,0 +1,176 @@
+"""The models: a dense one, what compression makes of its shape, and the batches they are given."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.common.llama3_8b import DENSE
+from vllm_gac.layout.dims import ModelLayout, layout_of
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Prompts of one length that arrive at once, each answered with `output` tokens.
+
+    `runs` of it are timed.
+    """
+
+    prompts: int
+    length: int
+    output: int
+    runs: int = 3
+
+    @property
+    def name(self) -> str:
+        return f"{self.prompts}x{self.length}->{self.output}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A dense model's config, and the batches to time it with, the last only for a few models."""
+
+    dense: dict[str, Any]
+    batches: tuple[Batch, ...]
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+SHAPES = {
+    "llama3-8b": Shape(
+        DENSE,
+        (
+            Batch(16, 2048, 1),
+            Batch(1, 128, 256, runs=2),
+            Batch(64, 128, 256, runs=2),
+            Batch(128, 2048, 256, runs=1),
+            Batch(256, 2048, 128, runs=1),
+        ),
+    ),
+    "tiny": Shape(
+        DENSE
+        | {
+            "hidden_size": 256,
+            "intermediate_size": 14336 // 32,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 16,
+            "head_dim": 64,
+            "vocab_size": 1024,
+            "max_position_embeddings": 512,
+        },
+        (Batch(2, 64, 1), Batch(1, 16, 8), Batch(3, 16, 8), Batch(4, 48, 8, 1), Batch(5, 48, 8, 1)),
+        {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26},
+    ),
+}
+
+# Dims below are those of Llama-3-8B: heads of 128, widths of 14336; other shapes scale them.
+WIDTH = 11520
+# (r_k, r_v) and MLP width of the rank classes that follow each other through the layers. In sum
+# they are as many parameters and as large a cache as eight layers of WIDTH and (96, 64).
+CLASSES = (
+    (128, 96, 12800), (112, 80, 12288), (96, 96, 12032), (96, 64, 11520),
+    (80, 64, 11520), (96, 48, 11008), (64, 48, 10752), (80, 32, 10240),
+)  # fmt: skip
+
+
+class Dims(NamedTuple):
+    """A layer: form, heads and size of its keys, heads and size of its values, MLP width.
+
+    Sizes and width are for Llama-3-8B; `past` is added to the width once it is scaled.
+    """
+
+    form: str
+    key_heads: int
+    key_size: int
+    value_heads: int
+    value_size: int
+    width: int = WIDTH
+    past: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model of the table; `options` are those of --model-loader-extra-config, None if dense."""
+
+    name: str
+    what: str
+    config: dict[str, Any]
+    options: dict[str, Any] | None = None
+
+    @property
+    def layout(self) -> ModelLayout:
+        return layout_of(self.config)
+
+    def write(self, directory: Path) -> None:
+        """Make the model's directory: a config.json, and no weights."""
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "config.json").write_text(json.dumps(self.config, indent=1) + "\n")
+
+
+def models(dense: dict[str, Any]) -> list[Model]:
+    """The dense model and its compressed ones, the most telling first."""
+    heads, count = dense["num_key_value_heads"], dense["num_hidden_layers"]
+    half = heads // 2
+
+    def uniform(name: str, what: str, *dims: Any) -> Model:
+        layers = [Dims(*dims)] * count
+        return Model(name, f"width {WIDTH}, {what}", _config(dense, layers), {"weights": "dummy"})
+
+    def equal_heads(r_k: int, r_v: int) -> Model:
+        what = f"{heads} heads of ({r_k}, {r_v})"
+        return uniform(f"heads-{r_k}-{r_v}", what, "rotary", heads, r_k, heads, r_v)
+
+    def grouped(r_k: int) -> Model:
+        what = f"{half} heads of ({r_k}, 128) for {heads}"
+        return uniform(f"groups-{r_k}-128", what, "rotary", half, r_k, half, 128)
+
+    def plan(past: int) -> dict[str, Any]:
+        classes = (CLASSES[i % len(CLASSES)] for i in range(count))
+        dims = (Dims("rotary", heads, r_k, heads, r_v, width, past) for r_k, r_v, width in classes)
+        return _config(dense, list(dims))
+
+    unpadded = {"weights": "dummy", "align": "none"}
+    return [
+        Model("dense", "as it was", dense),
+        equal_heads(96, 64),
+        equal_heads(64, 64),
+        equal_heads(96, 96),
+        Model(
+            "heterogeneous",
+            f"{len(CLASSES)} classes of sizes and widths in turn, the bytes of heads-96-64",
+            plan(0),
+            {"weights": "dummy"},
+        ),
+        Model("misaligned", "heterogeneous, each width + 1, served unpadded", plan(1), unpadded),
+        uniform(
+            "latent-64",
+            f"{heads} latents of 64, {half} value heads of 128",
+            *("latent", heads, 64, half, 128),
+        ),
+        grouped(192),
+        grouped(128),
+        equal_heads(128, 128),
+    ]
+
+
+def _config(dense: dict[str, Any], layers: list[Dims]) -> dict[str, Any]:
+    section = {
+        "version": 1,
+        "softmax_scale": dense["head_dim"] ** -0.5,
+        "head_dim": dense["head_dim"],
+        "layers": [_section(dense, dims) for dims in layers],
+    }
+    config = dense | {"architectures": ["GacLlamaForCausalLM"], "gac": section}
+    return config | {"head_dim": layout_of(config).cache_head_dim}
+
+
+def _section(dense: dict[str, Any], dims: Dims) -> dict[str, Any]:
+    head_dim, width = dense["head_dim"], dense["intermediate_size"]
+    size = dims.key_size * head_dim // 128
+    own = (dims.key_heads, size) == (dense["num_key_value_heads"], head_dim)
+    return {
+        "key": {"form": dims.form, "heads": dims.key_heads, "size": size},
+        "value": {"heads": dims.value_heads, "size": dims.value_size * head_dim // 128},
+        "intermediate_size": dims.width * width // 14336 + dims.past,
+        # Keys from which pairs were taken turn at frequencies of their own.
+        "rope_table": dims.form == "rotary" and not own,
+    }

@@ -1,0 +1,50 @@
+"""What the machine can do: the rates that ideals are reckoned with.
+
+python -m benchmarks.engines.whole_model.roofs OUT.json
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+import vllm
+
+from vllm_gac.checkpoint.atomic_files import write_json
+from vllm_gac.profiling.timing import copy_bandwidth, microseconds, warm_up
+
+
+def main() -> None:
+    """Write the rates. Imports vLLM, so that no engine is the first to read its files."""
+    rates = _gpu_rates() if torch.cuda.is_available() else _cpu_rates()
+    facts = {"vllm": vllm.__version__, "torch": torch.__version__}
+    write_json(Path(sys.argv[1]), facts | rates)
+
+
+def _gpu_rates() -> dict[str, float]:
+    warm_up()
+    x = torch.randn(8192, 8192, device="cuda").bfloat16()
+    flops = 2 * 8192**3 / (microseconds(lambda: x @ x) * 1e-6)
+    return {"bytes_per_second": copy_bandwidth() * 1e12, "flops_per_second": flops}
+
+
+def _cpu_rates() -> dict[str, float]:
+    """Of little meaning, but enough to try everything else."""
+    x = torch.randn(1024, 1024)
+    y = torch.empty_like(x)
+    return {
+        "bytes_per_second": 2 * x.nbytes / _seconds(lambda: y.copy_(x)),
+        "flops_per_second": 2 * 1024**3 / _seconds(lambda: x @ x),
+    }
+
+
+def _seconds(call: object) -> float:
+    assert callable(call)
+    call()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The gate and up projections of a few tokens with SwiGLU: ours, and cuBLAS and vLLM's activation.
+
+    python -m benchmarks.kernels.swiglu [--out benchmarks/results/swiglu_h200]
+
+Everything from one run; weights are read from memory, never from L2.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+from vllm import _custom_ops  # noqa: F401 -- brings torch.ops._C
+
+from benchmarks.common.page import measure
+from vllm_gac.kernels.swiglu import is_faster, swiglu_linear
+from vllm_gac.profiling.timing import MORE_THAN_L2, copy_bandwidth, microseconds
+
+TOKENS = (1, 2, 4, 8, 16, 24, 32)
+# Features and width: of Llama-3-8B dense, compressed, and a GPU's part of that; of smaller and
+# larger models.
+MLPS = ((14336, 4096), (12288, 4096), (11520, 4096), (10240, 4096), (5760, 4096),
+        (2880, 4096), (6912, 2048), (22528, 8192))  # fmt: skip
+
+
+def main() -> None:
+    """Measure all MLPs; see gpu_page.py."""
+    title = "Gate, up and SwiGLU of a few tokens"
+    about = (
+        "Microseconds in a CUDA graph; bf16. `bytes` is what reading the weights takes at the copy "
+        "bandwidth\nof this run. Features are the MLP's width, `width` is the model's hidden "
+        "size;\n"
+        "`served` is whether a gac model is served by our kernel (no quantization, LoRA or biases, "
+        "not compiled)."
+    )
+    measure(__doc__, "benchmarks.kernels.swiglu", title, about, _rows())
+
+
+def _rows() -> Iterator[dict[str, Any]]:
+    bandwidth = copy_bandwidth()
+    for features, width in MLPS:
+        copies = max(2, -(-MORE_THAN_L2 // (4 * features * width)))
+        shape = (2 * features, width)
+        weights = [torch.randn(shape, device="cuda").bfloat16() for _ in range(copies)]
+        for tokens in TOKENS:
+            row = {"features": features, "width": width, "tokens": tokens}
+            yield row | _measure(weights, tokens, bandwidth)
+
+
+def _measure(weights: list[torch.Tensor], tokens: int, bandwidth: float) -> dict[str, object]:
+    features, width = weights[0].shape[0] // 2, weights[0].shape[1]
+    x = torch.randn(tokens, width, device="cuda").bfloat16()
+    activated = torch.empty(tokens, features, dtype=x.dtype, device="cuda")
+    turn = itertools.cycle(weights)
+
+    def stock() -> None:
+        torch.ops._C.silu_and_mul(activated, linear(x, next(turn)))
+
+    ours = microseconds(lambda: swiglu_linear(x, next(turn)), calls=len(weights))
+    gemm = microseconds(lambda: linear(x, next(turn)), calls=len(weights))
+    both = microseconds(stock, calls=len(weights))
+    return {
+        "bytes": round(weights[0].nbytes / bandwidth / 1e6, 1),
+        "ours": round(ours, 1),
+        "cuBLAS alone": round(gemm, 1),
+        "cuBLAS, vLLM": round(both, 1),
+        "cuBLAS, vLLM / ours": round(both / ours, 2),
+        "served": "yes" if is_faster(x, weights[0]) else "no",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Tensor parallelism on two GPUs of one host: `python -m benchmarks.parallel OUT`."""

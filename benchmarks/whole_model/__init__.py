@@ -1,8 +1,0 @@
-"""Whole models in vLLM: what compression promises in prefill, decode and room, and what it gives.
-
-    python -m benchmarks.whole_model run RUNS               # on a GPU; resumes what is missing
-    python -m benchmarks.whole_model report RUNS... --out benchmarks/results/whole_model_h200
-    python -m benchmarks.whole_model run RUNS --shape tiny  # on a CPU: proves the path, not speed
-
-models.py -> engine.py (one process a model, one JSON each) -> ideal.py -> report.py, plot.py
-"""
