@@ -106,8 +106,9 @@ def _engine_arguments(checkpoint: Checkpoint, length: int) -> dict[str, Any]:
 def _negative_log_likelihood(llm: "LLM", score: "SamplingParams", batch: torch.Tensor) -> float:
     """Sum over the predicted tokens of a batch [windows, length], in nats."""
     prompts = [{"prompt_token_ids": window} for window in batch.tolist()]
-    return -sum(
+    total = sum(
         step[token].logprob
         for output in llm.generate(prompts, score, use_tqdm=False)
         for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
     )
+    return -float(total)
