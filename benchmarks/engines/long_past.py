@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.common.page import measure
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.timing import microseconds
 from vllm_gac.serving.attention.prefill import (
     PrefillBatch,

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.common.page import measure
 from benchmarks.kernels.decode import BATCHES, SHORT
 from benchmarks.kernels.stock_attention import stock_kernels
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import microseconds
 

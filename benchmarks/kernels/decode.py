@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.common.markdown import markdown
 from benchmarks.common.page import compiler, facts, write
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import copy_bandwidth, microseconds, warm_up
 

@@ -20,7 +20,7 @@ import torch
 from benchmarks.common.markdown import markdown
 from benchmarks.common.page import compiler, facts, write
 from vllm_gac.gpu.attention_choice import widths
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.prefill_batch import PrefillChunk
 from vllm_gac.profiling.stock_attention import stock_prefill_kernel
 from vllm_gac.profiling.timing import microseconds, warm_up

@@ -16,7 +16,7 @@ from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (
 from benchmarks.common.page import measure
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.timing import microseconds
 
 TOKENS = (1, 64, 256, 2048, 16384)

@@ -10,17 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_gac.gpu.attention_choice import (
-    AttentionClass,
     Gpu,
     Kernels,
     at_or_above,
     prefill_times,
     select,
-    whole,
     widths,
 )
 from vllm_gac.gpu.profile import GpuProfile, PrefillTime
 from vllm_gac.gpu.profile_files import read_profile
+from vllm_gac.layout.cache_geometry import CacheGeometry
 
 AMPERE = Gpu((8, 0), ("FA2", "xformers"))
 HOPPER = Gpu((9, 0), ("FA2", "FA3", "FA4", "xformers"))
@@ -29,9 +28,9 @@ TURING = Gpu((7, 5), ())
 SIZES = (64, 80, 96, 112, 128)
 
 
-def heads(r_k: int, r_v: int, key: int = 8, value: int = 8, latent: bool = False) -> AttentionClass:
+def heads(r_k: int, r_v: int, key: int = 8, value: int = 8, latent: bool = False) -> CacheGeometry:
     form: Any = "latent" if latent else "rotary"
-    return AttentionClass(form, 32, 128 if latent else r_k, key, r_k, value, r_v)
+    return CacheGeometry(32, 128 if latent else r_k, key, r_k, value, r_v, form)
 
 
 def profile(
@@ -112,12 +111,6 @@ def test_views_over_a_packed_row_hold_what_kernels_run_at(
         assert at[0] % 8 == at[1] % 8 == 0
 
 
-@given(st.integers(1, 256))
-def test_a_whole_size_is_the_next_multiple_of_8(size: int) -> None:
-    assert whole(size) % 8 == 0
-    assert size <= whole(size) < size + 8
-
-
 # ---- without a profile -----------------------------------------------------------------------
 
 
@@ -155,7 +148,7 @@ def test_by_default_the_capability_decides(
         (heads(64, 64, latent=True), "FA4"),
     ],
 )
-def test_what_vllm_cannot_serve_is_ours(layer: AttentionClass, prefill: str) -> None:
+def test_what_vllm_cannot_serve_is_ours(layer: CacheGeometry, prefill: str) -> None:
     assert select(layer, HOPPER, None) == Kernels("gac", "gac", prefill, False)
 
 
@@ -215,7 +208,7 @@ def test_without_vllms_times_the_default_stands() -> None:
 @given(st.sampled_from(SIZES), st.sampled_from(SIZES), st.sampled_from([1, 2, 4, 8]))
 def test_ranks_choose_as_the_whole_layer(r_k: int, r_v: int, tp: int) -> None:
     whole_layer = heads(r_k, r_v)
-    rank = AttentionClass("rotary", 32 // tp, r_k, 8 // tp, r_k, 8 // tp, r_v)
+    rank = CacheGeometry(32 // tp, r_k, 8 // tp, r_k, 8 // tp, r_v)
     for known in (None, read_profile("h200")):
         assert select(rank, HOPPER, known) == select(whole_layer, HOPPER, known)
 

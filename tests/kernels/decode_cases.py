@@ -20,7 +20,8 @@ from triton.runtime._async_compile import AsyncCompileMode
 
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.tiling import Tiling
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys, paged_attention
+from vllm_gac.kernels.torch_reference import LatentKeys, paged_attention
+from vllm_gac.layout.cache_geometry import CacheGeometry
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
-from vllm_gac.kernels.torch_reference import CacheGeometry
 from vllm_gac.kernels.torch_reference import write_cache as write_cache_in_torch
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.rope import cos_sin, rotate
 
 BLOCKS = 9

@@ -22,7 +22,8 @@ from vllm_gac.kernels.gather_context import Source, gather_rows
 from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3, shared_memory
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
 from vllm_gac.kernels.swiglu import swiglu_linear
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.torch_reference import LatentKeys
+from vllm_gac.layout.cache_geometry import CacheGeometry
 
 GPUS = [(8, 0), (8, 9), HOPPER, (10, 0), (12, 0)]  # A100, Ada, Hopper, B200, RTX 50
 CPU = torch.device("cpu")

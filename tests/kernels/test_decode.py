@@ -15,7 +15,8 @@ from tests.kernels.decode_cases import (
 )
 from tests.kernels.interpreter import run_interpreted
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
-from vllm_gac.kernels.torch_reference import CacheGeometry, paged_attention
+from vllm_gac.kernels.torch_reference import paged_attention
+from vllm_gac.layout.cache_geometry import CacheGeometry
 
 # Head sizes as our plans have them; any; and small ones, of which none fills a tile.
 SIZES = {"aligned": GPU, "any": replace(GPU, grain=1), "small": replace(GPU, grain=1, head_size=20)}

@@ -7,7 +7,7 @@ import pytest
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.decode.tiling import pieces_of, tiling_of
 from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3, shared_memory
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 
 A100, ADA, B200, RTX_5090 = (8, 0), (8, 9), (10, 0), (12, 0)
 

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_gac.alignment.rules import STRATEGIES, align
 from vllm_gac.kernels import torch_reference
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys, paged_attention, write_cache
+from vllm_gac.kernels.torch_reference import LatentKeys, paged_attention, write_cache
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import RopeParameters
 

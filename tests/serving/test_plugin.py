@@ -22,7 +22,7 @@ def test_register_imports_nothing_of_vllm_or_torch() -> None:
     code = """
 import sys
 from pathlib import Path
-from vllm_gac import plugin
+from vllm_gac.serving import plugin
 plugin.register()
 print([m for m in sys.modules if m.split(".")[0] in ("vllm", "torch", "transformers")])
 """
@@ -31,7 +31,8 @@ print([m for m in sys.modules if m.split(".")[0] in ("vllm", "torch", "transform
 
 def test_everything_is_registered_once_vllm_imports_its_registries() -> None:
     code = """
-from vllm_gac import plugin, registration
+from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.serving import plugin, registration
 plugin.register(); plugin.register()
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
 from vllm.model_executor.models import ModelRegistry
@@ -40,9 +41,9 @@ from vllm.transformers_utils.config import get_config_parser
 from vllm.v1.attention.backends.registry import AttentionBackendEnum as backends
 plugin.register()
 from vllm.config.load import LoadConfig
-print(type(loaders["gac"](LoadConfig())).__name__, hooks[registration.ARCHITECTURE].__name__,
+print(type(loaders["gac"](LoadConfig())).__name__, hooks[ARCHITECTURE].__name__,
       type(get_config_parser("hf")).__name__, get_config_parser("hf").before.__name__,
-      registration.ARCHITECTURE in ModelRegistry.get_supported_archs(),
+      ARCHITECTURE in ModelRegistry.get_supported_archs(),
       backends["GAC_REFERENCE"].get_class().get_name(), "GAC" in backends.__members__,
       registration.failures)
 """
@@ -51,7 +52,14 @@ print(type(loaders["gac"](LoadConfig())).__name__, hooks[registration.ARCHITECTU
     assert _run(code).splitlines()[-1] == expected
 
 
-OURS = ("model", "loader", "config_hook", "config_parser", "attention_reference", "metrics")
+OURS = (
+    "model.llama",
+    "loading.loader",
+    "config.hook",
+    "config.parser",
+    "attention.reference_backend",
+    "metrics",
+)
 FIRST = [
     "from vllm.model_executor.layers.quantization import get_quantization_config as g; g('fp8')",
     "import vllm.model_executor.models.utils",
@@ -66,14 +74,15 @@ FIRST = [
 @pytest.mark.parametrize("first", FIRST)
 def test_whatever_is_imported_first_all_is_registered(first: str) -> None:
     code = f"""
-from vllm_gac import plugin, registration
+from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.serving import plugin, registration
 plugin.register()
 {first}
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER as loaders
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP as hooks
 from vllm.transformers_utils.config import get_config_parser
 from vllm.config.load import LoadConfig
-print(type(loaders["gac"](LoadConfig())).__name__, hooks[registration.ARCHITECTURE].__name__,
+print(type(loaders["gac"](LoadConfig())).__name__, hooks[ARCHITECTURE].__name__,
       type(get_config_parser("hf")).__name__, registration.failures)
 """
     expected = "GacModelLoader GacConfigHook GacConfigParser {}"

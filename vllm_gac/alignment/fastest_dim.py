@@ -7,6 +7,7 @@ from functools import cache
 
 from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
+from vllm_gac.layout.rounding import round_up
 from vllm_gac.layout.schema import Role
 
 # Where nothing was measured, a tensor core tile; kernels refuse or crawl off multiples of 8.
@@ -26,9 +27,9 @@ def fastest_dim(dim: int, role: Role, gpu: str | None = None) -> int:
     batch size. Raises ProfileError if there is no profile of `gpu`.
     """
     profile = read_profile(gpu or DEFAULT_GPU)
-    window = range(dim, _next_multiple(dim, _WINDOW_MULTIPLE) + 1)
+    window = range(dim, round_up(dim, _WINDOW_MULTIPLE) + 1)
     slowdown = _slowdowns(_times(profile, role), window)
-    safe = _next_multiple(dim, _UNMEASURED_MULTIPLE)
+    safe = round_up(dim, _UNMEASURED_MULTIPLE)
     if not slowdown:
         return safe
     fastest = min(slowdown.values())
@@ -89,7 +90,3 @@ def _slowdowns(
         )
         for d in dims
     }
-
-
-def _next_multiple(dim: int, of: int) -> int:
-    return -(-dim // of) * of

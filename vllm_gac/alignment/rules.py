@@ -20,6 +20,8 @@ from typing import get_args
 
 from vllm_gac.alignment.fastest_dim import fastest_dim
 from vllm_gac.errors import PlanError
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.rounding import ceil_div, round_up
 from vllm_gac.layout.schema import Role, Strategy
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -86,9 +88,9 @@ def align(
     if role not in ROLES:
         raise PlanError(f"role {role!r}: expected {', '.join(ROLES)}")
     parts = tensor_parallel_size if role == "width" else 1
-    part = _align_part(-(-dim // parts), strategy, role, gpu)
+    part = _align_part(ceil_div(dim, parts), strategy, role, gpu)
     while part % multiple:
-        part = _align_part(_next_multiple(part, multiple), strategy, role, gpu)
+        part = _align_part(round_up(part, multiple), strategy, role, gpu)
     return parts * part
 
 
@@ -110,22 +112,24 @@ def candidates(
         dim += 1
 
 
+def aligned_dims(layout: ModelLayout) -> tuple[int, int]:
+    """How many of the dims that compression may choose are multiples of 8, and their number."""
+    dims = [dim for _, _, dim in layout.dims()]
+    return sum(align(dim, "minimal") == dim for dim in dims), len(dims)
+
+
 def _align_part(dim: int, strategy: Strategy, role: Role, gpu: str | None) -> int:
     match strategy:
         case "none":
             return dim
         case "minimal":
-            return _next_multiple(dim, 8)
+            return round_up(dim, 8)
         case "optimal":
-            return _next_multiple(dim, 16)
+            return round_up(dim, 16)
         case "predefined" if role == "head" and dim <= PREDEFINED_HEADS[-1]:
             return next(size for size in PREDEFINED_HEADS if size >= dim)
         case "predefined":
-            return _next_multiple(dim, 16)
+            return round_up(dim, 16)
         case "measured":
             return fastest_dim(dim, role, gpu)
     raise PlanError(f"strategy {strategy!r}: expected {', '.join(STRATEGIES)}")
-
-
-def _next_multiple(dim: int, of: int) -> int:
-    return -(-dim // of) * of

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Final, Literal, TypeAlias
 
 from vllm_gac.gpu.profile import DecodeTime, GpuProfile
+from vllm_gac.layout.cache_geometry import GRANULE, CacheGeometry
 
 Sizes: TypeAlias = tuple[int, int]  # r_k, r_v
 Backend: TypeAlias = Literal["stock", "gac"]
@@ -24,38 +25,9 @@ GAC: Final = "gac"
 # has as an operator of its own.
 PREFILL_KERNELS = ("FA2", "FA3", "FA4", "xformers")
 
-# Numbers of a row that kernels load at once: head sizes are multiples of it.
-GRANULE = 8
 _LARGEST_HEAD = 256
 # What FlashAttention is compiled for without padding a head.
 _STOCK_SIZES = {8: (32, 64, 96, 128, 192, 256), 9: (64, 128, 192, 256)}
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionClass:
-    """What kernels are chosen for: a layer's attention, on one rank or on all.
-
-    Of latent keys, `query_size` is the size of the rebuilt heads, else it is `key_size`.
-    """
-
-    form: Literal["rotary", "latent"]
-    query_heads: int
-    query_size: int
-    key_heads: int
-    key_size: int
-    value_heads: int
-    value_size: int
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every cached row is one key and its value, with nothing to rebuild."""
-        return self.form == "rotary" and self.key_heads == self.value_heads
-
-    @property
-    def stock_takes(self) -> bool:
-        """Whether vLLM's own backend takes the layer."""
-        equal = self.key_size == self.value_size and self.key_size % GRANULE == 0
-        return self.is_plain and equal and self.key_size <= _LARGEST_HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +51,10 @@ class Kernels:
     measured: bool
 
 
-def select(heads: AttentionClass, gpu: Gpu, profile: GpuProfile | None) -> Kernels | None:
+def select(heads: CacheGeometry, gpu: Gpu, profile: GpuProfile | None) -> Kernels | None:
     """The fastest kernels for `heads`; None if no prefill kernel takes them."""
     prefill, measured = _prefill_kernel(heads, gpu, profile)
-    if heads.stock_takes and gpu.capability >= (8, 0):
+    if stock_takes(heads) and gpu.capability >= (8, 0):
         gain = None if profile is None else _gain_over_stock(heads, prefill, profile)
         own_sizes = _STOCK_SIZES.get(gpu.capability[0], _STOCK_SIZES[9])
         if heads.key_size in own_sizes if gain is None else gain <= 1 + _noise(profile):
@@ -125,9 +97,10 @@ def _fits_fa4(sizes: Sizes) -> bool:
     return r_v <= 2 * r_k and r_k % 16 == r_v % 16 == 0
 
 
-def whole(size: int) -> int:
-    """`size`, or the next multiple of GRANULE."""
-    return -(-size // GRANULE) * GRANULE
+def stock_takes(heads: CacheGeometry) -> bool:
+    """Whether vLLM's own backend takes a layer of these heads."""
+    equal = heads.key_size == heads.value_size and heads.key_size % GRANULE == 0
+    return heads.is_plain and equal and heads.key_size <= _LARGEST_HEAD
 
 
 @cache
@@ -165,10 +138,10 @@ def at_or_above(values: Mapping[Sizes, float], sizes: Sizes) -> float | None:
 
 
 def _prefill_kernel(
-    heads: AttentionClass, gpu: Gpu, profile: GpuProfile | None
+    heads: CacheGeometry, gpu: Gpu, profile: GpuProfile | None
 ) -> tuple[str | None, bool]:
     """The prefill kernel, and whether a profile chose it."""
-    sizes = whole(heads.query_size), whole(heads.value_size)
+    sizes = heads.head_sizes
     fitting = [k for k in gpu.installed if widths(k, sizes, gpu.capability) is not None]
     if profile is not None:
         known = prefill_times(profile)
@@ -192,7 +165,7 @@ def _by_capability(fitting: Sequence[str], sizes: Sizes) -> str | None:
 
 
 def _gain_over_stock(
-    heads: AttentionClass, prefill: str | None, profile: GpuProfile
+    heads: CacheGeometry, prefill: str | None, profile: GpuProfile
 ) -> float | None:
     """How many times as fast ours is, decode and prefill multiplied; None if not measured."""
     times = prefill_times(profile)

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_gac.gpu.attention_choice import whole
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.torch_reference import LatentKeys
+from vllm_gac.layout.cache_geometry import CacheGeometry
 
 # Tokens a program; fewer where there is more to do for each.
 _TILE, _TILE_REBUILT = 64, 32
@@ -40,7 +40,7 @@ def row_shape(geometry: CacheGeometry, latent: LatentKeys | None) -> tuple[int, 
     heads = geometry.key_heads
     if latent is not None:
         heads *= latent.up.shape[1] // geometry.query_size
-    return heads, whole(geometry.query_size) + whole(geometry.value_size)
+    return heads, sum(geometry.head_sizes)
 
 
 def gather_rows(
@@ -60,7 +60,7 @@ def gather_rows(
     """
     g = geometry
     rebuilt = 0 if latent is None else latent.up.shape[1] // g.query_size
-    key_out, value_out = whole(g.query_size), whole(g.value_size)
+    key_out, value_out = g.head_sizes
     make = torch.empty if latent is None or key_out == g.query_size else torch.zeros
     # Of few different sizes: PyTorch keeps what is freed, and finds it again for the same size.
     room = triton.next_power_of_2(tokens) if tokens else 0

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from vllm_gac.kernels.cache_write import CacheTarget, as_cached, cache_rows, copy_head
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 
 _TILE = 512  # pairs a program rotates at a time
 

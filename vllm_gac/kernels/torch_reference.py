@@ -12,34 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.rope import cos_sin, rotate
+from vllm_gac.layout.rounding import ceil_div, round_up
 
 # No alignment of a head size (contract.py) crosses a multiple of it.
 _WHOLE = 64
 # Numbers of the largest tensor that attention makes, 16 MiB in fp32, whatever heads, chunk and
 # context are; fewer than eight live at once. And query tokens that are met at once.
 _LARGEST, _ROWS = 1 << 22, 256
-
-
-@dataclass(frozen=True, slots=True)
-class CacheGeometry:
-    """How one rank's rows of a layer's cache are packed.
-
-    The cache is [blocks, value_heads, block_size, row]; the row of a value head holds the key
-    parts of its key_heads / value_heads key heads, `key_size` numbers each, then its value.
-    """
-
-    query_heads: int
-    query_size: int
-    key_heads: int
-    key_size: int
-    value_heads: int
-    value_size: int
-
-    @property
-    def key_width(self) -> int:
-        """Numbers of a row that are keys; the rest is the value."""
-        return self.key_heads * self.key_size // self.value_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +40,8 @@ class LatentKeys:
         """
         heads, tokens, _ = latents.shape
         head_dim = 2 * self.inv_freq.shape[-1]
-        up = _whole(self.up.to(latents.dtype))
-        keys = _whole(latents) @ up.transpose(1, 2)
+        up = _pad_to_whole(self.up.to(latents.dtype))
+        keys = _pad_to_whole(latents) @ up.transpose(1, 2)
         keys = keys.view(heads, tokens, -1, head_dim).transpose(1, 2).reshape(-1, tokens, head_dim)
         positions = torch.arange(first, first + tokens, device=latents.device)
         cos, sin = cos_sin(positions, self.inv_freq)
@@ -133,7 +114,7 @@ class _Context:
         """Rows first..last as fp32 keys and values [heads, tokens, size], keys rebuilt."""
         g, block_size = self.geometry, self.kv_cache.shape[2]
         start = first // block_size * block_size
-        rows = self.kv_cache[self.blocks[start // block_size : -(-last // block_size)].long()]
+        rows = self.kv_cache[self.blocks[start // block_size : ceil_div(last, block_size)].long()]
         rows = rows.transpose(1, 2).flatten(0, 1)  # [tokens, value_heads, row]
         rows = rows[first - start : last - start].float()
         keys = rows[..., : g.key_width].reshape(-1, g.key_heads, g.key_size).transpose(0, 1)
@@ -175,7 +156,7 @@ def _attend(
     that grows (Milakov and Gimelshein 2018).
     """
     # A rotary head is padded at the end of each half.
-    queries = _whole(query.float().transpose(0, 1), halves=2) * scale
+    queries = _pad_to_whole(query.float().transpose(0, 1), halves=2) * scale
     end = position + len(query)
     starts = range(0 if window is None else max(0, position - window + 1), end, tile)
     peak = queries.new_full((*queries.shape[:2], 1), torch.finfo(torch.float32).min)
@@ -205,7 +186,7 @@ def _scores(
     """
     heads, count, size = queries.shape
     grouped = queries.reshape(keys.shape[0], -1, size)
-    scores = (grouped @ _whole(keys, halves=2).transpose(1, 2)).view(heads, count, -1)
+    scores = (grouped @ _pad_to_whole(keys, halves=2).transpose(1, 2)).view(heads, count, -1)
     last, oldest = first + keys.shape[1] - 1, position + count - 1 - (window or position + count)
     if last <= position and first > oldest:  # every query sees all of them
         return scores
@@ -221,10 +202,10 @@ def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """weights [heads, queries, context] on values [value heads, context, size]."""
     heads, count, context = weights.shape
     grouped = weights.view(values.shape[0], -1, context)
-    return (grouped @ _whole(values)).view(heads, count, -1)
+    return (grouped @ _pad_to_whole(values)).view(heads, count, -1)
 
 
-def _whole(x: torch.Tensor, halves: int = 1) -> torch.Tensor:
+def _pad_to_whole(x: torch.Tensor, halves: int = 1) -> torch.Tensor:
     """Each of the `halves` of x [..., size] with zeros up to a multiple of _WHOLE / halves."""
     missing = -(x.shape[-1] // halves) % (_WHOLE // halves)
     if not missing:
@@ -234,4 +215,4 @@ def _whole(x: torch.Tensor, halves: int = 1) -> torch.Tensor:
 
 def _round_up(size: int) -> int:
     """To what `_whole` pads a size."""
-    return -(-size // _WHOLE) * _WHOLE
+    return round_up(size, _WHOLE)

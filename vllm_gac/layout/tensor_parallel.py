@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vllm_gac.alignment.rules import align
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.rounding import round_up
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +126,7 @@ def _obstacles(layout: ModelLayout, tp: int) -> Iterator[tuple[str, str, int, in
     for index, layer in enumerate(layout.layers):
         for what, dim, nearest in _layer_obstacles(layout, layer, tp):
             yield f"layer {index}", what, dim, nearest
-    vocabulary = -(-layout.vocab_size // _VOCABULARY_GRANULE) * _VOCABULARY_GRANULE
+    vocabulary = round_up(layout.vocab_size, _VOCABULARY_GRANULE)
     if vocabulary % tp:
         fitting = _multiple(vocabulary, tp * _VOCABULARY_GRANULE)
         yield "the model", "vocab_size padded to a multiple of 64", vocabulary, fitting
@@ -149,7 +149,7 @@ def _layer_obstacles(
         yield (
             _WIDTH,
             width,
-            align(width, "minimal", "width", tensor_parallel_size=tp),
+            round_up(width, 8 * tp),
         )
 
 

@@ -18,7 +18,7 @@ from triton.runtime.errors import OutOfResources
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.attention_choice import GAC, STOCK
 from vllm_gac.gpu.profile import DecodeTime
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import microseconds
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 import torch
 
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys, paged_attention
+from vllm_gac.kernels.torch_reference import LatentKeys, paged_attention
+from vllm_gac.layout.cache_geometry import CacheGeometry
+from vllm_gac.layout.rounding import ceil_div
 
 DEVICE = torch.device("cuda")
 _MORE_THAN_L2 = 300_000_000  # bytes
@@ -38,8 +40,8 @@ class DecodeBatch:
         self.scale = (head_dim or geometry.key_size) ** -0.5
         row = geometry.key_width + geometry.value_size
         self.bytes = sequences * context * geometry.value_heads * row * dtype.itemsize
-        self.copies = 1 if only_compiled else max(1, min(60, -(-_MORE_THAN_L2 // self.bytes)))
-        blocks = -(-context // block_size)
+        self.copies = 1 if only_compiled else max(1, min(60, ceil_div(_MORE_THAN_L2, self.bytes)))
+        blocks = ceil_div(context, block_size)
         pages = torch.randperm(self.copies * sequences * blocks, device=DEVICE).int()
         if only_compiled:
             pages.zero_()

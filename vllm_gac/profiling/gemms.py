@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from vllm_gac.gpu.profile import GemmSweep, LinearSweep
+from vllm_gac.layout.rounding import ceil_div, round_up
 from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds
 
 FIXED = 4096  # the other dim of a sweep, but for coarse ones
@@ -99,8 +100,8 @@ class Gemms:
 
     def measure(self, m: int, n: int, k: int) -> float:
         """Microseconds of x[m, k] @ w[n, k].T, as torch's linear does it."""
-        size = -(-n * k // 64) * 64  # each weight begins on a whole cache line
-        copies = min(256, -(-MORE_THAN_L2 // (2 * size)))
+        size = round_up(n * k, 64)  # each weight begins on a whole cache line
+        copies = min(256, ceil_div(MORE_THAN_L2, 2 * size))
         weights = [self.weights[i * size :][: n * k].view(n, k).t() for i in range(copies)]
         x = self.inputs[: m * k].view(m, k)
         y = self.outputs[: m * n].view(m, n)

@@ -12,7 +12,7 @@ from triton.runtime.errors import OutOfResources
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.attention_choice import STOCK, Gpu, widths
 from vllm_gac.gpu.profile import PrefillTime
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.timing import microseconds
 
 _QUERY_HEADS, _KV_HEADS = 32, 8

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import torch
 
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys, paged_attention, write_cache
+from vllm_gac.kernels.torch_reference import LatentKeys, paged_attention, write_cache
+from vllm_gac.layout.cache_geometry import CacheGeometry
+from vllm_gac.layout.rounding import ceil_div
 from vllm_gac.serving.attention.prefill import PrefillLayer, prefill_attention, prefill_batch
 
 _DEVICE = torch.device("cuda")
@@ -31,7 +33,7 @@ class PrefillChunk:
         g = self.geometry = geometry
         self.sequences, self.length = sequences, length
         self.scale = (head_dim or g.key_size) ** -0.5
-        tokens, blocks = sequences * length, -(-length // block_size)
+        tokens, blocks = sequences * length, ceil_div(length, block_size)
         table = torch.randperm(sequences * blocks, device=_DEVICE).int()
         self.table = table.view(sequences, blocks)
         # Heads first in memory, as gac models are served.

@@ -17,12 +17,12 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from vllm_gac import __version__
+from vllm_gac.alignment.rules import aligned_dims
 from vllm_gac.gpu.attention_choice import STOCK
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
+from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.hf_layouts import layout_of_hf
-from vllm_gac.serving.registration import ARCHITECTURE
-from vllm_gac.steps.inspect import aligned_dims
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -165,15 +165,7 @@ def _attention(
     from vllm_gac.serving.attention.layer import attention_kernels
 
     key, value = layer.key, layer.value
-    geometry = CacheGeometry(
-        query_heads=layer.query_heads,
-        query_size=layout.query_size(layer),
-        key_heads=key.heads,
-        key_size=key.size,
-        value_heads=value.heads,
-        value_size=value.size,
-    )
-    kernels = attention_kernels(geometry, key.form == "latent", loader_config)
+    kernels = attention_kernels(CacheGeometry.of(layout, layer), loader_config)
     backend = "GAC" if current_platform.is_cuda() else "GAC_REFERENCE"
     if kernels.backend == STOCK:
         backend = "vllm"

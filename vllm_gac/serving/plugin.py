@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vllm_gac.errors import VersionError
+from vllm_gac.layout.names import ARCHITECTURE, LOAD_FORMAT
 from vllm_gac.serving.after_import import once_imported
-from vllm_gac.serving.registration import ARCHITECTURE, BACKENDS, LOAD_FORMAT, failures
+from vllm_gac.serving.registration import BACKENDS, failures
 
 if TYPE_CHECKING:
     from vllm.config.load import LoadConfig

@@ -2,8 +2,6 @@
 
 from vllm_gac.errors import VersionError
 
-ARCHITECTURE = "GacLlamaForCausalLM"
-LOAD_FORMAT = "gac"
 BACKENDS = {
     "GAC": "vllm_gac.serving.attention.gpu_backend.GacBackend",
     "GAC_REFERENCE": "vllm_gac.serving.attention.reference_backend.GacReferenceBackend",

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.reference_model import refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError, GacError
-from vllm_gac.serving.registration import LOAD_FORMAT
+from vllm_gac.layout.names import LOAD_FORMAT
 from vllm_gac.steps.evaluate import DEFAULT_SEQUENCE_LENGTH, checked, exp_of_mean, window_batches
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.alignment.rules import align
+from vllm_gac.alignment.rules import aligned_dims
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import Format, open_any_format
@@ -62,9 +62,3 @@ def _inspection(model_format: Format, layout: ModelLayout) -> Inspection:
         aligned_dims=aligned,
         aligned_fraction=aligned / dims,
     )
-
-
-def aligned_dims(layout: ModelLayout) -> tuple[int, int]:
-    """How many of the dims that compression may choose are multiples of 8, and their number."""
-    dims = [dim for _, _, dim in layout.dims()]
-    return sum(align(dim, "minimal") == dim for dim in dims), len(dims)

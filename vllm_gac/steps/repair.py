@@ -30,8 +30,8 @@ from vllm_gac.checkpoint.writer import (
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.layout.schema import Strategy
-from vllm_gac.serving.registration import ARCHITECTURE
 from vllm_gac.steps.model_card import layer_table
 
 

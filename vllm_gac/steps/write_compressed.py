@@ -19,10 +19,10 @@ from vllm_gac.compression.methods.prune import Criterion
 from vllm_gac.compression.statistics_file import check_stats, read_gradients, read_layer_stats
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import Plan
 from vllm_gac.planning.plan_file import planned_layout
-from vllm_gac.serving.registration import ARCHITECTURE
 from vllm_gac.steps.model_card import model_card
 
 

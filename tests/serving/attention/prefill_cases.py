@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import torch
 
-from vllm_gac.gpu.attention_choice import whole, widths
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys, paged_attention
+from vllm_gac.gpu.attention_choice import widths
+from vllm_gac.kernels.torch_reference import LatentKeys, paged_attention
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import RopeParameters
 
@@ -126,7 +127,7 @@ def cases(kernels: list[str]) -> list[Case]:
     found = []
     for kernel in kernels:
         for heads in HEADS:
-            sizes = whole(heads.geometry.query_size), whole(heads.geometry.value_size)
+            sizes = heads.geometry.head_sizes
             if widths(kernel, sizes, (9, 0)) is None:
                 continue
             found += [Case(heads, kernel), Case(heads, kernel, tuple(WHOLE_PROMPTS))]

@@ -1,5 +1,6 @@
 """Which kernels a layer gets on the machine at hand, made up here."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ pytest.importorskip("vllm")
 from vllm_gac.errors import GacError, ProfileError
 from vllm_gac.gpu.attention_choice import Gpu, Kernels
 from vllm_gac.gpu.profile_files import read_profile, write_profile
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.prefill import PrefillPlan, _entry
 from vllm_gac.serving.attention import layer
 
@@ -29,8 +30,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_a_gpu_that_was_not_measured_gets_defaults() -> None:
-    assert layer.attention_kernels(EQUAL, latent=False).backend == "stock"
-    found = layer.attention_kernels(UNEQUAL, latent=False)
+    assert layer.attention_kernels(EQUAL).backend == "stock"
+    found = layer.attention_kernels(UNEQUAL)
     assert found == Kernels("gac", "gac", "FA4", False)
 
 
@@ -43,21 +44,21 @@ def test_the_loaders_profile_decides(tmp_path: Path) -> None:
     profile = read_profile("h200").model_copy(update={"prefill_kernels": times})
     write_profile(tmp_path / "profile.json", profile)
     options = {"gpu": str(tmp_path / "profile.json")}
-    found = layer.attention_kernels(UNEQUAL, False, options)
+    found = layer.attention_kernels(UNEQUAL, options)
     assert found == Kernels("gac", "gac", "FA3", True)
     with pytest.raises(ProfileError, match="no profile of GPU 'h900'"):
-        layer.attention_kernels(UNEQUAL, False, {"gpu": "h900"})
+        layer.attention_kernels(UNEQUAL, {"gpu": "h900"})
 
 
 @pytest.mark.usefixtures("gpu")
 def test_heads_that_no_kernel_takes_are_refused() -> None:
     with pytest.raises(GacError, match=r"attention heads of \(512, 64\).*Made Up 100.*up to 256"):
-        layer.attention_kernels(CacheGeometry(32, 512, 8, 512, 8, 64), latent=False)
+        layer.attention_kernels(CacheGeometry(32, 512, 8, 512, 8, 64))
 
 
 def test_a_cpu_has_vllms_kernel_for_some_heads_and_the_reference_for_the_rest() -> None:
     layer._attention_kernels.cache_clear()
-    assert layer.attention_kernels(EQUAL, latent=False).prefill == "stock"
-    for geometry, latent in ((EQUAL, True), (UNEQUAL, False)):
-        found = layer.attention_kernels(geometry, latent)
+    assert layer.attention_kernels(EQUAL).prefill == "stock"
+    for geometry in (replace(EQUAL, form="latent"), UNEQUAL):
+        found = layer.attention_kernels(geometry)
         assert found == Kernels("gac", "reference", "reference", False)

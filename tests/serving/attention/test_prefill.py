@@ -19,11 +19,11 @@ def test_what_kernels_are_given_is_right_in_tritons_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", cases([*KERNELS, "xformers"]), ids=str)
 def test_prefill_is_within_half_a_percent_of_the_reference(case: Case) -> None:
-    from vllm_gac.gpu.attention_choice import whole, widths
+    from vllm_gac.gpu.attention_choice import widths
     from vllm_gac.serving.attention.prefill_kernels import installed_gpu
 
     gpu, geometry = installed_gpu(), case.heads.geometry
-    sizes = whole(geometry.query_size), whole(geometry.value_size)
+    sizes = geometry.head_sizes
     if case.kernel not in gpu.installed or widths(case.kernel, sizes, gpu.capability) is None:
         pytest.skip(f"{case.kernel} does not take {sizes} on this GPU")
     assert relative_error(case, "cuda", torch.bfloat16) < 5e-3

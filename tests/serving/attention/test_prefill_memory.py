@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("vllm")
 
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.torch_reference import LatentKeys
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention import prefill
 from vllm_gac.serving.attention.prefill import (
     PrefillLayer,

@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 from vllm.config import CacheConfig
 
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention import prefill_memory, prefill_warmup
 from vllm_gac.serving.attention.prefill import PrefillBatch, PrefillLayer
 

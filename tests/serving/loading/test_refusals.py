@@ -14,7 +14,7 @@ from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.server import ServerDiedError, serve
 from tests.serving.stubs import ModelConfigStub
 from vllm_gac.errors import CheckpointError, GacError
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.serving.attention.reference_backend import GacReferenceImpl
 from vllm_gac.serving.loading.loader import GacModelLoader

@@ -19,6 +19,7 @@ from vllm_gac.gpu.latency.gemm import roofline
 from vllm_gac.gpu.latency.interpolation import between, extrapolate
 from vllm_gac.gpu.profile import DecodeTime, GpuProfile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.rounding import round_up
 
 # Kernels are cut into powers of two from here on; a narrower rest is computed as if it were whole.
 _PIECE = 16
@@ -48,7 +49,7 @@ def decode_microseconds(
     """
     key_heads, value_heads = layer.key.heads, layer.value.heads
     heads = Heads(layer.key.form, dense.num_key_value_heads // key_heads, key_heads // value_heads)
-    sizes = (_whole(layer.key.size), _whole(layer.value.size))
+    sizes = (round_up(layer.key.size, _PIECE), round_up(layer.value.size, _PIECE))
     units = batch * value_heads
     return _decode_times(profile).microseconds(heads, sizes, dense.head_dim, units, context)
 
@@ -194,7 +195,3 @@ def _bounds(sizes: list[int], size: int) -> tuple[int, int, float]:
     """The measured sizes around `size`, and the larger one's weight."""
     low, high, weight = between([math.log(s) for s in sizes], math.log(size))
     return sizes[low], sizes[high], weight
-
-
-def _whole(size: int) -> int:
-    return -(-size // _PIECE) * _PIECE

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias, get_args
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.interpolation import between, interpolate
 from vllm_gac.gpu.profile import GpuProfile, LinearSweep
+from vllm_gac.layout.rounding import round_up
 
 Axis: TypeAlias = Literal["n", "k"]
 # Log of a slowdown, by log of a dim, ascending.
@@ -210,4 +211,4 @@ def _alignment(dim: int) -> int:
 
 
 def _next_tile(dim: int) -> int:
-    return -(-dim // _TILE) * _TILE
+    return round_up(dim, _TILE)

@@ -19,11 +19,11 @@ from vllm_gac.gpu.attention_choice import (
     at_or_above,
     prefill_reference,
     prefill_times,
-    whole,
 )
 from vllm_gac.gpu.latency.gemm import roofline
 from vllm_gac.gpu.latency.interpolation import interpolate
 from vllm_gac.gpu.profile import AttentionSweep, GpuProfile
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 
@@ -35,7 +35,7 @@ def prefill_microseconds(
     Latent keys are rebuilt before, and values that several key heads share are copied. Raises
     ProfileError if the profile has no prefill times.
     """
-    sizes = whole(dense.query_size(layer)), whole(layer.value.size)
+    sizes = CacheGeometry.of(dense, layer).head_sizes
     time = layer.query_heads * _head_microseconds(sizes, tokens, profile)
     heads = layer.key.heads
     if layer.key.form == "latent":

@@ -16,7 +16,8 @@ from triton.runtime._async_compile import AsyncCompileMode
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.schedule import sequence_bound
 from vllm_gac.kernels.swiglu import MOST_TOKENS, swiglu_linear
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.torch_reference import LatentKeys
+from vllm_gac.layout.cache_geometry import CacheGeometry
 
 
 @dataclass(frozen=True, slots=True)

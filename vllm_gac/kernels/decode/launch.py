@@ -21,7 +21,8 @@ from vllm_gac.kernels.decode.schedule import sequence_bound
 from vllm_gac.kernels.decode.split_kv import split_kv
 from vllm_gac.kernels.decode.tiling import Tiling, tiling_of
 from vllm_gac.kernels.gpu_limits import HOPPER
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.torch_reference import LatentKeys
+from vllm_gac.layout.cache_geometry import CacheGeometry
 
 LOG2_E = math.log2(math.e)
 

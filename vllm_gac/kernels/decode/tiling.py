@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.gpu_limits import HOPPER, shared_memory
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 
 _RESERVED = 1024  # bytes of shared memory that a program costs beside what it uses
 

@@ -8,7 +8,8 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.torch_reference import LatentKeys
+from vllm_gac.layout.cache_geometry import CacheGeometry
 
 Metadata = TypeVar("Metadata")
 

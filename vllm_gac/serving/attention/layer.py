@@ -16,9 +16,9 @@ from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.attention.backend import AttentionBackend
 
 from vllm_gac.errors import GacError
-from vllm_gac.gpu.attention_choice import GAC, STOCK, AttentionClass, Kernels, select
+from vllm_gac.gpu.attention_choice import GAC, STOCK, Kernels, select
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile
-from vllm_gac.kernels.torch_reference import CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention.prefill_kernels import installed_gpu
 
 if TYPE_CHECKING:
@@ -30,27 +30,18 @@ REFERENCE = "reference"
 
 
 def attention_kernels(
-    geometry: CacheGeometry, latent: bool, loader_config: dict[str, Any] | None = None
+    geometry: CacheGeometry, loader_config: dict[str, Any] | None = None
 ) -> Kernels:
     """The kernels that serve a layer of these heads here.
 
     `loader_config` is vLLM's --model-loader-extra-config: its `gpu` names the profile that decides,
     by default the one measured on such a GPU. Raises GacError if no kernel takes the heads.
     """
-    heads = AttentionClass(
-        form="latent" if latent else "rotary",
-        query_heads=geometry.query_heads,
-        query_size=geometry.query_size,
-        key_heads=geometry.key_heads,
-        key_size=geometry.key_size,
-        value_heads=geometry.value_heads,
-        value_size=geometry.value_size,
-    )
-    return _attention_kernels(heads, (loader_config or {}).get("gpu"))
+    return _attention_kernels(geometry, (loader_config or {}).get("gpu"))
 
 
 @functools.cache
-def _attention_kernels(heads: AttentionClass, gpu: str | None) -> Kernels:
+def _attention_kernels(heads: CacheGeometry, gpu: str | None) -> Kernels:
     if current_platform.is_cuda():
         name = current_platform.get_device_name()
         profile = read_profile(gpu) if gpu is not None else profile_of_gpu(name)
@@ -67,12 +58,12 @@ def _attention_kernels(heads: AttentionClass, gpu: str | None) -> Kernels:
     return found
 
 
-def announce(geometry: CacheGeometry, form: str, kernels: Kernels) -> None:
+def announce(geometry: CacheGeometry, kernels: Kernels) -> None:
     """Log what serves layers of these heads, once per class of them."""
     logger.info_once(
         "Attention of %d query heads, %s keys %d x %d, values %d x %d: decode %s, prefill %s (%s)",
         geometry.query_heads,
-        form,
+        geometry.form,
         geometry.key_heads,
         geometry.key_size,
         geometry.value_heads,
@@ -84,7 +75,7 @@ def announce(geometry: CacheGeometry, form: str, kernels: Kernels) -> None:
     )
 
 
-def _cpu_attention_takes(heads: AttentionClass) -> bool:
+def _cpu_attention_takes(heads: CacheGeometry) -> bool:
     """Whether vLLM's CPU backend can be trusted with the layer.
 
     vLLM does not ask a backend about head_size_v, and its CPU backend does not check head sizes

@@ -18,10 +18,11 @@ import torch
 from torch.nn.functional import pad
 
 from vllm_gac.errors import GacError
-from vllm_gac.gpu.attention_choice import whole, widths
+from vllm_gac.gpu.attention_choice import widths
 from vllm_gac.kernels.copy_columns import copy_columns
 from vllm_gac.kernels.gather_context import Source, gather_rows
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.torch_reference import LatentKeys
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention.prefill_kernels import Context, attend, reads_pages
 
 # Query heads x new tokens that meet each gathered key: with fewer, gathering costs more than what
@@ -69,7 +70,7 @@ class PrefillLayer:
     @property
     def sizes(self) -> tuple[int, int]:
         """Of keys and values as kernels meet them, the smallest that they take."""
-        return whole(self.geometry.query_size), whole(self.geometry.value_size)
+        return self.geometry.head_sizes
 
     @property
     def is_plain(self) -> bool:

@@ -7,6 +7,7 @@ import torch
 from vllm.platforms import current_platform
 
 from vllm_gac.gpu.attention_choice import PREFILL_KERNELS, Gpu, Sizes, widths
+from vllm_gac.layout.rounding import ceil_div
 
 # FlashAttention 4 compiles another kernel for fewer queries than fill a tile; this many do.
 _FULL_TILE = 256
@@ -116,8 +117,8 @@ def fa3_splits(query: torch.Tensor, values: torch.Tensor, longest_query: int) ->
     tokens, heads = query.shape[:2]
     kv_heads, value_size = values.shape[-2:]
     part = _part_bytes(tokens, heads, value_size)
-    tiles = kv_heads * -(-longest_query * (heads // kv_heads) // _QUERY_TILE)
-    by_itself = -(-_MULTIPROCESSORS // tiles)
+    tiles = kv_heads * ceil_div(longest_query * (heads // kv_heads), _QUERY_TILE)
+    by_itself = ceil_div(_MULTIPROCESSORS, tiles)
     return 0 if by_itself * part <= _SPLIT_BYTES else max(1, _SPLIT_BYTES // part)
 
 

@@ -4,6 +4,7 @@ Nothing here initializes CUDA.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm.platforms import current_platform
@@ -11,6 +12,7 @@ from vllm.platforms import current_platform
 from vllm_gac.alignment.rules import align
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.kernels.gpu_limits import HOPPER
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 if TYPE_CHECKING:
@@ -56,20 +58,15 @@ def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
 
 def _check(layout: ModelLayout, layer: LayerLayout, queries: int, itemsizes: Iterable[int]) -> None:
     """Raise GacError if no tiling of the decode kernel fits."""
-    # Not at the top: they import torch.
+    # Not at the top: it imports torch.
     from vllm_gac.kernels.decode.tiling import tiling_of
-    from vllm_gac.kernels.torch_reference import CacheGeometry
 
-    geometry = CacheGeometry(
-        query_heads=layer.query_heads,
-        query_size=layout.query_size(layer),
-        key_heads=layer.key.heads,
-        # At their largest, as padding at load time may leave them.
+    # At their largest, as padding at load time may leave them.
+    geometry = replace(
+        CacheGeometry.of(layout, layer),
         key_size=align(layer.key.size, "optimal"),
-        value_heads=layer.value.heads,
         value_size=align(layer.value.size, "optimal"),
     )
-    latent = layer.key.form == "latent"
-    group = layout.num_key_value_heads // layer.key.heads if latent else 0
+    group = layout.num_key_value_heads // layer.key.heads if geometry.is_latent else 0
     for itemsize in itemsizes:
         tiling_of(geometry, queries, itemsize, group, gpu_capability())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.names import LOAD_FORMAT
 from vllm_gac.serving.config.cache_layout import choose_cache_layout
 from vllm_gac.serving.config.cuda_graphs import choose_cuda_graphs
 from vllm_gac.serving.config.decode_fit import check_decode_kernel
@@ -18,7 +19,7 @@ from vllm_gac.serving.config.tensor_parallel import shard_config
 from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
 from vllm_gac.serving.loading.preflight import preflight
 from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme, check_packed
-from vllm_gac.serving.registration import LOAD_FORMAT, refuse_if_unregistered
+from vllm_gac.serving.registration import refuse_if_unregistered
 
 if TYPE_CHECKING:
     from vllm.config import LoadConfig, ModelConfig, VllmConfig

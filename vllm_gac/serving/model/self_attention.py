@@ -12,7 +12,8 @@ from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.utils import set_weight_attrs
 
 from vllm_gac.gpu.attention_choice import STOCK
-from vllm_gac.kernels.torch_reference import CacheGeometry, LatentKeys
+from vllm_gac.kernels.torch_reference import LatentKeys
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 from vllm_gac.layout.schema import RopeParameters
@@ -39,15 +40,8 @@ class GacSelfAttention(nn.Module):
         super().__init__()
         tp = get_tensor_model_parallel_world_size()
         self.layout, self.layer, self.quant_config = layout, layer, quant_config
-        self.geometry = CacheGeometry(
-            query_heads=layer.query_heads // tp,
-            query_size=layout.query_size(layer),
-            key_heads=layer.key.heads // tp,
-            key_size=layer.key.size,
-            value_heads=layer.value.heads // tp,
-            value_size=layer.value.size,
-        )
-        self.is_latent = layer.key.form == "latent"
+        self.geometry = CacheGeometry.of(layout, layer, tp)
+        self.is_latent = self.geometry.is_latent
         self.projection_shards = self._add_projections(prefix)
         self._add_frequencies(rope)
         if self.is_latent:
@@ -171,8 +165,8 @@ class GacSelfAttention(nn.Module):
             "prefix": prefix,
         }
         load_config = get_current_vllm_config().load_config
-        kernels = attention_kernels(g, self.is_latent, load_config.model_loader_extra_config)
-        announce(g, self.layer.key.form, kernels)
+        kernels = attention_kernels(g, load_config.model_loader_extra_config)
+        announce(g, kernels)
         if kernels.backend == STOCK:
             return Attention(g.query_heads, g.key_size, num_kv_heads=g.key_heads, **common)
         common |= {"attn_backend": gac_backend(), "prefill": kernels.prefill}
