@@ -15,7 +15,8 @@ from vllm.platforms.interface import DeviceCapability
 from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout, layout_of
-from vllm_gac.serving.config import decode_fit, engine_options
+from vllm_gac.serving.config import engine_options
+from vllm_gac.serving.loading import decode_fit
 
 
 @pytest.fixture(autouse=True)

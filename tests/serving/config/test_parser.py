@@ -17,8 +17,8 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import palu as palu_importer
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.serving.config.decode_fit import fits_decode_kernel
 from vllm_gac.serving.config.parser import GacConfigParser, config_to_serve
+from vllm_gac.serving.loading.decode_fit import fits_decode_kernel
 from vllm_gac.serving.loading.loader import GacModelLoader
 
 RAW = config(num_attention_heads=8, num_key_value_heads=4)

@@ -7,7 +7,7 @@ tensor's shape, without a word of the option.
 from typing import TYPE_CHECKING
 
 from vllm_gac.errors import CheckpointError
-from vllm_gac.serving.config.as_read import as_read
+from vllm_gac.serving.loading.as_read import as_read
 from vllm_gac.shown import shown
 
 if TYPE_CHECKING:

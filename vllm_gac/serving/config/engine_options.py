@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 from vllm_gac.errors import CheckpointError
 from vllm_gac.kernels.gpu_limits import converts_e4m3
 from vllm_gac.layout.names import ARCHITECTURE
-from vllm_gac.serving.config.decode_fit import gpu_capability
+from vllm_gac.serving.loading.decode_fit import gpu_capability
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig

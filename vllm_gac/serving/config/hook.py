@@ -9,16 +9,16 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.names import LOAD_FORMAT
 from vllm_gac.serving.config.cache_layout import choose_cache_layout
 from vllm_gac.serving.config.cuda_graphs import choose_cuda_graphs
-from vllm_gac.serving.config.decode_fit import check_decode_kernel
 from vllm_gac.serving.config.dim_overrides import check_dims
 from vllm_gac.serving.config.engine_options import check_engine_options, check_role
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
 from vllm_gac.serving.config.padding import align_config
-from vllm_gac.serving.config.rope_overrides import check_rope
 from vllm_gac.serving.config.tensor_parallel import shard_config
 from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
+from vllm_gac.serving.loading.decode_fit import check_decode_kernel
 from vllm_gac.serving.loading.preflight import preflight
 from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme, check_packed
+from vllm_gac.serving.loading.rope_overrides import check_rope
 from vllm_gac.serving.registration import refuse_if_unregistered
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.layout.names import ARCHITECTURE
-from vllm_gac.serving.config.as_read import keep_as_read
 from vllm_gac.serving.config.foreign_code import refuse_foreign_code, speaks_of_gac
+from vllm_gac.serving.loading.as_read import keep_as_read
 from vllm_gac.serving.loading.preflight import open_to_serve
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own

@@ -31,12 +31,12 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.names import LOAD_FORMAT
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.layout.tensor_parallel import repeated_tensor, with_heads_of
-from vllm_gac.serving.config.rope_overrides import check_table, chosen_from
 from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
 from vllm_gac.serving.loading.options import loader_options
 from vllm_gac.serving.loading.parallel_reads import read_in_parallel
 from vllm_gac.serving.loading.preflight import preflight, refused_to_serve
 from vllm_gac.serving.loading.quantized_checkpoint import check_packed
+from vllm_gac.serving.loading.rope_overrides import check_table, chosen_from
 from vllm_gac.serving.registration import refuse_if_unregistered
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own

@@ -25,7 +25,7 @@ def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
     # Not at the top: vLLM looks for its platform when these are imported.
     from vllm.platforms import current_platform
 
-    from vllm_gac.serving.config.decode_fit import fits_decode_kernel
+    from vllm_gac.serving.loading.decode_fit import fits_decode_kernel
 
     if (fault := refused_to_serve(directory)) is not None:
         raise CheckpointError(f"{directory}: {fault}")

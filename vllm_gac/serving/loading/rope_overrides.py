@@ -11,8 +11,8 @@ import torch
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
-from vllm_gac.serving.config.as_read import as_read
 from vllm_gac.serving.hf_layouts import stored_layout
+from vllm_gac.serving.loading.as_read import as_read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -18,8 +18,8 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import RopeParameters
 from vllm_gac.serving.config.parser import GacConfigParser
-from vllm_gac.serving.config.rope_overrides import check_rope
 from vllm_gac.serving.loading.loader import GacModelLoader
+from vllm_gac.serving.loading.rope_overrides import check_rope
 
 WITHOUT_TABLES = [HETEROGENEOUS[0], HETEROGENEOUS[5]]  # as the model was, and latent
 
