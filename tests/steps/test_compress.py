@@ -278,7 +278,7 @@ class TestInterrupted:
                 raise error
             write_tensors(path, *arguments)
 
-        monkeypatch.setattr("vllm_gac.steps.write_compressed.write_tensors", stop)
+        monkeypatch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", stop)
         with pytest.raises(type(error)):
             self.run()
         monkeypatch.undo()
@@ -315,7 +315,7 @@ class TestInterrupted:
                 compress(self.model, self.out, resume=True, **self.arguments)
             write_tensors(path, *arguments)
 
-        monkeypatch.setattr("vllm_gac.steps.write_compressed.write_tensors", another_run)
+        monkeypatch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", another_run)
         self.run()
         assert self.out.is_dir()
 

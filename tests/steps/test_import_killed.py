@@ -39,7 +39,7 @@ def test_an_unfinished_import_is_continued_only_with_the_same_inputs(
 
     from vllm_gac.cli import main
 
-    monkeypatch.setattr("vllm_gac.steps.import_model.write_tensors", stop)
+    monkeypatch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", stop)
     assert main(["import", str(file), str(out), "--quiet"]) == 130
     assert "--resume goes on from here" in capsys.readouterr().err
     monkeypatch.undo()

@@ -231,7 +231,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("vllm_gac.steps.repair.write_tensors", stopped)
+        patch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", stopped)
         with pytest.raises(KeyboardInterrupt):
             repair(model, out, redecompose=True, progress=False)
     assert not out.exists()

@@ -42,7 +42,7 @@ def test_two_repairs_into_one_directory(tmp_path: Path, monkeypatch: pytest.Monk
             refused.append(str(error.value))
         atomic_files.write_tensors(path, *arguments)
 
-    monkeypatch.setattr("vllm_gac.steps.repair.write_tensors", another_run)
+    monkeypatch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", another_run)
     repair(model, tmp_path / "out", progress=False)
     unfinished, locked = refused[:2]
     assert "out.partial: unfinished work of an earlier run" in unfinished

@@ -32,11 +32,6 @@ _MAX_COMPANIONS = 64
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 
 
-def shard_path(directory: Path, index: int, layers: int) -> Path:
-    """The file of layer `index`; that of `layers`, one behind the last, holds the embeddings."""
-    return directory / f"model-{index + 1:05}-of-{layers + 1:05}.safetensors"
-
-
 def companions_of(source: Path) -> list[Path]:
     """Tokenizer, generation config, chat template and licence of the model in `source`.
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
+from vllm_gac.checkpoint.layer_shards import read_layer
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -85,11 +86,11 @@ def refuse_unknown_tokens(layout: ModelLayout, tokens: Tensor) -> None:
 
 def layer_weights(model: Reference, read: Callable[[str], Tensor], index: int) -> dict[str, Tensor]:
     """The tensors of layer `index` by their name within the layer, in the model's dtype."""
-    prefix = f"model.layers.{index}."
-    return {
-        name.removeprefix(prefix): read(name).to(model.device, model.dtype)
-        for name, _ in model.layout.layer_tensors(index)
-    }
+
+    def read_cast(name: str) -> Tensor:
+        return read(name).to(model.device, model.dtype)
+
+    return read_layer(model.layout, read_cast, index)
 
 
 def head(model: Reference, read: Callable[[str], Tensor], hidden: Tensor) -> Tensor:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from tqdm import tqdm
 
 from vllm_gac import __version__
-from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_tensors, write_text
-from vllm_gac.checkpoint.base_model import base_model
+from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
+from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import WEIGHT_DTYPES, Checkpoint, faults
 from vllm_gac.checkpoint.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
 from vllm_gac.checkpoint.pickles.torch_file import open_torch_file
@@ -24,7 +23,6 @@ from vllm_gac.checkpoint.workspace import finished_before, workspace
 from vllm_gac.checkpoint.writer import (
     companions_of,
     copy_companions,
-    shard_path,
     size_and_time,
     write_index,
 )
@@ -36,8 +34,8 @@ from vllm_gac.importers.pickled_companions import pickled_companions
 from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.foreign import not_a_directory, without_config
-from vllm_gac.shown import in_markdown, shown
-from vllm_gac.steps.model_card import layer_table
+from vllm_gac.shown import shown
+from vllm_gac.steps.model_card import imported_card
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
@@ -184,18 +182,19 @@ def _files(model: Imported) -> list[Path]:
 
 
 def _write_shards(model: Imported, dtype: Dtype, directory: Path, progress: bool) -> None:
-    """One shard a layer and one for the rest, all but those that are there already."""
-    layout, layers = model.layout, len(model.layout.layers)
-    shapes = layout.tensors()
-    outside = [name for name in shapes if not name.startswith("model.layers.")]
     with model.reader() as read, torch.inference_mode():
-        for index in tqdm(range(layers + 1), desc="import", unit="shard", disable=not progress):
-            shard = shard_path(directory, index, layers)
-            names = [n for n, _ in layout.layer_tensors(index)] if index < layers else outside
-            if not shard.exists():
-                write_tensors(
-                    shard, {name: _cast(model, name, read(name), dtype) for name in names}
-                )
+
+        def read_cast(name: str) -> torch.Tensor:
+            return _cast(model, name, read(name), dtype)
+
+        write_layer_shards(
+            directory,
+            model.layout,
+            lambda index: read_layer(model.layout, read_cast, index),
+            read_cast,
+            description="import",
+            progress=progress,
+        )
 
 
 def _cast(model: Imported, name: str, tensor: torch.Tensor, dtype: Dtype) -> torch.Tensor:
@@ -232,7 +231,7 @@ def _write_companions(
             write_bytes(directory / name, contents)
     config = _config(model, dtype)
     write_json(directory / "config.json", config)
-    write_text(directory / "README.md", _card(model, dtype))
+    write_text(directory / "README.md", imported_card(model, model.format, _files(model), dtype))
 
 
 def _config(model: Imported, dtype: Dtype) -> dict[str, Any]:
@@ -245,29 +244,3 @@ def _config(model: Imported, dtype: Dtype) -> dict[str, Any]:
 
 def _has_tokenizer(directory: Path) -> bool:
     return any(directory.glob("tokenizer.*")) or (directory / "tekken.json").exists()
-
-
-def _card(model: Imported, dtype: Dtype) -> str:
-    """README.md: which files of which tool this was, and every layer's dims."""
-    files = "\n".join(
-        f"- {in_markdown(path.name)}, {path.stat().st_size:,} bytes" for path in _files(model)
-    )
-    layout = model.layout
-    base = base_model(model)
-    return f"""{base.front_matter()}
-# {base.name}, converted by vllm-gac {__version__} from {model.format}
-
-Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin).
-{base.licence_sentence()}
-
-Made from these files, whose weights are unchanged but for their type, now {dtype}, and products of
-factors that were larger than the matrix:
-
-{files}
-
-{layout.parameters:,} parameters; {layout.kv_elements:,} numbers per token in the KV cache.
-
-{layer_table(layout)}
-
-`gac` in `config.json` is what serving goes by.
-"""

@@ -1,19 +1,26 @@
-"""README.md of a compressed model: what was done to which model, and every layer's dims."""
+"""README.md of the models that vllm-gac writes: what was done to which model, and its dims."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from vllm_gac import __version__
-from vllm_gac.checkpoint.base_model import base_model
+from vllm_gac.checkpoint.base_model import BaseModel, base_model
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import Plan, PlanBudget
 from vllm_gac.shown import in_markdown
 
+_SERVE = "Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin)."
 
-def model_card(
+
+def compressed_card(
     checkpoint: Checkpoint, plan: Plan, layout: ModelLayout, measured: Mapping[str, str]
 ) -> str:
-    """The model card as Markdown. `measured` is the metadata of the statistics, empty if none."""
+    """The card of the model that `plan` makes of the dense model in `checkpoint`.
+
+    `measured` is the metadata of the calibration statistics, empty if none were needed.
+    """
     calibration = (
         f"{in_markdown(measured['tokens'])} tokens in sequences of "
         f"{in_markdown(measured['sequence_length'])}"
@@ -22,30 +29,74 @@ def model_card(
     )
     methods = ", ".join(plan.methods) or "none"
     base = base_model(checkpoint)
-    return f"""{base.front_matter()}
-# {base.name}, compressed by vllm-gac {__version__}
-
-Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin).
-
-| | dense | compressed | share | budget |
-|---|---:|---:|---:|---:|
-{_budget("parameters", plan.parameters, plan.param_ratio)}
-{_budget("KV cache, numbers per token", plan.kv_elements, plan.kv_ratio)}
-
-Methods: {methods}. Alignment: {plan.align}. Calibration: {calibration}.{_loss(plan)}
-
-{base.licence_sentence()}
-
-{layer_table(layout)}
-
-`plan.json` holds these dims and their budgets; `gac` in `config.json` is what serving goes by.
-"""
+    return _card(
+        base,
+        f"compressed by vllm-gac {__version__}",
+        _SERVE,
+        "| | dense | compressed | share | budget |\n"
+        "|---|---:|---:|---:|---:|\n"
+        f"{_budget('parameters', plan.parameters, plan.param_ratio)}\n"
+        f"{_budget('KV cache, numbers per token', plan.kv_elements, plan.kv_ratio)}",
+        f"Methods: {methods}. Alignment: {plan.align}. Calibration: {calibration}.{_loss(plan)}",
+        base.licence_sentence(),
+        _layer_table(layout),
+        "`plan.json` holds these dims and their budgets; `gac` in `config.json` is what serving "
+        "goes by.",
+    )
 
 
-def layer_table(layout: ModelLayout) -> str:
-    """Every layer's dims as a Markdown table."""
-    head = "| layer | keys (heads x size) | values | MLP width | ranks |\n|---:|---|---|---:|---|"
-    return "\n".join((head, *(_row(index, layer) for index, layer in enumerate(layout.layers))))
+def imported_card(source: Checkpoint, format: str, files: Sequence[Path], dtype: str) -> str:
+    """The card of a model that `files`, written by another tool in `format`, were converted to.
+
+    `dtype` is torch's name of the dtype in which the weights are stored now.
+    """
+    sizes = "\n".join(
+        f"- {in_markdown(path.name)}, {path.stat().st_size:,} bytes" for path in files
+    )
+    layout = source.layout
+    base = base_model(source)
+    return _card(
+        base,
+        f"converted by vllm-gac {__version__} from {format}",
+        f"{_SERVE}\n{base.licence_sentence()}",
+        f"Made from these files, whose weights are unchanged but for their type, now {dtype}, and "
+        "products of\nfactors that were larger than the matrix:",
+        sizes,
+        f"{layout.parameters:,} parameters; {layout.kv_elements:,} numbers per token in the KV "
+        "cache.",
+        _layer_table(layout),
+        "`gac` in `config.json` is what serving goes by.",
+    )
+
+
+def repaired_card(source: Checkpoint, after: ModelLayout, entry: Mapping[str, Any]) -> str:
+    """The card of a model whose dims were padded to those of `after`.
+
+    `entry` is what config.json says of the repair under "gac".
+    """
+    before = source.layout
+    lowered = "".join(
+        f"\n{c['name']}: rank {c['before']} re-decomposed at {c['after']}, "
+        f"{c['relative_error']:.2e} of its Frobenius norm lost."
+        for c in entry["lowered"]
+    )
+    base = base_model(source)
+    return _card(
+        base,
+        f"repaired by vllm-gac {__version__}",
+        f"{_SERVE}\n{base.licence_sentence()}",
+        "| | before | repaired |\n"
+        "|---|---:|---:|\n"
+        f"| parameters | {before.parameters:,} | {after.parameters:,} |\n"
+        f"| KV cache, numbers per token | {before.kv_elements:,} | {after.kv_elements:,} |",
+        f"Dims are padded with zeros, alignment {entry['strategy']}.{lowered}",
+        _layer_table(after),
+    )
+
+
+def _card(base: BaseModel, what_was_done: str, *paragraphs: str) -> str:
+    heading = f"{base.front_matter()}\n# {base.name}, {what_was_done}"
+    return "\n\n".join((heading, *paragraphs)) + "\n"
 
 
 def _budget(what: str, budget: PlanBudget, ratio: float) -> str:
@@ -57,6 +108,11 @@ def _loss(plan: Plan) -> str:
     if plan.expected_loss is None:
         return ""
     return f" Expected loss: {plan.expected_loss:.4f} nats per token."
+
+
+def _layer_table(layout: ModelLayout) -> str:
+    head = "| layer | keys (heads x size) | values | MLP width | ranks |\n|---:|---|---|---:|---|"
+    return "\n".join((head, *(_row(index, layer) for index, layer in enumerate(layout.layers))))
 
 
 def _row(index: int, layer: LayerLayout) -> str:

@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from vllm_gac import __version__
 from vllm_gac.alignment.lowered_ranks import Lowered, lower_ranks, lowered_layout
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
 from vllm_gac.alignment.zero_padding import new_table, padded_tensor
-from vllm_gac.checkpoint.atomic_files import write_json, write_tensors, write_text
-from vllm_gac.checkpoint.base_model import base_model
-from vllm_gac.checkpoint.open import Checkpoint, TensorReader, faults, open_checkpoint
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
+from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
 from vllm_gac.checkpoint.workspace import finished_before, workspace
 from vllm_gac.checkpoint.writer import (
     companions_of,
     copy_companions,
     fingerprint,
-    shard_path,
     write_index,
 )
 from vllm_gac.errors import CheckpointError
@@ -32,7 +30,7 @@ from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.layout.schema import Strategy
-from vllm_gac.steps.model_card import layer_table
+from vllm_gac.steps.model_card import repaired_card
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,33 +114,31 @@ def _write_shards(
     directory: Path,
     progress: bool,
 ) -> list[Lowered]:
-    """One shard per layer and one for the embeddings, all but those that are there already."""
-    changes, layers = [], len(after.layers)
+    """Write the shards of the padded model, and return the ranks that went down on the way."""
+    changes: dict[int, list[Lowered]] = {}
+
+    def lowered_layer(index: int) -> dict[str, torch.Tensor]:
+        weights = read_layer(source.layout, read, index)
+        changes[index] = [
+            Lowered(f"layers.{index}.{c.name}", c.before, c.after, c.relative_error)
+            for c in lower_ranks(weights, source.layout.layers[index], lowered.layers[index])
+        ]
+        return weights
+
+    def make_layer(index: int) -> dict[str, torch.Tensor]:
+        return _padded_layer(source, lowered, after, index, lowered_layer(index))
+
     with source.reader() as read, torch.inference_mode():
-        for index in tqdm(range(layers), desc="repair", unit="layer", disable=not progress):
-            shard = shard_path(directory, index, layers)
-            before, layer = source.layout.layers[index], lowered.layers[index]
-            if shard.exists() and before == layer:
-                continue
-            weights = _layer_weights(source, read, index)
-            changes += [
-                Lowered(f"layers.{index}.{c.name}", c.before, c.after, c.relative_error)
-                for c in lower_ranks(weights, before, layer)
-            ]
-            if not shard.exists():
-                write_tensors(shard, _padded_layer(source, lowered, after, index, weights))
-        shard = shard_path(directory, layers, layers)
-        if not shard.exists():
-            outside = [name for name in after.tensors() if not name.startswith("model.layers.")]
-            write_tensors(shard, {name: read(name) for name in outside})
-    return changes
-
-
-def _layer_weights(source: Checkpoint, read: TensorReader, index: int) -> dict[str, torch.Tensor]:
-    """The tensors of layer `index` by their names within it."""
-    prefix = f"model.layers.{index}."
-    names = [name for name, _ in source.layout.layer_tensors(index)]
-    return {name.removeprefix(prefix): read(name) for name in names}
+        write_layer_shards(
+            directory, after, make_layer, read, description="repair", progress=progress
+        )
+        # The run that wrote a shard that was there already did not keep what its ranks lost.
+        for index, (layer, smaller) in enumerate(
+            zip(source.layout.layers, lowered.layers, strict=True)
+        ):
+            if index not in changes and layer != smaller:
+                lowered_layer(index)
+    return [change for index in sorted(changes) for change in changes[index]]
 
 
 def _padded_layer(
@@ -152,14 +148,14 @@ def _padded_layer(
     index: int,
     weights: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """The tensors of layer `index` of `after` by their full names."""
+    """The tensors of layer `index` of `after` by their names within the layer."""
     prefix = f"model.layers.{index}."
     padded = {
-        prefix + name: padded_tensor(lowered, after, prefix + name, tensor)
+        name: padded_tensor(lowered, after, prefix + name, tensor)
         for name, tensor in weights.items()
     }
     if (table := new_table(lowered, after, source.config.rope, index)) is not None:
-        padded[prefix + "self_attn.rope_inv_freq"] = table
+        padded["self_attn.rope_inv_freq"] = table
     return padded
 
 
@@ -178,32 +174,7 @@ def _write_beside(
         "gac": after.section({**earlier, "repair": dict(entry)}),
     }
     write_json(directory / "config.json", config)
-    write_text(directory / "README.md", _card(source, after, entry))
-
-
-def _card(source: Checkpoint, after: ModelLayout, entry: Mapping[str, Any]) -> str:
-    before = source.layout
-    lowered = "".join(
-        f"{c['name']}: rank {c['before']} re-decomposed at {c['after']}, "
-        f"{c['relative_error']:.2e} of its Frobenius norm lost.\n"
-        for c in entry["lowered"]
-    )
-    base = base_model(source)
-    return f"""{base.front_matter()}
-# {base.name}, repaired by vllm-gac {__version__}
-
-Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin).
-{base.licence_sentence()}
-
-| | before | repaired |
-|---|---:|---:|
-| parameters | {before.parameters:,} | {after.parameters:,} |
-| KV cache, numbers per token | {before.kv_elements:,} | {after.kv_elements:,} |
-
-Dims are padded with zeros, alignment {entry["strategy"]}.
-{lowered}
-{layer_table(after)}
-"""
+    write_text(directory / "README.md", repaired_card(source, after, entry))
 
 
 def _recorded(out: Path) -> list[Lowered]:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from vllm_gac import __version__
-from vllm_gac.checkpoint.atomic_files import write_json, write_tensors, write_text
-from vllm_gac.checkpoint.open import Checkpoint, TensorReader
-from vllm_gac.checkpoint.writer import copy_companions, shard_path, write_index
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.writer import copy_companions, write_index
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.methods.lowrank import Whitening
@@ -23,7 +23,7 @@ from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import Plan
 from vllm_gac.planning.plan_file import planned_layout
-from vllm_gac.steps.model_card import model_card
+from vllm_gac.steps.model_card import compressed_card
 
 
 def write_compressed(
@@ -44,42 +44,31 @@ def write_compressed(
     written atomically. Raises CheckpointError if a weight comes out as NaN or infinity.
     """
     layout = planned_layout(checkpoint, plan)
-    layers = len(layout.layers)
     inv_freq = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim).to(device)
+
+    def make_layer(index: int) -> Mapping[str, torch.Tensor]:
+        weights = read_layer(checkpoint.layout, read, index)
+        if layout.layers[index] == checkpoint.layout.layers[index]:
+            return weights
+        if stats is None:
+            raise PlanError(f"layers.{index}: to shrink it, statistics are needed")
+        layer = MeasuredLayer(
+            checkpoint.layout,
+            {name: tensor.to(device) for name, tensor in weights.items()},
+            read_layer_stats(stats, index, device),
+            inv_freq,
+            _taylor(stats, index, device) if criterion == "taylor" else None,
+        )
+        smaller = compress_layer(layer, layout.layers[index], whitening, criterion)
+        return _stored(layout, index, weights, smaller)
+
     with checkpoint.reader() as read, torch.inference_mode():
-        for index in tqdm(range(layers), desc="compress", unit="layer", disable=not progress):
-            shard = shard_path(directory, index, layers)
-            if not shard.exists():
-                weights = _layer_weights(checkpoint, read, index)
-                if layout.layers[index] != checkpoint.layout.layers[index]:
-                    if stats is None:
-                        raise PlanError(f"layers.{index}: to shrink it, statistics are needed")
-                    layer = MeasuredLayer(
-                        checkpoint.layout,
-                        {name: tensor.to(device) for name, tensor in weights.items()},
-                        read_layer_stats(stats, index, device),
-                        inv_freq,
-                        _taylor(stats, index, device) if criterion == "taylor" else None,
-                    )
-                    smaller = compress_layer(layer, layout.layers[index], whitening, criterion)
-                    weights = _stored(layout, index, weights, smaller)
-                prefix = f"model.layers.{index}."
-                write_tensors(shard, {prefix + name: tensor for name, tensor in weights.items()})
-        shard = shard_path(directory, layers, layers)
-        if not shard.exists():
-            outside = [name for name in layout.tensors() if not name.startswith("model.layers.")]
-            write_tensors(shard, {name: read(name) for name in outside})
+        write_layer_shards(
+            directory, layout, make_layer, read, description="compress", progress=progress
+        )
     _write_companions(checkpoint, plan, layout, stats, whitening, criterion, directory)
     write_index(directory)
     return layout
-
-
-def _layer_weights(
-    checkpoint: Checkpoint, read: TensorReader, index: int
-) -> dict[str, torch.Tensor]:
-    prefix = f"model.layers.{index}."
-    names = [name for name, _ in checkpoint.layout.layer_tensors(index)]
-    return {name.removeprefix(prefix): read(name) for name in names}
 
 
 def _taylor(stats: Path, index: int, device: str) -> torch.Tensor:
@@ -122,7 +111,7 @@ def _write_companions(
     measured = check_stats(stats, checkpoint.layout, checkpoint.config_sha256) if stats else {}
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
     write_json(directory / "config.json", _config(checkpoint, plan, layout, whitening, criterion))
-    write_text(directory / "README.md", model_card(checkpoint, plan, layout, measured))
+    write_text(directory / "README.md", compressed_card(checkpoint, plan, layout, measured))
 
 
 def _config(

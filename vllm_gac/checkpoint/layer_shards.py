@@ -1,0 +1,72 @@
+"""The shards of a model directory: one for each layer, and one for the tensors outside the layers.
+
+Each shard is written atomically, and a shard that exists is not written again. A run that was
+stopped therefore continues with the first layer that has no shard, and only one layer has to be
+in memory at a time.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from tqdm import tqdm
+
+from vllm_gac.checkpoint.atomic_files import write_tensors
+from vllm_gac.layout.dims import ModelLayout
+
+if TYPE_CHECKING:
+    import torch
+
+# Returns a tensor by its full name, e.g. "model.layers.0.mlp.up_proj.weight".
+ReadTensor: TypeAlias = "Callable[[str], torch.Tensor]"
+
+
+def write_layer_shards(
+    directory: Path,
+    layout: ModelLayout,
+    make_layer: "Callable[[int], Mapping[str, torch.Tensor]]",
+    read_rest: ReadTensor,
+    *,
+    description: str,
+    progress: bool = True,
+) -> None:
+    """Write every shard of a model of `layout` that `directory` does not have yet.
+
+    Args:
+        directory: An existing directory.
+        layout: The layout of the model that is written.
+        make_layer: Returns the tensors of layer `index` by their names within the layer, e.g.
+            "mlp.up_proj.weight". It is called only for layers without a shard, in ascending order.
+        read_rest: Returns a tensor outside the layers (embeddings, the last norm) by its name.
+        description: What the progress bar says, e.g. "compress".
+        progress: Whether to show a progress bar on stderr.
+
+    Raises:
+        DiskError: The disk is full or not writable.
+    """
+    layers = len(layout.layers)
+    for index in tqdm(range(layers), desc=description, unit="layer", disable=not progress):
+        shard = _shard_path(directory, index, layers)
+        if not shard.exists():
+            prefix = _layer_prefix(index)
+            tensors = make_layer(index)
+            write_tensors(shard, {prefix + name: tensor for name, tensor in tensors.items()})
+    shard = _shard_path(directory, layers, layers)
+    if not shard.exists():
+        rest = [name for name in layout.tensors() if not name.startswith("model.layers.")]
+        write_tensors(shard, {name: read_rest(name) for name in rest})
+
+
+def read_layer(layout: ModelLayout, read: ReadTensor, index: int) -> "dict[str, torch.Tensor]":
+    """Read the tensors of layer `index` of `layout`, by their names within the layer."""
+    prefix = _layer_prefix(index)
+    return {name.removeprefix(prefix): read(name) for name, _ in layout.layer_tensors(index)}
+
+
+def _shard_path(directory: Path, index: int, layers: int) -> Path:
+    """The shard of layer `index`; index `layers` is the shard of the tensors outside the layers."""
+    return directory / f"model-{index + 1:05}-of-{layers + 1:05}.safetensors"
+
+
+def _layer_prefix(index: int) -> str:
+    return f"model.layers.{index}."
