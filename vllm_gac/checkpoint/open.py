@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tqdm import tqdm
 
+from vllm_gac.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES
 from vllm_gac.checkpoint.finite import is_finite
 from vllm_gac.checkpoint.headers import INDEX_FILE as INDEX_FILE
 from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
@@ -32,10 +33,7 @@ from vllm_gac.shown import shown
 if TYPE_CHECKING:
     import torch
 
-# What a served weight may be stored as; RoPE tables are F32 in any of them.
-WEIGHT_DTYPES = ("BF16", "F16", "F32")
-# Of the types that a weight may be stored in.
-_LEAST_BYTES = 2
+_LEAST_WEIGHT_BYTES = min(DTYPES[name].bytes for name in WEIGHT_DTYPES)
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ def _stored_faults(checkpoint: Checkpoint, finite: bool, progress: bool) -> Iter
 def _stored_numbers(checkpoint: Checkpoint) -> int:
     """The most numbers that the files can hold; in a pickle tensors may lie in the same place."""
     files = {checkpoint.directory / info.file for info in checkpoint.tensors.values()}
-    return sum(map(_size_of, files)) // _LEAST_BYTES
+    return sum(map(_size_of, files)) // _LEAST_WEIGHT_BYTES
 
 
 def _size_of(path: Path) -> int:
@@ -214,7 +212,7 @@ def _dtype_faults(checkpoint: Checkpoint, names: list[str]) -> Iterator[str]:
         if _is_table(name):
             allowed: tuple[str, ...] = ("F32",)
         elif common is None:
-            allowed = WEIGHT_DTYPES
+            allowed = tuple(WEIGHT_DTYPES)
         else:
             allowed = (common, "F32") if len(info.shape) == 1 else (common,)
         if info.dtype not in allowed:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import TensorInfo, version_of
 from vllm_gac.errors import CheckpointError, DiskError
 
@@ -21,21 +22,6 @@ if TYPE_CHECKING:
 # A system call reads less than 2 GiB.
 _CHUNK_BYTES = 1 << 24
 _HUGE_PAGE = 1 << 21
-# By safetensors' names; torch's.
-_TORCH_DTYPES = {
-    "BF16": "bfloat16",
-    "F16": "float16",
-    "F32": "float32",
-    "F64": "float64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
 
 
 class ShardFiles:
@@ -75,18 +61,18 @@ class ShardFiles:
         """Tensor `name` as stored. Raises CheckpointError as `read_into`."""
         import torch
 
-        kind = getattr(torch, _TORCH_DTYPES.get(info.dtype, ""), None)
-        if kind is None:
+        stored = DTYPES.get(info.dtype)
+        if stored is None:
             raise CheckpointError(
                 f"{self._directory / info.file}: {name}: dtype {info.dtype} cannot be read"
             )
-        size = math.prod(info.shape) * kind.itemsize
+        size = math.prod(info.shape) * stored.bytes
         if size < _HUGE_PAGE:
             raw = torch.empty(size, dtype=torch.uint8, device="cpu")
         else:
             raw = torch.frombuffer(_huge_pages(size), dtype=torch.uint8)
         self.read_into(info, raw.numpy().data)
-        return raw.view(kind).view(info.shape)
+        return raw.view(stored.torch).view(info.shape)
 
     def _opened(self, info: TensorInfo) -> int:
         with self._lock:

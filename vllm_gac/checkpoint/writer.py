@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import copy_file, write_json
+from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import refuse_escape
 from vllm_gac.checkpoint.open import INDEX_FILE, Checkpoint, faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
@@ -29,7 +30,6 @@ COMPANIONS = (
 # The largest tokenizers are of 35 MB, and a model has some ten files beside its weights.
 _MAX_COMPANION = 128 << 20
 _MAX_COMPANIONS = 64
-_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 
 
 def companions_of(source: Path) -> list[Path]:
@@ -70,7 +70,7 @@ def write_index(directory: Path) -> None:
     for fault in faults(checkpoint, finite=True):
         raise CheckpointError(fault)
     tensors = checkpoint.tensors
-    total = sum(math.prod(info.shape) * _BYTES[info.dtype] for info in tensors.values())
+    total = sum(math.prod(info.shape) * DTYPES[info.dtype].bytes for info in tensors.values())
     write_json(
         directory / INDEX_FILE,
         {

@@ -3,6 +3,7 @@
 import argparse
 from typing import get_args
 
+from vllm_gac.checkpoint.dtypes import WeightDtype
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import Verbs, add_json, add_restart, path
 from vllm_gac.cli.output import print_json, quoted, serve_hint
@@ -37,7 +38,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16", "float16"),
+        choices=get_args(WeightDtype),
         help="how to store weights; default: as they are, the widest of them if they differ",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")

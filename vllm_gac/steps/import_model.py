@@ -9,14 +9,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 
 from vllm_gac import __version__
 from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
+from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
-from vllm_gac.checkpoint.open import WEIGHT_DTYPES, Checkpoint, faults
+from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
 from vllm_gac.checkpoint.pickles.torch_file import open_torch_file
 from vllm_gac.checkpoint.workspace import finished_before, workspace
@@ -37,9 +38,6 @@ from vllm_gac.layout.foreign import not_a_directory, without_config
 from vllm_gac.shown import shown
 from vllm_gac.steps.model_card import imported_card
 
-Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
-
-_DTYPES: dict[str, Dtype] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _PICKLES = (".bin", ".pt", ".pth")
 
 
@@ -59,7 +57,7 @@ def import_model(
     *,
     format: str = "auto",
     base: Path | None = None,
-    dtype: Dtype | None = None,
+    dtype: WeightDtype | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
@@ -169,10 +167,10 @@ def _dense(model: Checkpoint) -> Imported:
     )
 
 
-def _widest(model: Imported) -> Dtype:
+def _widest(model: Imported) -> WeightDtype:
     """The dtype that holds every matrix of `model` as it is."""
     found = {model.tensors[name].dtype for name, shape in model.required().items() if shape[1:]}
-    kinds = {_DTYPES[kind] for kind in found if kind in WEIGHT_DTYPES}
+    kinds = {WEIGHT_DTYPES[name] for name in found if name in WEIGHT_DTYPES}
     return kinds.pop() if len(kinds) == 1 else "float32"
 
 
@@ -181,7 +179,7 @@ def _files(model: Imported) -> list[Path]:
     return [model.directory / file for file in sorted({i.file for i in model.tensors.values()})]
 
 
-def _write_shards(model: Imported, dtype: Dtype, directory: Path, progress: bool) -> None:
+def _write_shards(model: Imported, dtype: WeightDtype, directory: Path, progress: bool) -> None:
     with model.reader() as read, torch.inference_mode():
 
         def read_cast(name: str) -> torch.Tensor:
@@ -197,7 +195,7 @@ def _write_shards(model: Imported, dtype: Dtype, directory: Path, progress: bool
         )
 
 
-def _cast(model: Imported, name: str, tensor: torch.Tensor, dtype: Dtype) -> torch.Tensor:
+def _cast(model: Imported, name: str, tensor: torch.Tensor, dtype: WeightDtype) -> torch.Tensor:
     """`tensor` as it is stored. Raises CheckpointError if it has NaN or infinity then.
 
     RoPE tables are fp32; norms and biases stay so.
@@ -209,7 +207,7 @@ def _cast(model: Imported, name: str, tensor: torch.Tensor, dtype: Dtype) -> tor
     return stored
 
 
-def _not_finite(model: Imported, name: str, dtype: Dtype) -> str:
+def _not_finite(model: Imported, name: str, dtype: WeightDtype) -> str:
     """Which of the tensors that `name` is made of is to blame, or that `dtype` is."""
     originals = model.sources[name].names
     broken = [original for original in originals if not model.is_finite(original)]
@@ -221,7 +219,11 @@ def _not_finite(model: Imported, name: str, dtype: Dtype) -> str:
 
 
 def _write_companions(
-    model: Imported, dtype: Dtype, companions: Mapping[str, bytes], beside: Path, directory: Path
+    model: Imported,
+    dtype: WeightDtype,
+    companions: Mapping[str, bytes],
+    beside: Path,
+    directory: Path,
 ) -> None:
     """Tokenizer and the like, config and model card."""
     if beside.is_dir():
@@ -234,7 +236,7 @@ def _write_companions(
     write_text(directory / "README.md", imported_card(model, model.format, _files(model), dtype))
 
 
-def _config(model: Imported, dtype: Dtype) -> dict[str, Any]:
+def _config(model: Imported, dtype: WeightDtype) -> dict[str, Any]:
     kept = {key: value for key, value in model.raw_config.items() if key != "torch_dtype"}
     if "gac" not in kept:
         return kept | {"dtype": dtype}

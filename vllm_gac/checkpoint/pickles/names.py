@@ -7,6 +7,7 @@ Whatever is not in these tables is refused. Nothing that they name is imported: 
 import re
 from typing import Any
 
+from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.pickles.values import (
     Class,
     Constructor,
@@ -51,10 +52,7 @@ _STORAGES = {
     "ByteStorage": "U8",
     "BoolStorage": "BOOL",
 }
-_DTYPES = (
-    *("float16", "bfloat16", "float32", "float64"),
-    *("int64", "int32", "int16", "int8", "uint8", "bool"),
-)
+_DTYPES = tuple(DTYPES[name].torch_name for name in _STORAGES.values())
 _MAX_DIMS = 8  # of a tensor; attention masks have 4
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
+from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.checkpoint.pickles.interpreter import MAX_BYTES, load
 from vllm_gac.checkpoint.pickles.values import Class, Refused, Storage, StorageType, StoredTensor
@@ -23,19 +24,6 @@ if TYPE_CHECKING:
 
     ReadStored: TypeAlias = Callable[[StoredTensor], torch.Tensor]
 
-# By safetensors' names: bytes of a number, and torch's name.
-_DTYPES = {
-    "F64": (8, "float64"),
-    "F32": (4, "float32"),
-    "F16": (2, "float16"),
-    "BF16": (2, "bfloat16"),
-    "I64": (8, "int64"),
-    "I32": (4, "int32"),
-    "I16": (2, "int16"),
-    "I8": (1, "int8"),
-    "U8": (1, "uint8"),
-    "BOOL": (1, "bool"),
-}
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
 # A column slice of a matrix is spread over the whole of it; more than this is no slice.
@@ -57,14 +45,14 @@ class TorchFile:
 
     def info(self, tensor: StoredTensor) -> TensorInfo:
         """What a safetensors header would say of `tensor`."""
-        size, _ = _DTYPES[tensor.storage.dtype]
+        size = DTYPES[tensor.storage.dtype].bytes
         start = self.storages[tensor.storage.key].start + tensor.offset * size
         version = self.identity[2], self.identity[3]
         return TensorInfo(self.path.name, tensor.storage.dtype, tensor.shape, start, version)
 
     def bytes_of(self, tensor: StoredTensor) -> int:
         """How many bytes the numbers of `tensor` take."""
-        return math.prod(tensor.shape) * _DTYPES[tensor.storage.dtype][0]
+        return math.prod(tensor.shape) * DTYPES[tensor.storage.dtype].bytes
 
     @contextmanager
     def reader(self) -> "Iterator[ReadStored]":
@@ -80,21 +68,20 @@ class TorchFile:
     def _read(self, file: BinaryIO, tensor: StoredTensor) -> "torch.Tensor":
         import torch
 
-        size, name = _DTYPES[tensor.storage.dtype]
-        dtype: torch.dtype = getattr(torch, name)
+        stored = DTYPES[tensor.storage.dtype]
         count = math.prod(tensor.shape)
         if count == 0:
-            return torch.empty(tensor.shape, dtype=dtype)
+            return torch.empty(tensor.shape, dtype=stored.torch)
         if _overlaps(tensor) or tensor.span > _MAX_SPREAD * count:
             raise CheckpointError(
                 f"{self.path}: has a tensor of shape {list(tensor.shape)} with strides "
                 f"{list(tensor.stride)}, which overlap or leave too much out"
             )
-        data = bytearray(tensor.span * size)
+        data = bytearray(tensor.span * stored.bytes)
         file.seek(self.info(tensor).start)
         if file.readinto(data) < len(data):  # type: ignore[attr-defined]
             raise CheckpointError(f"{self.path}: became shorter while it was read")
-        flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype)
+        flat = torch.frombuffer(data, dtype=torch.uint8).view(stored.torch)
         return flat.as_strided(tensor.shape, tensor.stride).contiguous()
 
 
@@ -185,7 +172,7 @@ def _legacy_file(file: BinaryIO, size: int) -> tuple[Any, dict[str, ByteRange]]:
             raise Refused(f"is damaged: nothing refers to the storage {key!r}")
         file.seek(start)
         count = int.from_bytes(file.read(8), "little")
-        stored = ByteRange(start + 8, count * _DTYPES[used[key][0].dtype][0])
+        stored = ByteRange(start + 8, count * DTYPES[used[key][0].dtype].bytes)
         start = stored.start + stored.size
         if start > size:
             raise Refused(f"is cut off: the storage {key!r} is not there in full")
@@ -214,7 +201,7 @@ def _no_storage(pid: Any) -> Any:
 
 
 def _check_size(storage: Storage, stored: ByteRange) -> None:
-    if storage.count * _DTYPES[storage.dtype][0] > stored.size:
+    if storage.count * DTYPES[storage.dtype].bytes > stored.size:
         raise Refused(
             f"is cut off or damaged: storage {storage.key!r} of {storage.count} numbers "
             f"({storage.dtype}) has only {stored.size} bytes"

@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.model_executor.models.utils import PPMissingLayer
 
 from vllm_gac.alignment.zero_padding import padded_tensors
+from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, stored_dtype
 from vllm_gac.checkpoint.finite import all_finite
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
@@ -40,8 +41,6 @@ from vllm_gac.serving.loading.rope_overrides import check_table, chosen_from
 from vllm_gac.serving.registration import refuse_if_unregistered
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
-
-_CHECKED_DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
 class GacModelLoader(DefaultModelLoader):
@@ -127,10 +126,10 @@ class GacModelLoader(DefaultModelLoader):
     def _accepts(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is finite, or nobody asked."""
         # One-byte floats come from a quantizer, not from compression.
-        dtype = _CHECKED_DTYPES.get(tensor.dtype)
-        if not self.options.finite_check or dtype is None:
+        dtype = stored_dtype(tensor.dtype)
+        if not self.options.finite_check or dtype is None or dtype.name not in WEIGHT_DTYPES:
             return True
-        return all_finite(tensor.contiguous().view(-1).view(torch.uint8).numpy(), dtype)
+        return all_finite(tensor.contiguous().view(-1).view(torch.uint8).numpy(), dtype.name)
 
     def _preflight(self, model_config: ModelConfig) -> Checkpoint | None:
         """The checkpoint, whose headers are right; None for what vLLM's own loader is to read.
