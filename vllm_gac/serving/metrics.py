@@ -23,6 +23,7 @@ from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.hf_layouts import layout_of_hf
+from vllm_gac.serving.vllm_internals import is_first_api_server
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -58,7 +59,7 @@ class GacStatLogger(StatLoggerBase):
         _publish(layout, dense, model, element_bytes)
         _publish_kernels(kernels, model)
         # Data parallel engines and further API servers would say the same again.
-        if self.engine_index == 0 and self.vllm_config.parallel_config._api_process_rank <= 0:
+        if self.engine_index == 0 and is_first_api_server(self.vllm_config):
             logger.info("%s", start_line(layout, dense, element_bytes, room, kernels))
 
     def record(self, *args: Any, **kwargs: Any) -> None:

@@ -63,9 +63,9 @@ def _register_backends() -> None:
 
 
 def _register_config_parser() -> None:
-    from vllm.transformers_utils import config
+    from vllm_gac.serving.vllm_internals import config_parsers
 
-    parsers = config._CONFIG_FORMAT_TO_CONFIG_PARSER
+    parsers = config_parsers()
     if not isinstance(parsers["hf"], functools.partial):
         parsers["hf"] = functools.partial(_config_parser, parsers["hf"])
 
@@ -79,21 +79,21 @@ def _config_parser(before: "type[ConfigParserBase]") -> "ConfigParserBase":
 
 
 def _register_config_hook() -> None:
-    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
-
     from vllm_gac.serving.config.foreign_code import FOREIGN, ForeignCodeHook
     from vllm_gac.serving.config.hook import GacConfigHook
+    from vllm_gac.serving.vllm_internals import config_hooks
 
-    MODELS_CONFIG_MAP[ARCHITECTURE] = GacConfigHook
+    hooks = config_hooks()
+    hooks[ARCHITECTURE] = GacConfigHook
     for name in FOREIGN:
-        if MODELS_CONFIG_MAP.setdefault(name, ForeignCodeHook) is not ForeignCodeHook:
+        if hooks.setdefault(name, ForeignCodeHook) is not ForeignCodeHook:
             raise VersionError(f"{name} has a hook already")
 
 
 def _register_loader() -> None:
-    from vllm.model_executor import model_loader
+    from vllm_gac.serving.vllm_internals import add_loader
 
-    model_loader._LOAD_FORMAT_TO_MODEL_LOADER[LOAD_FORMAT] = _loader
+    add_loader(LOAD_FORMAT, _loader)
 
 
 def _loader(load_config: "LoadConfig") -> "BaseModelLoader":

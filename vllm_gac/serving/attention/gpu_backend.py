@@ -40,6 +40,7 @@ from vllm_gac.serving.attention.prefill_kernels import in_place_kernel, installe
 from vllm_gac.serving.attention.prefill_memory import most_gathered, prefill_bytes
 from vllm_gac.serving.attention.prefill_warmup import compile_prefill_kernels
 from vllm_gac.serving.config.engine_options import DTYPES, KV_CACHE_DTYPES, MAX_DECODE_QUERY
+from vllm_gac.serving.vllm_internals import notes_on
 
 # Sequences that prefill at once. For more, FlashAttention 4 compiles other kernels, in seconds.
 MOST_SEQUENCES = 256
@@ -135,11 +136,11 @@ def step_of(common: CommonAttentionMetadata, max_decode_query: int, most_gathere
         max_decode_query,
         most_gathered,
     )
-    kept: tuple[tuple[object, ...], Step] | None = vars(common).get(_KEPT)
+    kept: tuple[tuple[object, ...], Step] | None = notes_on(common).get(_KEPT)
     if kept is not None and all(map(operator.is_, kept[0], made_of)):
         return kept[1]
     step = _step(common, max_decode_query, most_gathered)
-    vars(common)[_KEPT] = made_of, step
+    notes_on(common)[_KEPT] = made_of, step
     return step
 
 

@@ -12,7 +12,6 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention.attention import get_attention_context
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import _encode_layer_name
 from vllm.v1.attention.backend import AttentionBackend
 
 from vllm_gac.errors import GacError
@@ -20,6 +19,7 @@ from vllm_gac.gpu.attention_choice import GAC, STOCK, Kernels, select
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention.prefill_kernels import installed_gpu
+from vllm_gac.serving.vllm_internals import attend, write_cache
 
 if TYPE_CHECKING:
     from vllm_gac.kernels.cache_write import CacheTarget
@@ -129,14 +129,8 @@ class GacAttention(Attention):
         query = query.view(-1, g.query_heads, g.query_size)
         key = key.view(-1, g.value_heads, g.key_width)
         value = value.view(-1, g.value_heads, g.value_size)
-        # As in Attention.forward: two opaque ops, ordered by a dummy data dependency.
-        name = _encode_layer_name(self.layer_name)
-        written = None
-        if not cached:
-            written = torch.ops.vllm.unified_kv_cache_update(key, value, name)
-        torch.ops.vllm.unified_attention_with_output(
-            query, key, value, output, name, kv_cache_dummy_dep=written
-        )
+        written = None if cached else write_cache(key, value, self.layer_name)
+        attend(query, key, value, output, self.layer_name, written)
         return output.view(-1, g.query_heads * g.value_size)
 
     def cache_target(self) -> "CacheTarget | None":

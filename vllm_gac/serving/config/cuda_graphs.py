@@ -16,7 +16,8 @@ from vllm import envs
 from vllm.config import CompilationMode
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import vllm_lib
+
+from vllm_gac.serving.vllm_internals import break_graphs_at
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -64,19 +65,9 @@ def break_graphs_at_attention() -> None:
     else capture the attention of a dummy batch, and replay that in every mixed step. Ops that our
     models do not have are those of engines that this process starts later.
     """
-    imported = {module: op for module, op in _OPS.items() if module in sys.modules}
-    if not imported:
-        return
-    from vllm.compilation import breakable_cudagraph
-
-    if not breakable_cudagraph.is_breakable_cudagraph_enabled():
-        return
-    for module, name in imported.items():
-        op = getattr(sys.modules[module], name)
-        if op.__globals__["__name__"] != breakable_cudagraph.__name__:
-            op = breakable_cudagraph.eager_break_during_capture(op)
-            setattr(sys.modules[module], name, op)
-            vllm_lib.impl(name, op, dispatch_key=current_platform.dispatch_key, allow_override=True)
+    for module, name in _OPS.items():
+        if module in sys.modules:
+            break_graphs_at(module, name)
 
 
 def _capture_prompts(vllm_config: "VllmConfig") -> None:

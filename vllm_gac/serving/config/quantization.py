@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from vllm_gac.alignment.rules import FP8_CACHE_MULTIPLE, LINEAR_MULTIPLES, Quantized
+from vllm_gac.serving.vllm_internals import online_quantizations
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -21,14 +22,12 @@ def asked_quantization(vllm_config: "VllmConfig") -> Quantized:
 
 def _names(model_config: "ModelConfig") -> set[str]:
     """vLLM's names for how any linear is quantized while it is loaded."""
-    from vllm.config.quantization import _ONLINE_SHORTHANDS
-
     names = {model_config.quantization or ""}
     asked = model_config.quantization_config
     if asked is None or isinstance(asked, dict):
         return names
     names |= set((asked.targets or {}).values())
-    for name, shorthand in _ONLINE_SHORTHANDS.items():
+    for name, shorthand in online_quantizations().items():
         if asked.linear and shorthand.linear and asked.linear.weight == shorthand.linear.weight:
             names.add(name)
     return names

@@ -11,6 +11,7 @@ from vllm_gac.alignment.zero_padding import Blocks, axes, grown
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
+from vllm_gac.serving.vllm_internals import fit_before_validation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -25,13 +26,7 @@ _OUTSIDE = ("model.embed_tokens", "lm_head")  # as the dense model has them
 def fit_adapters(manager: "LoRAModelManager", hf_config: "PreTrainedConfig") -> None:
     """Have `manager` fit every adapter that it is given, where it validates them."""
     stored, served = stored_layout(hf_config), layout_of_hf(hf_config)
-    validate = manager._validate_modules_to_save
-
-    def fit_and_validate(adapter: "LoRAModel") -> None:
-        fit_adapter(adapter, stored, served)
-        validate(adapter)
-
-    manager._validate_modules_to_save = fit_and_validate
+    fit_before_validation(manager, lambda adapter: fit_adapter(adapter, stored, served))
 
 
 def fit_adapter(adapter: "LoRAModel", stored: ModelLayout, served: ModelLayout) -> None:
