@@ -76,6 +76,16 @@ def test_make_targets_are_in_the_makefile(page: str) -> None:
     assert {first or second for first, second in code} <= targets
 
 
+@pytest.mark.parametrize("page", WRITTEN)
+def test_commands_are_modules_that_run(page: str) -> None:
+    modules = re.findall(
+        r"python -m ((?:benchmarks|loadtest|tools|fuzz)(?:\.\w+)*)", _text(ROOT / page)
+    )
+    paths = [ROOT / module.replace(".", "/") for module in modules]
+    runs = [path / "__main__.py" if path.is_dir() else path.with_suffix(".py") for path in paths]
+    assert not [path for path in runs if not path.is_file()]
+
+
 def _example() -> dict[str, Any]:
     config: dict[str, Any] = json.loads(_block("json", "### Example"))
     return config
