@@ -28,7 +28,7 @@ DEBIAN := build/debian
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-gpu fuzz lint format hooks \
+.PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-gpu fuzz docs lint format hooks \
         lock loadtest loadtest-smoke demo-plan clean distclean
 
 help:  ## show this list
@@ -88,6 +88,10 @@ fuzz: .venv/.extra-fuzz  ## fuzz the reading of FUZZ=models or documents for SEC
 	@mkdir -p build/corpus/$(FUZZ)
 	$(BIN)/python -m fuzz $(FUZZ) build/corpus/$(FUZZ) fuzz/corpus/$(FUZZ) -max_len=65536 -timeout=5 \
 	  -max_total_time=$(SECONDS) -artifact_prefix=build/ -print_final_stats=1
+
+# The variable silences what the theme prints about the successor of mkdocs; it is no warning about us.
+docs: .venv/.extra-docs  ## the pages as a site in build/docs, links checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check
