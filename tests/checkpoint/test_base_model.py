@@ -25,9 +25,10 @@ def test_a_snapshot_of_the_cache_has_the_name_of_its_repository(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("named", "hub_id"),
+    ("named", "name"),
     [
-        ("jeffwan/llama-7b-hf", "jeffwan/llama-7b-hf"),
+        ("jeffwan/llama-7b-hf", "llama-7b-hf"),
+        ("models/llama", "llama"),
         ("/data/llama", None),
         ("../llama", None),
         ("-x/y", None),
@@ -36,9 +37,11 @@ def test_a_snapshot_of_the_cache_has_the_name_of_its_repository(tmp_path: Path) 
         (7, None),
     ],
 )
-def test_a_config_may_tell_the_name(tmp_path: Path, named: Any, hub_id: str | None) -> None:
+def test_a_config_may_tell_a_plain_name_but_not_one_on_the_hub(
+    tmp_path: Path, named: Any, name: str | None
+) -> None:
     base = made(tmp_path / "my [model]", config(_name_or_path=named))
-    assert (base.name, base.hub_id) == (hub_id or "my ?model?", hub_id)
+    assert (base.name, base.hub_id) == (name or "my ?model?", None)
 
 
 def test_the_licence_is_that_of_the_card_or_of_the_file(tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def test_the_licence_is_that_of_the_card_or_of_the_file(tmp_path: Path) -> None:
 
 def test_the_front_matter_is_the_yaml_that_the_hub_reads(tmp_path: Path) -> None:
     card = "---\nlicense: other\nlicense_name: llama3\nlicense_link: LICENSE\n---\n"
-    base = made(tmp_path, config(_name_or_path="org/base"), card)
+    base = made(tmp_path / "models--org--base" / "snapshots" / "0", card=card)
     head = base.front_matter()
     assert yaml.safe_load(head.strip("-")) == {
         "license": "other",

@@ -1,6 +1,7 @@
 """Text files: plain, and documents and conversations as lines of JSON."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,17 @@ def test_files_that_are_no_text_are_named(
     ):
         said = error(capsys, *args)
         assert f"{Path(name).suffix} files are not read; give UTF-8 text, or one JSON" in said
+
+
+def test_a_template_that_is_too_large_is_refused_rather_than_cut(
+    model: Path, tmp_path: Path
+) -> None:
+    (model / "chat_template.jinja").write_text(TEMPLATE + "{# " + "x" * (1 << 20) + " #}")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: larger than 1048576 bytes"):
+        texts(model, lines(tmp_path, {"messages": CHAT}))
+
+
+def test_a_pipe_is_refused_with_what_to_do(model: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="but a pipe; save what it delivers as a file"):
+        texts(model, tmp_path / "pipe")

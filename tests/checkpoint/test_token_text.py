@@ -41,3 +41,16 @@ def test_what_cannot_tokenize_is_named(raw: dict[str, Any], tmp_path: Path) -> N
     (tmp_path / "text").write_text("words that it does not know")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a usable tokenizer \("):
         windows(tmp_path, [tmp_path / "text"], length=8, max_tokens=None)
+
+
+def test_running_out_of_memory_is_not_a_fault_of_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grow(_: object) -> float:
+        raise MemoryError
+
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer(KNOWN)))
+    (tmp_path / "text").write_text("a")
+    monkeypatch.setattr("vllm_gac.checkpoint.token_text.growth", grow)
+    with pytest.raises(MemoryError):
+        windows(tmp_path, [tmp_path / "text"], length=8, max_tokens=None)

@@ -54,16 +54,13 @@ class BaseModel:
 def base_model(checkpoint: Checkpoint) -> BaseModel:
     """What `checkpoint` says about itself.
 
-    Its name is that on the Hub if it lies in a Hub cache or if its config.json tells it, else that
-    of its directory. A model that is compressed already keeps the base model that its card names.
-    The licence is the one that the card names, else the LICENSE file.
+    A model in a Hub cache has the name that it has on the Hub. Any other model has a plain name,
+    from its config.json or its directory. A model that is already compressed keeps the base model
+    that its card names. The licence is the one that the card names, else the LICENSE file.
     """
     directory = checkpoint.directory.resolve()
     hub_id = _cached_id(directory)
-    named = checkpoint.raw_config.get("_name_or_path")
-    if hub_id is None and isinstance(named, str) and re.fullmatch(_HUB_ID, named):
-        hub_id = named
-    name, front = hub_id or _printable(directory.name), _front_matter(directory)
+    name, front = hub_id or _plain_name(checkpoint), _front_matter(directory)
     if checkpoint.config.gac is not None and (base := _BASE.search(front)):
         hub_id = base[1]
     return BaseModel(name, hub_id, _licence(directory, front))
@@ -76,6 +73,18 @@ def _cached_id(directory: Path) -> str | None:
     kind, _, name = directory.parent.parent.name.partition("--")
     hub_id = name.replace("--", "/", 1)
     return hub_id if kind == "models" and re.fullmatch(_HUB_ID, hub_id) else None
+
+
+def _plain_name(checkpoint: Checkpoint) -> str:
+    """The last part of `_name_or_path` in config.json, else the name of the directory.
+
+    `_name_or_path` may be a name on the Hub or a relative path on the disk of whoever saved the
+    model. Nothing tells the two apart, so the card does not name it as a model on the Hub.
+    """
+    named = checkpoint.raw_config.get("_name_or_path")
+    if isinstance(named, str) and re.fullmatch(_HUB_ID, named):
+        return named.rpartition("/")[2]
+    return _printable(checkpoint.directory.resolve().name)
 
 
 def _printable(name: str) -> str:

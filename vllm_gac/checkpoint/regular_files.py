@@ -39,8 +39,14 @@ def opened(path: Path, error: type[GacError] = CheckpointError) -> Iterator[Bina
 
 
 def refuse_special(path: Path, error: type[GacError] = CheckpointError) -> None:
-    """Raise `error` for a pipe, which would block for ever, and a device, which may never end."""
-    if not stat.S_ISREG(path.stat().st_mode):
+    """Raise `error` unless `path` is a regular file.
+
+    Opening a pipe may block for ever, and reading a device may never end.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISFIFO(mode):
+        raise error(f"{path}: not a regular file but a pipe; save what it delivers as a file")
+    if not stat.S_ISREG(mode):
         raise error(f"{path}: not a regular file")
 
 

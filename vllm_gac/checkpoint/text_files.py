@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 # Text is tokenized in blocks of lines: some tokenizers take quadratic time on one long string.
 _BLOCK = 1 << 16
 _LONGEST_LINE = 1 << 24
+_LARGEST_TEMPLATE = 1 << 20  # bytes
 _LINES = "one JSON object a line, with its words under 'text' or its 'messages', in a .jsonl file"
 # By the ends of names: files of data sets that hold no text as it stands.
 _NOT_TEXT = (".json", ".parquet", ".arrow", ".gz", ".zst", ".zip", ".bz2", ".xz", ".pdf", ".docx")
@@ -133,7 +134,9 @@ class _Template:
             raise CheckpointError(f"{where}: 'messages' is not a list of objects")
         try:
             (text,), _ = render_jinja_template([messages], chat_template=self.source, **self.tokens)
-        except Exception as e:  # a template raises what it likes
+        except MemoryError:
+            raise
+        except Exception as e:  # a template may raise anything
             raise CheckpointError(
                 f"{where}: the model's chat template does not take these messages ({str(e)[:200]})"
             ) from e
@@ -150,7 +153,13 @@ def _chat_template(model: Path, path: Path) -> _Template:
         source = named.get("default")
     file = model / "chat_template.jinja"
     if file.exists():
-        source = read_bounded(file, CheckpointError, 1 << 20).decode("utf-8", "replace")
+        raw = read_bounded(file, CheckpointError, _LARGEST_TEMPLATE + 1)
+        if len(raw) > _LARGEST_TEMPLATE:
+            raise CheckpointError(
+                f"{file}: larger than {_LARGEST_TEMPLATE} bytes, the largest chat template that "
+                "is read"
+            )
+        source = raw.decode("utf-8", "replace")
     if not isinstance(source, str):
         raise CheckpointError(
             f"{path}: has 'messages', and {model} has no chat template to make text of them; "

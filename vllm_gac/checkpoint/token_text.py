@@ -87,13 +87,14 @@ def _encode(model: Path, path: Path, characters: int | None) -> torch.Tensor:
 
 @contextmanager
 def _faults_named(path: Path) -> Iterator[None]:
-    """Turns what the binding raises over the tokenizer at `path` into a CheckpointError.
+    """Turn what the tokenizers library raises about the file `path` into a CheckpointError.
 
-    It raises bare Exceptions, and where its Rust code panics what is no Exception at all.
+    The library raises bare Exceptions, and a BaseException where its Rust code panics. Running
+    out of memory is no fault of the tokenizer.
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as e:
         raise CheckpointError(f"{path}: not a usable tokenizer ({str(e)[:200]})") from e
