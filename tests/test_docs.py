@@ -39,19 +39,19 @@ def test_every_key_of_the_gac_object_is_described_and_no_other() -> None:
 
 
 def test_the_tensors_of_the_example_are_those_of_its_layout() -> None:
-    assert _tensors(_block("text", "Its tensors:")) == layout_of(_example()).tensors()
+    assert _tensors(_block("text", "Its tensors:")) == layout_of(example()).tensors()
 
 
 def test_the_biases_of_the_example_are_those_of_its_layout() -> None:
-    plain = layout_of(_example()).tensors()
-    biased = layout_of(_example() | {"attention_bias": True, "mlp_bias": True}).tensors()
+    plain = layout_of(example()).tensors()
+    biased = layout_of(example() | {"attention_bias": True, "mlp_bias": True}).tensors()
     added = {name: shape for name, shape in biased.items() if name not in plain}
     shown = _tensors(_block("text", "With `attention_bias` and `mlp_bias`"))
     assert shown == {name: shape for name, shape in added.items() if ".layers.3." in name}
 
 
 def test_the_example_says_the_head_dim_that_we_would_write() -> None:
-    assert _example()["head_dim"] == layout_of(_example()).cache_head_dim
+    assert example()["head_dim"] == layout_of(example()).cache_head_dim
 
 
 @pytest.mark.parametrize("page", LINKED)
@@ -86,7 +86,8 @@ def test_commands_are_modules_that_run(page: str) -> None:
     assert not [path for path in runs if not path.is_file()]
 
 
-def _example() -> dict[str, Any]:
+def example() -> dict[str, Any]:
+    """The config.json that the page of the format shows."""
     config: dict[str, Any] = json.loads(_block("json", "### Example"))
     return config
 
