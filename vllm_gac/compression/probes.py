@@ -27,8 +27,14 @@ from vllm_gac.compression.reference_model import (
     layer_weights,
     unembed,
 )
-from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
-from vllm_gac.planning.candidates import breakeven_rank
+from vllm_gac.layout.dims import (
+    LINEARS,
+    KeyLayout,
+    LayerLayout,
+    ModelLayout,
+    ValueLayout,
+    breakeven_rank,
+)
 
 Part: TypeAlias = Literal["rotary", "latent", "value", "width", "rank.self_attn", "rank.mlp"]
 METHOD_PARTS: Mapping[str, tuple[Part, ...]] = {

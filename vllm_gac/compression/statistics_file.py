@@ -30,14 +30,13 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from vllm_gac.checkpoint.headers import open_safetensors
-from vllm_gac.compression.methods.base import Compressor
+from vllm_gac.compression.methods.base import MERGEABLE, Compressor
 from vllm_gac.compression.methods.compress_layer import choices
 from vllm_gac.compression.methods.lowrank import LowRank, input_of
 from vllm_gac.compression.probes import probes
 from vllm_gac.errors import CheckpointError, DiskError, VersionError
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 from vllm_gac.layout.schema import METHODS
-from vllm_gac.planning.candidates import MERGEABLE
 
 # fp64 covariance [n, n] by the name of the linear whose input it is of.
 LayerStats: TypeAlias = Mapping[str, torch.Tensor]

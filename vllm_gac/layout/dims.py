@@ -198,6 +198,24 @@ class ModelLayout:
         }
 
 
+def breakeven_rank(
+    layout: ModelLayout, layer: LayerLayout, linear: str, share: float = 1.0
+) -> float:
+    """The rank at which the two factors of a linear have `share` of its parameters.
+
+    Args:
+        layout: The model that `layer` belongs to.
+        layer: The layer, whose dims give the linear its shape.
+        linear: The name of the linear, one of LINEARS.
+        share: The share of the whole linear's parameters, above 0.
+
+    Returns:
+        rows * columns * share / (rows + columns), which need not be an integer.
+    """
+    rows, columns = layout.linear_shape(layer, linear)
+    return share * rows * columns / (rows + columns)
+
+
 def layout_of(raw_config: Mapping[str, Any], where: str = "config.json") -> ModelLayout:
     """The layout a parsed config.json describes: its `"gac"` object, or the dense model it is.
 

@@ -8,11 +8,17 @@ from types import MappingProxyType
 
 from vllm_gac.alignment import rules
 from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
-from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.compression.methods.base import MERGEABLE
+from vllm_gac.layout.dims import (
+    LINEARS,
+    KeyLayout,
+    LayerLayout,
+    ModelLayout,
+    ValueLayout,
+    breakeven_rank,
+)
 from vllm_gac.layout.schema import Role, Strategy
 
-# How many neighbouring heads a method can make one.
-MERGEABLE = (1, 2)
 # Preferred steps of dims by role: the first of which that many fit into the dense dim.
 _STEPS: dict[Role, tuple[tuple[int, ...], int]] = {
     "head": ((16, 8, 2), 4),
@@ -145,9 +151,3 @@ def factorized(dense: ModelLayout, layer: LayerLayout, name: str, dims: Dims) ->
     whole = breakeven_rank(dense, layer, name)
     full = min(dense.linear_shape(layer, name))
     return [rank for rank in dims.upto(full, "rank") if rank < whole]
-
-
-def breakeven_rank(dense: ModelLayout, layer: LayerLayout, name: str, share: float = 1.0) -> float:
-    """The rank at which factors of linear `name` have `share` of the parameters it has whole."""
-    rows, columns = dense.linear_shape(layer, name)
-    return share * rows * columns / (rows + columns)

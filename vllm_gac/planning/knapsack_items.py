@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from vllm_gac.gpu.latency.layer import BatchMix, attention_microseconds, mlp_microseconds
 from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
-from vllm_gac.planning.candidates import Dims, attentions, breakeven_rank, evenly_spread, factorized
+from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
+from vllm_gac.planning.candidates import Dims, attentions, evenly_spread, factorized
 from vllm_gac.planning.knapsack.instance import Ints
 from vllm_gac.planning.losses import Losses
 

@@ -16,11 +16,12 @@ from vllm_gac import __version__
 from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.compression.methods.base import MERGEABLE
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layer_of
 from vllm_gac.layout.schema import METHODS, LayerSection, Plan, PlanBudget, Strategy, validate
 from vllm_gac.layout.tensor_parallel import check_planned_for
-from vllm_gac.planning.candidates import MERGEABLE, Dims, Rung, attentions, layer_at, rungs
+from vllm_gac.planning.candidates import Dims, Rung, attentions, layer_at, rungs
 from vllm_gac.planning.prior_losses import expected_loss
 
 

@@ -8,6 +8,9 @@ import torch
 
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
+# How many neighbouring key or value heads a method can merge into one.
+MERGEABLE = (1, 2)
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLayer:
