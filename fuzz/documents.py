@@ -19,8 +19,9 @@ from vllm_gac.errors import GacError, PlanError
 from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.importers.pickled_model import open_pickled_model
-from vllm_gac.layout.schema import KnapsackProblem, validate
+from vllm_gac.layout.schema import validate
 from vllm_gac.planning.knapsack import solve
+from vllm_gac.planning.knapsack.problem import KnapsackProblem
 from vllm_gac.planning.losses import read_losses
 from vllm_gac.planning.plan_file import planned_layout, read_plan
 

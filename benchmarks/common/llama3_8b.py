@@ -17,8 +17,8 @@ from typing import Any
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.layout.schema import HfConfig, Plan
-from vllm_gac.planning.plan_file import uniform_plan
+from vllm_gac.layout.schema import HfConfig
+from vllm_gac.planning.plan_file import Plan, uniform_plan
 
 PARAM_RATIO, KV_RATIO = 0.8, 0.75
 DENSE: dict[str, Any] = {

@@ -20,8 +20,8 @@ from benchmarks.paper.experiment import Result, run, table
 from tools.demo_model.llama import Architecture, Llama
 from vllm_gac import demo
 from vllm_gac.checkpoint.token_text import calibration_sequences
-from vllm_gac.layout.schema import KnapsackProblem
 from vllm_gac.planning.knapsack import solve
+from vllm_gac.planning.knapsack.problem import KnapsackProblem
 
 # The paper's ratio, and one at which fewer heads stay whole.
 RETAINED = (0.8, 0.5)

@@ -16,9 +16,8 @@ from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_per
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.layout.schema import Plan
 from vllm_gac.planning.knapsack_items import Latency
-from vllm_gac.planning.plan_file import planned_layout
+from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import Asked, best_plan, dense_microseconds
 
 BUDGETS = ((0.9, 0.75), (0.8, 0.75), (0.8, 0.5), (0.7, 0.5))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vllm_gac.alignment.rules import PREDEFINED_HEADS, ROLES, STRATEGIES, align, candidates
 from vllm_gac.errors import PlanError, ProfileError
 from vllm_gac.gpu.profile_files import read_profile, shipped_profiles
-from vllm_gac.layout.schema import Plan
+from vllm_gac.planning.plan_file import Plan
 
 dims = st.integers(1, 20_000)
 strategies = st.sampled_from(STRATEGIES)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from vllm_gac.errors import PlanError
-from vllm_gac.layout.schema import KnapsackProblem, validate
+from vllm_gac.layout.schema import validate
 from vllm_gac.planning.knapsack import Solution, solve
+from vllm_gac.planning.knapsack.problem import KnapsackProblem
 
 
 def problem(raw: dict[str, Any]) -> KnapsackProblem:

@@ -17,8 +17,8 @@ from vllm_gac.alignment.rules import align
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.layout.schema import HfConfig, LayerSection, Plan, validate
-from vllm_gac.planning.plan_file import budget_of, planned_layout, read_plan, uniform_plan
+from vllm_gac.layout.schema import HfConfig, LayerSection, validate
+from vllm_gac.planning.plan_file import Plan, budget_of, planned_layout, read_plan, uniform_plan
 from vllm_gac.planning.prior_losses import expected_loss
 
 

@@ -29,10 +29,9 @@ from vllm_gac.gpu.latency.layer import (
 )
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LayerLayout, layout_of
-from vllm_gac.layout.schema import Plan
 from vllm_gac.planning.candidates import Dims
 from vllm_gac.planning.knapsack_items import Latency, items
-from vllm_gac.planning.plan_file import planned_layout, uniform_plan
+from vllm_gac.planning.plan_file import Plan, planned_layout, uniform_plan
 from vllm_gac.planning.planner import Asked, best_plan, check_feasible, dense_microseconds
 
 LATENCY = Latency(read_profile("h200"), BatchMix())

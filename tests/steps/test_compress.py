@@ -16,8 +16,7 @@ from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, GacError, PlanError
 from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
-from vllm_gac.layout.schema import PlanBudget
-from vllm_gac.planning.plan_file import uniform_plan
+from vllm_gac.planning.plan_file import PlanBudget, uniform_plan
 from vllm_gac.planning.planner import Asked
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.evaluate import perplexity

@@ -1,12 +1,15 @@
 """What a plan uses of its budgets, what that is expected to cost, and why something is left."""
 
-from vllm_gac.layout.schema import Plan, PlanBudget
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm_gac.planning.plan_file import Plan, PlanBudget
 
 # What is left of a budget is explained from this share of the dense model on.
 _WORTH_A_WORD = 0.005
 
 
-def print_budgets(plan: Plan) -> None:
+def print_budgets(plan: "Plan") -> None:
     """One line for each budget, and one for the expected loss."""
     budgets: list[tuple[str, str, PlanBudget, int, str]] = [
         ("parameters", "parameters", plan.parameters, 1, ""),
@@ -34,7 +37,7 @@ def print_budgets(plan: Plan) -> None:
         print(f"{'expected loss':13}  {loss:.4f} nats per token ({by})")
 
 
-def _why_left(plan: Plan, budget: str) -> str | None:
+def _why_left(plan: "Plan", budget: str) -> str | None:
     """A sentence; None for plans that do not say it."""
     limits = plan.notes.get("limited_by")
     if not isinstance(limits, dict) or not isinstance(limits.get(budget), list):

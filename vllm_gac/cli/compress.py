@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-from vllm_gac import demo
 from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
@@ -76,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
 
     from vllm_gac.checkpoint.dense_model import open_dense
     from vllm_gac.checkpoint.strict_json import read_json
-    from vllm_gac.layout.schema import Plan, validate
-    from vllm_gac.steps.compress import compress
+    from vllm_gac.layout.schema import validate
+    from vllm_gac.planning.plan_file import Plan
+    from vllm_gac.steps.compress import compress, held_out_text
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
     dense = open_dense(args.model).layout
@@ -108,16 +108,8 @@ def run(args: argparse.Namespace) -> int:
     print()
     print_layers([layer.section() for layer in layout.layers])
     print(f"\n{serve_hint(args.out)}")
+    # Other models are evaluated on text that they were not calibrated on.
+    text = quoted(held_out_text(args.model) or Path("HELD_OUT.txt"))
     for what, directory in (("Measure it", args.out), ("The dense", args.model)):
-        print(
-            f"{what + ':':12} vllm-gac evaluate {quoted(directory)} --text {_held_out(args.model)}"
-        )
+        print(f"{what + ':':12} vllm-gac evaluate {quoted(directory)} --text {text}")
     return 0
-
-
-def _held_out(model: Path) -> str:
-    """Text to evaluate on: the demo model has its own, all others need what they were not
-    calibrated on."""
-    if model.resolve() == demo.MODEL.resolve() and demo.HELD_OUT.is_file():
-        return quoted(demo.HELD_OUT)
-    return "HELD_OUT.txt"

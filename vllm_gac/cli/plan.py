@@ -9,7 +9,7 @@ from vllm_gac.cli.options import Verbs, add_json, add_planning, asked, path
 from vllm_gac.cli.output import print_json, quoted
 
 if TYPE_CHECKING:
-    from vllm_gac.layout.schema import Plan
+    from vllm_gac.planning.plan_file import Plan
 
 
 def add_parser(verbs: Verbs) -> None:

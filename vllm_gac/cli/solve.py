@@ -33,8 +33,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the best choice, its cost and its value."""
     from vllm_gac.checkpoint.strict_json import read_json
     from vllm_gac.errors import PlanError
-    from vllm_gac.layout.schema import KnapsackProblem, validate
+    from vllm_gac.layout.schema import validate
     from vllm_gac.planning.knapsack import solve
+    from vllm_gac.planning.knapsack.problem import KnapsackProblem
 
     raw = read_json(args.problem, PlanError, max_parts=_MAX_PARTS)
     problem = validate(KnapsackProblem, raw, str(args.problem), PlanError)

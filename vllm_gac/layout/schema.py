@@ -1,13 +1,12 @@
-"""Every file format that crosses the trust boundary, as pydantic models.
+"""What a config.json says, as pydantic models, and the types that all our file formats use.
 
 `HfConfig` is the part of a Hugging Face `config.json` this project reads, `GacSection` its
-nested `"gac"` object, `Plan` is plan.json and `KnapsackProblem` the input of `vllm-gac solve`.
-What is measured of a GPU's kernels is in profile_schema.py.
+nested `"gac"` object. Plans are in planning/plan_file.py, knapsack problems in
+planning/knapsack/problem.py, and GPU profiles in gpu/profile.py, built from the types here.
 Our own formats forbid unknown keys, so that a typo is an error and not a silent default.
 """
 
 import reprlib
-from collections import Counter
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
@@ -36,7 +35,7 @@ def _known_version(version: int) -> int:
 Version = Annotated[int, AfterValidator(_known_version)]
 
 
-def _between(least: float, most: float) -> AfterValidator:
+def between(least: float, most: float) -> AfterValidator:
     """Of a float. Field(ge=, le=) would write the bounds out, in hundreds of digits."""
 
     def check(value: float) -> float:
@@ -132,10 +131,10 @@ class RopeParameters(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     rope_type: Literal["default", "linear", "llama3"] = "default"
-    rope_theta: Annotated[float, _between(1, 1e30)] = 10000.0
-    factor: Annotated[float, _between(1, 1e6)] = 1.0
-    low_freq_factor: Annotated[float, _between(1e-6, 1e6)] = 1.0
-    high_freq_factor: Annotated[float, _between(1e-6, 1e6)] = 4.0
+    rope_theta: Annotated[float, between(1, 1e30)] = 10000.0
+    factor: Annotated[float, between(1, 1e6)] = 1.0
+    low_freq_factor: Annotated[float, between(1e-6, 1e6)] = 1.0
+    high_freq_factor: Annotated[float, between(1e-6, 1e6)] = 4.0
     original_max_position_embeddings: Dim = 8192
     # Only whole heads are rotated in the models we read.
     partial_rotary_factor: Annotated[float, Field(ge=1, le=1)] = 1.0
@@ -285,87 +284,6 @@ def _agree(rope: dict[str, Any], given: dict[str, Any], where: str) -> None:
                 f"{name}: rope_parameters say {rope[name]!r}, {where} says {value!r}; "
                 "let them agree"
             )
-
-
-class PlanBudget(StrictModel):
-    """A budget in exact units: what the dense model has, what is allowed, what the plan uses."""
-
-    dense: Count
-    allowed: Count
-    used: Count
-
-
-class Plan(StrictModel):
-    """plan.json: the chosen dims of every layer, and what they were chosen under."""
-
-    version: Version
-    tool_version: str
-    # SHA-256 of the dense model's config.json, so that a plan is not applied to another model.
-    model_config_sha256: str
-    methods: list[Method]
-    align: Strategy
-    param_ratio: Ratio
-    kv_ratio: Ratio
-    parameters: PlanBudget
-    # KV cache elements per token, summed over layers.
-    kv_elements: PlanBudget
-    # Predicted time of all decoder layers in a mean step, where a profile was planned for.
-    nanoseconds: PlanBudget | None = None
-    # Nats per token.
-    expected_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    layers: Annotated[list[LayerSection], Field(min_length=1, max_length=1024)]
-    notes: dict[str, Any] = Field(default_factory=dict)
-
-
-class KnapsackCandidate(StrictModel):
-    """One dim an item may take: its value and its cost, under one budget or under several."""
-
-    dim: Annotated[int, Field(ge=0, le=1 << 53)]
-    # So that the values of all items have a sum.
-    value: Annotated[float, _between(-1e302, 1e302)]
-    cost: Count | None = None
-    costs: dict[str, Count] | None = None
-
-
-class KnapsackItem(StrictModel):
-    """One tensor or layer: exactly one of its candidates is chosen."""
-
-    name: str
-    candidates: Annotated[list[KnapsackCandidate], Field(min_length=1, max_length=10_000)]
-
-
-class KnapsackProblem(StrictModel):
-    """Input of `vllm-gac solve`: `budget` and `cost`, or `budgets` and `costs` by name."""
-
-    items: Annotated[list[KnapsackItem], Field(min_length=1, max_length=50_000)]
-    budget: Count | None = None
-    # A plan has three. With each more, fewer choices make others useless: the search takes longer.
-    budgets: Annotated[dict[str, Count], Field(max_length=4)] | None = None
-
-    @model_validator(mode="after")
-    def _costs_match_budgets(self) -> "KnapsackProblem":
-        if (self.budget is None) == (self.budgets is None):
-            raise ValueError("exactly one of 'budget' and 'budgets' must be given")
-        if self.budgets is not None and not self.budgets:
-            raise ValueError("'budgets' is empty")
-        name, times = Counter(item.name for item in self.items).most_common(1)[0]
-        if times > 1:
-            raise ValueError(f"item name {name!r} appears {times} times")
-        for item in self.items:
-            for candidate in item.candidates:
-                if fault := self._cost_fault(candidate):
-                    raise ValueError(f"item {item.name!r}, dim {candidate.dim}: {fault}")
-        return self
-
-    def _cost_fault(self, candidate: KnapsackCandidate) -> str | None:
-        if self.budgets is None:
-            ok = candidate.cost is not None and candidate.costs is None
-            return None if ok else "with 'budget' a candidate needs 'cost' and no 'costs'"
-        if candidate.costs is None or candidate.cost is not None:
-            return "with 'budgets' a candidate needs 'costs' and no 'cost'"
-        if candidate.costs.keys() != self.budgets.keys():
-            return f"costs for {sorted(candidate.costs)}, budgets are {sorted(self.budgets)}"
-        return None
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from vllm_gac import __version__
 from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
@@ -19,10 +22,50 @@ from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.compression.methods.base import MERGEABLE
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layer_of
-from vllm_gac.layout.schema import METHODS, LayerSection, Plan, PlanBudget, Strategy, validate
+from vllm_gac.layout.schema import (
+    METHODS,
+    Count,
+    LayerSection,
+    Method,
+    Ratio,
+    Strategy,
+    StrictModel,
+    Version,
+    validate,
+)
 from vllm_gac.layout.tensor_parallel import check_planned_for
 from vllm_gac.planning.candidates import Dims, Rung, attentions, layer_at, rungs
 from vllm_gac.planning.prior_losses import expected_loss
+
+
+class PlanBudget(StrictModel):
+    """A budget in exact units: what the dense model has, what is allowed, what the plan uses."""
+
+    dense: Count
+    allowed: Count
+    used: Count
+
+
+class Plan(StrictModel):
+    """plan.json: the chosen dims of every layer, and what they were chosen under."""
+
+    version: Version
+    tool_version: str
+    # SHA-256 of the dense model's config.json, so that a plan is not applied to another model.
+    model_config_sha256: str
+    methods: list[Method]
+    align: Strategy
+    param_ratio: Ratio
+    kv_ratio: Ratio
+    parameters: PlanBudget
+    # KV cache elements per token, summed over layers.
+    kv_elements: PlanBudget
+    # Predicted time of all decoder layers in a mean step, where a profile was planned for.
+    nanoseconds: PlanBudget | None = None
+    # Nats per token.
+    expected_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    layers: Annotated[list[LayerSection], Field(min_length=1, max_length=1024)]
+    notes: dict[str, Any] = Field(default_factory=dict)
 
 
 def uniform_plan(

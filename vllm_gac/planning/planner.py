@@ -16,7 +16,7 @@ from vllm_gac.compression.statistics_file import check_gradients, check_stats, m
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import layer_microseconds
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.schema import METHODS, LayerSection, Plan, PlanBudget
+from vllm_gac.layout.schema import METHODS, LayerSection
 from vllm_gac.layout.tensor_parallel import check_planned_for
 from vllm_gac.planning.binding import limited_by
 from vllm_gac.planning.candidates import Dims
@@ -24,7 +24,7 @@ from vllm_gac.planning.knapsack import choose
 from vllm_gac.planning.knapsack.instance import Ints
 from vllm_gac.planning.knapsack_items import Item, Latency, items, part_parameters
 from vllm_gac.planning.losses import Curve, Losses, Sensitivity, read_losses
-from vllm_gac.planning.plan_file import budget_of
+from vllm_gac.planning.plan_file import Plan, PlanBudget, budget_of
 from vllm_gac.planning.proportional import (
     LinearLosses,
     LossScores,

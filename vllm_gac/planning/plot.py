@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from vllm_gac.alignment.rules import align
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.schema import LayerSection, Plan, PlanBudget
+from vllm_gac.layout.schema import LayerSection
 from vllm_gac.planning.knapsack_items import part_parameters
 from vllm_gac.planning.picture import Box, Picture, Shape, Text
+from vllm_gac.planning.plan_file import Plan, PlanBudget
 
 _INK, _FAINT, _DENSE = "#1f2933", "#7b8794", "#e4e7eb"
 _KEY, _VALUE, _ATTENTION, _MLP, _MISALIGNED = "#2f7ed8", "#f0883e", "#4c9f70", "#8064a2", "#d64545"

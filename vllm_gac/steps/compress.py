@@ -156,6 +156,12 @@ def _calibration_texts(checkpoint: Checkpoint, given: Sequence[Path]) -> Sequenc
     )
 
 
+def held_out_text(model: Path) -> Path | None:
+    """The text to evaluate `model` on, which only the demo model brings along."""
+    is_demo = model.resolve() == demo.MODEL.resolve()
+    return demo.HELD_OUT if is_demo and demo.HELD_OUT.is_file() else None
+
+
 def _stats_fingerprint(
     path: Path, checkpoint: Checkpoint, value_group: int, linears: Sequence[str] | None
 ) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from vllm_gac import __version__
 from vllm_gac.checkpoint.base_model import BaseModel, base_model
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.schema import Plan, PlanBudget
+from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.shown import in_markdown
 
 _SERVE = "Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin)."

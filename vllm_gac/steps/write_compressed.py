@@ -21,8 +21,7 @@ from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.layout.rope import inverse_frequencies
-from vllm_gac.layout.schema import Plan
-from vllm_gac.planning.plan_file import planned_layout
+from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.steps.model_card import compressed_card
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_gac.errors import PlanError
-from vllm_gac.layout.schema import KnapsackCandidate, KnapsackProblem
 from vllm_gac.planning.knapsack.instance import Floats, Ints, instance_of
+from vllm_gac.planning.knapsack.problem import KnapsackCandidate, KnapsackProblem
 from vllm_gac.planning.knapsack.search import best_choice
 
 # What the budget of a problem with only one is called.
