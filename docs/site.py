@@ -59,7 +59,7 @@ def command_line() -> str:
     """The page of `vllm-gac` and its verbs: what --help prints."""
     os.environ["COLUMNS"] = "100"  # of argparse's lines, whatever the terminal
     top = _help()
-    verbs = re.findall(r"^ {4}(\w+) ", top.partition("verbs:")[2], re.MULTILINE)
+    verbs = re.findall(r"^ {4}(\w+)", top.partition("verbs:")[2], re.MULTILINE)
     parts = ["# Command line", "What `vllm-gac --help` and `vllm-gac VERB --help` print."]
     for title, text in (("vllm-gac", top), *((f"vllm-gac {verb}", _help(verb)) for verb in verbs)):
         parts += [f"## {title}", f"```text\n{text.rstrip()}\n```"]
