@@ -1,0 +1,114 @@
+"""Imports point down: the table of docs/architecture.md, and no circle anywhere."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+# By package of vllm_gac, top-down: the packages that it may import. Any may import what lies in
+# the root (errors, and how strangers' text is shown in them).
+ALLOWED = {
+    "cli": "steps profiling planning alignment importers compression gpu checkpoint layout",
+    "steps": "planning alignment compression importers checkpoint layout demo",
+    "profiling": "serving kernels gpu layout",
+    "serving": "alignment kernels importers gpu checkpoint layout",
+    "planning": "alignment compression gpu checkpoint layout",
+    "alignment": "gpu layout",
+    "kernels": "layout",
+    "compression": "checkpoint layout",
+    "importers": "checkpoint layout",
+    "gpu": "checkpoint layout",
+    "checkpoint": "layout",
+    "layout": "",
+    "demo": "",
+}
+# The same within vllm_gac.serving, whose modules beside these are named by the plugin.
+SERVING = {
+    "model": "attention config loading",
+    "attention": "config loading",
+    "config": "loading",
+    "loading": "",
+}
+# What imports vLLM. The packages below serving must work without it.
+VLLM = ("vllm_gac.serving", "vllm_gac.profiling.stock_attention", "vllm_gac.steps.evaluate_engine")
+# Private names of other libraries: a metric that exists already, and an operator of torch.
+OF_OTHERS = {"_names_to_collectors", "_efficient_attention_forward"}
+ROOT = Path(__file__).parents[1]
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Source files by their dotted names."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (ROOT / package).rglob("*.py")
+    }
+
+
+OURS = {name: path for top in ("vllm_gac", "loadtest") for name, path in modules(top).items()}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports, also within functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in OURS else node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def part(name: str, depth: int) -> str:
+    """The component of a dotted name at `depth`; empty if it has none."""
+    parts = name.split(".")
+    return parts[depth] if len(parts) > depth else ""
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_packages_import_only_what_is_below_them(package: str) -> None:
+    allowed = {package, *ALLOWED[package].split()}
+    for name, path in OURS.items():
+        if name.startswith(f"vllm_gac.{package}."):
+            found = {part(other, 1) for other in imports(path) if other.startswith("vllm_gac.")}
+            assert found & ALLOWED.keys() <= allowed, path
+
+
+@pytest.mark.parametrize("package", SERVING)
+def test_packages_of_serving_too(package: str) -> None:
+    allowed = {package, *SERVING[package].split()}
+    for name, path in OURS.items():
+        if name.startswith(f"vllm_gac.serving.{package}."):
+            below = (other for other in imports(path) if other.startswith("vllm_gac.serving."))
+            assert {part(other, 2) for other in below} & SERVING.keys() <= allowed, path
+
+
+def test_every_package_is_in_the_table() -> None:
+    packages = {part(name, 1) for name in OURS if name.startswith("vllm_gac.")}
+    assert {name for name in packages if (ROOT / "vllm_gac" / name).is_dir()} == ALLOWED.keys()
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {name: set(imports(path)) & OURS.keys() - {name} for name, path in OURS.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_only_what_serves_and_measures_imports_vllm() -> None:
+    for name, path in OURS.items():
+        if not name.startswith(VLLM):
+            assert not any(part(other, 0) == "vllm" for other in imports(path)), path
+
+
+def test_private_names_of_vllm_are_in_one_file() -> None:
+    for name, path in OURS.items():
+        if name == "vllm_gac.serving.vllm_internals":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and part(node.module or "", 0) == "vllm":
+                assert not any(alias.name.startswith("_") for alias in node.names), path
+            if isinstance(node, ast.Attribute) and name.startswith(VLLM):
+                private = node.attr.startswith("_") and not node.attr.startswith("__")
+                owner = node.value.id if isinstance(node.value, ast.Name) else ""
+                assert not private or owner in {"self", "cls"} or node.attr in OF_OTHERS, path
