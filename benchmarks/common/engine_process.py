@@ -1,246 +1,170 @@
-"""vLLM's engine in a process of its own, asked by JSON lines.
+"""vLLM's engine in a process of its own.
 
-Several start side by side; what is asked of one while the others wait has the GPU for itself.
+Several engines can be up at once. The caller asks one at a time, so that each measurement has the
+GPU to itself. A process imports vLLM as soon as it starts, and makes the engine when it is told to.
 """
 
-import json
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.engine_batches import generate
-
 
 class EngineError(RuntimeError):
-    """An engine died or refused; the message is its own."""
+    """An engine failed, died or took too long."""
 
 
 class Engine:
-    """Starts at once; the first `ask` waits until it is up."""
+    """A process that makes one `vllm.LLM` and calls functions with it.
 
-    def __init__(self, name: str, logs: Path, **options: Any) -> None:
-        logs.mkdir(parents=True, exist_ok=True)
-        self.name, self._log = name, logs / f"{name.replace(' ', '-')}.log"
-        read, write = os.pipe()
-        with self._log.open("w") as log:
+    Messages are pickled, so every function that is asked must be importable: it cannot belong to a
+    module that runs as `__main__`.
+    """
+
+    def __init__(self, name: str, log: Path, **environment: str) -> None:
+        """Start the process, which imports vLLM.
+
+        Args:
+            name: Name for messages.
+            log: File for the output of the process.
+            environment: Environment variables beside those of this process.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.name, self.log = name, log
+        self._connection, theirs = Pipe()
+        with log.open("w") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(write), json.dumps(options)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=[write],
-                text=True,
-                env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                # Functions that are asked send functions of theirs to vLLM's workers.
+                env=os.environ | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} | environment,
+                process_group=0,  # so that `close` also ends the processes that vLLM starts
             )
-        os.close(write)
-        self._answers = os.fdopen(read)
-        self.facts: dict[str, Any] | None = None
-        self._died: EngineError | None = None
+        theirs.close()
+        self._startup_seconds: float | None = None
+        self._error: EngineError | None = None
 
-    def wait(self) -> dict[str, Any]:
-        """What the engine is, once it is up. Raises EngineError."""
-        if self.facts is None:
-            self.facts = self._answer()
-            print(f"{self.name}: up after {self.facts['seconds']:.0f} s", flush=True)
-        return self.facts
+    def start(self, **options: Any) -> None:
+        """Make `LLM(**options)`, without waiting for it."""
+        self._send(options)
 
-    def ask(self, what: str, **arguments: Any) -> Any:
-        """The result of the function `what` below. Raises EngineError."""
-        self.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([what, arguments]) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
+    def wait(self, seconds: float | None = None) -> float:
+        """Wait until the engine is up.
 
-    def _answer(self) -> Any:
-        if self._died is not None:
-            raise self._died
-        line = self._answers.readline()
-        answer = json.loads(line) if line else {"error": self._log.read_text()[-500:]}
-        if "error" in answer:
-            self._died = EngineError(answer["error"])
-            raise self._died
-        return answer["result"]
+        Args:
+            seconds: How long to wait at most.
 
-    def close(self) -> None:
-        """End the process, and with it what it holds of the GPU."""
-        self._process.kill()
+        Returns:
+            The seconds that `LLM(...)` took.
+
+        Raises:
+            EngineError: The engine did not start, or not in time.
+        """
+        if self._startup_seconds is None:
+            self._startup_seconds = self._receive(seconds)
+            print(f"{self.name}: up after {self._startup_seconds:.0f} s", flush=True)
+        return self._startup_seconds
+
+    def ask(
+        self, function: Callable[..., Any], *, seconds: float | None = None, **arguments: Any
+    ) -> Any:
+        """Call `function(llm, **arguments)` in the process once the engine is up.
+
+        Args:
+            function: A function of a module's top level.
+            seconds: How long to wait for the result at most.
+            arguments: Arguments that can be pickled.
+
+        Returns:
+            The result of the call.
+
+        Raises:
+            EngineError: The engine or the function failed. An engine that failed answers nothing
+                more: every later call raises the same error.
+        """
+        self.wait(seconds)
+        self._send((function, arguments))
+        return self._receive(seconds)
+
+    def dismiss(self) -> None:
+        """Let the engine shut down by itself, without waiting for it."""
+        self._connection.close()
+
+    def close(self, patience: float = 0.0) -> None:
+        """End the process and every process that it started.
+
+        Args:
+            patience: Seconds in which the engine may shut down by itself.
+        """
+        self.dismiss()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._answers.close()
+
+    def _send(self, message: Any) -> None:
+        # `_receive` reports a process that died.
+        with contextlib.suppress(ConnectionError):
+            self._connection.send(message)
+
+    def _receive(self, seconds: float | None) -> Any:
+        if self._error is None:
+            result, error = self._answer(seconds)
+            if error is None:
+                return result
+            self._error = EngineError(error)
+        raise self._error
+
+    def _answer(self, seconds: float | None) -> tuple[Any, str | None]:
+        """A result, or in its place what went wrong."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        # The end of the connection says nothing: processes that vLLM forks keep it open.
+        while not self._connection.poll(0.1):
+            if self._process.poll() is not None and not self._connection.poll():
+                return None, self._last_words()
+            if deadline is not None and time.monotonic() > deadline:
+                return None, f"no answer after {seconds:.0f} s; see {self.log}"
+        try:
+            answer: tuple[Any, str | None] = self._connection.recv()
+        except (EOFError, ConnectionError):
+            return None, self._last_words()
+        return answer
+
+    def _last_words(self) -> str:
+        return f"died: {self.log.read_text()[-500:]}"
 
 
-# ---- within the engine's process -------------------------------------------------------------
-
-
-def main(write: int, options: dict[str, Any]) -> None:
-    """Start, say what came up, then answer what is asked."""
+def main(descriptor: int) -> None:
+    """Run in the process: make the engine, then answer until the caller closes the connection."""
     from vllm import LLM
 
-    answers = os.fdopen(write, "w")
-
-    def answer(said: dict[str, Any]) -> None:
-        answers.write(json.dumps(said) + "\n")
-        answers.flush()
-
-    start = time.monotonic()
+    os.set_inheritable(descriptor, False)
+    connection = Connection(descriptor)
     try:
+        options = connection.recv()
+        start = time.perf_counter()
         llm = LLM(**options)
-        answer({"result": facts(llm) | {"seconds": time.monotonic() - start}})
-        for line in sys.stdin:
-            what, arguments = json.loads(line)
-            answer({"result": ASKED[what](llm, **arguments)})
+        connection.send((time.perf_counter() - start, None))
+        while True:
+            function, arguments = connection.recv()
+            connection.send((function(llm, **arguments), None))
+    except EOFError:  # the caller is done
+        return
     except Exception as e:
-        answer({"error": f"{type(e).__name__}: {e}"[:800]})
+        connection.send((None, f"{type(e).__name__}: {e}"[:800]))
         raise
 
 
-def facts(llm: Any) -> dict[str, Any]:
-    """Of the engine, once it is up."""
-    config = llm.llm_engine.vllm_config
-    return llm.collective_rpc(_worker_facts)[0] | {
-        "kv_tokens": config.cache_config.kv_cache_size_tokens,
-        "cudagraphs": str(config.compilation_config.cudagraph_mode),
-        "v2_runner": bool(getattr(config, "use_v2_model_runner", False)),
-    }
-
-
-def _worker_facts(worker: Any) -> dict[str, Any]:
-    """Attention backends, how linears are multiplied, and the sides of linears, each once."""
-    from vllm.model_executor.layers.linear import LinearBase
-
-    layers = worker.get_model().model.layers
-    linears = [m for m in layers.modules() if isinstance(m, LinearBase)]
-    sides = {size for m in linears for size in (m.input_size, m.output_size)}
-    return {
-        "attention": sorted({layer.self_attn.attn.attn_backend.get_name() for layer in layers}),
-        "linears": sorted({type(m.quant_method).__name__ for m in linears}),
-        "sides": sorted(sides),
-    }
-
-
-def throughput(llm: Any, prompts: int, length: int, output: int, runs: int) -> list[float]:
-    """Seconds of each run of a batch of random prompts, after one that is not counted."""
-    generate(llm, prompts, length, min(output, 8), "warm-up")
-    return [generate(llm, prompts, length, output, run)[1] for run in range(runs)]
-
-
-def score(llm: Any, windows: list[list[int]]) -> list[float]:
-    """The logprob of every token of the windows but the first of each."""
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
-    scored = llm.generate(_prompts(windows), sampling, use_tqdm=False)
-    return [
-        step[token].logprob
-        for output in scored
-        for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-    ]
-
-
-def score_next(
-    llm: Any, windows: list[list[int]], every: int, adapter: str | None = None
-) -> list[float]:
-    """The logprob of each token of the windows after `every` others, one request each.
-
-    With an adapter, vLLM on a CPU cannot say the logprobs of a prompt.
-    """
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-
-    ends = [(window, end) for window in windows for end in range(every, len(window), every)]
-    sampling = [
-        SamplingParams(max_tokens=1, temperature=0, logprobs=0, allowed_token_ids=[window[end]])
-        for window, end in ends
-    ]
-    request = {} if adapter is None else {"lora_request": LoRARequest("adapter", 1, adapter)}
-    prompts = _prompts([window[:end] for window, end in ends])
-    outputs = llm.generate(prompts, sampling, use_tqdm=False, **request)
-    return [
-        output.outputs[0].logprobs[0][window[end]].logprob
-        for output, (window, end) in zip(outputs, ends, strict=True)
-    ]
-
-
-def complete(llm: Any, prompts: list[list[int]], output: int) -> list[Any]:
-    """Of each prompt greedily: tokens, their logprobs, and how much of it was cached."""
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True, logprobs=0)
-    completed = llm.generate(_prompts(prompts), sampling, use_tqdm=False)
-    return [
-        {
-            "tokens": list(answer.token_ids),
-            "logprobs": [
-                step[token].logprob
-                for token, step in zip(answer.token_ids, answer.logprobs, strict=True)
-            ],
-            "cached": request_output.num_cached_tokens,
-        }
-        for request_output in completed
-        for answer in request_output.outputs
-    ]
-
-
-def sleep(llm: Any, level: int) -> int:
-    """Go to sleep; bytes of the GPU that this frees."""
-    import torch
-
-    before = torch.cuda.mem_get_info()[0]
-    llm.sleep(level=level)
-    return torch.cuda.mem_get_info()[0] - before
-
-
-def wake(llm: Any, level: int) -> None:
-    """Wake up; from level 2 with the weights read again."""
-    if level == 1:
-        llm.wake_up()
-        return
-    llm.wake_up(tags=["weights"])
-    llm.collective_rpc("reload_weights")
-    llm.wake_up(tags=["kv_cache"])
-
-
-def reload(llm: Any) -> None:
-    """Read the weights again, and forget what was computed with the old ones."""
-    llm.collective_rpc("reload_weights")
-    llm.reset_prefix_cache()
-
-
-def forget_prefixes(llm: Any) -> bool:
-    """Empty the prefix cache on the GPU; what a connector moved elsewhere stays there."""
-    return llm.reset_prefix_cache()
-
-
-def drafts(llm: Any) -> dict[str, float]:
-    """Tokens that were drafted, and that were accepted, so far."""
-    counts = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
-    return {
-        name: counts.get(f"vllm:spec_decode_num_{name}_tokens", 0) for name in ("draft", "accepted")
-    }
-
-
-def _prompts(tokens: list[list[int]]) -> list[dict[str, list[int]]]:
-    return [{"prompt_token_ids": prompt} for prompt in tokens]
-
-
-ASKED = {
-    function.__name__: function
-    for function in (
-        throughput,
-        score,
-        score_next,
-        complete,
-        sleep,
-        wake,
-        reload,
-        forget_prefixes,
-        drafts,
-    )
-}
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    main(int(sys.argv[1]))

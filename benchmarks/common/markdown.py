@@ -1,14 +1,29 @@
-"""Rows as a Markdown table."""
+"""Markdown tables."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Lines of a table of all columns that any row has; - where a row has none, or None."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a Markdown table.
+
+    Args:
+        columns: Headers; two columns may share one.
+        rows: Cells by column. None is shown as -, and columns that a short row lacks stay empty.
+            Floats are shown in full: round or format them before.
+    """
+    lines = [_line(columns), _line(["---"] * len(columns))]
     for row in rows:
-        cells = (row.get(column) for column in columns)
-        lines.append("| " + " | ".join("-" if c is None else str(c) for c in cells) + " |")
+        missing = [""] * (len(columns) - len(row))
+        lines.append(_line([*("-" if cell is None else str(cell) for cell in row), *missing]))
     return lines
+
+
+def table_of_records(records: Sequence[Mapping[str, object]]) -> list[str]:
+    """The same of records: every key of any record is a column, and - marks a missing value."""
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    return table(columns, ([record.get(column) for column in columns] for record in records))
+
+
+def _line(cells: Sequence[str]) -> str:
+    # A bar or a line break would end the cell.
+    return "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |"

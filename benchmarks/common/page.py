@@ -1,54 +1,110 @@
-"""What was measured on this GPU, row by row, as JSON and as a page."""
+"""The two files of a result, JSON and a Markdown page, and the provenance that both state."""
 
 import argparse
 import json
-from collections.abc import Iterable
-from datetime import date
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-import triton
+from benchmarks.common.markdown import table_of_records
 
-from benchmarks.common.markdown import markdown
-from vllm_gac.profiling.timing import warm_up
+# What compiles and runs kernels, as results name it. Only a result of an engine names vLLM.
+_SOFTWARE = ("vllm", "torch", "triton")
 
 
-def measure(doc: str, command: str, title: str, about: str, rows: Iterable[dict[str, Any]]) -> None:
-    """Print each of `rows` as it comes; with --out, write all of them at the end."""
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """A parser with OUT, --device and --commit."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, help="directory for the results")
+    parser.add_argument("--device", default="cpu")
+    add_commit(parser)
+    return parser
+
+
+def add_commit(parser: argparse.ArgumentParser) -> None:
+    """Add --commit, for machines that have the sources without .git."""
+    parser.add_argument("--commit", help="git commit, where the sources came without .git")
+
+
+def provenance(command: str, device: str, commit: str | None = None) -> dict[str, Any]:
+    """Command, commit, date, machine and software. Initializes CUDA if `device` is a GPU."""
+    return {"command": command, **source(commit), **machine(device)}
+
+
+def source(commit: str | None = None) -> dict[str, Any]:
+    """The commit of the sources (git's, unless it is given) and today's date."""
+    described = output_of("git", "describe", "--always", "--dirty", "--exclude=*")
+    return {"commit": commit or described, "date": datetime.now(UTC).date().isoformat()}
+
+
+def machine(device: str) -> dict[str, Any]:
+    """The name of the GPU or CPU, and the versions of torch and Triton."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if device.startswith("cuda") else None
+    return {
+        "machine": gpu or platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "triton": metadata.version("triton"),
+    }
+
+
+def output_of(*command: str) -> str:
+    """What a command prints; "unknown" if it is not installed or fails."""
+    if shutil.which(command[0]) is None:
+        return "unknown"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def origin(result: Mapping[str, Any]) -> str:
+    """The provenance of a result as a page states it. Older results lack some of it."""
+    parts = [result["machine"], result["date"]]
+    parts += [f"{name} {result[name]}" for name in _SOFTWARE if name in result]
+    parts += [f"commit {result['commit']}"] if "commit" in result else []
+    return ", ".join([*parts, f"`{result['command']}`"])
+
+
+def save(out: Path, result: Mapping[str, Any], page: str) -> None:
+    """Write `result` to OUT.json and `page` to OUT.md, where `out` has no suffix."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    out.with_suffix(".md").write_text(page)
+
+
+def measure_rows(
+    doc: str, command: str, title: str, about: str, rows: Iterable[dict[str, Any]]
+) -> None:
+    """The command line of a benchmark of kernels that yields the rows of one table.
+
+    Warms the GPU up, then prints each row as it is measured. With --out, writes all rows.
+
+    Args:
+        doc: Docstring of the command; --help shows its first line.
+        command: Module of the command.
+        title: Title of the page.
+        about: What the page says about the table.
+        rows: Measures while it is iterated.
+    """
+    from vllm_gac.profiling.timing import warm_up
+
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--out", type=Path, help="path without suffix")
-    out = parser.parse_args().out
+    add_commit(parser)
+    options = parser.parse_args()
     warm_up()
     measured = []
     for row in rows:
         measured.append(row)
         print(row, flush=True)
-    if out is not None:
-        result = facts(f"python -m {command}") | {"rows": measured}
-        about_run = f"{result['gpu']}, {result['date']}, {compiler(result)}, `{result['command']}`."
-        page = [f"# {title}", "", about_run, about, "", *markdown(measured), ""]
-        write(out, result, "\n".join(page))
-
-
-def facts(command: str) -> dict[str, Any]:
-    """On what, when and by which command something is measured."""
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "command": command,
-    }
-
-
-def compiler(result: dict[str, Any]) -> str:
-    """What compiled the kernels of a result, as its page says it."""
-    return f"torch {result['torch']}, triton {result['triton']}"
-
-
-def write(out: Path, result: dict[str, Any], page: str) -> None:
-    """OUT.json and OUT.md."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    out.with_suffix(".md").write_text(page)
+    if options.out is not None:
+        result = provenance(f"python -m {command}", "cuda", options.commit) | {"rows": measured}
+        page = [f"# {title}", "", f"{origin(result)}.", about, "", *table_of_records(measured), ""]
+        save(options.out, result, "\n".join(page))

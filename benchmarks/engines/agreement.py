@@ -8,16 +8,17 @@
 token by token and completes prompts greedily.
 """
 
+import argparse
 import json
 import math
-import platform
-import sys
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.common.provenance import compiler
+from benchmarks.common import demo_text
+from benchmarks.common.completions import agreement
+from benchmarks.common.engine_process import Engine
+from benchmarks.common.engine_questions import complete, facts, score
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import KeyLayout, ValueLayout
@@ -38,8 +39,7 @@ ATTENTION = {
         (("rotary", 2, 128), (2, 96)),
     ],
 }
-TEXT_TOKENS, WINDOW = 3600, 900
-PROMPTS = ("def __init__(self", "import os\n", "class Node:\n", "    for i in range(", "try:\n")
+TOP = 5  # logprobs of each step
 
 
 def plans(directory: Path) -> None:
@@ -75,77 +75,42 @@ def _key(dense: KeyLayout, form: Literal["rotary", "latent"], heads: int, size: 
 
 
 def record(out: Path, models: list[Path]) -> None:
-    """Serve `models` one after the other and write what they answered, with the machine's facts."""
-    import torch
-    import vllm
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(demo.MODEL / "tokenizer.json"))
-    text = tokenizer.encode(demo.HELD_OUT.read_text()).ids[:TEXT_TOKENS]
-    windows = [text[i : i + WINDOW] for i in range(0, len(text), WINDOW)]
-    prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    results: dict[str, Any] = {
-        "device": gpu or platform.processor() or platform.machine(),
-        "vllm": vllm.__version__,
-        "torch": torch.__version__,
-        "triton": metadata.version("triton"),
-        "models": {model.name: _serve(model, windows, prompts) for model in models},
-    }
-    out.write_text(json.dumps(results))
+    """Serve `models` one after the other; write their facts and what they answered as JSON."""
+    out.write_text(json.dumps({model.name: _serve(model, out.parent) for model in models}))
 
 
-def _serve(model: Path, windows: list[list[int]], prompts: list[list[int]]) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams
-
-    memory = {"gpu_memory_utilization": 0.3}
-    llm = LLM(str(model), load_format="gac", max_model_len=1024, seed=0, **memory)
-    score = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
-    scored = llm.generate([{"prompt_token_ids": w} for w in windows], score)
-    logprobs = [
-        step[token].logprob
-        for output in scored
-        for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-    ]
-    greedy = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True, logprobs=5)
-    completed = llm.generate([{"prompt_token_ids": p} for p in prompts], greedy)
-    config = llm.llm_engine.vllm_config
-    attention = llm.collective_rpc(_attention_backends)[0]
-    return {
-        "layers": [layer.section() for layer in open_checkpoint(model).layout.layers],
-        "attention": attention,
-        "compilation": str(config.compilation_config.mode),
-        "cudagraphs": str(config.compilation_config.cudagraph_mode),
-        "text_logprobs": logprobs,
-        "completions": [
-            {
-                "tokens": list(o.outputs[0].token_ids),
-                "top": [[[t, p.logprob] for t, p in s.items()] for s in o.outputs[0].logprobs],
-                "text": o.outputs[0].text,
-            }
-            for o in completed
-        ],
-    }
-
-
-def _attention_backends(worker: Any) -> list[str]:
-    """Runs in the worker: the attention backend of each layer, in order."""
-    model = worker.get_model()
-    return [layer.self_attn.attn.attn_backend.get_name() for layer in model.model.layers]
+def _serve(model: Path, logs: Path) -> dict[str, Any]:
+    engine = Engine(model.name, logs / f"{model.name}.log")
+    try:
+        memory = {"gpu_memory_utilization": 0.3}
+        engine.start(model=str(model), load_format="gac", max_model_len=1024, seed=0, **memory)
+        return {
+            "layers": [layer.section() for layer in open_checkpoint(model).layout.layers],
+            **engine.ask(facts),
+            "text_logprobs": engine.ask(score, windows=demo_text.windows()),
+            "completions": engine.ask(
+                complete,
+                prompts=demo_text.prompts(),
+                output=demo_text.COMPLETION_TOKENS,
+                top=TOP,
+            ),
+        }
+    finally:
+        engine.close()
 
 
 def compare(first: Path, second: Path) -> None:
     """Print how far two recordings of the same models are from each other."""
     a, b = (json.loads(path.read_text()) for path in (first, second))
-    for side in (a, b):
-        print(f"{side['device']}: vLLM {side['vllm']}, {compiler(side)}")
-    for name in a["models"]:
-        _compare_model(name, a["models"][name], b["models"][name])
+    for name in a:
+        _compare_model(name, a[name], b[name])
 
 
 def _compare_model(name: str, a: dict[str, Any], b: dict[str, Any]) -> None:
     print(f"\n{name}:", *(_shape(layer) for layer in a["layers"]), sep="  ")
     for side in (a, b):
+        versions = f"vLLM {side['vllm']}, torch {side['torch']}, triton {side['triton']}"
+        print(f"  {side['machine']}: {versions}")
         print(f"  attention {side['attention']}, {side['compilation']}, {side['cudagraphs']}")
     differences = [abs(p - q) for p, q in zip(a["text_logprobs"], b["text_logprobs"], strict=True)]
     perplexities = [math.exp(-sum(side["text_logprobs"]) / len(differences)) for side in (a, b)]
@@ -154,18 +119,10 @@ def _compare_model(name: str, a: dict[str, Any], b: dict[str, Any]) -> None:
         f"{perplexities[1]:.4f}, |difference of logprobs| mean "
         f"{sum(differences) / len(differences):.4f}, largest {max(differences):.3f}"
     )
-    same = total = 0
-    gaps = []
-    for left, right in zip(a["completions"], b["completions"], strict=True):
-        steps = list(zip(left["tokens"], right["tokens"], strict=True))
-        until = next((i for i, (x, y) in enumerate(steps) if x != y), len(steps))
-        same, total = same + until, total + len(steps)
-        if until < len(steps):  # what the first of the two thought of the other's token
-            top = dict(left["top"][until])
-            gaps.append(max(top.values()) - top.get(right["tokens"][until], -math.inf))
+    completions = agreement(a["completions"], b["completions"])
     print(
-        f"  greedy: {same} of {total} tokens before the first difference of each prompt; "
-        f"logprob gaps there {[round(gap, 3) for gap in gaps]}"
+        f"  greedy: {completions.equal} of {completions.total} tokens before the first difference "
+        f"of each prompt; logprob gaps there {[round(gap, 3) for gap in completions.gaps]}"
     )
 
 
@@ -174,13 +131,28 @@ def _shape(layer: dict[str, Any]) -> str:
     return f"{key['form']} {key['heads']}x{key['size']}/{value['heads']}x{value['size']}"
 
 
+def main() -> None:
+    """Run one of the verbs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    plans_parser = verbs.add_parser("plans", help="write plans for the demo model")
+    plans_parser.add_argument("directory", type=Path)
+    record_parser = verbs.add_parser("record", help="serve models and write what they answer")
+    record_parser.add_argument("out", type=Path, metavar="OUT.json")
+    record_parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
+    compare_parser = verbs.add_parser("compare", help="print how far two recordings differ")
+    compare_parser.add_argument("first", type=Path, metavar="CPU.json")
+    compare_parser.add_argument("second", type=Path, metavar="GPU.json")
+    args = parser.parse_args()
+    if args.verb == "plans":
+        plans(args.directory)
+    elif args.verb == "record":
+        record(args.out, args.models)
+    else:
+        compare(args.first, args.second)
+
+
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["plans", directory]:
-            plans(Path(directory))
-        case ["record", out, *models] if models:
-            record(Path(out), [Path(model) for model in models])
-        case ["compare", first, second]:
-            compare(Path(first), Path(second))
-        case _:
-            sys.exit(__doc__)
+    main()

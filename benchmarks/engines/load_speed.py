@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.common.markdown import table
+from benchmarks.common.page import add_commit, origin, provenance, save
 from vllm_gac.layout.dims import layout_of
 
 _HEAD = 128
@@ -40,7 +42,8 @@ def main() -> None:
     parser.add_argument("--cold", type=int, default=2, help="cold loads each (default: 2)")
     parser.add_argument("--warm", type=int, default=3, help="warm loads each (default: 3)")
     parser.add_argument("--threads", type=int, help="our reading threads (default: the loader's)")
-    parser.add_argument("--json", type=Path, help="write the times here, too")
+    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md; no suffix")
+    add_commit(parser)
     args = parser.parse_args()
 
     models = {
@@ -66,9 +69,14 @@ def main() -> None:
         for name, way in ways.items():
             times[name]["warm"].append(load(*way))
     sizes = {name: sum(f.stat().st_size for f in shards(way[0])) for name, way in ways.items()}
-    print(report(times, sizes, max(stayed, default=0.0)))
-    if args.json:
-        args.json.write_text(json.dumps({"seconds": times, "bytes": sizes, "stayed": stayed}))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    command = f"python -m benchmarks.engines.load_speed MODELS --gigabytes {args.gigabytes:g}"
+    result = provenance(command, device, args.commit)
+    result |= {"seconds": times, "bytes": sizes, "stayed": stayed}
+    text = page(result)
+    print(text)
+    if args.out:
+        save(args.out, result, text)
 
 
 def dense_config(hidden: int, gigabytes: float) -> dict[str, Any]:
@@ -243,18 +251,12 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def report(
-    times: Mapping[str, Mapping[str, list[float]]], sizes: Mapping[str, int], stayed: float
-) -> str:
+def page(result: Mapping[str, Any]) -> str:
     """A table of medians; each over the first line's, per byte."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    lines = [
-        f"Seconds to load on {device}, median (all). Cold: at most {stayed:.1%} of pages stayed.",
-        "",
-        "| model, loader | GB | cold | over vLLM | warm | over vLLM |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    times, sizes = result["seconds"], result["bytes"]
+    stayed = max(result["stayed"], default=0.0)
     first = next(iter(times))
+    rows = []
     for name, by_cache in times.items():
         cells = []
         for cache, seconds in by_cache.items():
@@ -264,8 +266,18 @@ def report(
             median, base = statistics.median(seconds), statistics.median(times[first][cache])
             ratio = median / base * sizes[first] / sizes[name]
             cells += [f"{median:.2f} ({', '.join(f'{s:.2f}' for s in seconds)})", f"{ratio:.2f}"]
-        lines.append(f"| {name} | {sizes[name] / 1e9:.2f} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([name, f"{sizes[name] / 1e9:.2f}", *cells])
+    columns = ["model, loader", "GB", "cold", "cold over vLLM", "warm", "warm over vLLM"]
+    lines = [
+        "# How long loading takes",
+        "",
+        f"{origin(result)}.",
+        "",
+        f"Seconds to load, median (all). Cold: at most {stayed:.1%} of the pages stayed in memory.",
+        "",
+        *table(columns, rows),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.page import measure
+from benchmarks.common.page import measure_rows
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.timing import microseconds
 from vllm_gac.serving.attention.prefill import (
@@ -36,7 +36,7 @@ ABOUT = (
 
 def main() -> None:
     """Measure every pair of sizes with every number of new tokens."""
-    measure(
+    measure_rows(
         __doc__ or "",
         "benchmarks.engines.long_past",
         "New tokens after a long past",

@@ -11,15 +11,15 @@ few minutes a model on two cores.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.markdown import table_of_records
+from benchmarks.common.page import origin, provenance
 from benchmarks.evaluation import tasks
 from loadtest.ab.server import running_server
 from vllm_gac import demo
@@ -39,11 +39,11 @@ def main() -> None:
     models = parser.parse_args().models
     tasks.main()
     rows = [_row(model) for model in models]
-    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {_machine()}.\n")
-    print("| " + " | ".join(("model", *rows[0])) + " |")
-    print("| --- " * (1 + len(rows[0])) + "|")
-    for model, row in zip(models, rows, strict=True):
-        print("| " + " | ".join((model.name, *row.values())) + " |")
+    about = provenance("python -m benchmarks.evaluation MODEL...", "cpu")
+    about |= {"machine": f"{about['machine']}, {os.cpu_count()} cores", "vllm": version("vllm")}
+    print(f"\n{origin(about)}, lm-eval {version('lm-eval')}.\n")
+    records = [{"model": model.name} | row for model, row in zip(models, rows, strict=True)]
+    print(*table_of_records(records), sep="\n")
 
 
 def _row(model: Path) -> dict[str, str]:
@@ -98,11 +98,6 @@ def _run(*command: str) -> str:
     return subprocess.run(
         command, env=environment, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
-
-
-def _machine() -> str:
-    packages = ", ".join(f"{name} {version(name)}" for name in ("vllm", "torch", "lm-eval"))
-    return f"{platform.machine()}, {os.cpu_count()} cores, {packages}"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Ours by head sizes, and FlashAttention 3 on the dense model's heads; everything 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.common.page import measure
+from benchmarks.common.page import measure_rows
 from benchmarks.kernels.decode import BATCHES, SHORT
 from benchmarks.kernels.stock_attention import stock_kernels
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -22,10 +22,10 @@ LATENT = CacheGeometry(32, 128, 8, 64, 4, 128)
 
 
 def main() -> None:
-    """Measure all heads and batches; see gpu_page.py."""
+    """Measure all heads and batches; see common/page.py."""
     title = "Decode by how a page lies in memory"
     about = "Microseconds in a CUDA graph; bf16, pages of 16 tokens, 32 query heads."
-    measure(__doc__, "benchmarks.kernels.cache_layout", title, about, _rows())
+    measure_rows(__doc__, "benchmarks.kernels.cache_layout", title, about, _rows())
 
 
 def _rows() -> Iterator[dict[str, Any]]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.markdown import markdown
-from benchmarks.common.page import compiler, facts, write
+from benchmarks.common.markdown import table_of_records
+from benchmarks.common.page import add_commit, origin, provenance, save
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import copy_bandwidth, microseconds, warm_up
@@ -39,19 +39,21 @@ def main() -> None:
     parser.add_argument("--stock", action="store_true", help="measure vLLM's kernels too")
     parser.add_argument("--keys", choices=("rotary", "latent"), default="rotary")
     parser.add_argument("--out", type=Path, help="path without suffix")
+    add_commit(parser)
     options = parser.parse_args()
     warm_up()
     bandwidth = copy_bandwidth()
     measured = _latent if options.keys == "latent" else _rotary
     rows = measured(bandwidth, options.stock)
     command = f"python -m benchmarks.kernels.decode --keys {options.keys}"
-    result = facts(command + (" --stock" if options.stock else "")) | {
+    command += " --stock" if options.stock else ""
+    result = provenance(command, "cuda", options.commit) | {
         "copy_tb_per_s": round(bandwidth, 3),
         "query_heads": 32,
         "rows": rows,
     }
     if options.out:
-        write(options.out, result, _markdown(result))
+        save(options.out, result, _markdown(result))
 
 
 def _rotary(bandwidth: float, stock: bool) -> list[dict[str, Any]]:
@@ -139,13 +141,13 @@ def _markdown(result: dict[str, Any]) -> str:
     lines = [
         "# Decode attention",
         "",
-        f"{result['gpu']}, {result['date']}, {compiler(result)}, `{result['command']}`.",
+        f"{origin(result)}.",
         "32 query heads, 8 KV heads unless said. Times in microseconds; `bytes_us` is what reading",
         "the cache once takes at the copy bandwidth of the same run, "
         f"{result['copy_tb_per_s']} TB/s. Pages of 16",
         "tokens unless said; - is a kernel that refuses the dims, or was not measured.",
         "",
-        *markdown(result["rows"]),
+        *table_of_records(result["rows"]),
     ]
     return "\n".join(lines) + "\n"
 

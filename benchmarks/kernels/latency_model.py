@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.markdown import table
 from vllm_gac.gpu.latency.decode import decode_microseconds
 from vllm_gac.gpu.latency.gemm import gemm_microseconds
 from vllm_gac.gpu.profile import GpuProfile
@@ -119,14 +120,14 @@ def _markdown(measured: dict[str, Any], profile: GpuProfile) -> str:
         "`python -m benchmarks.kernels.latency_model --measure`. "
         "Errors are predicted / measured - 1.",
         "",
-        *_table(
+        *table(
             ("", "points", "median of abs. error", "90 % within", "worst"),
             ((name, *_summary(rows)) for name, rows in groups.items() if rows),
         ),
         "",
         "## Every GEMM: microseconds measured, and error of the prediction",
         "",
-        *_table(
+        *table(
             ("n", "k", *(f"m={m}" for m in sorted(BATCHES + BETWEEN))),
             (
                 (str(n), str(k), *(_cell(row) for row in _of(gemms, n=n, k=k)))
@@ -136,7 +137,7 @@ def _markdown(measured: dict[str, Any], profile: GpuProfile) -> str:
         "",
         "## Every decode attention",
         "",
-        *_table(
+        *table(
             ("keys", "values", *(f"{b} x {c}" for b, c in DECODE_AT)),
             _decode_rows(decode),
         ),
@@ -201,11 +202,6 @@ def _summary(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 def _cell(row: dict[str, Any]) -> str:
     return f"{row['microseconds']:.1f} {row['error']:+.0%}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

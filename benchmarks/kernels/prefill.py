@@ -17,8 +17,8 @@ from unittest import mock
 
 import torch
 
-from benchmarks.common.markdown import markdown
-from benchmarks.common.page import compiler, facts, write
+from benchmarks.common.markdown import table_of_records
+from benchmarks.common.page import add_commit, origin, provenance, save
 from vllm_gac.gpu.attention_choice import widths
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.prefill_batch import PrefillChunk
@@ -89,10 +89,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="path without suffix")
     parser.add_argument("--layers", type=int, nargs="*", help="only these rows")
+    add_commit(parser)
     options = parser.parse_args()
     warm_up()
     layers = [LAYERS[i] for i in options.layers] if options.layers else LAYERS
-    result = facts("python -m benchmarks.kernels.prefill") | {"rows": []}
+    command = "python -m benchmarks.kernels.prefill"
+    result = provenance(command, "cuda", options.commit) | {"rows": []}
     for layer in layers:
         row = _measure(layer)
         dense = (result["rows"] or [row])[0]
@@ -100,7 +102,7 @@ def main() -> None:
         result["rows"].append(row)
         print(row, flush=True)
         if options.out:
-            write(options.out, result, _markdown(result))
+            save(options.out, result, _markdown(result))
 
 
 def _measure(layer: Layer) -> dict[str, Any]:
@@ -186,7 +188,7 @@ def _markdown(result: dict[str, Any]) -> str:
     lines = [
         "# Prefill attention",
         "",
-        f"{result['gpu']}, {result['date']}, {compiler(result)}, `{result['command']}`.",
+        f"{origin(result)}.",
         f"{SEQUENCES} prompts of {LENGTH} tokens, causal, bfloat16, 32 query heads. Microseconds,",
         "with the step's own keys and values (fresh) or with those in the cache, pages of 16",
         "(cached); what brings them to the kernel counts. FA3 reads pages; gathered is FA3 on rows",
@@ -194,7 +196,7 @@ def _markdown(result: dict[str, Any]) -> str:
         "row's stock time, realized the share of it that the saved FLOP would give; - is a kernel",
         "that refuses the sizes, or nothing to realize.",
         "",
-        *markdown(result["rows"]),
+        *table_of_records(result["rows"]),
     ]
     return "\n".join(lines) + "\n"
 

@@ -13,7 +13,7 @@ from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (
     triton_reshape_and_cache_flash_diffkv,
 )
 
-from benchmarks.common.page import measure
+from benchmarks.common.page import measure_rows
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -30,9 +30,9 @@ GEOMETRIES = {
 
 
 def main() -> None:
-    """Measure all geometries; see gpu_page.py."""
+    """Measure all geometries; see common/page.py."""
     title, about = "Rotating and caching a step's tokens", "Microseconds in a CUDA graph."
-    measure(__doc__, "benchmarks.kernels.step_kernels", title, about, _rows())
+    measure_rows(__doc__, "benchmarks.kernels.step_kernels", title, about, _rows())
 
 
 def _rows() -> Iterator[dict[str, Any]]:

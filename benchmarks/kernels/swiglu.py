@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import linear
 from vllm import _custom_ops  # noqa: F401 -- brings torch.ops._C
 
-from benchmarks.common.page import measure
+from benchmarks.common.page import measure_rows
 from vllm_gac.kernels.swiglu import is_faster, swiglu_linear
 from vllm_gac.profiling.timing import MORE_THAN_L2, copy_bandwidth, microseconds
 
@@ -25,7 +25,7 @@ MLPS = ((14336, 4096), (12288, 4096), (11520, 4096), (10240, 4096), (5760, 4096)
 
 
 def main() -> None:
-    """Measure all MLPs; see gpu_page.py."""
+    """Measure all MLPs; see common/page.py."""
     title = "Gate, up and SwiGLU of a few tokens"
     about = (
         "Microseconds in a CUDA graph; bf16. `bytes` is what reading the weights takes at the copy "
@@ -34,7 +34,7 @@ def main() -> None:
         "`served` is whether a gac model is served by our kernel (no quantization, LoRA or biases, "
         "not compiled)."
     )
-    measure(__doc__, "benchmarks.kernels.swiglu", title, about, _rows())
+    measure_rows(__doc__, "benchmarks.kernels.swiglu", title, about, _rows())
 
 
 def _rows() -> Iterator[dict[str, Any]]:

@@ -7,20 +7,17 @@ python -m benchmarks.paper.NAME --redraw         the others again from NAME.json
 
 import argparse
 import json
-import platform
-import shutil
-import subprocess
 import sys
-from collections.abc import Callable
-from datetime import date
-from importlib import metadata
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks.common import markdown
 from benchmarks.common.figures import drawn
+from benchmarks.common.page import add_commit, output_of, provenance
 from benchmarks.paper.timing import METHOD
 
 RESULTS = Path(__file__).parents[1] / "results" / "seeds"
@@ -47,7 +44,7 @@ def run(
         "--out", type=Path, default=RESULTS, help="directory (default: benchmarks/results/seeds)"
     )
     parser.add_argument("--tiny", action="store_true", help="a dry run that a CPU can do")
-    parser.add_argument("--commit", help="git commit, where the sources came without .git")
+    add_commit(parser)
     some = parser.add_mutually_exclusive_group()
     some.add_argument("--measure-only", action="store_true", help="write the JSON file alone")
     some.add_argument("--redraw", action="store_true", help="from the JSON file that is there")
@@ -58,10 +55,11 @@ def run(
     path = options.out / f"{stem}.json"
     if not options.redraw:
         options.out.mkdir(parents=True, exist_ok=True)
-        provenance = _provenance(name, options.commit)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        about = provenance(f"python -m {name}", device, options.commit) | _gpu()
         if needs_gpu:
-            provenance["timing"] = METHOD
-        result = {"run": provenance} | measure(options.tiny)
+            about["timing"] = METHOD
+        result = {"run": about} | measure(options.tiny)
         path.write_text(json.dumps(result, indent=1) + "\n")
     if not options.measure_only:
         result = json.loads(path.read_text())
@@ -72,11 +70,9 @@ def run(
         print(page)
 
 
-def table(columns: list[str], rows: list[list[Any]]) -> str:
-    """A Markdown table; None is printed as -, floats as they are: round them before."""
-    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    lines = [columns, ["---"] * len(columns), *cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table as text, for pages that are built from text."""
+    return "\n".join(markdown.table(columns, rows)) + "\n"
 
 
 def _header(run: dict[str, str]) -> str:
@@ -84,39 +80,15 @@ def _header(run: dict[str, str]) -> str:
     return table(["run", ""], rows)
 
 
-def _provenance(name: str, commit: str | None) -> dict[str, str]:
-    return {
-        "command": f"python -m {name}",
-        "commit": commit or _output("git", "describe", "--always", "--dirty", "--exclude=*"),
-        "machine": _machine(),
-        "software": _software(),
-        "date": date.today().isoformat(),
-    }
-
-
-def _machine() -> str:
+def _gpu() -> dict[str, str]:
+    """What else bears on attention and GEMMs: the GPU's SMs and L2, cuDNN and the driver."""
     if not torch.cuda.is_available():
-        return f"CPU ({platform.machine()})"
+        return {}
     properties = torch.cuda.get_device_properties()
-    return (
-        f"{properties.name}, {properties.multi_processor_count} SMs, "
-        f"{properties.L2_cache_size / 2**20:.0f} MiB L2"
-    )
-
-
-def _software() -> str:
-    parts = [f"Python {platform.python_version()}", f"PyTorch {torch.__version__}"]
-    parts.append(f"Triton {metadata.version('triton')}")
-    if torch.cuda.is_available():
-        parts.append(f"cuDNN {torch.backends.cudnn.version()}")
-        query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
-        parts.append(f"driver {_output(*query)}")
-    return ", ".join(parts)
-
-
-def _output(*command: str) -> str:
-    """What a command prints; "unknown" where there is no such command, or it fails."""
-    if shutil.which(command[0]) is None:
-        return "unknown"
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
+    query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+    return {
+        "SMs": str(properties.multi_processor_count),
+        "L2": f"{properties.L2_cache_size / 2**20:.0f} MiB",
+        "cuDNN": str(torch.backends.cudnn.version()),
+        "driver": output_of(*query),
+    }

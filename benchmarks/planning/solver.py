@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from benchmarks.common.markdown import table
 from vllm_gac.errors import PlanError
 from vllm_gac.planning.knapsack import choose
 
@@ -47,13 +48,13 @@ def _page() -> str:
         f"{CASES} random problems of 2-30 items, 2-12 candidates and 1-3 budgets against HiGHS: "
         f"the same value in {same}, both infeasible in {infeasible}.",
         "",
-        "| items x candidates | one budget | two |",
-        "| --- | --- | --- |",
     ]
-    for items, candidates in SIZES:
-        cells = [_timed(items, candidates, budgets) for budgets in (1, 2)]
-        lines.append(f"| {items} x {candidates} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        [f"{items} x {candidates}", *(_timed(items, candidates, budgets) for budgets in (1, 2))]
+        for items, candidates in SIZES
+    ]
+    columns = ["items x candidates", "one budget", "two"]
+    return "\n".join([*lines, *table(columns, rows)]) + "\n"
 
 
 def _against_highs() -> tuple[int, int]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.common.provenance import arguments, compiler, provenance, save
+from benchmarks.common.markdown import table
+from benchmarks.common.page import arguments, origin, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout
@@ -32,6 +33,7 @@ STRATEGIES = {
     "ours": "e ours",
     "unaligned": "e, dims as they fall",
 }
+COMMAND = "python -m benchmarks.quality.allocations OUT --device cuda"
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,16 @@ def main() -> None:
     ]
     found = measured(trials, args.device)
     result = {
-        **provenance("python -m benchmarks.quality.allocations OUT --device cuda", args),
+        **provenance(COMMAND, args.device, args.commit),
         "dense": dense_perplexity(args.device),
         "dense_parameters": seeds[0].model.layout.parameters,
         "dense_kv_elements": seeds[0].model.layout.kv_elements,
         "trials": [[*name, values] for name, values in found.items()],
         "settings": [[str(s), s.param_ratio, s.kv_ratio] for s in settings],
     }
-    save(args.out, "allocations", result, page)
+    text = page(result)
+    save(args.out / "allocations", result, text)
+    print(text)
 
 
 def allocations(
@@ -166,13 +170,10 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"Demo model, held-out perplexity (dense {result['dense']:.3f}); mean and standard "
         f"deviation over {len(next(iter(next(iter(rows.values())).values())))} calibration texts. "
-        f"`{result['command']}` on {result['machine']}, {result['date']}, {compiler(result)}, "
-        f"on top of commit {result['commit']}.",
+        f"{origin(result)}.",
         "",
-        "| methods and budgets | allocation | perplexity | aligned dims | parameters over budget | "
-        "KV numbers over budget |",
-        "| --- | --- | --- | --- | --- | --- |",
     ]
+    cells = []
     for setting, param_ratio, kv_ratio in result["settings"]:
         allowed = int(param_ratio * result["dense_parameters"])
         allowed_kv = int(kv_ratio * result["dense_kv_elements"])
@@ -181,13 +182,19 @@ def page(result: dict[str, Any]) -> str:
             perplexities = [v["perplexity"] for v in values]
             over = statistics.mean(v["parameters"] - allowed for v in values)
             over_kv = statistics.mean(v["kv_elements"] - allowed_kv for v in values)
-            lines.append(
-                f"| {setting} | {label} | {statistics.mean(perplexities):.3f} ± "
-                f"{statistics.stdev(perplexities):.3f} | "
-                f"{statistics.mean(v['aligned'] for v in values):.0%} | {over:+,.0f} | "
-                f"{over_kv:+,.0f} |"
+            cells.append(
+                [
+                    setting,
+                    label,
+                    f"{statistics.mean(perplexities):.3f} ± {statistics.stdev(perplexities):.3f}",
+                    f"{statistics.mean(v['aligned'] for v in values):.0%}",
+                    f"{over:+,.0f}",
+                    f"{over_kv:+,.0f}",
+                ]
             )
-    return "\n".join(lines) + "\n"
+    columns = ["methods and budgets", "allocation", "perplexity", "aligned dims"]
+    columns += ["parameters over budget", "KV numbers over budget"]
+    return "\n".join([*lines, *table(columns, cells)]) + "\n"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.common.llama3_8b import DENSE
-from benchmarks.common.provenance import arguments, compiler, provenance, save
+from benchmarks.common.markdown import table
+from benchmarks.common.page import arguments, origin, provenance, save
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.calibrate import calibrate
@@ -32,6 +33,7 @@ from vllm_gac.steps.compress import compress
 # Llama-3-70B: layers, and FLOPs of a layer's products with and among covariances and weights,
 # as multiples of the 8B model's (hidden 8192 / 4096 cubed for eigenvectors and inverses).
 LAYERS_70B, WORK_70B = 80, 8
+COMMAND = "python -m benchmarks.quality.eight_billion OUT --device cuda"
 
 
 def main() -> None:
@@ -43,10 +45,10 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with TemporaryDirectory(prefix="eight-billion-", dir=args.directory) as work:
-        result = provenance(
-            "python -m benchmarks.quality.eight_billion OUT --device cuda", args
-        ) | _run(args, Path(work))
-    save(args.out, "eight_billion", result, page)
+        result = provenance(COMMAND, args.device, args.commit) | _run(args, Path(work))
+    text = page(result)
+    save(args.out / "eight_billion", result, text)
+    print(text)
 
 
 def _run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
@@ -128,20 +130,19 @@ def page(result: dict[str, Any]) -> str:
         "# Compressing a model of Llama-3-8B's shape",
         "",
         f"Random weights, {result['layers']} layers, {result['tokens']:,} calibration tokens, "
-        f"heads and MLPs at parameters 0.8 and KV 0.75. `{result['command']}` on "
-        f"{result['machine']}, {result['date']}, {compiler(result)}, on top of commit "
-        f"{result['commit']}. Statistics {result['stats_gb']:.1f} GB; largest resident memory "
+        f"heads and MLPs at parameters 0.8 and KV 0.75. {origin(result)}. "
+        f"Statistics {result['stats_gb']:.1f} GB; largest resident memory "
         f"{result['peak_rss_gib']:.1f} GiB, files mapped into memory included.",
         "",
-        "| step | minutes | peak GPU memory | a 70B model, predicted |",
-        "| --- | --- | --- | --- |",
     ]
+    rows = []
     scale = LAYERS_70B / result["layers"] * WORK_70B
     for name, values in result["steps"].items():
         later = "-" if name == "plan" else f"at most {values['seconds'] * scale / 60:.0f} minutes"
         memory = f"{values['gpu_gib']:.1f} GiB" if "gpu_gib" in values else "-"
-        lines.append(f"| {name} | {values['seconds'] / 60:.2f} | {memory} | {later} |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, f"{values['seconds'] / 60:.2f}", memory, later])
+    columns = ["step", "minutes", "peak GPU memory", "a 70B model, predicted"]
+    return "\n".join([*lines, *table(columns, rows)]) + "\n"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common.provenance import arguments, compiler, provenance, save
+from benchmarks.common.markdown import table
+from benchmarks.common.page import arguments, origin, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile_files import read_profile
@@ -28,6 +29,7 @@ SHARES = (0.75, 0.5, 0.25)
 TOGETHER = ((0.875, 0.625), (1.0, 0.5), (0.75, 0.75), (0.625, 0.375), (0.75, 0.25), (0.5, 0.5))
 KV_RATIOS = (0.75, 0.625, 0.5)
 LATENCY_RATIO = 0.97
+COMMAND = "python -m benchmarks.quality.kv_forms OUT --device cuda"
 
 
 def main() -> None:
@@ -43,12 +45,14 @@ def main() -> None:
     found = measured(trials, args.device)
     plans = {"/".join(map(str, trial.name[:-1])): _described(trial.layers) for trial in trials}
     result = {
-        **provenance("python -m benchmarks.quality.kv_forms OUT --device cuda", args),
+        **provenance(COMMAND, args.device, args.commit),
         "dense": dense_perplexity(args.device),
         "trials": [[*name, values] for name, values in found.items()],
         "plans": {name: plan for name, plan in plans.items() if name.startswith("planned")},
     }
-    save(args.out, "kv_forms", result, page)
+    text = page(result)
+    save(args.out / "kv_forms", result, text)
+    print(text)
 
 
 def _cases(calibrated: Calibrated) -> Iterator[tuple[tuple[Any, ...], Sequence[LayerLayout]]]:
@@ -120,8 +124,7 @@ def page(result: dict[str, Any]) -> str:
         f"Demo model, held-out perplexity over the dense model's ({result['dense']:.3f}), mean "
         f"over calibration texts (standard deviation at most "
         f"{max(statistics.stdev(v) for v in losses.values()):.3f}). "
-        f"`{result['command']}` on {result['machine']}, {result['date']}, {compiler(result)}, "
-        f"on top of commit {result['commit']}.",
+        f"{origin(result)}.",
     ]
     for kind, title in (
         ("keys", "Keys alone, share of the key cache kept"),
@@ -132,11 +135,11 @@ def page(result: dict[str, Any]) -> str:
         shares = list(dict.fromkeys(at for k, _, at in losses if k == kind))
         names = list(dict.fromkeys(name for k, name, _ in losses if k == kind))
         heads = ["/".join(map(str, at)) if isinstance(at, tuple) else str(at) for at in shares]
-        lines += ["", f"## {title}", "", f"| form | {' | '.join(heads)} |"]
-        lines.append("| --- " * (1 + len(shares)) + "|")
-        for name in names:
-            cells = [f"{statistics.mean(losses[kind, name, at]):.4f}" for at in shares]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
+        rows = [
+            [name, *(f"{statistics.mean(losses[kind, name, at]):.4f}" for at in shares)]
+            for name in names
+        ]
+        lines += ["", f"## {title}", "", *table(["form", *heads], rows)]
     lines += ["", "## The planner's layers (first calibration text)", ""]
     lines += [
         f"- {name.removeprefix('planned/')}: {'; '.join(p)}" for name, p in result["plans"].items()

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common.provenance import arguments, compiler, provenance, save
+from benchmarks.common.markdown import table
+from benchmarks.common.page import arguments, origin, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import BatchMix
@@ -22,6 +23,7 @@ from vllm_gac.planning.planner import Asked, best_plan, dense_microseconds
 
 BUDGETS = ((0.9, 0.75), (0.8, 0.75), (0.8, 0.5), (0.7, 0.5))
 _STEPS = 9
+COMMAND = "python -m benchmarks.quality.latency OUT --device cuda"
 
 
 def main() -> None:
@@ -40,7 +42,7 @@ def main() -> None:
     ]
     found = measured(trials, args.device)
     result = {
-        **provenance("python -m benchmarks.quality.latency OUT --device cuda", args),
+        **provenance(COMMAND, args.device, args.commit),
         "dense": dense_perplexity(args.device),
         "dense_microseconds": dense_microseconds(seeds[0].model.layout, _latency()),
         "dense_parameters": seeds[0].model.layout.parameters,
@@ -50,7 +52,9 @@ def main() -> None:
             for name, values in found.items()
         ],
     }
-    save(args.out, "latency", result, page)
+    text = page(result)
+    save(args.out / "latency", result, text)
+    print(text)
 
 
 def _latency() -> Latency:
@@ -102,23 +106,28 @@ def page(result: dict[str, Any]) -> str:
         f"Demo model (dense: held-out perplexity {result['dense']:.3f}, predicted "
         f"{result['dense_microseconds']:.0f} us for the decoder layers of a mean step on an H200, "
         "64 sequences at context 2048 and chunks of 2048 tokens, 4 decode steps to a prefill "
-        f"step); mean over calibration texts. `{result['command']}` on {result['machine']}, "
-        f"{result['date']}, {compiler(result)}, on top of commit {result['commit']}.",
+        f"step); mean over calibration texts. {origin(result)}.",
         "",
-        "| budgets | planned for | predicted time | of dense | perplexity | parameters | KV |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
+    cells = []
     for (budget, kind), values in rows.items():
         time = statistics.mean(v["microseconds"] for v in values)
         parameters = statistics.mean(v["parameters"] for v in values) / result["dense_parameters"]
         cache = statistics.mean(v["kv_elements"] for v in values) / result["dense_kv_elements"]
-        lines.append(
-            f"| {budget} | {kind} | {time:.1f} us | {time / result['dense_microseconds']:.1%} | "
-            f"{statistics.mean(v['perplexity'] for v in values):.3f} ± "
-            f"{statistics.stdev(v['perplexity'] for v in values):.3f} | {parameters:.1%} | "
-            f"{cache:.1%} |"
+        perplexities = [v["perplexity"] for v in values]
+        cells.append(
+            [
+                budget,
+                kind,
+                f"{time:.1f} us",
+                f"{time / result['dense_microseconds']:.1%}",
+                f"{statistics.mean(perplexities):.3f} ± {statistics.stdev(perplexities):.3f}",
+                f"{parameters:.1%}",
+                f"{cache:.1%}",
+            ]
         )
-    return "\n".join(lines) + "\n"
+    columns = ["budgets", "planned for", "predicted time", "of dense", "perplexity"]
+    return "\n".join([*lines, *table([*columns, "parameters", "KV"], cells)]) + "\n"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.tensor_parallel import check_split
 
 ABOUT = {"command": "python", "commit": "0", "date": "2026-11-21", "at_once": 8, "shape": "tiny"}
-ENGINE = {"machine": "none", "versions": {"vllm": "0.32.0"}, "cudagraphs": "NONE"}
+ENGINE = {"machine": "none", "vllm": "0.32.0", "cudagraphs": "NONE"}
 
 
 def test_one_width_is_aligned_after_sharding_and_one_before_only(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_the_page_compares_what_ran_side_by_side(tmp_path: Path) -> None:
     seconds = {run.name: 1.0 for run in RUNS} | {"dense, TP 2": 3.0, "GAC, TP 2": 2.0}
     speed = {
         name: ENGINE
-        | {"prefill": [s] * 3, "decode": [s] * 3, "cache_tokens": 100, "startup_seconds": 1.0}
+        | {"prefill": [s] * 3, "decode": [s] * 3, "kv_tokens": 100, "startup_seconds": 1.0}
         for name, s in seconds.items()
     }
     layer, *_ = write(tmp_path, SHAPES["tiny"])

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.common.page import origin, provenance
 from benchmarks.paper import reported_numbers
-from benchmarks.paper.experiment import RESULTS, _software
+from benchmarks.paper.experiment import RESULTS
 from benchmarks.paper.gemm import alignment, class_name
 from benchmarks.paper.hardware_cases import CASES, Case
 from benchmarks.paper.hardware_counters import loads
@@ -279,4 +280,5 @@ def test_committed_pages_are_drawn_of_the_committed_numbers(name: str) -> None:
 
 
 def test_a_page_names_the_compiler_of_its_kernels() -> None:
-    assert f"Triton {metadata.version('triton')}" in _software()
+    about = provenance("python -m x", "cpu", "abc")
+    assert origin(about).endswith(f"triton {metadata.version('triton')}, commit abc, `python -m x`")

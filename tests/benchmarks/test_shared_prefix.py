@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from benchmarks.common.engine_batches import answer
-from benchmarks.engines.shared_prefix import page
+from benchmarks.engines.shared_prefix.report import page
 
 
 def test_the_page_says_what_was_run_and_what_was_held() -> None:
     about = {"machine": "GPU", "torch": "2", "date": "today", "commit": "abc", "command": "do it"}
     row = {"model": "latent-64", "requests": 64, "answered": 64, "held MiB": 700}
     lines = page(about | {"seconds": 9, "rows": [row]}).splitlines()
-    assert "GPU, today, commit abc, PyTorch 2, `do it`, 9 s in all." in lines
+    assert "GPU, today, torch 2, commit abc, `do it`, 9 s in all." in lines
     assert "| latent-64 | 64 | 64 | 700 |" in lines
 
 

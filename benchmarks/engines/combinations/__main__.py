@@ -17,8 +17,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import demo_text, engine_questions
 from benchmarks.common.engine_process import Engine, EngineError
-from benchmarks.common.provenance import arguments, provenance, save
+from benchmarks.common.page import arguments, provenance, save
 from benchmarks.engines.combinations import models
 from benchmarks.engines.combinations.compare import compared
 from benchmarks.engines.combinations.report import page
@@ -28,9 +29,7 @@ from vllm_gac import demo
 BATCHES = {"64x128->256": (64, 128, 256), "16x2048->1": (16, 2048, 1)}
 SMALL_BATCHES = {"4x16->8": (4, 16, 8), "2x64->1": (2, 64, 1)}
 RUNS = 2
-TEXT_TOKENS, WINDOW, SCORED_EVERY = 3600, 900, 15
-PROMPTS = ("def __init__(self", "import os\n", "class Node:\n", "    for i in range(", "try:\n")
-ANSWER = 64
+SCORED_EVERY = 15
 
 
 def main() -> None:
@@ -47,11 +46,13 @@ def main() -> None:
         command = (
             f"python -m benchmarks.engines.combinations OUT --device {args.device} --part {name}"
         )
-        about = provenance(command, args)
+        about = provenance(command, args.device, args.commit)
         found = PARTS[name](args)
         about["seconds"] = round(time.monotonic() - start)
         result["parts"][name] = about | found
-        save(args.out, "combinations", result, page)
+        text = page(result)
+        save(args.out / "combinations", result, text)
+        print(text)
 
 
 def quantization(args: argparse.Namespace) -> dict[str, Any]:
@@ -97,15 +98,15 @@ def quantization(args: argparse.Namespace) -> dict[str, Any]:
             for name, (model, how) in demos.items()
         }
         for engine in (*timed.values(), *scoring.values()):
-            _up(engine)  # so that nobody compiles while something is timed
+            _wait_until_up(engine)  # so that nobody compiles while something is timed
         return {
             "throughput": {
-                name: _said(engine, lambda engine: _timed(engine, batches))
+                name: _answer_or_error(engine, lambda engine: _timed(engine, batches))
                 for name, engine in timed.items()
             },
             "perplexity": _against(
                 {
-                    name: _said(engine, lambda engine: {"logprobs": _scored(engine)})
+                    name: _answer_or_error(engine, lambda engine: {"logprobs": _scored(engine)})
                     for name, engine in scoring.items()
                 },
                 "bf16",
@@ -138,12 +139,14 @@ def kv(args: argparse.Namespace) -> dict[str, Any]:
         return {
             "caches": _against(
                 {
-                    name: _said(engine, lambda e: {"logprobs": _scored(e), "answers": _answers(e)})
+                    name: _answer_or_error(
+                        engine, lambda e: {"logprobs": _scored(e), "answers": _answers(e)}
+                    )
                     for name, engine in asked.items()
                 },
                 "auto",
             ),
-            "offloading": _said(offloading, _offloaded),
+            "offloading": _answer_or_error(offloading, _offloaded),
         }
 
 
@@ -159,9 +162,11 @@ def lifecycle(args: argparse.Namespace) -> dict[str, Any]:
     with _engines(args) as start:
         sleeper = start("sleeper", model, enable_sleep_mode=args.device != "cpu")
         drafting = start("ngram", model, speculative_config=ngram, disable_log_stats=False)
-        _up(drafting)  # which takes memory while what sleep frees is measured
-        steps = _said(sleeper, _lived)
-        ngram_said = _said(drafting, lambda e: {"answers": _answers(e), **e.ask("drafts")})
+        _wait_until_up(drafting)  # which takes memory while what sleep frees is measured
+        steps = _answer_or_error(sleeper, _life_cycle)
+        ngram_said = _answer_or_error(
+            drafting, lambda e: {"answers": _answers(e), **e.ask(engine_questions.drafts)}
+        )
     base = steps.get("start", {})
     return {
         "steps": {
@@ -182,10 +187,12 @@ def lora(args: argparse.Namespace) -> dict[str, Any]:
 
         # Twice without: what the adapter leaves behind would be seen.
         said = {
-            "merged": _said(alone, lambda e: {"logprobs": _scored_next(e)}),
-            "base": _said(adapted, lambda e: {"logprobs": _scored_next(e)}),
-            "adapter": _said(adapted, lambda e: {"logprobs": _scored_next(e, str(adapter))}),
-            "base again": _said(adapted, lambda e: {"logprobs": _scored_next(e)}),
+            "merged": _answer_or_error(alone, lambda e: {"logprobs": _scored_next(e)}),
+            "base": _answer_or_error(adapted, lambda e: {"logprobs": _scored_next(e)}),
+            "adapter": _answer_or_error(
+                adapted, lambda e: {"logprobs": _scored_next(e, str(adapter))}
+            ),
+            "base again": _answer_or_error(adapted, lambda e: {"logprobs": _scored_next(e)}),
         }
     return {name: compared(x, said["merged"]) for name, x in said.items()}
 
@@ -219,8 +226,11 @@ def _engines(args: argparse.Namespace) -> Iterator[Callable[..., Engine]]:
             if args.device == "cpu":
                 common |= {"enforce_eager": True}
                 del common["gpu_memory_utilization"], common["compilation_config"]
-            engine = Engine(name, args.work / "logs", model=str(model), **common | options)
+            log = args.work / "logs" / f"{name.replace(' ', '-')}.log"
+            # In one process: `sleep` measures memory, and workers see the model.
+            engine = Engine(name, log, VLLM_ENABLE_V1_MULTIPROCESSING="0")
             stack.callback(engine.close)
+            engine.start(model=str(model), **common | options)
             return engine
 
         yield start
@@ -241,17 +251,18 @@ def _dummy(name: str) -> dict[str, Any]:
     return {"load_format": "gac", "model_loader_extra_config": {"weights": "dummy"}}
 
 
-def _up(engine: Engine) -> None:
+def _wait_until_up(engine: Engine) -> None:
+    """Wait for an engine that may fail; its error is recorded when it is asked."""
     try:
         engine.wait()
     except EngineError as e:
-        print(f"{engine.name}: {e}", flush=True)  # said again, and noted, when it is asked
+        print(f"{engine.name}: {e}", flush=True)
 
 
-def _said(engine: Engine, ask: Callable[[Engine], dict[str, Any]]) -> dict[str, Any]:
-    """What `ask` finds out, with the engine's facts; or its error, for the others go on."""
+def _answer_or_error(engine: Engine, ask: Callable[[Engine], dict[str, Any]]) -> dict[str, Any]:
+    """What `ask` returns, and the engine's facts; or its error, so that the others go on."""
     try:
-        facts = engine.wait()
+        facts = engine.ask(engine_questions.facts) | {"seconds": engine.wait()}
         return ask(engine) | {"facts": facts}
     except EngineError as e:
         print(f"{engine.name}: {e}", flush=True)
@@ -268,76 +279,74 @@ def _against(said: dict[str, dict[str, Any]], base: str) -> dict[str, dict[str, 
 def _timed(engine: Engine, batches: dict[str, tuple[int, int, int]]) -> dict[str, Any]:
     return {
         "seconds": {
-            name: engine.ask("throughput", prompts=count, length=length, output=output, runs=RUNS)
+            name: engine.ask(
+                engine_questions.throughput, prompts=count, length=length, output=output, runs=RUNS
+            )
             for name, (count, length, output) in batches.items()
         }
     }
 
 
 def _scored(engine: Engine) -> list[float]:
-    scored: list[float] = engine.ask("score", windows=_windows())
+    scored: list[float] = engine.ask(engine_questions.score, windows=demo_text.windows())
     return scored
 
 
 def _scored_next(engine: Engine, adapter: str | None = None) -> list[float]:
     scored: list[float] = engine.ask(
-        "score_next", windows=_windows(), every=SCORED_EVERY, adapter=adapter
+        engine_questions.score_next,
+        windows=demo_text.windows(),
+        every=SCORED_EVERY,
+        adapter=adapter,
     )
     return scored
 
 
-def _windows() -> list[list[int]]:
-    text = _tokens(demo.HELD_OUT.read_text())[:TEXT_TOKENS]
-    return [text[i : i + WINDOW] for i in range(0, len(text), WINDOW)]
-
-
 def _answers(engine: Engine) -> list[dict[str, Any]]:
-    prompts = [_tokens(prompt) for prompt in PROMPTS]
-    answers: list[dict[str, Any]] = engine.ask("complete", prompts=prompts, output=ANSWER)
+    answers: list[dict[str, Any]] = engine.ask(
+        engine_questions.complete,
+        prompts=demo_text.prompts(),
+        output=demo_text.COMPLETION_TOKENS,
+    )
     return answers
-
-
-def _tokens(text: str) -> list[int]:
-    from tokenizers import Tokenizer
-
-    ids: list[int] = Tokenizer.from_file(str(demo.MODEL / "tokenizer.json")).encode(text).ids
-    return ids
 
 
 def _offloaded(engine: Engine) -> dict[str, Any]:
     """The same long prompts before and after the GPU's cache was emptied."""
-    text = _tokens(demo.HELD_OUT.read_text())
+    text = demo_text.held_out_tokens()
     prompts = [text[i : i + 400] for i in range(0, 1600, 400)]
 
     def complete() -> list[dict[str, Any]]:
-        answers: list[dict[str, Any]] = engine.ask("complete", prompts=prompts, output=16)
+        answers: list[dict[str, Any]] = engine.ask(
+            engine_questions.complete, prompts=prompts, output=16
+        )
         return answers
 
     first = complete()
     _answers(engine)  # blocks are moved while later steps run
-    engine.ask("forget_prefixes")
+    engine.ask(engine_questions.forget_prefixes)
     return {"first": first, "brought back": complete()}
 
 
-def _lived(engine: Engine) -> dict[str, Any]:
+def _life_cycle(engine: Engine) -> dict[str, Any]:
     """Answers and scores at first, and after each step of a life."""
     steps: dict[str, Any] = {}
 
     def look(after: str, **more: Any) -> None:
-        engine.ask("forget_prefixes")
+        engine.ask(engine_questions.forget_prefixes)
         steps[after] = {"answers": _answers(engine), "logprobs": _scored(engine), **more}
 
     look("start")
     look("asked again")
     for level in (1, 2):
         try:
-            freed = engine.ask("sleep", level=level)
-            engine.ask("wake", level=level)
+            freed = engine.ask(engine_questions.sleep, level=level)
+            engine.ask(engine_questions.wake, level=level)
         except EngineError as e:
             # An engine that failed answers nothing any more.
             return steps | {f"sleep level {level} and wake": {"error": str(e)}}
         look(f"sleep level {level} and wake", freed_bytes=freed)
-    engine.ask("reload")
+    engine.ask(engine_questions.reload)
     look("reload_weights")
     return steps
 

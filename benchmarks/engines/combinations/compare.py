@@ -1,16 +1,20 @@
-"""What an engine said of a text and to prompts, against what another said."""
+"""One engine's logprobs and completions, compared with another engine's."""
 
 import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.common.completions import equal_tokens
+
 
 def compared(said: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """`said` with its logprobs and answers summed up, and their differences from those of `base`.
+    """Summarize the logprobs and answers in `said`, and compare them with those in `base`.
 
-    Perplexity; mean and largest absolute difference of the logprobs of the text's tokens; greedy
-    tokens of all answers that are equal up to the first that differs.
+    Returns:
+        `said`, with the perplexity, the mean and largest absolute difference of the text's
+        logprobs, and the number of greedy tokens that are equal before the first difference of each
+        answer, in place of the logprobs and answers.
     """
     found = {key: value for key, value in said.items() if key not in ("logprobs", "answers")}
     if "logprobs" in said:
@@ -22,13 +26,8 @@ def compared(said: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]
         found["largest_difference"] = max(differences)
     if "answers" in said and "answers" in base:
         found["equal_tokens"] = sum(
-            _equal(a["tokens"], b["tokens"])
+            equal_tokens(a["tokens"], b["tokens"])
             for a, b in zip(said["answers"], base["answers"], strict=True)
         )
         found["tokens"] = sum(len(answer["tokens"]) for answer in said["answers"])
     return found
-
-
-def _equal(left: list[int], right: list[int]) -> int:
-    pairs = zip(left, right, strict=True)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(left))

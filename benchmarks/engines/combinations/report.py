@@ -1,19 +1,18 @@
 """The page of results."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+from benchmarks.common.markdown import table
+from benchmarks.common.page import origin
 
 
 def page(result: Mapping[str, Any]) -> str:
     """Markdown of all parts that there are."""
     lines = ["# Compression with what users combine it with", ""]
     for name, part in result["parts"].items():
-        software = f"torch {part['torch']}"
-        if "triton" in part:  # parts that were measured first do not say it
-            software += f", triton {part['triton']}"
-        about = f"{part['machine']}, {software}, {part['date']}, commit {part['commit']}"
-        lines += [*SECTIONS[name](part), f"`{part['command']}`, {part['seconds']} s; {about}.", ""]
+        lines += [*SECTIONS[name](part), f"{origin(part)}, {part['seconds']} s.", ""]
     return "\n".join(lines)
 
 
@@ -135,12 +134,4 @@ def _equal_tokens(x: Mapping[str, Any]) -> str:
 
 
 def _attention(x: Mapping[str, Any]) -> str:
-    return ", ".join(x["facts"]["attention"]) if "facts" in x else ""
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table in Markdown; numbers to the right."""
-    cells = [[cell.replace("|", "/").replace("\n", " ") for cell in row] for row in rows]
-    padded = [[*row, *[""] * (len(head) - len(row))] for row in cells]
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *padded]
-    return ["| " + " | ".join(line) + " |" for line in lines]
+    return ", ".join(sorted(set(x["facts"]["attention"]))) if "facts" in x else ""

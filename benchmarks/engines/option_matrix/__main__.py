@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.provenance import arguments, provenance, save
+from benchmarks.common.page import arguments, provenance, save
 from benchmarks.engines.option_matrix.cells import Cell
 from benchmarks.engines.option_matrix.forks import Job, run
 from benchmarks.engines.option_matrix.report import page
@@ -58,7 +58,12 @@ def main() -> None:
     command = f"python -m benchmarks.engines.option_matrix OUT --device {args.device}"
     kinds = list(dict.fromkeys(kind for cell in asked for kind in cell.models))
     first = [
-        Job("provenance", args.work / "logs" / "provenance.log", provenance, (command, args)),
+        Job(
+            "provenance",
+            args.work / "logs" / "provenance.log",
+            provenance,
+            (command, args.device, args.commit),
+        ),
         Job("models", args.work / "logs" / "models.log", make_models, (args.work, kinds)),
     ]
     about, made = sorted(run(first, 2, 300), key=lambda ended: ended.name != "provenance")
@@ -86,7 +91,9 @@ def main() -> None:
         }
         result |= about.answer | {"seconds": round(time.monotonic() - started), "at_once": at_once}
         keep(kept, result, [cell.name for cell in cells])
-    save(args.out, name, result, page)
+    text = page(result)
+    save(args.out / name, result, text)
+    print(text)
     faults = sum(one["verdict"] == FAULT for one in result["cells"].values())
     print(f"{len(result['cells'])} cells, {faults} faults, {time.monotonic() - started:.0f} s")
 

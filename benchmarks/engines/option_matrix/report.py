@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.common.markdown import markdown
-from benchmarks.common.provenance import compiler
+from benchmarks.common.markdown import table_of_records
+from benchmarks.common.page import origin
 from benchmarks.engines.option_matrix.engine_args import ELSEWHERE, in_cells
 from benchmarks.engines.option_matrix.verdict import FAULT, NOT_FINISHED, REFUSED, RIGHT
 
@@ -20,8 +20,7 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         f"# Engine options by pairs, on {'a CPU' if device == 'cpu' else 'a GPU'}",
         "",
-        f"{result['machine']}, {result['date']}, {compiler(result)}, commit "
-        f"{result['commit']}, `{result['command']}`; {result['at_once']} at a time.",
+        f"{origin(result)}; {result['at_once']} at a time.",
         "",
         *_missing(result["listed"], len(cells)),
         f"{len(cells)} engines, one a row: "
@@ -44,7 +43,7 @@ def page(result: dict[str, Any]) -> str:
         "Every two levels of two factors meet in one of the cells; the first level of each is not",
         "said in a cell's name.",
         "",
-        *markdown(
+        *table_of_records(
             [
                 {"factor": factor, "levels": ", ".join(levels)}
                 for factor, levels in result["pairs"]["factors"].items()
@@ -70,14 +69,10 @@ def _table(title: str, cells: Mapping[str, Any]) -> list[str]:
     if not cells:
         return []
     rows = [
-        {"cell": name, "": cell["verdict"], "errors, or the sentence": _cell(cell["says"])}
+        {"cell": name, "": cell["verdict"], "errors, or the sentence": cell["says"][:600]}
         for name, cell in cells.items()
     ]
-    return [f"## {title}", "", *markdown(rows), ""]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "/")[:600]
+    return [f"## {title}", "", *table_of_records(rows), ""]
 
 
 def _rows(rows: list[dict[str, str]]) -> str:

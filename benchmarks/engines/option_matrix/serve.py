@@ -218,7 +218,7 @@ def prompt_embeds(llm: Any, cell: Cell, work: Path) -> Asked:
 
 def slept(llm: Any, cell: Cell, work: Path) -> Asked:
     """Answers before and after both levels of sleep."""
-    from benchmarks.common.engine_process import sleep, wake
+    from benchmarks.common.engine_questions import sleep, wake
     from tests.serving.engines import outputs
 
     found = []

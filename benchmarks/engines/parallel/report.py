@@ -1,10 +1,13 @@
-"""What the engines saw, as one page of ratios."""
+"""The page: what the engines measured, and ratios of it."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks.common.completions import agreement
+from benchmarks.common.markdown import table
+from benchmarks.common.page import origin
 from benchmarks.engines.parallel.models import SHAPES
 
 Seen = Mapping[str, Mapping[str, Any]]
@@ -22,51 +25,40 @@ def page(result: Mapping[str, Any]) -> str:
 
 def _about(result: Mapping[str, Any]) -> str:
     seen = next(iter((result.get("speed") or result["tokens"]).values()))
-    versions = ", ".join(f"{name} {version}" for name, version in seen["versions"].items())
     return (
-        f"    {result['command']}\n\n{seen['machine']}, {versions}; {result['date']}, commit "
-        f"{result['commit']}. vLLM's defaults (CUDA graphs: {seen['cudagraphs']}); up to "
-        f"{result['at_once']} engines were up at once, and measured one after the other.\n"
+        f"{origin({**seen, **result})}. vLLM's defaults (CUDA graphs: {seen['cudagraphs']}); up to "
+        f"{result['at_once']} engines were up at once, and were measured one after the other.\n"
     )
 
 
 def _tokens(seen: Seen) -> str:
-    lines = [
-        "## TP = 2 against TP = 1\n",
-        "The demo model, bf16, with its trained weights. Ranks add in another order, and bf16 "
-        "resolves 0.06 of a logprob: the dense model shows how much that is. A gap is how much "
-        "likelier TP = 1 held its own token than TP = 2's where two completions part.\n",
-        "| model | held-out tokens | perplexity TP 1, TP 2 | logprobs off by, mean and largest "
-        "| greedy tokens alike | gaps |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for model in ("dense", "GAC"):
         one, two = seen[f"{model}, TP 1"], seen[f"{model}, TP 2"]
         off = [abs(a - b) for a, b in zip(one["text_logprobs"], two["text_logprobs"], strict=True)]
         perplexities = [math.exp(-statistics.mean(x["text_logprobs"])) for x in (one, two)]
-        alike, total, gaps = _alike(one["completions"], two["completions"])
-        lines.append(
-            f"| {model} | {len(off)} | {perplexities[0]:.4f}, {perplexities[1]:.4f} "
-            f"| {statistics.mean(off):.4f}, {max(off):.3f} | {alike} of {total} "
-            f"| {', '.join(f'{gap:.3f}' for gap in gaps) or '-'} |"
+        completions = agreement(one["completions"], two["completions"])
+        rows.append(
+            [
+                model,
+                len(off),
+                f"{perplexities[0]:.4f}, {perplexities[1]:.4f}",
+                f"{statistics.mean(off):.4f}, {max(off):.3f}",
+                f"{completions.equal} of {completions.total}",
+                ", ".join(f"{gap:.3f}" for gap in completions.gaps) or "-",
+            ]
         )
+    columns = ["model", "held-out tokens", "perplexity TP 1, TP 2"]
+    columns += ["difference of logprobs, mean and largest", "equal greedy tokens", "gaps"]
+    lines = [
+        "## TP = 2 against TP = 1\n",
+        "The demo model, bf16, with its trained weights. Two ranks add in another order than one, "
+        "and bf16 resolves 0.06 of a logprob: the dense model shows how much that is. A gap is "
+        "how much likelier TP = 1 found its own token than TP = 2's, at the first difference of "
+        "two completions.\n",
+        *table(columns, rows),
+    ]
     return "\n".join(lines) + "\n"
-
-
-def _alike(
-    one: Sequence[Mapping[str, Any]], two: Sequence[Mapping[str, Any]]
-) -> tuple[int, int, list[float]]:
-    """Tokens before the first difference of each prompt, all tokens, logprob gaps there."""
-    alike = total = 0
-    gaps = []
-    for left, right in zip(one, two, strict=True):
-        pairs = list(zip(left["tokens"], right["tokens"], strict=True))
-        until = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        alike, total = alike + until, total + len(pairs)
-        if until < len(pairs):
-            top = dict(left["top"][until])
-            gaps.append(max(top.values()) - top.get(right["tokens"][until], -math.inf))
-    return alike, total, gaps
 
 
 def _speed(result: Mapping[str, Any]) -> str:
@@ -84,21 +76,31 @@ def _speed(result: Mapping[str, Any]) -> str:
         f"{step.prompts} sequences at {step.length} to {step.length + step.output - 1} tokens; "
         f"medians of {shape.repeats}. Room: tokens in {shape.cache_bytes / 2**30:.3g} GiB of "
         "cache on each GPU.\n",
-        "| model | prefill, tokens/s | decode, ms a step | tokens/s | room | startup, s |",
-        "| --- | --- | --- | --- | --- | --- |",
     ]
+    rows = []
     for name, run in seen.items():
         prefill, decode = (statistics.median(run[phase]) for phase in ("prefill", "decode"))
-        lines.append(
-            f"| {name} | {prompts.prompts * prompts.length / prefill:,.0f} | {decode * 1e3:.3f} "
-            f"| {step.prompts / decode:,.0f} | {run['cache_tokens']:,} "
-            f"| {run['startup_seconds']:.0f} |"
+        rows.append(
+            [
+                name,
+                f"{prompts.prompts * prompts.length / prefill:,.0f}",
+                f"{decode * 1e3:.3f}",
+                f"{step.prompts / decode:,.0f}",
+                f"{run['kv_tokens']:,}",
+                f"{run['startup_seconds']:.0f}",
+            ]
         )
+    columns = ["model", "prefill, tokens/s", "decode, ms a step", "tokens/s", "room", "startup, s"]
     lines += [
+        *table(columns, rows),
         "",
-        "| faster by, from this run | prefill | decode | room |",
-        "| --- |" + " --- |" * 3,
+        *table(["ratio", "prefill", "decode", "room"], _ratios(seen)),
     ]
+    return "\n".join(lines) + "\n"
+
+
+def _ratios(seen: Seen) -> Iterator[list[str]]:
+    """Speedups, and room over room, of pairs of engines."""
     for new, old in (
         ("GAC, TP 1", "dense, TP 1"),
         ("GAC, TP 2", "dense, TP 2"),
@@ -112,7 +114,5 @@ def _speed(result: Mapping[str, Any]) -> str:
                 statistics.median(seen[old][phase]) / statistics.median(seen[new][phase])
                 for phase in ("prefill", "decode")
             ]
-            ratios.append(seen[new]["cache_tokens"] / seen[old]["cache_tokens"])
-            cells = " | ".join(f"{ratio:.3f}" for ratio in ratios)
-            lines.append(f"| {new} over {old} | {cells} |")
-    return "\n".join(lines) + "\n"
+            ratios.append(seen[new]["kv_tokens"] / seen[old]["kv_tokens"])
+            yield [f"{new} over {old}", *(f"{ratio:.3f}" for ratio in ratios)]

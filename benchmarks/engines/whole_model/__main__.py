@@ -1,4 +1,4 @@
-"""Runs the models one after the other, each in a process, and puts together what they wrote."""
+"""Runs the models one after the other, each in a process, and writes their JSON."""
 
 import argparse
 import contextlib
@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from benchmarks.common.own_process import Process, ended
+from benchmarks.common.engine_process import Engine, EngineError
+from benchmarks.common.page import add_commit, source
 from benchmarks.engines import whole_model
+from benchmarks.engines.whole_model.engine import measure
 from benchmarks.engines.whole_model.models import SHAPES, Model, models
 from vllm_gac.checkpoint.atomic_files import write_json
 
@@ -23,6 +25,7 @@ STARTED_AGAIN = ("dense", "heterogeneous")
 EVERY_BATCH = ("dense", "heads-96-64", "heads-64-64")
 # Seconds of a model that is timed and of a second start, until it is known what they take here.
 GUESSES = {True: 80.0, False: 40.0}
+SHUTDOWN_SECONDS = 20
 
 
 def main() -> None:
@@ -42,7 +45,7 @@ def main() -> None:
     )
     run_parser.add_argument("--engine", default="{}", help="JSON of more arguments of LLM(...)")
     run_parser.add_argument("--longest", type=float, default=300, help="seconds; then it hangs")
-    run_parser.add_argument("--commit", help="of the sources, where there is no .git")
+    add_commit(run_parser)
     report_parser = verbs.add_parser("report", help="JSON, tables and plot of what was run")
     report_parser.add_argument(
         "runs",
@@ -74,24 +77,15 @@ class Task:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Every model that has no JSON yet, as far as the time goes, then second starts."""
+    """Every model that has no JSON yet, then second starts, as long as there is time."""
     start, runs = time.monotonic(), args.runs
     tasks = list(_tasks(args, models(SHAPES[args.shape].dense)))
     (runs / "logs").mkdir(parents=True, exist_ok=True)
     if not (runs / "run.json").exists():
-        facts = {
-            "shape": args.shape,
-            "engine": json.loads(args.engine),
-            "commit": args.commit or _commit(),
-            "date": datetime.now(UTC).date().isoformat(),
-        }
+        facts = {"shape": args.shape, "engine": json.loads(args.engine), **source(args.commit)}
         write_json(runs / "run.json", facts)
-    if not (roofs := runs / "roofs.json").exists():
-        log, cache = runs / "logs" / "roofs.log", runs / "caches"
-        with ended(
-            Process("benchmarks.engines.whole_model.roofs", log, roofs, cache=cache)
-        ) as process:
-            process.wait(args.longest)
+    if not (runs / "roofs.json").exists():
+        _measure_roofs(runs, args.longest)
     alone = [task for task in tasks if task.model.name == "dense" and task.batches]
     together = [task for task in tasks if task.batches and task not in alone]
     again = [task for task in tasks if not task.batches]
@@ -99,35 +93,72 @@ def run(args: argparse.Namespace) -> None:
     for number, queue in enumerate((alone, together, again)):
         if number == 1 and args.together:
             _compile_together(args, together)
-        with contextlib.ExitStack() as processes:
-            waiting: Process | None = None
+        with contextlib.ExitStack() as engines:
+
+            def opened(task: Task, engines: contextlib.ExitStack = engines) -> Engine:
+                engine = _open(args, task.model, f"{task.name}.log")
+                engines.callback(engine.close)
+                return engine
+
+            waiting: Engine | None = None
             for place, task in enumerate(queue):
                 if not task.batches and _started_warm(args, task.model):
                     continue
-                this = waiting or processes.enter_context(ended(_engine(args, task)))
+                engine = waiting or opened(task)
                 timed, left = task.batches > 0, args.seconds - (time.monotonic() - start)
                 if left < spent.get(timed, GUESSES[timed]):
                     print(f"no time left for {task.name}: run the same command again", flush=True)
                     return
                 waiting = None
-                if timed and place + 1 < len(queue):  # reads vLLM's files meanwhile
-                    waiting = processes.enter_context(ended(_engine(args, queue[place + 1])))
-                this.go()
-                spent[timed] = this.wait(args.longest)
+                if timed and place + 1 < len(queue):  # it imports vLLM meanwhile
+                    waiting = opened(queue[place + 1])
+                spent[timed] = _measure(args, task, engine)
+
+
+def _measure_roofs(runs: Path, longest: float) -> None:
+    module = "benchmarks.engines.whole_model.roofs"
+    with (runs / "logs" / "roofs.log").open("w") as log:
+        command = [sys.executable, "-m", module, str(runs / "roofs.json")]
+        subprocess.run(command, stdout=log, stderr=log, timeout=longest, check=True)
+
+
+def _measure(args: argparse.Namespace, task: Task, engine: Engine) -> float:
+    """Start the engine, write what is measured, and end it; the seconds that all of it took."""
+    begun = time.monotonic()
+    compiled_before = _is_compiled(args, task.model)
+    try:
+        engine.start(**_options(args, task.model))
+        batches = SHAPES[args.shape].batches[: task.batches]
+        result = measure(engine, batches, begun + args.longest)
+        out = args.runs / f"{task.name}.json"
+        write_json(out, {"compiled_before": compiled_before, **result})
+    except EngineError as e:
+        print(f"{task.name}: failed: {e}; see {engine.log}", flush=True)
+    finally:
+        engine.close(SHUTDOWN_SECONDS)
+    seconds = time.monotonic() - begun
+    print(f"{seconds:6.1f} s  {task.name}", flush=True)
+    return seconds
 
 
 def _compile_together(args: argparse.Namespace, tasks: list[Task]) -> None:
     """Start models at once, so that every core compiles; none of them is timed."""
-    fresh = [task for task in tasks if not _is_compiled(args, task.model)]
-    with contextlib.ExitStack() as processes:
-        engines = [
-            processes.enter_context(ended(_engine(args, task, beside_others=True)))
-            for task in fresh[: args.together]
-        ]
+    fresh = [task.model for task in tasks if not _is_compiled(args, task.model)]
+    # Neither is part of the key under which compiled code is cached.
+    little = {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.05}
+    deadline = time.monotonic() + args.longest
+    with contextlib.ExitStack() as stack:
+        engines = []
+        for model in fresh[: args.together]:
+            engine = _open(args, model, f"{model.name}.beside.log")
+            stack.callback(engine.close)
+            engine.start(**_options(args, model, **little))
+            engines.append(engine)
         for engine in engines:
-            engine.go()
-        for engine in engines:
-            engine.wait(args.longest)
+            try:
+                measure(engine, (), deadline)
+            except EngineError as e:
+                print(f"{engine.name}: {e}; see {engine.log}", flush=True)
 
 
 def _tasks(args: argparse.Namespace, every: list[Model]) -> Iterator[Task]:
@@ -167,27 +198,34 @@ def _is_compiled(args: argparse.Namespace, model: Model) -> bool:
     return (_cache(args, model) / "triton").exists()
 
 
-def _engine(args: argparse.Namespace, task: Task, beside_others: bool = False) -> Process:
-    """An engine that waits to be told to start; beside others, it only does that."""
-    model, logs = task.model, args.runs / "logs"
-    directory, out = args.runs / "models" / model.name, args.runs / f"{task.name}.json"
-    model.write(directory)
-    batches = ("--batches", str(task.batches))
-    log = logs / f"{task.name}.log"
-    if beside_others:
-        out, batches = logs / f"{task.name}.beside.json", ("--beside-others",)
-        log = logs / f"{task.name}.beside.log"
-    options = () if model.options is None else ("--options", json.dumps(model.options))
-    engine = ("--shape", args.shape, "--engine", args.engine)
-    arguments = (directory, out, *engine, *batches, *options)
-    module = "benchmarks.engines.whole_model.engine"
-    return Process(module, log, *arguments, cache=_cache(args, model))
+def _open(args: argparse.Namespace, model: Model, log: str) -> Engine:
+    """A process that imports vLLM and then waits; the model's directory."""
+    model.write(args.runs / "models" / model.name)
+    cache = _cache(args, model)
+    return Engine(
+        model.name,
+        args.runs / "logs" / log,
+        VLLM_CACHE_ROOT=str(cache / "vllm"),
+        TRITON_CACHE_DIR=str(cache / "triton"),
+        TORCHINDUCTOR_CACHE_DIR=str(cache / "inductor"),
+    )
 
 
-def _commit() -> str:
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    found = subprocess.run(git, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+def _options(args: argparse.Namespace, model: Model, **more: Any) -> dict[str, Any]:
+    """Arguments of LLM(...): vLLM's defaults, but for what the measurements need."""
+    weights: dict[str, Any] = {"load_format": "dummy"}
+    if model.options is not None:
+        weights = {"load_format": "gac", "model_loader_extra_config": model.options}
+    return {
+        "model": str(args.runs / "models" / model.name),
+        "skip_tokenizer_init": True,
+        "disable_log_stats": False,  # requests then record when their tokens came
+        "seed": 0,
+        **weights,
+        **more,
+        **SHAPES[args.shape].engine,
+        **json.loads(args.engine),
+    }
 
 
 if __name__ == "__main__":

@@ -1,120 +1,107 @@
-"""One model in one process: starts vLLM with its defaults, times batches, writes what it saw.
+"""What is measured of one model: startups, batches, and which engine came up."""
 
-Begins when it is given a line on standard input; see __main__.py.
-"""
-
-import argparse
-import json
-import os
 import statistics
-import sys
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.common.engine_batches import decode_seconds, generate
-from benchmarks.engines.whole_model.models import SHAPES, Batch
+from benchmarks.common.engine_process import Engine
+from benchmarks.common.engine_questions import batch_seconds, facts
+from benchmarks.engines.whole_model.models import Batch
 from benchmarks.engines.whole_model.trace import kernel_times
-from vllm_gac.checkpoint.atomic_files import write_json
+
+# Batches whose steps are traced: one of prefill and three of decoding.
+_TRACED = 4
 
 
-def main() -> None:
-    """Wait, start, time the batches, write OUT once all is done."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--options", help="JSON of --model-loader-extra-config; dense without")
-    parser.add_argument("--shape", choices=SHAPES, required=True)
-    parser.add_argument("--engine", default="{}", help="JSON of more arguments of LLM(...)")
-    parser.add_argument("--batches", type=int, default=0, help="how many of the shape's to time")
-    parser.add_argument("--beside-others", action="store_true", help="take little GPU memory")
-    args = parser.parse_args()
+def measure(engine: Engine, batches: Sequence[Batch], deadline: float) -> dict[str, Any]:
+    """Time the batches on an engine that was started.
 
-    from vllm import LLM
+    Args:
+        engine: The engine; it must run with disable_log_stats=False.
+        batches: The batches to time. If there are four or more on a GPU, the steps of the first
+            four are traced as well.
+        deadline: The latest end, by `time.monotonic()`.
 
-    # So that the files of vLLM are read while the model before is still being timed.
-    if not sys.stdin.readline():
-        sys.exit("nobody said go")
-    shape = SHAPES[args.shape]
-    settings: dict[str, Any] = {"load_format": "dummy"}
-    if args.options:
-        settings = {"load_format": "gac", "model_loader_extra_config": json.loads(args.options)}
-    if args.beside_others:
-        # Neither is part of the key under which compiled code is cached.
-        settings |= {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.05}
-    compiled_before = Path(os.environ["TRITON_CACHE_DIR"]).exists()
-    begun = time.perf_counter()
-    llm = LLM(
-        str(args.directory),
-        skip_tokenizer_init=True,
-        disable_log_stats=False,  # requests then say when their tokens came
-        seed=0,
-        **settings | shape.engine | json.loads(args.engine),
-    )
-    startup = time.perf_counter() - begun
-    llm.collective_rpc(_watch_compilations)
-    # What is compiled only now, a first user waits for.
-    first = _generate(llm, Batch(2, 300, 4), 0)["seconds"]
-    startups = {
-        "compiled_before": compiled_before,
+    Returns:
+        Startup seconds, the engine's facts, the runs of each batch, and kernels.
+
+    Raises:
+        EngineError: The engine failed, or was not done in time.
+    """
+
+    def ask(question: Callable[..., Any], **arguments: Any) -> Any:
+        seconds = max(0.0, deadline - time.monotonic())
+        return engine.ask(question, seconds=seconds, **arguments)
+
+    def run(batch: Batch, seed: int) -> dict[str, float]:
+        size = {"prompts": batch.prompts, "length": batch.length, "output": batch.output}
+        times: dict[str, float] = ask(batch_seconds, **size, seed=seed)
+        return times
+
+    startup = engine.wait(max(0.0, deadline - time.monotonic()))
+    ask(watch_compilations)
+    # The first user waits for whatever is compiled only now.
+    first = run(Batch(2, 300, 4), 0)["seconds"]
+    result: dict[str, Any] = {
         "startup_seconds": startup,
         "first_answer_seconds": first,
+        **ask(facts),
+        **ask(cache_and_compilation),
+        "batches": {},
     }
-    result = {**startups, **_facts(llm), "batches": {}}
-    for batch in shape.batches[: args.batches]:
-        short = Batch(min(batch.prompts, 16), batch.length, min(batch.output, 8))
-        _generate(llm, short, -1)
-        runs = [_generate(llm, batch, run) for run in range(batch.runs)]
+    for batch in batches:
+        run(Batch(min(batch.prompts, 16), batch.length, min(batch.output, 8)), -1)
+        runs = [run(batch, number) for number in range(batch.runs)]
         result["batches"][batch.name] = runs
-        print(batch.name, [round(run["seconds"], 3) for run in runs], flush=True)
-    result["compiled_after_startup"] = llm.collective_rpc(_compilations)[0]
-    if args.batches >= 4 and llm.llm_engine.vllm_config.device_config.device_type == "cuda":
-        result["kernels"] = kernel_times(llm, shape.batches[:4])
-    write_json(args.out, result)
+        print(batch.name, [round(times["seconds"], 3) for times in runs], flush=True)
+    result["compiled_after_startup"] = ask(compilations)
+    if len(batches) >= _TRACED and result["device"] == "cuda":
+        result["kernels"] = ask(kernel_times, batches=batches[:_TRACED])
+    return result
 
 
 def median(runs: list[dict[str, float]], key: str) -> float:
-    """Of what the runs of one batch say for `key`."""
+    """The median of `key` over the runs of one batch."""
     return statistics.median(run[key] for run in runs)
 
 
-def _generate(llm: Any, batch: Batch, seed: int) -> dict[str, float]:
-    outputs, seconds = generate(llm, batch.prompts, batch.length, batch.output, seed)
-    return {"seconds": seconds, "decode_seconds": decode_seconds(outputs)}
+# ---- in the engine's process ------------------------------------------------------------------
 
 
-def _facts(llm: Any) -> dict[str, Any]:
-    """Of the engine, once it is up."""
-    import torch
-    import triton
-    import vllm
-
-    cache = llm.llm_engine.vllm_config.cache_config
-    available, backends, compiling = llm.collective_rpc(_worker_facts)[0]
+def cache_and_compilation(llm: Any) -> dict[str, Any]:
+    """The size of the KV cache, the memory for it, and the seconds of torch.compile."""
+    config = llm.llm_engine.vllm_config
+    available, compiling = llm.collective_rpc(_memory_and_compilation)[0]
     return {
         "torch_compile_seconds": compiling,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "versions": {m.__name__: m.__version__ for m in (vllm, torch, triton)},
-        "attention": {name: backends.count(name) for name in sorted(set(backends))},
-        "kv_blocks": cache.num_gpu_blocks,
-        "block_size": cache.block_size,
-        "kv_bytes_available": available or cache.kv_cache_memory_bytes,
+        "kv_blocks": config.cache_config.num_gpu_blocks,
+        "block_size": config.cache_config.block_size,
+        "kv_bytes_available": available or config.cache_config.kv_cache_memory_bytes,
     }
 
 
-# The rest runs in the worker.
+def watch_compilations(llm: Any) -> None:
+    """From now on, note every kernel that Triton compiles or reads from its cache on disk."""
+    llm.collective_rpc(_watch_compilations)
 
 
-def _worker_facts(worker: Any) -> tuple[int | None, list[str], float]:
-    """Bytes left for the cache, the attention backend of each layer, seconds in torch.compile."""
-    layers = worker.get_model().model.layers
-    backends = [layer.self_attn.attn.attn_backend.get_name() for layer in layers]
+def compilations(llm: Any) -> list[str]:
+    """The kernels noted since `watch_compilations`."""
+    names: list[str] = llm.collective_rpc(_compilations)[0]
+    return names
+
+
+# ---- in vLLM's worker -------------------------------------------------------------------------
+
+
+def _memory_and_compilation(worker: Any) -> tuple[int | None, float]:
+    """Bytes that the weights left for the cache, and seconds in torch.compile."""
     available = getattr(worker, "available_kv_cache_memory_bytes", None)
-    return available, backends, worker.vllm_config.compilation_config.compilation_time
+    return available, worker.vllm_config.compilation_config.compilation_time
 
 
 def _watch_compilations(worker: Any) -> None:
-    """From now on, note every kernel that Triton compiles, or reads from its cache on disk."""
     import triton
 
     worker.compiled_kernels = []
@@ -127,7 +114,3 @@ def _watch_compilations(worker: Any) -> None:
 
 def _compilations(worker: Any) -> list[str]:
     return sorted(worker.compiled_kernels)
-
-
-if __name__ == "__main__":
-    main()

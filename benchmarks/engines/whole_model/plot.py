@@ -42,7 +42,7 @@ def _draw(result: dict[str, Any]) -> tuple[str, Figure]:
     axes.set_xticks(range(len(rows)), [row["name"] for row in rows], rotation=15, ha="right")
     axes.set_ylim(_LEAST if _lowest(rows) < 0 else 0, _MOST)
     axes.set_ylabel("realized: (speedup - 1) / (ideal - 1)")
-    axes.set_title(f"What came back as time and room: {result['gpu']}, {result['date']}")
+    axes.set_title(f"What came back as time and room: {result['machine']}, {result['date']}")
     axes.legend(ncols=len(phases), loc="lower center", bbox_to_anchor=(0.5, -0.32))
     return "", figure
 

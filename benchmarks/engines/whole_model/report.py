@@ -1,10 +1,13 @@
 """What was run, beside what was promised: JSON, tables and a plot."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.markdown import table
+from benchmarks.common.page import origin
 from benchmarks.engines.whole_model import ideal
 from benchmarks.engines.whole_model.engine import median
 from benchmarks.engines.whole_model.models import SHAPES, Batch, Model, models
@@ -65,7 +68,7 @@ def results(runs: Path, dense_runs: Path | None = None) -> dict[str, Any]:
                 "what": model.what,
                 "parameters": model.layout.parameters,
                 "kv_bytes_per_token": _kv_bytes(model),
-                "attention": own["attention"],
+                "attention": dict(sorted(Counter(own["attention"]).items())),
                 "batches": {
                     batch.name: _batch(pair, batch, rates)
                     for batch in shape.batches
@@ -82,8 +85,8 @@ def results(runs: Path, dense_runs: Path | None = None) -> dict[str, Any]:
                 },
             }
         )
-    about = {"gpu": dense["gpu"], "versions": dense["versions"], **facts, "roofs": roofs}
-    return {"command": COMMAND, **about, "models": rows}
+    software = {name: dense[name] for name in ("machine", "vllm", "torch", "triton")}
+    return {"command": COMMAND, **software, **facts, "roofs": roofs, "models": rows}
 
 
 def _startups(first: dict[str, Any], again: dict[str, Any] | None) -> dict[str, float | None]:
@@ -150,7 +153,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 def markdown(result: dict[str, Any], figure: str) -> str:
     """The page."""
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     settings = DEFAULTS + (f" but {json.dumps(result['engine'])}" if result["engine"] else "")
     roofs, rows = result["roofs"], result["models"]
     phases, batches = list(rows[0]["phases"]), list(rows[0]["batches"])
@@ -172,8 +174,7 @@ def markdown(result: dict[str, Any], figure: str) -> str:
         [
             "# Whole models in vLLM",
             "",
-            f"{result['gpu']}, {result['date']}, {versions}, commit {result['commit']}, "
-            f"`{result['command']}`.",
+            f"{origin(result)}.",
             f"{settings}. Ideal: prefill by FLOPs, decode by the bytes of "
             "weights and cached tokens",
             "that every step reads, a whole batch by both at the rates of this machine in this "
@@ -269,5 +270,5 @@ def _gains(compared: dict[str, dict[str, float | None]], names: list[str]) -> li
 
 
 def _table(columns: list[str], rows: list[list[Any]]) -> list[str]:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return [*("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines), ""]
+    """A table and the empty line after it."""
+    return [*table(columns, rows), ""]

@@ -1,0 +1,1 @@
+"""Many requests that share a long prefix, on one GPU: see __main__.py."""
