@@ -1,21 +1,17 @@
-"""Hooks of `make docs`: which files the site has, and the page of the command line.
+"""Hooks of `make docs`: which files the site has.
 
 The site has the pages of the whole repository, each at its own place, and the other files that they
 link. So a link is right in the site if it is right in the repository.
 """
 
-import contextlib
-import io
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from command_line import command_line_page  # beside this file
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-
-from vllm_gac.cli import main
 
 ROOT = Path(__file__).parents[1]
 _FOLDERS = ("docs", "benchmarks", "fuzz", "loadtest", "patches", "serving_configs")
@@ -37,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         )
         for path in paths
     ]
-    return Files([*kept, File.generated(config, "docs/cli.md", content=command_line())])
+    return Files([*kept, File.generated(config, "docs/cli.md", content=command_line_page())])
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -53,24 +49,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return text
 
     return _LINK.sub(resolved, markdown)
-
-
-def command_line() -> str:
-    """The page of `vllm-gac` and its verbs: what --help prints."""
-    os.environ["COLUMNS"] = "100"  # of argparse's lines, whatever the terminal
-    top = _help()
-    verbs = re.findall(r"^ {4}(\w+)", top.partition("verbs:")[2], re.MULTILINE)
-    parts = ["# Command line", "What `vllm-gac --help` and `vllm-gac VERB --help` print."]
-    for title, text in (("vllm-gac", top), *((f"vllm-gac {verb}", _help(verb)) for verb in verbs)):
-        parts += [f"## {title}", f"```text\n{text.rstrip()}\n```"]
-    return "\n\n".join(parts) + "\n"
-
-
-def _help(*verb: str) -> str:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        main([*verb, "--help"])
-    return printed.getvalue()
 
 
 def _linked_files(page: Path) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import runpy
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from tests.cli.test_main import VERBS
+from tests.test_import_rules import ALLOWED, SERVING
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import GacSection, KeySection, LayerSection, ValueSection
 
@@ -84,6 +87,34 @@ def test_commands_are_modules_that_run(page: str) -> None:
     paths = [ROOT / module.replace(".", "/") for module in modules]
     runs = [path / "__main__.py" if path.is_dir() else path.with_suffix(".py") for path in paths]
     assert not [path for path in runs if not path.is_file()]
+
+
+def test_the_page_of_the_benchmarks_names_commands_that_run() -> None:
+    page = _text(ROOT / "benchmarks/README.md")
+    names = re.findall(r"^\| `([\w.*]+)[^`]*` \|", page.partition("| `python -m")[2], re.MULTILINE)
+    assert len(names) > 15
+    for name in names:
+        path = ROOT / "benchmarks" / name.removesuffix(".*").replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file(), name
+
+
+def test_the_page_of_the_command_line_has_every_verb() -> None:
+    page: str = runpy.run_path(str(ROOT / "docs/command_line.py"))["command_line_page"]()
+    assert set(re.findall(r"^## vllm-gac (\w+)$", page, re.MULTILINE)) == set(VERBS)
+    assert all(f"usage: vllm-gac {verb} " in page for verb in VERBS)
+
+
+@pytest.mark.parametrize(
+    ("header", "allowed"), [("package", ALLOWED), ("folder of `serving`", SERVING)]
+)
+def test_the_import_tables_are_those_that_are_enforced(
+    header: str, allowed: dict[str, str]
+) -> None:
+    page = _text(ROOT / "docs/architecture.md")
+    table = page.partition(f"| {header} | may import |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
+    shown = {name: set(re.findall(r"`(\w+)`", below)) for name, below in rows}
+    assert shown == {name: set(below.split()) for name, below in allowed.items()}
 
 
 def example() -> dict[str, Any]:
