@@ -1,7 +1,7 @@
-"""Prefill chunks of any heads; `serving.attention.prefill` against the fp32 reference on them.
+"""Prefill chunks of many head shapes, and the error of `serving.attention.prefill` on them.
 
-Run as a program it checks all of them on the CPU: through Triton's interpreter, with the interface
-of vLLM's FlashAttention in plain torch below it.
+The error is relative to the fp32 reference. Run as a program, this checks all cases on the CPU, in
+Triton's interpreter and with a plain torch function in place of vLLM's FlashAttention.
 """
 
 import sys
@@ -24,7 +24,7 @@ WHOLE_PROMPTS = [(100, 0), (64, 0), (1, 0), (17, 0)]
 
 @dataclass(frozen=True)
 class Heads:
-    """A layer's heads; `latent` is how many KV heads each latent gives keys to, 0 for rotary."""
+    """A layer's heads; `latent` is the number of KV heads rebuilt from a latent, 0 for rotary."""
 
     geometry: CacheGeometry
     latent: int = 0
@@ -51,9 +51,10 @@ KERNELS = ["FA2", "FA3", "FA4"]
 
 @dataclass(frozen=True)
 class Case:
-    """One chunk; `quantized`: an fp8 cache; `heads_first`: how pages lie in memory.
+    """One prefill step.
 
-    `most_gathered` and `in_place` are those of prefill.py.
+    `quantized` says whether the cache is fp8, `heads_first` whether pages are stored head by head.
+    `most_gathered` and `in_place` are described in serving/attention/prefill.py.
     """
 
     heads: Heads
@@ -67,7 +68,7 @@ class Case:
 
 
 def relative_error(case: Case, device: str, dtype: torch.dtype) -> float:
-    """Of prefill_attention on random numbers, against attention in fp32."""
+    """The error of prefill_attention on random numbers, relative to attention in fp32."""
     from vllm_gac.serving.attention.prefill import PrefillLayer, prefill_attention, prefill_batch
 
     torch.manual_seed(0)
@@ -120,9 +121,9 @@ def relative_error(case: Case, device: str, dtype: torch.dtype) -> float:
 
 
 def cases(kernels: list[str]) -> list[Case]:
-    """Every kernel on every heads: whole prompts, later chunks, a window, an fp8 cache.
+    """Every kernel on all heads that it takes on Hopper.
 
-    Without those that a kernel refuses on Hopper.
+    Covers whole prompts, later chunks, a sliding window and an fp8 cache.
     """
     found = []
     for kernel in kernels:
@@ -134,11 +135,11 @@ def cases(kernels: list[str]) -> list[Case]:
         found += [Case(HEADS[1], kernel, window=50), Case(HEADS[7], kernel, window=50)]
         found += [Case(HEADS[1], kernel, quantized=True), Case(HEADS[7], kernel, quantized=True)]
         found += [Case(heads, kernel, heads_first=True) for heads in (HEADS[0], HEADS[1], HEADS[7])]
-    # In parts: of one sequence or two, whole prompts among them.
+    # Gathered in parts of one or two sequences, whole prompts among them.
     found += [Case(HEADS[i], "FA4", most_gathered=224) for i in (1, 7)]
     found += [Case(HEADS[5], "FA3", most_gathered=224)]
     found += [Case(HEADS[1], "FA4", window=50, most_gathered=100, quantized=True)]
-    # Padded by a kernel that reads pages.
+    # Heads that a kernel which reads pages pads.
     found += [Case(heads, "FA4", in_place="FA3", most_gathered=224) for heads in HEADS[1:4]]
     return [case for case in found if case.kernel in kernels]
 
@@ -160,7 +161,7 @@ def flash_attention(
     num_splits: int,
     fa_version: int,
 ) -> None:
-    """Causal attention aligned at the last token, over dense or paged keys; as vLLM's function."""
+    """vLLM's function in plain torch: causal attention over contiguous or paged keys."""
     assert fa_version == 4 or q.shape[2] == v.shape[-1] or q.shape[2] <= 64 or q.shape[2] == 192
     assert fa_version != 2 or q.shape[2] == v.shape[-1]
     assert q.shape[2] == k.shape[-1]

@@ -1,4 +1,4 @@
-"""Which kernels a layer gets on the machine at hand, made up here."""
+"""Which kernels a layer gets on a GPU, made up here, and on a CPU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +31,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_gpu_that_was_not_measured_gets_defaults() -> None:
     assert layer.attention_kernels(EQUAL).backend == "stock"
-    found = layer.attention_kernels(UNEQUAL)
-    assert found == Kernels("gac", "gac", "FA4", False)
+    assert layer.attention_kernels(UNEQUAL) == Kernels("gac", "gac", "FA4", False)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -44,8 +43,7 @@ def test_the_loaders_profile_decides(tmp_path: Path) -> None:
     profile = read_profile("h200").model_copy(update={"prefill_kernels": times})
     write_profile(tmp_path / "profile.json", profile)
     options = {"gpu": str(tmp_path / "profile.json")}
-    found = layer.attention_kernels(UNEQUAL, options)
-    assert found == Kernels("gac", "gac", "FA3", True)
+    assert layer.attention_kernels(UNEQUAL, options) == Kernels("gac", "gac", "FA3", True)
     with pytest.raises(ProfileError, match="no profile of GPU 'h900'"):
         layer.attention_kernels(UNEQUAL, {"gpu": "h900"})
 
@@ -60,5 +58,5 @@ def test_a_cpu_has_vllms_kernel_for_some_heads_and_the_reference_for_the_rest() 
     layer._attention_kernels.cache_clear()
     assert layer.attention_kernels(EQUAL).prefill == "stock"
     for geometry in (replace(EQUAL, form="latent"), UNEQUAL):
-        found = layer.attention_kernels(geometry)
-        assert found == Kernels("gac", "reference", "reference", False)
+        kernels = layer.attention_kernels(geometry)
+        assert kernels == Kernels("gac", "reference", "reference", False)

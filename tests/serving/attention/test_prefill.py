@@ -1,5 +1,7 @@
-"""Prefill against the fp32 reference: on a GPU every kernel that is installed, elsewhere what is
-ours (gathering, rebuilding, views over packed rows), with a stand-in for the kernels below it.
+"""Prefill against the fp32 reference.
+
+On a GPU with every installed kernel. Elsewhere with a stand-in for FlashAttention, which checks our
+own part: gathering, rebuilding latent keys, and views over packed rows.
 """
 
 import pytest
@@ -11,9 +13,9 @@ from tests.kernels.interpreter import run_interpreted
 from tests.serving.attention.prefill_cases import KERNELS, Case, cases, relative_error
 
 
-def test_what_kernels_are_given_is_right_in_tritons_interpreter() -> None:
-    said = run_interpreted("tests.serving.attention.prefill_cases")
-    assert said.count("relative error") == len(cases(KERNELS))
+def test_kernels_get_the_right_inputs_in_tritons_interpreter() -> None:
+    printed = run_interpreted("tests.serving.attention.prefill_cases")
+    assert printed.count("relative error") == len(cases(KERNELS))
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Prefill holds no more memory than vLLM was shown, however long the contexts of a step are."""
+"""Prefill allocates no more memory than vLLM measured, however long the contexts of a step are."""
 
 import itertools
 import weakref
@@ -24,7 +24,7 @@ from vllm_gac.serving.attention.prefill import (
     runs_within,
 )
 from vllm_gac.serving.attention.prefill_kernels import (
-    Context,
+    ContextLayout,
     attend,
     fa3_splits,
     in_place_kernel,
@@ -42,7 +42,7 @@ CONTEXTS = st.lists(
 
 
 class MostHeld(TorchDispatchMode):
-    """Bytes of tensors made and not yet freed, and the most there were at once."""
+    """Counts the bytes of live tensors: those now, and the most at any time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class MostHeld(TorchDispatchMode):
 
 
 class Launcher:
-    """A Triton kernel that does nothing, and keeps nothing alive as a mock would."""
+    """A Triton kernel that does nothing. Unlike a mock, it keeps no tensor alive."""
 
     def __getitem__(self, grid: object) -> Any:
         return lambda *_, **__: None
@@ -81,7 +81,7 @@ def layer_of(geometry: CacheGeometry, kernel: str, in_place: str | None = None) 
 def run(
     layer: PrefillLayer, chunks: list[tuple[int, int]], most: int, quantized: bool = False
 ) -> tuple[list[tuple[str, Any]], int]:
-    """Every call of a kernel, as (name, context), and the most bytes held; nothing is computed."""
+    """Every kernel call, as (name, context), and the most bytes allocated. Computes nothing."""
     g, options = layer.geometry, {"dtype": torch.bfloat16, "device": "meta"}
     queries, past = map(torch.tensor, zip(*chunks, strict=True))
     starts, lengths = torch.tensor([0, *queries.tolist()]).cumsum(0), queries + past
@@ -125,8 +125,8 @@ def test_runs_hold_every_sequence_once_and_no_more_than_they_may(
 
 
 @given(CONTEXTS, st.integers(1, 900))
-def test_parts_are_the_batch(chunks: list[tuple[int, int]], most: int) -> None:
-    """Each token, context and page of it once, in order, as if the parts were batches."""
+def test_parts_make_up_the_batch(chunks: list[tuple[int, int]], most: int) -> None:
+    """Each token, context and page is in one part, in order; each part is a valid batch."""
     queries, past = map(torch.tensor, zip(*chunks, strict=True))
     starts, lengths = torch.tensor([0, *queries.tolist()]).cumsum(0), queries + past
     table = torch.arange(2 * len(chunks)).view(-1, 2)
@@ -164,7 +164,7 @@ def test_parts_are_the_batch(chunks: list[tuple[int, int]], most: int) -> None:
         ]
     ),
 )
-def test_no_step_holds_more_than_is_reserved(
+def test_no_step_allocates_more_than_is_reserved(
     chunks: list[tuple[int, int]], kind: tuple[CacheGeometry, str, bool]
 ) -> None:
     geometry, kernel, quantized = kind
@@ -175,7 +175,7 @@ def test_no_step_holds_more_than_is_reserved(
     assert held <= reserved
 
 
-def test_a_kernel_of_equal_heads_holds_one_result_at_a_time() -> None:
+def test_xformers_holds_one_result_at_a_time() -> None:
     tokens, heads, kv_heads, size = 100, 32, 8, 64
     query, output = torch.empty(2, tokens, heads, size, dtype=torch.bfloat16, device="meta")
     keys, values = torch.empty(2, tokens, kv_heads, size, dtype=torch.bfloat16, device="meta")
@@ -188,12 +188,12 @@ def test_a_kernel_of_equal_heads_holds_one_result_at_a_time() -> None:
         mock.patch.object(torch.ops.aten, "_efficient_attention_forward", forward),
         MostHeld() as held,
     ):
-        context = Context(tokens, starts=starts)
+        context = ContextLayout(tokens, starts=starts)
         attend("xformers", query, keys, values, starts, tokens, context, 0.1, None, output)
     assert 0 < held.most <= kernel_bytes("xformers", tokens, heads, kv_heads, size, torch.bfloat16)
 
 
-def test_what_is_reserved_does_not_grow_with_the_sequences() -> None:
+def test_memory_does_not_grow_with_the_number_of_sequences() -> None:
     layer, chunks = layer_of(LATENT, "FA3"), [(100, 120_000)] * 80
     calls, held = run(layer, chunks, 1 << 18)
     assert len(calls) == 40
@@ -213,7 +213,7 @@ def test_what_is_reserved_does_not_grow_with_the_sequences() -> None:
         (CacheGeometry(32, 128, 32, 128, 32, 128), H200, 131072, 2048),  # 64 GiB of cache in all
     ],
 )
-def test_rows_of_a_whole_context_or_of_a_share_of_the_gpu(
+def test_rows_take_one_context_or_a_share_of_the_gpu(
     geometry: CacheGeometry, memory: int, longest: int, mebibytes: int
 ) -> None:
     layer = layer_of(geometry, "FA4" if geometry is ROTARY else "FA3")
@@ -223,7 +223,7 @@ def test_rows_of_a_whole_context_or_of_a_share_of_the_gpu(
     assert tokens * row == mebibytes * MIB
 
 
-def test_nothing_is_reserved_beyond_what_sequences_there_can_be() -> None:
+def test_no_more_is_reserved_than_all_sequences_can_take() -> None:
     assert tokens_at_once(2560, H200, 512, 4) == 2048
     assert tokens_at_once(2560, H200, 500, 1) == 512
 
@@ -272,10 +272,10 @@ def test_pages_are_read_by_flash_attention_3_on_hopper_alone() -> None:
     st.sampled_from([(32, 8), (4, 1), (8, 1), (32, 32), (64, 8)]),
     st.sampled_from([64, 128, 256]),
 )
-def test_what_flash_attention_3_holds_of_split_contexts_is_bounded(
+def test_flash_attention_3_splits_contexts_within_bounded_memory(
     sequences: int, longest: int, heads: tuple[int, int], size: int
 ) -> None:
-    """By its heuristic as of vLLM 0.32, on all multiprocessors, with its smallest tiles."""
+    """Repeats its heuristic of vLLM 0.32, for all multiprocessors and its smallest tiles."""
     tokens = min(sequences * longest, 16384)
     query, values = (
         torch.empty(count, many, size, device="meta")
@@ -291,7 +291,7 @@ def test_what_flash_attention_3_holds_of_split_contexts_is_bounded(
 
 @pytest.fixture
 def impl(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Of a layer of latent keys, on a server of 4096 tokens of context."""
+    """The implementation of a layer with latent keys, in a server with 4096 tokens of context."""
     from vllm_gac.serving.attention import gpu_backend, prefill_memory
 
     made = object.__new__(gpu_backend.GacImpl)
@@ -308,8 +308,10 @@ def impl(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_the_run_that_vllm_measures_holds_what_prefill_may_need(impl: Any, measured: bool) -> None:
-    """That run has no cache; later ones without attention have, and are not measured."""
+def test_the_run_that_vllm_measures_allocates_what_prefill_may_need(
+    impl: Any, measured: bool
+) -> None:
+    """The measured run has no cache. Later dummy runs have one, and allocate nothing."""
     query, output = torch.empty(2, 1000, 32, 128, dtype=torch.bfloat16, device="meta")
     cache = torch.empty(0 if measured else 9)
     with MostHeld() as held:
@@ -325,8 +327,8 @@ def test_the_run_that_vllm_measures_holds_what_prefill_may_need(impl: Any, measu
     ("geometry", "kernel", "new"),
     [(ROTARY, "FA4", 900), (ROTARY, "FA4", 60), (LATENT, "FA3", 60), (LATENT, "FA4", 60)],
 )
-def test_on_a_gpu_too(geometry: CacheGeometry, kernel: str, new: int) -> None:
-    """20 sequences that share the pages of 50,000 tokens; the same result as each alone."""
+def test_memory_stays_in_bounds_on_a_gpu(geometry: CacheGeometry, kernel: str, new: int) -> None:
+    """20 sequences share the pages of 50,000 tokens; each gets the same result as alone."""
     from vllm_gac.serving.attention.prefill_kernels import installed_gpu
 
     if kernel not in installed_gpu().installed or installed_gpu().capability[0] != 9:
@@ -373,7 +375,7 @@ def test_on_a_gpu_too(geometry: CacheGeometry, kernel: str, new: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(32, 8), (8, 1)])
 def test_split_contexts_of_many_short_sequences_on_a_gpu(heads: tuple[int, int]) -> None:
-    """FlashAttention 3 from pages, as in a step of 200 sequences with 32 new tokens each."""
+    """FlashAttention 3 reads pages in a step of 200 sequences with 32 new tokens each."""
     from vllm_gac.serving.attention.prefill_kernels import installed_gpu
 
     if "FA3" not in installed_gpu().installed or installed_gpu().capability[0] != 9:
@@ -395,4 +397,4 @@ def test_split_contexts_of_many_short_sequences_on_a_gpu(heads: tuple[int, int])
     prefill_attention(layer, query, key, value, cache, batch, output)
     held = torch.cuda.max_memory_allocated() - before
     reserved = prefill_bytes(layer, count * new, 0, quantized=False, dtype=torch.bfloat16)
-    assert held <= reserved + MIB  # what schedules its parts
+    assert held <= reserved + MIB  # 1 MiB for the kernel's scheduler

@@ -1,4 +1,4 @@
-"""What prefill is compiled with is shaped, and lies in memory, as what is served."""
+"""Prefill is compiled with tensors of the shapes and strides that are served."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ GEOMETRY = CacheGeometry(8, 120, 4, 120, 2, 80)
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
-    """Arguments of every prefill that was run, of a model of two layers that are alike."""
+    """Arguments of every prefill call, for a model of two equal layers."""
     seen: list[tuple[Any, ...]] = []
     impl = SimpleNamespace(
         prefill_layer=PrefillLayer(GEOMETRY, "FA3", (9, 0), 0.1),
@@ -32,7 +32,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
     monkeypatch.setattr(prefill_warmup, "prefill_attention", lambda *args: seen.append(args))
     monkeypatch.setattr(prefill_warmup, "_compiled", set())
     for name in ("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"):
-        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.setenv(name, "")  # so that it is restored afterwards
     return seen
 
 
@@ -48,7 +48,7 @@ def _compile(layout: str) -> None:
 @pytest.mark.parametrize(
     ("layout", "strides"), [("LBHNC", (32 * 320, 320)), ("LBNHC", (320, 2 * 320))]
 )
-def test_whole_prompts_and_later_parts_of_every_class_once(
+def test_every_class_compiles_once_without_and_with_a_past(
     layout: str, strides: tuple[int, int], runs: list[tuple[Any, ...]]
 ) -> None:
     for _ in range(2):

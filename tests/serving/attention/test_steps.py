@@ -1,4 +1,4 @@
-"""One step's metadata, shared by the builders of all classes of heads."""
+"""The builders of all classes of heads share one step's metadata."""
 
 from types import ModuleType
 from typing import Any
@@ -49,11 +49,11 @@ def test_builders_of_all_classes_build_a_step_once(
     build = backend.prefill_batches
     monkeypatch.setattr(backend, "prefill_batches", lambda *a: calls.append(1) or build(*a))
     common = step([1, 1, 20, 7], [50, 9, 20, 30])
-    found = [builder(backend, name).build(0, common) for name in "abc"]
+    built = [builder(backend, name).build(0, common) for name in "abc"]
     assert len(calls) == 1
-    assert [metadata.scratch for metadata in found] == ["a", "b", "c"]
-    assert len({id(metadata.step) for metadata in found}) == 1
-    assert builder(backend, "a").build(0, step([1], [5])).step is not found[0].step
+    assert [metadata.scratch for metadata in built] == ["a", "b", "c"]
+    assert len({id(metadata.step) for metadata in built}) == 1
+    assert builder(backend, "a").build(0, step([1], [5])).step is not built[0].step
 
 
 @pytest.mark.parametrize("change", ["seq_lens", "block_table_tensor", "query_start_loc"])
@@ -66,18 +66,18 @@ def test_a_batch_that_was_changed_is_built_again(backend: ModuleType, change: st
     assert made.build(0, common).step is again
 
 
-def test_drafts_never_share(backend: ModuleType) -> None:
+def test_drafts_do_not_share_a_step(backend: ModuleType) -> None:
     common, made = step([1, 1], [50, 20]), builder(backend, "a")
     first = made.build_for_drafting(common, 0).step
     assert made.build_for_drafting(common, 1).step is not first
 
 
 def test_a_mixed_batch_is_split(backend: ModuleType) -> None:
-    found = backend.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1, 0)
-    assert found.decode_tokens == 2
-    assert found.decode_lengths.tolist() == [50, 9]
-    assert found.decode_block_table.shape == (2, 4)
-    ((rows, prefill),) = found.prefills
+    batch = backend.step_of(step([1, 1, 20, 7], [50, 9, 20, 30]), 1, 0)
+    assert batch.decode_tokens == 2
+    assert batch.decode_lengths.tolist() == [50, 9]
+    assert batch.decode_block_table.shape == (2, 4)
+    ((rows, prefill),) = batch.prefills
     assert rows == slice(2, 29)
     assert prefill.query_starts.tolist() == [0, 20, 27]
     assert prefill.context_starts.tolist() == [0, 20, 50]
@@ -93,27 +93,27 @@ def test_whole_prompts_have_no_past(backend: ModuleType, contexts: list[int], pa
     assert prefill.has_past == past
 
 
-def test_many_prompts_are_met_in_parts(backend: ModuleType) -> None:
-    """Each no larger than what kernels were compiled for, and all together once."""
+def test_many_prompts_are_split_into_parts(backend: ModuleType) -> None:
+    """No part is larger than the kernels compiled ahead take; each prompt is in one part."""
     queries = [1, 1, *(2 + i % 3 for i in range(600))]
     common = step(queries, [length + 5 for length in queries])
-    found = backend.step_of(common, 1, 0)
-    parts = [len(prefill.lengths) for _, prefill in found.prefills]
+    batch = backend.step_of(common, 1, 0)
+    parts = [len(prefill.lengths) for _, prefill in batch.prefills]
     assert parts == [256, 256, 88]
     end = 2
-    for rows, prefill in found.prefills:
+    for rows, prefill in batch.prefills:
         assert rows.start == end
         end = rows.stop
         assert prefill.query_starts[0] == prefill.context_starts[0] == 0
         assert prefill.query_starts[-1] == end - rows.start
         assert prefill.context_starts[-1] == prefill.context_tokens == int(prefill.lengths.sum())
     assert end == sum(queries)
-    tables = torch.cat([prefill.block_table for _, prefill in found.prefills])
+    tables = torch.cat([prefill.block_table for _, prefill in batch.prefills])
     assert torch.equal(tables, common.block_table_tensor[2:])
 
 
 def test_long_contexts_are_gathered_in_parts(backend: ModuleType) -> None:
-    """Of no more tokens than may be, and all together once; the decoding requests not at all."""
+    """No part exceeds the limit, and each prefilling request is in one part."""
     common = step([1, 1, 20, 7, 3, 9], [50, 9, 20, 30, 49, 1])
     ((rows, whole),) = backend.step_of(common, 1, 50).prefills
     assert rows == slice(2, 41)
@@ -125,6 +125,6 @@ def test_long_contexts_are_gathered_in_parts(backend: ModuleType) -> None:
 
 
 def test_a_decoding_batch_has_no_prefill(backend: ModuleType) -> None:
-    found = backend.step_of(step([1, 1], [50, 9]), 1, 0)
-    assert found.prefills == ()
-    assert found.decode_tokens == 2
+    batch = backend.step_of(step([1, 1], [50, 9]), 1, 0)
+    assert batch.prefills == ()
+    assert batch.decode_tokens == 2

@@ -1,4 +1,4 @@
-"""Compiles what a whole model decodes with when its first metadata builder is made."""
+"""Compiles the decode kernels of a whole model when vLLM makes its first metadata builder."""
 
 import time
 from collections.abc import Iterator
@@ -22,15 +22,23 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 def compiling_decode_kernels(
     vllm_config: VllmConfig, block_size: int, max_query_len: int, device: torch.device
 ) -> Iterator[None]:
-    """Meanwhile, compile for every layer of our backend and every batch the scheduler may make.
+    """Compile the decode kernels in a thread while the body of the `with` block runs.
 
-    All layers at once, so that no core waits; for the model's other builders nothing is left to do.
+    This covers every layer of our backend and every batch that the scheduler may make. All layers
+    are compiled at once, so that no core waits. The model's other builders then find everything
+    compiled.
+
+    Args:
+        vllm_config: The engine's config, with all attention layers registered.
+        block_size: Tokens in a page of the KV cache.
+        max_query_len: Most query tokens of one decoding request, drafted tokens included.
+        device: The GPU to compile for; its kind also decides whether MLP kernels are compiled.
     """
     kinds = _kinds(vllm_config, block_size, max_query_len)
     mlps = _mlps(vllm_config) if is_hopper(device) else set()
-    most = vllm_config.scheduler_config.max_num_seqs
+    max_sequences = vllm_config.scheduler_config.max_num_seqs
     with ThreadPoolExecutor(1) as thread:
-        compiled = thread.submit(_compile, kinds, most, device, mlps)
+        compiled = thread.submit(_compile, kinds, max_sequences, device, mlps)
         yield
         compiled.result()
 
@@ -43,7 +51,7 @@ def _compile(
 ) -> None:
     start = time.perf_counter()
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # each thread has its own
+        torch.cuda.set_device(device)  # each thread has its own current device
     compile_ahead(kinds, max_sequences, device, mlps)
     seconds = time.perf_counter() - start
     if seconds > 1:
@@ -51,14 +59,15 @@ def _compile(
 
 
 def _kinds(vllm_config: VllmConfig, block_size: int, max_query_len: int) -> list[DecodeKind]:
+    """One kind for each set of layers that share their decode kernels."""
     kinds: dict[object, DecodeKind] = {}
     for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
         impl = layer.impl
         if not isinstance(impl, PackedImpl):
             continue
         cache_dtype = impl.cached_dtype(layer)
-        group = None if impl.latent is None else impl.latent.up.shape
-        kinds[impl.geometry, group, impl.window, cache_dtype] = DecodeKind(
+        up_shape = None if impl.latent is None else impl.latent.up.shape
+        kinds[impl.geometry, up_shape, impl.window, cache_dtype] = DecodeKind(
             geometry=impl.geometry,
             dtype=vllm_config.model_config.dtype,
             cache_dtype=cache_dtype,
@@ -71,10 +80,10 @@ def _kinds(vllm_config: VllmConfig, block_size: int, max_query_len: int) -> list
 
 
 def _mlps(vllm_config: VllmConfig) -> set[tuple[int, torch.dtype]]:
-    """Features and dtype of the MLPs that swiglu_linear may be for."""
-    model = vllm_config.model_config
+    """Width and dtype of the MLPs that may run on swiglu_linear; width is per rank."""
+    model_config = vllm_config.model_config
     if vllm_config.quant_config is not None or vllm_config.lora_config is not None:
         return set()
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    layers = layout_of_hf(model.hf_config).layers
-    return {(layer.intermediate_size // ranks, model.dtype) for layer in layers}
+    layers = layout_of_hf(model_config.hf_config).layers
+    return {(layer.intermediate_size // ranks, model_config.dtype) for layer in layers}

@@ -1,9 +1,10 @@
-"""Attention backend GAC: any layout on a CUDA GPU, decode in full CUDA graphs.
+"""Attention backend GAC: serves any layout on a CUDA GPU, and decodes in full CUDA graphs.
 
-Decoding requests come first in a batch and run on our kernel; the others on `prefill.py`.
+Decoding requests come first in a batch and run on our kernel. The other requests run on a prefill
+kernel (attention/prefill.py).
 
-vLLM makes a builder for every class of heads, and asks each of them in every step. What they build
-is the same but for the scratch of the decode kernel, so the first one builds it for all.
+vLLM makes one builder for every class of heads and calls each of them in every step. Their results
+differ only in the scratch of the decode kernel, so the first builder builds the rest for all.
 """
 
 import operator
@@ -42,16 +43,20 @@ from vllm_gac.serving.attention.prefill_warmup import compile_prefill_kernels
 from vllm_gac.serving.config.engine_options import DTYPES, KV_CACHE_DTYPES, MAX_DECODE_QUERY
 from vllm_gac.serving.vllm_internals import notes_on
 
-# Sequences that prefill at once. For more, FlashAttention 4 compiles other kernels, in seconds.
+# Most sequences in one prefill call. For more, FlashAttention 4 compiles other kernels, which takes
+# seconds.
 MOST_SEQUENCES = 256
 _KEPT = "gac_step"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One step's batch: tensors of the decoding requests, then what prefills; for every layer.
+class StepBatch:
+    """The batch of one step, as every layer sees it.
 
-    Of each prefilling batch come first the rows of its tokens.
+    decode_query_starts int32 [requests + 1], decode_lengths int32 [requests] (context lengths) and
+    decode_block_table int32 [requests, blocks] describe the decoding requests, whose tokens are the
+    first `decode_tokens` rows. `prefills` holds the other requests, in batches of at most
+    MOST_SEQUENCES, each after the slice of rows that holds its tokens.
     """
 
     decode_tokens: int
@@ -64,14 +69,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class GacMetadata:
-    """What layers of one class of heads get."""
+    """The metadata that the layers of one class of heads receive in one step."""
 
-    step: Step
+    step: StepBatch
     scratch: DecodeScratch
 
 
 class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
-    """Builds the metadata of one step, and owns the scratch of the group's layers."""
+    """Builds the metadata of each step, and owns the scratch of the group's layers."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     reorder_batch_threshold: int | None
@@ -115,17 +120,25 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
     def build_for_drafting(
         self, common_attn_metadata: CommonAttentionMetadata, draft_index: int
     ) -> GacMetadata:
-        """As `build`, but a speculator changes its batch in place from draft to draft."""
-        step = _step(common_attn_metadata, self.max_decode_query, self.most_gathered)
+        """Build anew each time: a speculator changes its batch in place from draft to draft."""
+        step = _build_step(common_attn_metadata, self.max_decode_query, self.most_gathered)
         return GacMetadata(step, self.scratch)
 
 
-def step_of(common: CommonAttentionMetadata, max_decode_query: int, most_gathered: int) -> Step:
-    """The step that `common` describes; built once however many builders ask.
+def step_of(
+    common: CommonAttentionMetadata, max_decode_query: int, most_gathered: int
+) -> StepBatch:
+    """The batch that `common` describes, built once for all builders.
 
-    It is kept on `common`, which vLLM makes anew for every step, beside what it was made of.
+    It is kept on `common`, together with the values that it was built from. vLLM makes a new
+    `common` for every step; if one is changed in place, the batch is built again.
+
+    Args:
+        common: vLLM's description of the batch, decoding requests first.
+        max_decode_query: Most query tokens of a request that counts as decoding.
+        most_gathered: Tokens of context whose rows are gathered at once; 0 for no limit.
     """
-    made_of = (
+    built_from = (
         common.query_start_loc,
         common.query_start_loc_cpu,
         common.seq_lens,
@@ -136,19 +149,21 @@ def step_of(common: CommonAttentionMetadata, max_decode_query: int, most_gathere
         max_decode_query,
         most_gathered,
     )
-    kept: tuple[tuple[object, ...], Step] | None = notes_on(common).get(_KEPT)
-    if kept is not None and all(map(operator.is_, kept[0], made_of)):
+    kept: tuple[tuple[object, ...], StepBatch] | None = notes_on(common).get(_KEPT)
+    if kept is not None and all(map(operator.is_, kept[0], built_from)):
         return kept[1]
-    step = _step(common, max_decode_query, most_gathered)
-    notes_on(common)[_KEPT] = made_of, step
+    step = _build_step(common, max_decode_query, most_gathered)
+    notes_on(common)[_KEPT] = built_from, step
     return step
 
 
-def _step(common: CommonAttentionMetadata, max_decode_query: int, most_gathered: int) -> Step:
+def _build_step(
+    common: CommonAttentionMetadata, max_decode_query: int, most_gathered: int
+) -> StepBatch:
     decodes, prefills, decode_tokens, _ = split_decodes_and_prefills(
         common, decode_threshold=max_decode_query
     )
-    return Step(
+    return StepBatch(
         decode_tokens=decode_tokens,
         decode_query_starts=common.query_start_loc[: decodes + 1],
         decode_lengths=common.seq_lens[:decodes],
@@ -161,10 +176,10 @@ def _step(common: CommonAttentionMetadata, max_decode_query: int, most_gathered:
 def _prefills(
     common: CommonAttentionMetadata, first: int, last: int, most_gathered: int
 ) -> tuple[tuple[slice, PrefillBatch], ...]:
-    """Requests `first` to `last`, in batches that every kernel was compiled for."""
+    """Requests `first` to `last`, in batches small enough for the kernels compiled ahead."""
     if first == last:
         return ()
-    lengths = common.seq_lens_cpu_upper_bound  # exact for requests that prefill
+    lengths = common.seq_lens_cpu_upper_bound  # exact for prefilling requests
     if lengths is None:
         lengths = common.seq_lens.cpu()
     begins = range(first, last, MOST_SEQUENCES)
@@ -183,7 +198,7 @@ class GacImpl(PackedImpl[GacMetadata]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        assert self.prefill is not None  # attention.py chooses one for every layer of this backend
+        assert self.prefill is not None  # attention/layer.py chooses one for every layer on a GPU
         self.vllm_config = get_current_vllm_config()
         gpu = installed_gpu()
         layer = PrefillLayer(
@@ -205,14 +220,20 @@ class GacImpl(PackedImpl[GacMetadata]):
     def cache_target(
         self, layer: torch.nn.Module, kv_cache: torch.Tensor, slots: torch.Tensor
     ) -> CacheTarget:
-        """`slots` of the cache of `layer`, which this implements, and how numbers are cached."""
+        """Where and how to cache this step's keys and values.
+
+        Args:
+            layer: The attention layer that this object implements; holds the fp8 scales.
+            kv_cache: Its cache, [blocks, value heads, block_size, row].
+            slots: Slot of each token, int64 [tokens].
+        """
         kv_cache, k_scale, v_scale = self._as_held(layer, kv_cache)
         return CacheTarget(kv_cache, slots, k_scale, v_scale)
 
     def _as_held(
         self, layer: torch.nn.Module, kv_cache: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """The cache in the dtype of its numbers, and the scales of keys and values if it is fp8."""
+        """The cache viewed in its real dtype, and the scales of keys and values if it is fp8."""
         if not self.quantized:
             return kv_cache, None, None
         kv_cache = kv_cache.view(current_platform.fp8_dtype())
@@ -241,22 +262,22 @@ class GacImpl(PackedImpl[GacMetadata]):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if attn_metadata is None:
-            if not kv_cache.numel():  # vLLM measures what a step needs beside the cache
+            if not kv_cache.numel():  # the run in which vLLM measures a step's memory
                 self._reserve(query)
             return output.fill_(0)
         step = attn_metadata.step
-        first = step.decode_tokens
+        decoded = step.decode_tokens
         kv_cache, k_scale, v_scale = self._as_held(layer, kv_cache)
-        if first:
+        if decoded:
             decode_attention(
-                query[:first],
+                query[:decoded],
                 kv_cache,
                 step.decode_block_table,
                 step.decode_query_starts,
                 step.decode_lengths,
                 self.geometry,
                 self.scale,
-                output[:first],
+                output[:decoded],
                 attn_metadata.scratch,
                 max_query_len=step.max_decode_query,
                 window=self.window,
@@ -279,7 +300,7 @@ class GacImpl(PackedImpl[GacMetadata]):
         return output
 
     def _reserve(self, query: torch.Tensor) -> None:
-        """Hold for a moment what prefill takes at most beside its arguments."""
+        """Allocate, and free at once, the most memory that prefill takes beside its arguments."""
         gathered = most_gathered(self.vllm_config, query.device)
         most = prefill_bytes(
             self.prefill_layer, query.shape[0], gathered, self.quantized, query.dtype

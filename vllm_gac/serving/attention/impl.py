@@ -1,4 +1,4 @@
-"""What our attention implementations have in common: a layer whose cache rows are packed."""
+"""The base of our attention implementations: a layer whose cache rows are packed."""
 
 from typing import TypeVar
 
@@ -15,9 +15,15 @@ Metadata = TypeVar("Metadata")
 
 
 class PackedImpl(AttentionImpl[Metadata]):
-    """Takes vLLM's arguments, and how this layer's rows are packed (`geometry`, `latent`).
+    """An AttentionImpl that also knows how its layer's cache rows are packed.
 
-    `prefill` is the layer's prefill kernel, of select.PREFILL_KERNELS; the reference has none.
+    Args:
+        geometry: Heads of this rank and how their rows are packed.
+        latent: The factors that rebuild latent keys; None for rotary keys.
+        prefill: The layer's prefill kernel, one of `gpu.attention_choice.PREFILL_KERNELS`. The
+            reference backend does not use it.
+
+    The other arguments are vLLM's.
     """
 
     def __init__(
@@ -46,7 +52,7 @@ class PackedImpl(AttentionImpl[Metadata]):
         self.prefill = prefill
 
     def cached_dtype(self, layer: Attention) -> torch.dtype:
-        """Of the numbers that kernels find in the cache of `layer`, which this implements."""
+        """The dtype that kernels read from the cache of `layer`, which this object implements."""
         if is_quantized_kv_cache(self.kv_cache_dtype):
             return current_platform.fp8_dtype()
         return layer.kv_cache_torch_dtype

@@ -1,7 +1,7 @@
 """Which attention kernels serve a layer, and the attention layer itself.
 
-For vLLM a layer has num_kv_heads = value heads, head_size = the key numbers of one value head's
-cache row and head_size_v = r_v; its cache page is exactly block_size times what is cached.
+vLLM sees num_kv_heads = value heads, head_size = the width of a cache row's key part, and
+head_size_v = the value size. A cache page then holds exactly block_size rows for each value head.
 """
 
 import functools
@@ -32,34 +32,39 @@ REFERENCE = "reference"
 def attention_kernels(
     geometry: CacheGeometry, loader_config: dict[str, Any] | None = None
 ) -> Kernels:
-    """The kernels that serve a layer of these heads here.
+    """The kernels that serve a layer of these heads on this machine.
 
-    `loader_config` is vLLM's --model-loader-extra-config: its `gpu` names the profile that decides,
-    by default the one measured on such a GPU. Raises GacError if no kernel takes the heads.
+    Args:
+        geometry: Heads of the layer; only the ratios of their numbers matter, so the whole layer
+            and one rank's share give the same answer.
+        loader_config: vLLM's --model-loader-extra-config. Its `gpu` names the profile that decides;
+            the default is the profile shipped for this GPU, if there is one.
+
+    Raises:
+        GacError: No prefill kernel takes the heads.
     """
     return _attention_kernels(geometry, (loader_config or {}).get("gpu"))
 
 
 @functools.cache
 def _attention_kernels(heads: CacheGeometry, gpu: str | None) -> Kernels:
-    if current_platform.is_cuda():
-        name = current_platform.get_device_name()
-        profile = read_profile(gpu) if gpu is not None else profile_of_gpu(name)
-        found = select(heads, installed_gpu(), profile)
-        if found is None:
-            raise GacError(
-                f"attention heads of ({heads.query_size}, {heads.value_size}): no prefill kernel "
-                f"takes them on {name}; serve sizes up to 256"
-            )
-    else:
-        found = Kernels(GAC, REFERENCE, REFERENCE, measured=False)
+    if not current_platform.is_cuda():
         if _cpu_attention_takes(heads):
-            found = Kernels(STOCK, STOCK, STOCK, measured=False)
-    return found
+            return Kernels(STOCK, STOCK, STOCK, measured=False)
+        return Kernels(GAC, REFERENCE, REFERENCE, measured=False)
+    name = current_platform.get_device_name()
+    profile = read_profile(gpu) if gpu is not None else profile_of_gpu(name)
+    kernels = select(heads, installed_gpu(), profile)
+    if kernels is None:
+        raise GacError(
+            f"attention heads of ({heads.query_size}, {heads.value_size}): no prefill kernel "
+            f"takes them on {name}; serve sizes up to 256"
+        )
+    return kernels
 
 
 def announce(geometry: CacheGeometry, kernels: Kernels) -> None:
-    """Log what serves layers of these heads, once per class of them."""
+    """Log which kernels serve layers of these heads, once for each class of heads."""
     logger.info_once(
         "Attention of %d query heads, %s keys %d x %d, values %d x %d: decode %s, prefill %s (%s)",
         geometry.query_heads,
@@ -71,14 +76,14 @@ def announce(geometry: CacheGeometry, kernels: Kernels) -> None:
         kernels.decode,
         kernels.prefill,
         "measured" if kernels.measured else "by default",
-        scope="local",  # one of the tensor-parallel ranks
+        scope="local",  # on one tensor-parallel rank only
     )
 
 
 def _cpu_attention_takes(heads: CacheGeometry) -> bool:
-    """Whether vLLM's CPU backend can be trusted with the layer.
+    """Whether vLLM's CPU backend serves the layer correctly.
 
-    vLLM does not ask a backend about head_size_v, and its CPU backend does not check head sizes
+    vLLM does not check head_size_v with a backend, and its CPU backend does not check head sizes
     before it runs.
     """
     if not heads.is_plain or heads.key_size != heads.value_size or not current_platform.is_cpu():
@@ -89,7 +94,10 @@ def _cpu_attention_takes(heads: CacheGeometry) -> bool:
 
 
 def gac_backend() -> type[AttentionBackend]:
-    """Our backend for the other layers: kernels on a CUDA GPU, the torch reference elsewhere."""
+    """Our backend, for layers that vLLM's own does not serve.
+
+    Kernels on a CUDA GPU, the torch reference elsewhere.
+    """
     if current_platform.is_cuda():
         from vllm_gac.serving.attention.gpu_backend import GacBackend
 
@@ -100,9 +108,10 @@ def gac_backend() -> type[AttentionBackend]:
 
 
 class GacAttention(Attention):
-    """vLLM's attention layer for queries that are not as wide as a cache row's key part.
+    """vLLM's attention layer, for query heads whose size is not the width of a row's key part.
 
-    That is so with latent keys, met at full head size, and with several key heads to a value head.
+    The two differ with latent keys, which are rebuilt to full head size, and where several key
+    heads share a value head.
     """
 
     def __init__(self, geometry: CacheGeometry, **kwargs: object) -> None:
@@ -119,19 +128,25 @@ class GacAttention(Attention):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cached: bool = False
     ) -> torch.Tensor:
-        """query [tokens, heads * query_size], key and value [tokens, heads * size], both packed.
+        """Cache this step's keys and values, then attend.
 
-        Caches keys and values, unless they are `cached`. Returns [tokens, query heads *
-        value_size].
+        Args:
+            query: [tokens, query_heads * query_size].
+            key: [tokens, key_heads * key_size].
+            value: [tokens, value_heads * value_size].
+            cached: Whether keys and values are in the cache already.
+
+        Returns:
+            [tokens, query_heads * value_size].
         """
-        g = self.geometry
-        output = query.new_empty(query.shape[0], g.query_heads, g.value_size)
-        query = query.view(-1, g.query_heads, g.query_size)
-        key = key.view(-1, g.value_heads, g.key_width)
-        value = value.view(-1, g.value_heads, g.value_size)
+        geometry = self.geometry
+        output = query.new_empty(query.shape[0], geometry.query_heads, geometry.value_size)
+        query = query.view(-1, geometry.query_heads, geometry.query_size)
+        key = key.view(-1, geometry.value_heads, geometry.key_width)
+        value = value.view(-1, geometry.value_heads, geometry.value_size)
         written = None if cached else write_cache(key, value, self.layer_name)
         attend(query, key, value, output, self.layer_name, written)
-        return output.view(-1, g.query_heads * g.value_size)
+        return output.view(-1, geometry.query_heads * geometry.value_size)
 
     def cache_target(self) -> "CacheTarget | None":
         """Where this step's keys and values go; None in a profiling run, which has no cache yet."""

@@ -1,14 +1,18 @@
-"""Prefill: the context of each sequence, as the layer's kernel wants it, and the kernel on it.
+"""Prefill: brings each sequence's context into the form that the layer's kernel reads, and runs it.
 
-A step's own keys and values serve as they are where they are the whole context; else kernels that
-read pages get the packed cache itself; else rows are gathered once per chunk (kernels/context.py),
-of as many sequences at once as prefill_memory.py allows. For a few tokens after a long past a
-kernel that reads pages is taken where there is one, even if it pads heads: gathering would cost
-more.
+A context takes one of three forms:
 
-A kernel that takes only equal sizes gets views of the larger one over the packed rows: keys from
-the front of a row, values up to its end. Queries are then padded with zeros, or what the surplus
-columns of the values add in front of the result is left out.
+- The step's own keys and values, if they are the whole context.
+- The packed cache itself, if the kernel reads pages.
+- Rows gathered from the cache, once per chunk (kernels/gather_context.py), of as many sequences at
+  once as attention/prefill_memory.py allows.
+
+For a few new tokens after a long past, a kernel that reads pages is used where there is one, even
+if it pads heads: gathering would take longer.
+
+Some kernels take only equal key and value sizes. They get views of the larger size over the packed
+rows: keys begin at the front of a row, values end at its end. Where keys are widened, queries are
+padded with zeros. Where values are widened, the surplus columns in front of the result are dropped.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,10 +27,11 @@ from vllm_gac.kernels.copy_columns import copy_columns
 from vllm_gac.kernels.gather_context import Source, gather_rows
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
-from vllm_gac.serving.attention.prefill_kernels import Context, attend, reads_pages
+from vllm_gac.serving.attention.prefill_kernels import ContextLayout, attend, reads_pages
 
-# Query heads x new tokens that meet each gathered key: with fewer, gathering costs more than what
-# FlashAttention 3 pads. In benchmarks/results/prefill_h200 both cost the same at 1300 to 2500.
+# Query heads x new tokens that attend to each gathered key. With fewer, gathering takes longer than
+# the padding of FlashAttention 3. In benchmarks/results/prefill_h200 both take the same time at
+# 1300 to 2500.
 _FEW_QUERIES = 1024
 
 
@@ -34,10 +39,10 @@ _FEW_QUERIES = 1024
 class PrefillBatch:
     """The prefilling sequences of one step.
 
-    query_starts and context_starts int32 [sequences + 1] are cumulative lengths, lengths int32
-    [sequences] those of the contexts, new tokens included; block_table int32 [sequences, blocks].
-    If rows must be gathered and are too many, the batch is met in `parts`: beside each the rows of
-    its tokens.
+    query_starts and context_starts are int32 [sequences + 1], cumulative lengths. lengths is int32
+    [sequences], the context lengths with new tokens included. block_table is int32 [sequences,
+    blocks]. If rows must be gathered and are too many to be gathered at once, the batch runs in
+    `parts`, each after the slice of rows that holds its tokens.
     """
 
     query_starts: torch.Tensor
@@ -48,15 +53,17 @@ class PrefillBatch:
     longest_context: int
     context_tokens: int
     has_past: bool  # whether any sequence had tokens cached before
-    queries_per_key: float  # new tokens that meet a token of the context, on average over those
+    queries_per_key: float  # new tokens that attend to a context token, averaged over those
     parts: tuple[tuple[slice, "PrefillBatch"], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillLayer:
-    """What prefill needs to know of a layer.
+    """What prefill needs to know about a layer.
 
-    `kernel` is one of select.PREFILL_KERNELS; `in_place`, if any, another one that reads pages.
+    `kernel` is one of `gpu.attention_choice.PREFILL_KERNELS`. `in_place` is another one that reads
+    pages, if there is one. `scale` is the softmax scale; `window` counts the tokens that a query
+    sees.
     """
 
     geometry: CacheGeometry
@@ -69,22 +76,23 @@ class PrefillLayer:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Of keys and values as kernels meet them, the smallest that they take."""
+        """The smallest key and value sizes at which kernels take these heads."""
         return self.geometry.head_sizes
 
     @property
     def is_plain(self) -> bool:
         """Whether a kernel could take cached rows as they are."""
-        g = self.geometry
-        aligned = (g.key_size, g.value_size) == self.sizes
-        return self.latent is None and g.key_heads == g.value_heads and aligned
+        geometry = self.geometry
+        aligned = (geometry.key_size, geometry.value_size) == self.sizes
+        equal_heads = geometry.key_heads == geometry.value_heads
+        return self.latent is None and equal_heads and aligned
 
     def reads(self, kernel: str, block_size: int, quantized: bool) -> bool:
-        """Whether `kernel` meets the cached rows in their pages, of so many tokens each."""
-        at = widths(kernel, self.sizes, self.capability)
-        if at is None or quantized or not self.is_plain:
+        """Whether `kernel` reads cached rows from their pages of `block_size` tokens."""
+        kernel_sizes = widths(kernel, self.sizes, self.capability)
+        if kernel_sizes is None or quantized or not self.is_plain:
             return False
-        return reads_pages(kernel, max(at), block_size)
+        return reads_pages(kernel, max(kernel_sizes), block_size)
 
 
 def prefill_batch(
@@ -94,16 +102,20 @@ def prefill_batch(
     block_table: torch.Tensor,
     most_gathered: int = 0,
 ) -> PrefillBatch:
-    """Describe sequences by host tensors query_starts [n + 1] (from 0) and context_lengths [n].
+    """Describe a batch of n sequences.
 
-    lengths, which are the context lengths, and block_table [n, blocks] are on the device. At most
-    `most_gathered` tokens of context are to be gathered at once, unless it is 0, or one sequence
-    that is longer.
+    Args:
+        query_starts: Cumulative numbers of new tokens, [n + 1] on the host; the first is 0.
+        context_lengths: Context lengths, new tokens included, [n] on the host.
+        lengths: The same context lengths on the device, int32 [n].
+        block_table: Pages of each sequence, int32 [n, blocks] on the device.
+        most_gathered: Most tokens of context that are gathered at once; 0 for no limit. A single
+            longer sequence is gathered as a whole.
     """
     query_lengths = query_starts[1:] - query_starts[:-1]
     context_starts = pad(context_lengths.cumsum(0), (1, 0))
     starts = torch.stack([query_starts, context_starts]).int()
-    on_device = starts.to(lengths.device, non_blocking=True)  # one copy for both
+    on_device = starts.to(lengths.device, non_blocking=True)  # one copy for both tensors
     tokens = int(context_starts[-1])
     parts: tuple[tuple[slice, PrefillBatch], ...] = ()
     if most_gathered and tokens > most_gathered and len(context_lengths) > 1:
@@ -131,7 +143,7 @@ def prefill_batches(
     runs: Iterable[slice],
     most_gathered: int = 0,
 ) -> tuple[tuple[slice, PrefillBatch], ...]:
-    """A batch of each of `runs` of these sequences, beside the rows of its tokens."""
+    """One batch for each of `runs` of these sequences, after the slice of its token rows."""
 
     def batch_of(run: slice) -> tuple[slice, PrefillBatch]:
         starts = query_starts[run.start : run.stop + 1]
@@ -144,7 +156,7 @@ def prefill_batches(
 
 
 def runs_within(lengths: Sequence[int], most: int) -> Iterator[slice]:
-    """Runs of consecutive sequences, of `most` tokens together or a single longer one."""
+    """Runs of consecutive sequences: at most `most` tokens together, or one longer sequence."""
     first = tokens = 0
     for i, length in enumerate(lengths):
         if i > first and tokens + length > most:
@@ -166,48 +178,57 @@ def prefill_attention(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Causal attention of the batch's query tokens over their contexts, already cached.
+    """Causal attention of the batch's new tokens over their contexts, which are already cached.
 
-    query [tokens, query_heads, query_size]; key [tokens, value_heads, key_width] and value [tokens,
-    value_heads, value_size] are those tokens' own; kv_cache [blocks, value_heads, block_size, row],
-    fp8 where the scales are given. Writes output [tokens, query_heads, value_size].
+    Args:
+        layer: Heads and kernels of the layer.
+        query: [tokens, query_heads, query_size].
+        key: Keys of the new tokens, [tokens, value_heads, key_width].
+        value: Values of the new tokens, [tokens, value_heads, value_size].
+        kv_cache: [blocks, value_heads, block_size, row]; fp8 if scales are given.
+        batch: The sequences that the tokens belong to.
+        output: [tokens, query_heads, value_size]; is overwritten.
+        k_scale: Scale of an fp8 cache's keys; None if the cache is not fp8.
+        v_scale: The same for values.
 
-    Raises GacError if the kernel refuses the layer's head sizes.
+    Raises:
+        GacError: The kernel does not take the layer's head sizes.
     """
-    g, quantized = layer.geometry, k_scale is not None
+    geometry, quantized = layer.geometry, k_scale is not None
     kernel = kernel_for(layer, batch, kv_cache.shape[2], quantized)
-    at = widths(kernel, layer.sizes, layer.capability)
-    if at is None:
+    kernel_sizes = widths(kernel, layer.sizes, layer.capability)
+    if kernel_sizes is None:
         raise GacError(f"{kernel} does not take heads of {layer.sizes} on this GPU")
-    own = layer.is_plain and at == layer.sizes and not batch.has_past
-    pages = layer.reads(kernel, kv_cache.shape[2], quantized)
-    if batch.parts and not own and not pages:
+    kernel_key_size, kernel_value_size = kernel_sizes
+    from_own_tokens = layer.is_plain and kernel_sizes == layer.sizes and not batch.has_past
+    from_pages = layer.reads(kernel, kv_cache.shape[2], quantized)
+    if batch.parts and not from_own_tokens and not from_pages:
         for rows, part in batch.parts:
-            of_part = query[rows], key[rows], value[rows], kv_cache, part, output[rows]
-            prefill_attention(layer, *of_part, k_scale, v_scale)
+            part_tensors = query[rows], key[rows], value[rows], kv_cache, part, output[rows]
+            prefill_attention(layer, *part_tensors, k_scale, v_scale)
         return
-    if own:
-        keys, values, context = key, value, _after_each_other(batch)
-    elif pages:
+    if from_own_tokens:
+        keys, values, context = key, value, _contiguous_context(batch)
+    elif from_pages:
         keys = values = kv_cache.transpose(1, 2)  # [block, token, head, row]
-        context = Context(
+        context = ContextLayout(
             batch.longest_context, lengths=batch.lengths, block_table=batch.block_table
         )
     else:
-        keys = values = _gathered(layer, key, value, kv_cache, batch, k_scale, v_scale)
-        context = _after_each_other(batch)
+        keys = values = _gathered_rows(layer, key, value, kv_cache, batch, k_scale, v_scale)
+        context = _contiguous_context(batch)
     attended = output
-    if at[1] != g.value_size:
-        attended = output.new_empty(*output.shape[:2], at[1])
-    if at[0] != g.query_size:
-        wide = query.new_empty(*query.shape[:2], at[0])
+    if kernel_value_size != geometry.value_size:
+        attended = output.new_empty(*output.shape[:2], kernel_value_size)
+    if kernel_key_size != geometry.query_size:
+        wide = query.new_empty(*query.shape[:2], kernel_key_size)
         copy_columns(query, wide)
         query = wide
     attend(
         kernel,
         query,
-        keys[..., : at[0]],
-        values[..., values.shape[-1] - at[1] :],
+        keys[..., :kernel_key_size],
+        values[..., values.shape[-1] - kernel_value_size :],
         batch.query_starts,
         batch.longest_query,
         context,
@@ -216,26 +237,26 @@ def prefill_attention(
         attended,
     )
     if attended is not output:
-        copy_columns(attended, output, first=at[1] - layer.sizes[1])
+        copy_columns(attended, output, first=kernel_value_size - layer.sizes[1])
 
 
 def kernel_for(layer: PrefillLayer, batch: PrefillBatch, block_size: int, quantized: bool) -> str:
-    """The layer's kernel; for a few tokens after a long past one that need not gather."""
+    """The layer's kernel, or `in_place` for a few new tokens after a long past."""
     if layer.in_place is None or not batch.has_past:
         return layer.kernel
     if layer.reads(layer.kernel, block_size, quantized):
         return layer.kernel
-    shared = layer.geometry.query_heads // layer.geometry.key_heads
-    few = shared * batch.queries_per_key <= _FEW_QUERIES
+    heads_per_key = layer.geometry.query_heads // layer.geometry.key_heads
+    few = heads_per_key * batch.queries_per_key <= _FEW_QUERIES
     reads = layer.reads(layer.in_place, block_size, quantized)
     return layer.in_place if few and reads else layer.kernel
 
 
-def _after_each_other(batch: PrefillBatch) -> Context:
-    return Context(batch.longest_context, starts=batch.context_starts)
+def _contiguous_context(batch: PrefillBatch) -> ContextLayout:
+    return ContextLayout(batch.longest_context, starts=batch.context_starts)
 
 
-def _gathered(
+def _gathered_rows(
     layer: PrefillLayer,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -244,9 +265,13 @@ def _gathered(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Whole rows of all sequences: of the cache, or of the step's own keys and values."""
-    g = layer.geometry
-    cached_keys, cached_values = kv_cache.split([g.key_width, g.value_size], dim=-1)
+    """Rows of all contexts, one sequence after the other.
+
+    They come from the cache, or from the step's own keys and values if no sequence has a past.
+    """
+    geometry = layer.geometry
+    sizes = [geometry.key_width, geometry.value_size]
+    cached_keys, cached_values = kv_cache.split(sizes, dim=-1)
     source = Source(cached_keys, cached_values, batch.block_table, k_scale, v_scale)
     if not batch.has_past:
         source = Source(key, value)
@@ -255,7 +280,7 @@ def _gathered(
         batch.context_starts,
         batch.context_tokens,
         batch.longest_context,
-        g,
+        geometry,
         key.dtype,
         layer.latent,
     )

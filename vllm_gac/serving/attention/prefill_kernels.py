@@ -1,4 +1,7 @@
-"""The prefill kernels of select.py, called alike: causal attention of sequences of any lengths."""
+"""One call for every prefill kernel of gpu/attention_choice.py.
+
+Each computes causal attention of sequences of any lengths.
+"""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -9,21 +12,25 @@ from vllm.platforms import current_platform
 from vllm_gac.gpu.attention_choice import PREFILL_KERNELS, Gpu, Sizes, widths
 from vllm_gac.layout.rounding import ceil_div
 
-# FlashAttention 4 compiles another kernel for fewer queries than fill a tile; this many do.
+# FlashAttention 4 compiles another kernel if the longest query does not fill a tile. It is told at
+# least this many tokens, which do.
 _FULL_TILE = 256
 _BOTTOM_RIGHT = 2  # PyTorch's and xformers' number for a causal mask aligned at the last tokens
-# FlashAttention 3 splits contexts as often as the multiprocessors of a Hopper GPU that one sequence
-# would leave idle, in tiles of so many queries, and holds a result in fp32 for each part of every
-# sequence: up to gigabytes for many short ones. So much is left to it.
-_MULTIPROCESSORS, _QUERY_TILE, _SPLIT_BYTES = 132, 192, 128 << 20
+# FlashAttention 3 splits contexts into parts, so that one sequence fills all multiprocessors of a
+# Hopper GPU. It holds an fp32 result for each part of every sequence, which is gigabytes for many
+# short sequences. It may split as it likes up to this many bytes.
+_SPLIT_BYTES = 128 << 20
+_MULTIPROCESSORS = 132
+_QUERY_TILE = 192  # query tokens x heads in a tile
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """Where each sequence's keys begin: at `starts` one after the other, or in pages.
+class ContextLayout:
+    """Where the keys and values of each sequence lie: one after the other, or in pages.
 
-    starts int32 [sequences + 1]; or lengths int32 [sequences] and block_table int32 [sequences,
-    blocks]. The other is None.
+    One after the other: `starts` is int32 [sequences + 1], the rest is None. In pages: `lengths` is
+    int32 [sequences], `block_table` is int32 [sequences, blocks], and `starts` is None. `longest`
+    is the longest context, in tokens.
     """
 
     longest: int
@@ -33,14 +40,14 @@ class Context:
 
 
 def installed_gpu() -> Gpu:
-    """This machine's GPU, and what is installed for it; never initializes CUDA."""
+    """This machine's GPU and the prefill kernels installed for it. Does not initialize CUDA."""
     capability = current_platform.get_device_capability()
     if not current_platform.is_cuda() or capability is None:
         return Gpu((0, 0), ())
     from vllm.vllm_flash_attn.flash_attn_interface import is_fa_version_supported
 
     def is_installed(kernel: str) -> bool:
-        if kernel == "FA4" and find_spec("cutlass") is None:  # which compiles it, when it is run
+        if kernel == "FA4" and find_spec("cutlass") is None:  # compiles FA4 when it runs
             return False
         return kernel == "xformers" or is_fa_version_supported(int(kernel.removeprefix("FA")))
 
@@ -49,17 +56,19 @@ def installed_gpu() -> Gpu:
 
 
 def in_place_kernel(kernel: str, sizes: Sizes, gpu: Gpu) -> str | None:
-    """FlashAttention 3 where it reads pages for heads of `sizes` and `kernel` is another one."""
+    """FA3 if it reads pages for heads of `sizes` and is not `kernel` itself; else None."""
     if kernel == "FA3" or "FA3" not in gpu.installed:
         return None
-    at = widths("FA3", sizes, gpu.capability)
-    return "FA3" if at is not None and reads_pages("FA3", max(at), 1) else None
+    kernel_sizes = widths("FA3", sizes, gpu.capability)
+    if kernel_sizes is None or not reads_pages("FA3", max(kernel_sizes), 1):
+        return None
+    return "FA3"
 
 
 def reads_pages(kernel: str, size: int, block_size: int) -> bool:
-    """Whether `kernel` reads pages of so many tokens about as fast as one stretch of memory.
+    """Whether `kernel` reads pages of `block_size` tokens about as fast as contiguous memory.
 
-    `size` is the larger of the head sizes: from pages FA3 does not load larger ones as fast.
+    `size` is the larger of the head sizes: FA3 loads heads above 128 from pages more slowly.
     """
     if kernel == "FA4":
         return block_size % 128 == 0
@@ -73,23 +82,34 @@ def attend(
     values: torch.Tensor,
     query_starts: torch.Tensor,
     longest_query: int,
-    context: Context,
+    context: ContextLayout,
     scale: float,
     window: int | None,
     output: torch.Tensor,
 ) -> None:
-    """Attention of each sequence's last tokens over its context, itself included.
+    """Causal attention of each sequence's last tokens over its context.
 
-    query [tokens, query heads, key size], query_starts int32 [sequences + 1] from 0; keys [context
-    tokens, KV heads, key size], or [blocks, block_size, KV heads, key size], and values likewise.
-    Writes output [tokens, query heads, value size]. `window` counts the tokens that a query sees.
+    The context includes those tokens themselves.
+
+    Args:
+        kernel: One of `gpu.attention_choice.PREFILL_KERNELS`.
+        query: [tokens, query heads, key size].
+        keys: [context tokens, KV heads, key size], or [blocks, block_size, KV heads, key size] if
+            `context` is in pages.
+        values: As `keys`, with the value size.
+        query_starts: Cumulative numbers of query tokens, int32 [sequences + 1]; the first is 0.
+        longest_query: Most query tokens of a sequence.
+        context: Where the keys and values of each sequence lie.
+        scale: The softmax scale.
+        window: Tokens that a query sees, itself included; None for all.
+        output: [tokens, query heads, value size]; is overwritten.
     """
     if kernel == "xformers":
         _memory_efficient(
             query, keys, values, query_starts, longest_query, context, scale, window, output
         )
         return
-    # Not at the top: vLLM has the name on GPUs only.
+    # Not at the top: vLLM defines the name on GPUs only.
     from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
 
     version = int(kernel.removeprefix("FA"))
@@ -113,29 +133,32 @@ def attend(
 
 
 def fa3_splits(query: torch.Tensor, values: torch.Tensor, longest_query: int) -> int:
-    """Into how many parts FlashAttention 3 may split contexts; 0 leaves that to itself."""
+    """The most parts into which FlashAttention 3 may split a context; 0 leaves it the choice."""
     tokens, heads = query.shape[:2]
     kv_heads, value_size = values.shape[-2:]
-    part = _part_bytes(tokens, heads, value_size)
+    part_bytes = _part_bytes(tokens, heads, value_size)
     tiles = kv_heads * ceil_div(longest_query * (heads // kv_heads), _QUERY_TILE)
-    by_itself = ceil_div(_MULTIPROCESSORS, tiles)
-    return 0 if by_itself * part <= _SPLIT_BYTES else max(1, _SPLIT_BYTES // part)
+    parts_by_default = ceil_div(_MULTIPROCESSORS, tiles)
+    if parts_by_default * part_bytes <= _SPLIT_BYTES:
+        return 0
+    return max(1, _SPLIT_BYTES // part_bytes)
 
 
 def kernel_bytes(
     kernel: str, tokens: int, heads: int, kv_heads: int, value_size: int, dtype: torch.dtype
 ) -> int:
-    """What `attend` holds at most beside its arguments, for so many query tokens."""
+    """Most bytes that `attend` allocates beside its arguments, for `tokens` query tokens."""
     log_sums = 4 * tokens * heads
     if kernel == "FA3":
-        part = _part_bytes(tokens, heads, value_size)
-        return log_sums + min(_SPLIT_BYTES, _MULTIPROCESSORS * part)
+        part_bytes = _part_bytes(tokens, heads, value_size)
+        return log_sums + min(_SPLIT_BYTES, _MULTIPROCESSORS * part_bytes)
     if kernel == "xformers":
         return log_sums + tokens * kv_heads * value_size * dtype.itemsize
     return log_sums
 
 
 def _part_bytes(tokens: int, heads: int, value_size: int) -> int:
+    """Bytes of one part's result and log-sums, in fp32."""
     return 4 * tokens * heads * (value_size + 1)
 
 
@@ -145,19 +168,19 @@ def _memory_efficient(
     values: torch.Tensor,
     query_starts: torch.Tensor,
     longest_query: int,
-    context: Context,
+    context: ContextLayout,
     scale: float,
     window: int | None,
     output: torch.Tensor,
 ) -> None:
-    """xformers' CUTLASS kernel, which is PyTorch's operator.
+    """xformers' CUTLASS kernel, which PyTorch ships as an operator.
 
-    It takes as many key as query heads: one launch for the first query head of every key head, one
-    for the second, and so on.
+    It takes as many key heads as query heads, so it runs once for the first query head of every key
+    head, once for the second, and so on.
     """
     group = query.shape[1] // keys.shape[1]
     for member in range(group):
-        # Without a name, so that it is freed before the next one is made.
+        # The result has no name, so that it is freed before the next launch allocates its own.
         output[:, member::group] = torch.ops.aten._efficient_attention_forward(
             query[None, :, member::group],
             keys[None],

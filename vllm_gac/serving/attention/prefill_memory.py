@@ -1,14 +1,14 @@
-"""How much memory prefill takes at most on a GPU, and that vLLM leaves it free beside the KV cache.
+"""The most memory that prefill takes on a GPU, which vLLM must leave free beside the KV cache.
 
-Gathered rows (kernels/context.py) hold the whole context of a sequence, which may be long while its
-new tokens are few: 80 requests that share 120,000 tokens would need 22.9 GiB in one step. So rows
-of only so many tokens are gathered at once as take a 128th of the GPU's memory, but of one whole
-context at least. Of Llama-3-8B's shape (8 KV heads, bf16) and 131,072 tokens of context those are
-320 MiB with rotary heads of (96, 64) and 512 MiB with latent keys and values of 128, 640 MiB and
-1 GiB where a GPU has 141 GB.
+Gathered rows (kernels/gather_context.py) hold the whole context of a sequence. A context may be
+long even if its new tokens are few: 80 requests that share 120,000 tokens would need 22.9 GiB in
+one step. So the rows gathered at once take at most 1/128 of the GPU's memory, or one whole context
+if that is more. For a model of Llama-3-8B's shape (8 KV heads, bf16) with 131,072 tokens of
+context, one context takes 320 MiB with rotary heads of (96, 64), and 512 MiB with latent keys and
+values of 128. On a GPU of 141 GB the limits are 640 MiB and 1 GiB.
 
-vLLM measures what a step needs beside the cache in a run without attention, so that run allocates
-in every layer what prefill may take there, and frees it, as vLLM's own MLA does.
+vLLM measures the memory of a step in a run without attention. In that run every layer allocates
+what prefill may take there and frees it again, as vLLM's own MLA does.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,14 @@ from vllm_gac.kernels.gather_context import row_shape
 from vllm_gac.serving.attention.prefill import PrefillLayer
 from vllm_gac.serving.attention.prefill_kernels import kernel_bytes
 
-_SHARE = 128  # of the GPU's memory, that gathered rows may take beyond one context
-_SMALLEST_PAGE = 16  # FlashAttention 4 reads larger ones, but what is reserved must not hang on it
+# Gathered rows take at most 1/128 of the GPU's memory, or one context.
+_MEMORY_SHARE = 128
+# FlashAttention 4 reads pages of 128 tokens or more, but the reservation must not depend on that.
+_SMALLEST_PAGE = 16
 
 
 def prefill_layers(vllm_config: VllmConfig) -> Iterator[tuple[Attention, PrefillLayer]]:
-    """The layers whose attention is ours, on a GPU."""
+    """The layers that our GPU backend serves, each with what prefill needs to know about it."""
     for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
         prefill = getattr(layer.impl, "prefill_layer", None)
         if isinstance(prefill, PrefillLayer):
@@ -36,9 +38,9 @@ def prefill_layers(vllm_config: VllmConfig) -> Iterator[tuple[Attention, Prefill
 
 
 def most_gathered(vllm_config: VllmConfig, device: torch.device) -> int:
-    """Tokens of context whose rows are gathered at once; 0 if no layer gathers."""
+    """Most tokens of context whose rows are gathered at once; 0 if no layer gathers."""
     dtype = vllm_config.model_config.dtype
-    widest = max(
+    widest_row = max(
         (
             row_bytes(prefill, layer.impl.quantized, dtype)
             for layer, prefill in prefill_layers(vllm_config)
@@ -49,7 +51,7 @@ def most_gathered(vllm_config: VllmConfig, device: torch.device) -> int:
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     return tokens_at_once(
-        widest,
+        widest_row,
         memory,
         vllm_config.model_config.max_model_len,
         vllm_config.scheduler_config.max_num_seqs,
@@ -57,18 +59,22 @@ def most_gathered(vllm_config: VllmConfig, device: torch.device) -> int:
 
 
 def tokens_at_once(row: int, memory: int, longest: int, sequences: int) -> int:
-    """As many rows of `row` bytes as a GPU of so much `memory` gathers at once, a power of two.
+    """Most rows that are gathered at once, a power of two.
 
-    At least one context of `longest` tokens, and no more than of all `sequences`.
+    Args:
+        row: Bytes of one token's gathered row; 0 if no layer gathers.
+        memory: Bytes of GPU memory.
+        longest: Tokens of the longest context; at least that many rows are gathered.
+        sequences: Most sequences in a step; no more rows than all their contexts are needed.
     """
     if not row:
         return 0
-    shared = min(memory // _SHARE // row, longest * sequences)
-    return max(next_power_of_2(longest), next_power_of_2(shared + 1) // 2)
+    affordable = min(memory // _MEMORY_SHARE // row, longest * sequences)
+    return max(next_power_of_2(longest), next_power_of_2(affordable + 1) // 2)
 
 
 def row_bytes(layer: PrefillLayer, quantized: bool, dtype: torch.dtype) -> int:
-    """Bytes of a token's gathered row; 0 if the layer's kernel meets cached rows in their pages."""
+    """Bytes of a token's gathered row; 0 if the layer's kernel reads pages."""
     if layer.reads(layer.kernel, _SMALLEST_PAGE, quantized):
         return 0
     heads, numbers = row_shape(layer.geometry, layer.latent)
@@ -78,17 +84,26 @@ def row_bytes(layer: PrefillLayer, quantized: bool, dtype: torch.dtype) -> int:
 def prefill_bytes(
     layer: PrefillLayer, tokens: int, gathered: int, quantized: bool, dtype: torch.dtype
 ) -> int:
-    """What prefill_attention holds at most beside its arguments, in a step of so many tokens.
+    """Most bytes that prefill_attention allocates beside its arguments.
 
-    `gathered` is most_gathered's.
+    Args:
+        layer: Heads and kernels of the layer.
+        tokens: Query tokens of the step.
+        gathered: Most tokens of context that are gathered at once, as `most_gathered` returns.
+        quantized: Whether the KV cache is fp8.
+        dtype: Dtype of queries and of gathered rows.
     """
-    g, beside = layer.geometry, [0]
-    kv_heads, _ = row_shape(g, layer.latent)
+    geometry = layer.geometry
+    kv_heads, _ = row_shape(geometry, layer.latent)
+    bytes_by_kernel = [0]
     for kernel in (layer.kernel, layer.in_place):
-        at = kernel and widths(kernel, layer.sizes, layer.capability)
-        if kernel is None or not at:
+        kernel_sizes = kernel and widths(kernel, layer.sizes, layer.capability)
+        if kernel is None or not kernel_sizes:
             continue
-        copied = at[0] * (at[0] != g.query_size) + at[1] * (at[1] != g.value_size)
-        own = kernel_bytes(kernel, tokens, g.query_heads, kv_heads, at[1], dtype)
-        beside.append(tokens * g.query_heads * copied * dtype.itemsize + own)
-    return gathered * row_bytes(layer, quantized, dtype) + max(beside)
+        key_size, value_size = kernel_sizes
+        copied = key_size * (key_size != geometry.query_size)
+        copied += value_size * (value_size != geometry.value_size)
+        copies = tokens * geometry.query_heads * copied * dtype.itemsize
+        scratch = kernel_bytes(kernel, tokens, geometry.query_heads, kv_heads, value_size, dtype)
+        bytes_by_kernel.append(copies + scratch)
+    return gathered * row_bytes(layer, quantized, dtype) + max(bytes_by_kernel)

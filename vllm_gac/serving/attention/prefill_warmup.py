@@ -1,7 +1,7 @@
-"""Compiles what prefill needs when the first metadata builder of a model is made.
+"""Compiles the prefill kernels of a model when vLLM makes its first metadata builder.
 
-Left to itself each kernel would be compiled when the first prompt meets it: FlashAttention 4 takes
-two seconds for each pair of head sizes, once, since what it compiles is kept on disk.
+Otherwise the first prompt would wait for them. FlashAttention 4 takes two seconds for each pair of
+head sizes, once: the compiled kernels are kept on disk.
 """
 
 import os
@@ -20,16 +20,16 @@ from vllm_gac.serving.config.cache_layout import zero_pages
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
-_TOKENS = 16  # of a prompt
+_TOKENS = 16  # length of the prompt to compile with
 _compiled: set[object] = set()
 
 
 def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: torch.device) -> None:
-    """Run a small chunk, of whole prompts and of later parts, on every class of our layers.
+    """Prefill a short prompt, and a later chunk of one, with every class of our layers.
 
-    For the model's other builders nothing is left to do.
+    The model's other builders then find everything compiled.
     """
-    # As for vLLM's other compiled kernels; FlashAttention 4 keeps none unless it is told.
+    # Beside vLLM's other compiled kernels. By default FlashAttention 4 keeps none on disk.
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     directory = Path(envs.VLLM_CACHE_ROOT) / "flash_attention_4"
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(directory))
@@ -42,8 +42,9 @@ def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: to
         kind = heads, dtype, cache_dtype, block_size, layout, device
         if kind not in _compiled:
             _compiled.add(kind)
-            g = prefill.geometry
-            shape = (1, g.value_heads, block_size, g.key_width + g.value_size)
+            geometry = prefill.geometry
+            row = geometry.key_width + geometry.value_size
+            shape = (1, geometry.value_heads, block_size, row)
             cache = zero_pages(layout, shape, cache_dtype, device)
             _run(prefill, dtype, cache)
             if prefill.in_place is not None:
@@ -56,8 +57,8 @@ def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: to
 
 
 def _run(layer: PrefillLayer, dtype: torch.dtype, cache: torch.Tensor) -> None:
-    """On a cache of one page."""
-    g, device, block_size = layer.geometry, cache.device, cache.shape[2]
+    """Prefill with `layer` on `cache`, which has one page: without a past, then with one."""
+    geometry, device, block_size = layer.geometry, cache.device, cache.shape[2]
 
     def zeros(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -74,12 +75,12 @@ def _run(layer: PrefillLayer, dtype: torch.dtype, cache: torch.Tensor) -> None:
         )
         prefill_attention(
             layer,
-            zeros(tokens, g.query_heads, g.query_size),
-            zeros(tokens, g.value_heads, g.key_width),
-            zeros(tokens, g.value_heads, g.value_size),
+            zeros(tokens, geometry.query_heads, geometry.query_size),
+            zeros(tokens, geometry.value_heads, geometry.key_width),
+            zeros(tokens, geometry.value_heads, geometry.value_size),
             cache,
             batch,
-            zeros(tokens, g.query_heads, g.value_size),
+            zeros(tokens, geometry.query_heads, geometry.value_size),
             scale,
             scale,
         )

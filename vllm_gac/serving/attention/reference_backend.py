@@ -1,4 +1,4 @@
-"""Attention backend GAC_REFERENCE: every layout, in plain torch. Right, not fast."""
+"""Attention backend GAC_REFERENCE: serves every layout in plain torch. Correct, but slow."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from vllm_gac.serving.attention.impl import PackedImpl
 
 @dataclass
 class GacReferenceMetadata:
-    """What the reference needs of a batch; lengths on the host, since it loops over them."""
+    """What the reference needs to know about a batch. It loops over the lengths on the host."""
 
     query_starts: list[int]
     context_lengths: list[int]
@@ -29,7 +29,7 @@ class GacReferenceMetadata:
 
 
 class GacReferenceBuilder(AttentionMetadataBuilder[GacReferenceMetadata]):
-    """Builds the metadata of one step; loops over sequences cannot be captured in a CUDA graph."""
+    """Builds the metadata of each step. Loops over sequences cannot be captured in CUDA graphs."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
 
@@ -56,12 +56,12 @@ class GacReferenceBuilder(AttentionMetadataBuilder[GacReferenceMetadata]):
         )
 
 
-# All others are packed or scaled in a way of their own.
+# The other dtypes are packed or scaled, which the reference does not implement.
 _KV_CACHE_DTYPES = ("auto", "float16", "bfloat16")
 
 
 class GacReferenceImpl(PackedImpl[GacReferenceMetadata]):
-    """Attention of one layer over its packed cache. Raises GacError if that is to be quantized."""
+    """Attention of one layer over its packed cache. Raises GacError for a quantized cache."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -93,7 +93,7 @@ class GacReferenceImpl(PackedImpl[GacReferenceMetadata]):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if attn_metadata is None:  # profiling run: no cache yet
+        if attn_metadata is None:  # profiling run without a cache
             return output.fill_(0)
         paged_attention(
             query,
@@ -140,8 +140,9 @@ class GacReferenceBackend(AttentionBackend):
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
-        """That of vLLM's CPU backend: all stages of a pipeline must name the same ones.
+        """The layouts of vLLM's CPU backend.
 
-        One stage may have layers of ours only, while another has some of vLLM's.
+        All pipeline stages must name the same ones, and one stage may have only layers of our
+        backend while another has layers of vLLM's.
         """
         return CPUAttentionBackend.supported_kv_cache_layouts()
