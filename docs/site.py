@@ -23,7 +23,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     kept = [file for file in files if file.src_dir != config.docs_dir]
     pages = [*ROOT.glob("*.md"), *(p for name in _FOLDERS for p in (ROOT / name).rglob("*.md"))]
     linked = {target for page in pages for target in _linked_files(page)}
-    paths = sorted({*pages, *linked} - {ROOT / "docs/cli.md"})
+    paths = sorted({*pages, *linked})
     kept += [
         File(
             path.relative_to(ROOT).as_posix(),

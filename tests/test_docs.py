@@ -155,8 +155,6 @@ def _links(page: Path) -> list[str]:
 def _leads_somewhere(page: Path, target: str) -> bool:
     path, _, anchor = target.partition("#")
     file = (page.parent / path).resolve() if path else page
-    if file == ROOT / "docs/cli.md":  # `make docs` makes it
-        return not anchor
     if file.is_dir():
         file /= "README.md"
         return not anchor or (file.is_file() and anchor in _anchors(file))
