@@ -1,7 +1,68 @@
-"""vllm-gac: compress LLMs to dimensions GPUs like, and serve them with vLLM.
+"""Compress LLMs to dimensions that GPUs like, and serve them with vLLM.
 
-Importing this package imports neither torch nor vllm, so that the `vllm-gac`
-command and vLLM's plugin discovery stay fast.
+The names in `__all__` are the public API, together with the errors in `vllm_gac.errors`.
+Everything else in this package is internal and may change without notice.
+
+    calibrate         measure statistics of a dense model on text
+    plan              choose the dims of every layer for the budgets of a PlanRequest
+    compress          make a dense model smaller
+    import_model      convert a model that another compression tool wrote
+    repair            pad the dims of a compressed model to dims that kernels like
+    inspect, verify   describe a model directory; find the reasons not to serve it
+    evaluate          perplexity on text
+    open_checkpoint   read the config, the layout (ModelLayout) and the tensors of a directory
+
+`import vllm_gac` imports neither torch nor pydantic nor vllm, so that the command line and vLLM's
+plugin discovery start fast: a public name is imported when it is first used.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm_gac.checkpoint.open import open_checkpoint
+    from vllm_gac.compression.calibrate import calibrate
+    from vllm_gac.layout.dims import ModelLayout
+    from vllm_gac.steps.compress import compress
+    from vllm_gac.steps.evaluate import evaluate
+    from vllm_gac.steps.import_model import import_model
+    from vllm_gac.steps.inspect import inspect
+    from vllm_gac.steps.repair import repair
+    from vllm_gac.steps.verify import verify
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "ModelLayout",
+    "calibrate",
+    "compress",
+    "evaluate",
+    "import_model",
+    "inspect",
+    "open_checkpoint",
+    "repair",
+    "verify",
+]
+
+_MODULES = {
+    "ModelLayout": "vllm_gac.layout.dims",
+    "calibrate": "vllm_gac.compression.calibrate",
+    "compress": "vllm_gac.steps.compress",
+    "evaluate": "vllm_gac.steps.evaluate",
+    "import_model": "vllm_gac.steps.import_model",
+    "inspect": "vllm_gac.steps.inspect",
+    "open_checkpoint": "vllm_gac.checkpoint.open",
+    "repair": "vllm_gac.steps.repair",
+    "verify": "vllm_gac.steps.verify",
+}
+
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ from vllm_gac.layout.schema import LayerSection
 from vllm_gac.planning.losses import MeasuredLosses, read_losses
 from vllm_gac.planning.plan_file import uniform_plan
 from vllm_gac.steps.compress import compress
-from vllm_gac.steps.evaluate import perplexity
+from vllm_gac.steps.evaluate import evaluate
 from vllm_gac.steps.inspect import aligned_dims
 
 SEEDS = 3
@@ -94,7 +94,7 @@ def _measure(planned: Mapping[str, Any], stats: Path, device: str) -> dict[str, 
 
 
 def _perplexity(directory: Path, device: str) -> float:
-    value, _ = perplexity(
+    value, _ = evaluate(
         directory,
         [demo.HELD_OUT],
         sequence_length=WINDOW,

@@ -128,4 +128,4 @@ def test_the_verbs_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for _ in range(2):
         result(capsys, "repair", out, "--out", tmp_path / "repaired", "--quiet", "--overwrite")
     said = error(capsys, "repair", out, "--out", out, "--quiet", "--overwrite")
-    assert said == f"{out}: is what is to be repaired; --overwrite replaces others only"
+    assert said == f"{out}: is the model to be repaired; --overwrite replaces only other models"

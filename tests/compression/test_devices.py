@@ -65,7 +65,7 @@ def test_a_gpu_that_is_too_small_is_one_line(
     def full(*args: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
 
-    monkeypatch.setattr("vllm_gac.steps.evaluate.perplexity", full)
+    monkeypatch.setattr("vllm_gac.steps.evaluate.evaluate", full)
     text = dense_models.write_text(tmp_path / "text.txt")
     said = error(capsys, "evaluate", dense, "--text", text, "--device", "cpu")
     assert said.startswith("the GPU's memory is full (CUDA out of memory); free some of it, give")

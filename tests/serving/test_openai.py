@@ -11,7 +11,8 @@ import pytest
 from tests.serving.server import Server, serve
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.steps import evaluate, evaluate_server
+from vllm_gac.steps.evaluate import evaluate
+from vllm_gac.steps.evaluate_server import evaluate_server
 
 PROMPT = 'def read_lines(path):\n    """Return the lines of a file."""\n'
 
@@ -79,9 +80,9 @@ def test_logprobs_are_normalized_and_greedy_takes_the_best(server: Server) -> No
 
 def test_perplexity_is_the_references(server: Server, compressed_demo: Path) -> None:
     text, options = [demo.HELD_OUT], {"sequence_length": 300, "max_tokens": 4000}
-    expected, tokens = evaluate.perplexity(compressed_demo, text, **options)
+    expected, tokens = evaluate(compressed_demo, text, **options)
     url = f"{server.url}/v1"
-    served = evaluate_server.perplexity(compressed_demo, text, url, **options)
+    served = evaluate_server(compressed_demo, text, url, **options)
     assert served == (pytest.approx(expected, rel=0.005), tokens)
 
 

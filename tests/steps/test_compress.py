@@ -19,7 +19,7 @@ from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.planning.plan_file import PlanBudget, uniform_plan
 from vllm_gac.planning.planner import Asked
 from vllm_gac.steps.compress import compress
-from vllm_gac.steps.evaluate import perplexity
+from vllm_gac.steps.evaluate import evaluate
 
 # Letters, as in the text that is calibrated on.
 TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26
@@ -174,7 +174,7 @@ def test_sliding_window_is_seen_in_calibration_and_evaluation(text: Path, tmp_pa
     results = []
     for name, window in (("full", None), ("window", 16)):
         raw = config(model_type="mistral", sliding_window=window)
-        results.append(perplexity(write(tmp_path / name, raw), [text], max_tokens=2000))
+        results.append(evaluate(write(tmp_path / name, raw), [text], max_tokens=2000))
     assert results[0] != results[1]
 
 

@@ -16,13 +16,13 @@ from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.planning.planner import Asked
 from vllm_gac.steps.compress import compress
-from vllm_gac.steps.evaluate import perplexity
+from vllm_gac.steps.evaluate import evaluate
 
 
 def test_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path) -> None:
     model = write(tmp_path / "model", config())
     text = write_text(tmp_path / "text", 1234)
-    got, tokens = perplexity(model, [text], sequence_length=100)
+    got, tokens = evaluate(model, [text], sequence_length=100)
     checkpoint = open_checkpoint(model)
     losses = []
     for part in windows(model, [text], length=100, max_tokens=None):
@@ -40,9 +40,7 @@ def _positions(part: torch.Tensor) -> list[tuple[int, int]]:
 def test_max_tokens_takes_the_first_ones_of_all_files(tmp_path: Path) -> None:
     model = write(tmp_path / "model", config())
     texts = [write_text(tmp_path / "a", 300), write_text(tmp_path / "b", 300)]
-    counts = [
-        perplexity(model, texts, sequence_length=100, max_tokens=n)[1] for n in (50, 350, None)
-    ]
+    counts = [evaluate(model, texts, sequence_length=100, max_tokens=n)[1] for n in (50, 350, None)]
     assert counts == [49, 3 * 99 + 49, 6 * 99]
 
 
@@ -53,7 +51,7 @@ def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None
         raw.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3')
     )
     with pytest.raises(CheckpointError, match=r"layers\.2\.input_layernorm\.weight: missing"):
-        perplexity(model, [write_text(tmp_path / "text")])
+        evaluate(model, [write_text(tmp_path / "text")])
 
 
 class TestDemo:
@@ -71,7 +69,7 @@ class TestDemo:
     @pytest.fixture(scope="class")
     @staticmethod
     def dense() -> float:
-        return perplexity(demo.MODEL, [demo.HELD_OUT], **TestDemo.WINDOWS)[0]
+        return evaluate(demo.MODEL, [demo.HELD_OUT], **TestDemo.WINDOWS)[0]
 
     def test_perplexity_grows_as_the_ratios_fall(
         self, stats: Path, dense: float, tmp_path: Path
@@ -81,14 +79,14 @@ class TestDemo:
             out = tmp_path / f"{params}-{kv}"
             asked = Asked(param_ratio=params, kv_ratio=kv)
             compress(demo.MODEL, out, asked, stats=stats, progress=False)
-            perplexities.append(perplexity(out, [demo.HELD_OUT], **self.WINDOWS)[0])
+            perplexities.append(evaluate(out, [demo.HELD_OUT], **self.WINDOWS)[0])
         assert perplexities == sorted(perplexities)
         assert perplexities[-1] < 2 * dense
 
     def test_what_make_serve_serves_is_close_to_the_dense_model(
         self, compressed_demo: Path, dense: float
     ) -> None:
-        got, _ = perplexity(compressed_demo, [demo.HELD_OUT], **self.WINDOWS)
+        got, _ = evaluate(compressed_demo, [demo.HELD_OUT], **self.WINDOWS)
         assert dense < 11
         assert dense < got < 1.1 * dense  # 1.25 is what must hold; 1.03 was measured
 
@@ -100,5 +98,5 @@ class TestDemo:
             out = tmp_path / form
             asked = Asked(kv_ratio=0.375, methods=["heads"], key_form=form)
             compress(demo.MODEL, out, asked, stats=stats, progress=False)
-            loss[form] = math.log(perplexity(out, [demo.HELD_OUT], **self.WINDOWS)[0] / dense)
+            loss[form] = math.log(evaluate(out, [demo.HELD_OUT], **self.WINDOWS)[0] / dense)
         assert 0 < 2 * loss["latent"] < loss["rotary"]

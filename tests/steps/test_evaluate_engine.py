@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.command import RUN, command
 from vllm_gac import demo
-from vllm_gac.steps.evaluate import perplexity
+from vllm_gac.steps.evaluate import evaluate
 
 # The demo model's whole context, which is one token less than vLLM asks for; its prefill takes
 # two steps.
@@ -19,7 +19,7 @@ def test_vllm_in_process_agrees_with_the_reference(compressed_demo: Path) -> Non
     done = command("evaluate", compressed_demo, *arguments, "--engine", "vllm", "--json")
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
-    expected, tokens = perplexity(
+    expected, tokens = evaluate(
         compressed_demo, [demo.HELD_OUT], sequence_length=LENGTH, max_tokens=TOKENS
     )
     served = json.loads(line)

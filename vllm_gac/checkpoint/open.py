@@ -107,10 +107,28 @@ class TensorReader:
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
-    """Read the config and every tensor header of `directory`.
+    """Open a dense or gac model directory: read its config and its tensor headers.
 
-    Raises CheckpointError for a directory that is not a readable Llama or Mistral safetensors
-    model. Whether its tensors fit its layout is for `faults` to say.
+    Whether the tensors fit the layout is not checked here; `faults` and `vllm_gac.verify` do.
+
+    Args:
+        directory: Directory of a Llama or Mistral, with safetensors files or state dicts.
+
+    Returns:
+        The checkpoint: its config, its layout and its tensor headers. `reader()` reads tensors.
+
+    Raises:
+        CheckpointError: The directory is not a readable Llama or Mistral.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> checkpoint = vllm_gac.open_checkpoint(Path("llama"))
+        >>> checkpoint.layout.hidden_size
+        48
+        >>> with checkpoint.reader() as read:
+        ...     read("model.norm.weight").shape
+        torch.Size([48])
     """
     directory = Path(directory)
     raw, where = read_config(directory), str(directory / "config.json")

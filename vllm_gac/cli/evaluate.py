@@ -68,17 +68,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> tuple[float, int]:
     if args.server is not None:
-        from vllm_gac.steps import evaluate_server
+        from vllm_gac.steps.evaluate_server import evaluate_server
 
         options["served_model_name"] = args.served_model_name
-        return evaluate_server.perplexity(args.directory, args.text, args.server, **options)
+        return evaluate_server(args.directory, args.text, args.server, **options)
     if args.engine == "vllm":
-        from vllm_gac.steps import evaluate_engine as vllm_perplexity
+        from vllm_gac.steps.evaluate_engine import evaluate_engine
 
-        return vllm_perplexity.perplexity(args.directory, args.text, **options)
-    from vllm_gac.steps.evaluate import perplexity
+        return evaluate_engine(args.directory, args.text, **options)
+    from vllm_gac.steps.evaluate import evaluate
 
-    return perplexity(args.directory, args.text, **on_a_device(args))
+    return evaluate(args.directory, args.text, **on_a_device(args))
 
 
 def server_url(text: str) -> str:

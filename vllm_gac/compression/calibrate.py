@@ -86,15 +86,41 @@ def calibrate(
     device: str = "cpu",
     progress: bool = True,
 ) -> None:
-    """Write the statistics of `model` on `texts` to the safetensors file `out`.
+    """Measure the statistics of a dense model on text, and write them to a file.
 
-    At most `max_tokens` tokens (None: 65,536, or 16 for each channel of an MLP if that is more) in
-    sequences of `sequence_length` (or of the model's context, if that is less) are used; of these
-    about `probe_tokens` for sensitivities and `gradient_tokens` for gradients, neither with 0.
-    Kept are the covariances of the inputs of `linears`, None for those that `methods` need. Up to
-    `value_group` value heads can be made one by them, None for all that `methods` can. Work in
-    progress is kept in `out`.partial; the same call goes on with it. Raises CheckpointError if the
-    model is not a dense Llama or Mistral, the texts are too short, or `out` exists.
+    Planning and compression read this file. Unfinished work is kept in `out`.partial, and the same
+    call continues it.
+
+    Args:
+        model: Directory of a dense Llama or Mistral.
+        texts: Text files, or .jsonl files with "text" or "messages" in each line.
+        out: The safetensors file to write; it must not exist.
+        max_tokens: How many tokens to use at most. None: 65,536, or 16 for each channel of an MLP
+            if that is more.
+        sequence_length: Tokens of one sequence; at most the model's context.
+        probe_tokens: About how many of the tokens to measure sensitivities on, which plans need:
+            by how many nats the loss grows if a part of a layer shrinks. 0: none.
+        gradient_tokens: About how many of the tokens to measure gradients of the loss on. 0: none.
+        methods: The methods that may be planned with these statistics: heads, prune, lowrank.
+        linears: The linears whose input covariances [in, in] are kept, e.g. "mlp.up_proj". None:
+            all that `methods` need.
+        value_group: How many value heads may be merged into one at most. None: as many as
+            `methods` can merge.
+        device: The torch device to compute on.
+        progress: Whether to show a progress bar on stderr.
+
+    Raises:
+        CheckpointError: The model is not a dense Llama or Mistral, the texts are too short, or
+            `out` exists.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> vllm_gac.calibrate(
+        ...     Path("llama"), [Path("text.txt")], Path("stats.safetensors"), max_tokens=512
+        ... )
+        >>> Path("stats.safetensors").exists()
+        True
     """
     finished_before(out, "calibrate", {})
     refuse_existing(out)

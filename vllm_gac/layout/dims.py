@@ -81,7 +81,29 @@ class LayerLayout:
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """Dims of a whole model. `head_dim` and `num_key_value_heads` are those before compression."""
+    """Dims of a whole model, dense or compressed.
+
+    Attributes:
+        hidden_size: Width of the hidden states.
+        vocab_size: Rows of the embedding.
+        head_dim: Size of an attention head before compression.
+        num_attention_heads: Query heads of a layer before compression.
+        num_key_value_heads: Key and value heads of a layer before compression.
+        softmax_scale: What attention scores are multiplied by.
+        tie_word_embeddings: Whether the embedding is also the unembedding.
+        attention_bias: Whether the linears of attention have biases.
+        mlp_bias: Whether the linears of MLPs have biases.
+        layers: The dims of each layer, which may differ from layer to layer.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> layout = vllm_gac.open_checkpoint(Path("llama")).layout
+        >>> layout.parameters, layout.kv_elements  # weights; numbers cached per token
+        (57744, 128)
+        >>> layout.layers[0].value
+        ValueLayout(heads=2, size=16)
+    """
 
     hidden_size: int
     vocab_size: int

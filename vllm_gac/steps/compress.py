@@ -1,8 +1,8 @@
-"""Compress a model directory into another one, as a plan says.
+"""Compress a dense model directory into a smaller one, as a plan says.
 
-OUT appears whole or not at all. Until then the work is in OUT.partial (see workspace.py): the
-statistics and every shard are written once and synced, so that a killed run goes on where it was
-and ends in the same bytes.
+The output directory appears only when it is complete. Until then the work is in OUT.partial (see
+checkpoint/workspace.py). The statistics and every shard are written once and synced, so that a
+run that was killed can be continued, and ends in the same bytes.
 """
 
 import hashlib
@@ -46,17 +46,52 @@ def compress(
     overwrite: bool = False,
     progress: bool = True,
 ) -> ModelLayout:
-    """Compress the dense directory `model` into the new directory `out`; the layout of `out`.
+    """Compress a dense model into a smaller one that vLLM serves with this package's plugin.
 
-    With `plan` (a file) its dims are used, else those that are best for what is `asked`.
-    `prune_criterion` is what MLP channels are chosen by. Statistics are read from `stats` (a file
-    of calibrate.py) or measured on the text files `calibration`; the demo model brings its own,
-    and where nothing shrinks none are needed. `overwrite` lets a model that vllm-gac wrote be
-    replaced, once the new one is whole. Raises a GacError for whatever is wrong with the
-    input, in `out`.partial too if that is not ours, and for a full disk.
+    Statistics of the model come from `stats`, or are measured on `calibration`. The demo model
+    brings its own text. No statistics are needed if nothing shrinks.
+
+    Args:
+        model: Directory of a dense Llama or Mistral.
+        out: The directory to write; it appears only when it is complete.
+        asked: The budgets to plan for, and what the plan may use. Ignored if `plan` is given.
+        plan: A plan file, whose dims are used.
+        whitening: How low-rank factors take the statistics of their inputs into account.
+        prune_criterion: How the MLP channels that stay are chosen.
+        calibration: Text files to measure statistics on.
+        stats: A statistics file that `calibrate` wrote.
+        max_tokens: How many tokens of `calibration` to use at most; None as in `calibrate`.
+        sequence_length: Tokens of one calibration sequence.
+        device: The torch device to compute on.
+        resume: Whether to continue a run that was stopped.
+        overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
+        progress: Whether to show progress bars on stderr.
+
+    Returns:
+        The layout of the compressed model.
+
+    Raises:
+        CheckpointError: The model, the text or the statistics cannot be used, or `out`.partial
+            holds the work of another run.
+        PlanError: The plan or the budgets cannot be met.
+        DiskError: `out` exists, or the disk is full.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> from vllm_gac.planning.planner import Asked
+        >>> layout = vllm_gac.compress(
+        ...     Path("llama"),
+        ...     Path("compressed"),
+        ...     Asked(param_ratio=0.9, kv_ratio=0.75),
+        ...     calibration=[Path("text.txt")],
+        ...     max_tokens=512,
+        ... )
+        >>> layout.parameters <= 0.9 * 57744, layout.kv_elements <= 0.75 * 128
+        (True, True)
     """
     checkpoint, asked = open_dense(model), asked or Asked()
-    companions_of(model)  # what cannot be copied is refused before the work
+    companions_of(model)  # refuses files that cannot be copied before the work begins
     chosen = None
     if plan is not None:
         chosen = read_plan(plan, checkpoint)
@@ -102,10 +137,10 @@ def compress(
                     sequence_length=sequence_length,
                     progress=progress,
                     device=device,
-                    # With a plan, what else there would be to choose from does not matter.
+                    # With a plan, nothing is left to choose.
                     methods=asked.methods if chosen is None else (),
                     linears=linears,
-                    # As if it was planned here: another sum would give other bytes.
+                    # The same sums as in a run that plans here itself, and so the same bytes.
                     value_group=None
                     if chosen is None or "heads" in chosen.methods
                     else value_group,
@@ -128,21 +163,21 @@ def compress(
 
 
 def _needs_gradients(asked: Asked, criterion: Criterion) -> str | None:
-    """The option that needs the gradients of the loss, if one does."""
+    """The option that needs the gradients of the loss; None if no option does."""
     if criterion == "taylor":
         return "--prune-criterion taylor"
     return asked.needs_gradients
 
 
 def _value_group(layout: ModelLayout | None) -> int:
-    """How many value heads become one at most; 1 before there is a layout."""
+    """How many value heads are merged into one at most; 1 if there is no layout yet."""
     if layout is None:
         return 1
     return max(layout.num_key_value_heads // layer.value.heads for layer in layout.layers)
 
 
 def _calibration_texts(checkpoint: Checkpoint, given: Sequence[Path]) -> Sequence[Path]:
-    """The files to calibrate on: those given, or for the demo model its own."""
+    """The files to calibrate on: those given, or the demo model's own text."""
     for path in given:
         if not path.is_file():
             raise CheckpointError(f"{path}: no such text file to calibrate on")
@@ -177,7 +212,10 @@ def _sha256(path: Path) -> str:
 
 
 def _threads(out: Path) -> int:
-    """How many threads to compute with: sums depend on it, so a resumed run keeps its number."""
+    """How many threads to compute with.
+
+    Sums depend on this number, so that a resumed run uses the number of the run before.
+    """
     threads = (recorded(out) or {}).get("threads")
     return threads if isinstance(threads, int) and threads > 0 else torch.get_num_threads()
 

@@ -1,7 +1,7 @@
-"""Perplexity of a model directory, dense or compressed, on text files.
+"""Perplexity of a model directory on text files, computed by the torch reference model.
 
-By the torch reference here; by what serves the model in `serving.perplexity` (vLLM, in this
-process) and `server_perplexity` (a running server), over the very same tokens.
+evaluate_engine.py computes it by vLLM in this process, and evaluate_server.py by a running server.
+All three predict the same tokens.
 """
 
 import math
@@ -29,7 +29,7 @@ from vllm_gac.importers.open_any import open_any_format
 DEFAULT_SEQUENCE_LENGTH = 512
 
 
-def perplexity(
+def evaluate(
     model: Path,
     texts: Sequence[Path],
     *,
@@ -38,12 +38,33 @@ def perplexity(
     device: str = "cpu",
     progress: bool = False,
 ) -> tuple[float, int]:
-    """(perplexity, predicted tokens) of `model` on `texts`, by the fp32 reference model.
+    """Compute the perplexity of a model on text files, with the fp32 reference model in torch.
 
-    Windows of `sequence_length` tokens (or of the model's context, if that is less) do not
-    overlap; in each, every token but the first is predicted. `max_tokens` cuts the text off. One
-    layer is in memory at a time, beside the hidden states. Raises CheckpointError if the model's
-    tensors do not fit its config.
+    The text is cut into windows that do not overlap. In each window, every token but the first is
+    predicted. One layer is in memory at a time, beside the hidden states.
+
+    Args:
+        model: A model directory in any format that can be served, with a tokenizer.json.
+        texts: Text files, or .jsonl files with "text" or "messages" in each line.
+        sequence_length: Tokens of one window; at most the model's context.
+        max_tokens: How many tokens of the text to use. None: all.
+        device: The torch device to compute on.
+        progress: Whether to show a progress bar on stderr.
+
+    Returns:
+        The perplexity (e to the mean negative log likelihood) and the number of predicted tokens.
+
+    Raises:
+        CheckpointError: The model's tensors do not fit its config, or there is no text to predict.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> perplexity, tokens = vllm_gac.evaluate(
+        ...     Path("llama"), [Path("text.txt")], sequence_length=64, max_tokens=256
+        ... )
+        >>> tokens  # of 4 windows
+        252
     """
     checkpoint = checked(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
@@ -56,7 +77,10 @@ def perplexity(
 
 
 def checked(model: Path) -> Checkpoint:
-    """The checkpoint in `model`. Raises CheckpointError if its tensors do not fit its config."""
+    """Open the checkpoint in `model`.
+
+    Raises CheckpointError if its tensors do not fit its config.
+    """
     _, checkpoint = open_any_format(model)
     for fault in faults(checkpoint):
         raise CheckpointError(fault)
@@ -66,16 +90,16 @@ def checked(model: Path) -> Checkpoint:
 def window_batches(
     model: Path, texts: Sequence[Path], *, length: int, max_tokens: int | None
 ) -> list[torch.Tensor]:
-    """What is predicted: token ids [windows, at most `length`], a few thousand in each batch.
+    """Token ids to predict: batches [windows, at most `length`] of a few thousand tokens.
 
-    `model` is where the tokenizer lies.
+    `model` is the directory of the tokenizer.
     """
     parts = windows(model, texts, length=length, max_tokens=max_tokens)
     return [batch for part in parts for batch in batches(part)]
 
 
 def exp_of_mean(total: float, tokens: Sequence[torch.Tensor]) -> tuple[float, int]:
-    """(perplexity, predicted tokens) where predicting `window_batches` cost `total` nats."""
+    """(perplexity, predicted tokens), given the summed loss of `window_batches` in nats."""
     count = sum(batch.shape[0] * (batch.shape[1] - 1) for batch in tokens)
     try:
         return math.exp(total / count), count
@@ -86,7 +110,7 @@ def exp_of_mean(total: float, tokens: Sequence[torch.Tensor]) -> tuple[float, in
 def _negative_log_likelihood(
     model: Reference, read: TensorReader, tokens: list[torch.Tensor], progress: bool
 ) -> float:
-    """Sum over all predicted tokens of the batches [sequences, length] in `tokens`, in nats."""
+    """The loss in nats, summed over all predicted tokens of the batches [windows, length]."""
     layers = model.layout.layers
     hidden = [embed(model, read, batch).cpu() for batch in tokens]
     with tqdm(total=len(tokens) * len(layers), desc="evaluate", disable=not progress) as bar:

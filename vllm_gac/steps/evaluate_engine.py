@@ -1,7 +1,7 @@
-"""Perplexity of a model directory as vLLM serves it, on text files.
+"""Perplexity of a model directory on text files, computed by vLLM in this process.
 
-The tokens are those of `vllm_gac.steps.evaluate`; loader, kernels, KV cache and dtype are those of
-a server.
+The predicted tokens are those of `vllm_gac.steps.evaluate`. Loader, kernels, KV cache and dtype
+are those of a server.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from vllm_gac.steps.evaluate import DEFAULT_SEQUENCE_LENGTH, checked, exp_of_mea
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
-# Tokens of a step. Logits of that many, in fp32 and several times over, must fit beside the model.
+# Tokens of one step. vLLM keeps several copies of their logits in fp32 beside the model.
 _STEP_TOKENS = 2048
-# Sequences that run at once are of about this many tokens; all of them fit the KV cache, whose
-# blocks are of 128 tokens at most.
+# About how many tokens run at once. The KV cache has room for all of them; its blocks have at most
+# 128 tokens.
 _RUNNING_TOKENS, _BLOCK = 4096, 128
 
 
-def perplexity(
+def evaluate_engine(
     model: Path,
     texts: Sequence[Path],
     *,
@@ -39,10 +39,10 @@ def perplexity(
 ) -> tuple[float, int]:
     """(perplexity, predicted tokens) of `model` on `texts`, by vLLM in this process.
 
-    Windows are those of `vllm_gac.steps.evaluate.perplexity`. On a CPU nothing is compiled; on a
-    GPU it runs in CUDA graphs as for a server. vLLM keeps its memory until the process ends: one
-    call a process. Raises ModuleNotFoundError without vLLM, and CheckpointError if it cannot run
-    `model`.
+    The windows are those of `vllm_gac.steps.evaluate.evaluate`. On a CPU nothing is compiled; on a
+    GPU the model runs in CUDA graphs, as in a server. vLLM keeps its memory until the process
+    ends, so call this once per process. Raises ModuleNotFoundError without vLLM, and
+    CheckpointError if vLLM cannot run `model`.
     """
     _configure_vllm()
     from vllm import LLM, SamplingParams
@@ -55,7 +55,7 @@ def perplexity(
         refuse_unknown_tokens(checkpoint.layout, batch)
     score = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
     eager = current_platform.is_cpu()
-    # vLLM's sampler is compiled even where the model is not, which takes a CPU half a minute.
+    # vLLM compiles its sampler even if the model is not compiled, which takes a CPU half a minute.
     uncompiled = torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext()
     try:
         with uncompiled:
@@ -65,38 +65,38 @@ def perplexity(
             total = sum(_negative_log_likelihood(llm, score, batch) for batch in bar)
     except GacError:
         raise
-    except Exception as e:  # vLLM raises what it likes; VLLM_LOGGING_LEVEL=INFO tells the story
+    except Exception as e:  # vLLM raises many types; VLLM_LOGGING_LEVEL=INFO shows its log
         raise CheckpointError(f"{model}: vLLM cannot run it ({type(e).__name__}: {e})") from e
     return exp_of_mean(total, tokens)
 
 
 def _configure_vllm() -> None:
-    """What vLLM and PyTorch read from the environment, unless the user has set it."""
-    # In one process, errors arrive as they were raised and there is little to start.
+    """Set what vLLM and PyTorch read from the environment, unless the user has set it."""
+    # In a single process, errors arrive as they were raised, and little has to be started.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is the result's
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # Without it, vLLM leaves one thread to the model.
+    # Otherwise vLLM uses one thread for the model.
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
 
 
 def _engine_arguments(checkpoint: Checkpoint, length: int) -> dict[str, Any]:
-    """What vLLM needs to know: no more KV cache than windows of `length` tokens take."""
+    """Arguments of vLLM's `LLM`, with no more KV cache than windows of `length` tokens need."""
     sequences = max(1, _RUNNING_TOKENS // length)
     cached_tokens = sequences * (length + 1 + _BLOCK) + _BLOCK
     overrides = {}
     if length == checkpoint.config.max_position_embeddings:
-        # vLLM insists on room for the one token that it generates after a prompt.
+        # vLLM requires room for the one token that it generates after a prompt.
         overrides["max_position_embeddings"] = length + 1
     return {
         "load_format": LOAD_FORMAT,
-        # As by the reference, NaN weights make a NaN perplexity.
+        # As with the reference model, NaN weights make a NaN perplexity.
         "model_loader_extra_config": {"finite_check": False},
         "hf_overrides": overrides,
         "max_model_len": length + 1,
         "max_num_seqs": sequences,
         "max_num_batched_tokens": _STEP_TOKENS,
-        "gpu_memory_utilization": 0.01,  # must be free before the start; of no other effect here
+        "gpu_memory_utilization": 0.01,  # the share that must be free at the start, and no more
         "kv_cache_memory_bytes": cached_tokens * checkpoint.layout.kv_elements * 4,  # fp32 at most
         "enable_prefix_caching": False,
         "skip_tokenizer_init": True,
@@ -104,7 +104,7 @@ def _engine_arguments(checkpoint: Checkpoint, length: int) -> dict[str, Any]:
 
 
 def _negative_log_likelihood(llm: "LLM", score: "SamplingParams", batch: torch.Tensor) -> float:
-    """Sum over the predicted tokens of a batch [windows, length], in nats."""
+    """The loss in nats, summed over the predicted tokens of a batch [windows, length]."""
     prompts = [{"prompt_token_ids": window} for window in batch.tolist()]
     total = sum(
         step[token].logprob

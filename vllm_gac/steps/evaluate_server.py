@@ -1,7 +1,7 @@
-"""Perplexity of the model that a running OpenAI-compatible server has, on text files.
+"""Perplexity on text files of a model that a running OpenAI-compatible server has.
 
-Prompts go to the completions API as token ids and come back echoed with their log probabilities,
-which is how lm-eval asks, too.
+Prompts are sent to the completions API as token ids, and come back echoed with their log
+probabilities. lm-eval asks in the same way.
 """
 
 import math
@@ -45,7 +45,7 @@ class _Completion(BaseModel):
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
 
-def perplexity(
+def evaluate_server(
     tokenizer: Path,
     texts: Sequence[Path],
     url: str,
@@ -57,11 +57,11 @@ def perplexity(
 ) -> tuple[float, int]:
     """(perplexity, predicted tokens) on `texts` of a model of the server at `url`.
 
-    `url` ends where /models and /completions begin, mostly in /v1; OPENAI_API_KEY is sent if it
-    is set. `tokenizer` is the directory of the model's tokenizer.json. `served_model_name` may be
-    left out if the server has one model. Windows are those of `vllm_gac.steps.evaluate.perplexity`.
-    Raises ServerError if the server cannot be reached, has no such model or too short a context,
-    or does not answer with log probabilities.
+    `url` is the part before /models and /completions, and mostly ends in /v1. OPENAI_API_KEY is
+    sent if it is set. `tokenizer` is the directory of the model's tokenizer.json.
+    `served_model_name` may be None if the server has one model. The windows are those of
+    `vllm_gac.steps.evaluate.evaluate`. Raises ServerError if the server cannot be reached, has no
+    such model, has too short a context, or does not return log probabilities.
     """
     from openai import OpenAI, Timeout
 
@@ -81,7 +81,7 @@ def perplexity(
 
 
 def _served(client: "OpenAI", url: str, name: str | None) -> _Model:
-    """The server's model of that `name`, or its only one."""
+    """The server's model `name`, or its only model if `name` is None."""
     models = _ask(client, url, "/models", None, _Models).data
     names = ", ".join(model.id for model in models)
     if name is None and len(models) != 1:
@@ -93,9 +93,9 @@ def _served(client: "OpenAI", url: str, name: str | None) -> _Model:
 
 
 def _negative_log_likelihood(client: "OpenAI", url: str, name: str, batch: "torch.Tensor") -> float:
-    """Sum over the predicted tokens of a batch [windows, length], in nats."""
+    """The loss in nats, summed over the predicted tokens of a batch [windows, length]."""
     windows = batch.tolist()
-    # One token is generated, since not every server takes 0 for an answer.
+    # Not every server accepts max_tokens = 0, so that one token is generated.
     request = {"model": name, "prompt": windows, "max_tokens": 1, "temperature": 0}
     answer = _ask(client, url, "/completions", request | {"echo": True, "logprobs": 1}, _Completion)
     total, found = 0.0, 0
@@ -116,7 +116,10 @@ def _negative_log_likelihood(client: "OpenAI", url: str, name: str, batch: "torc
 def _ask(
     client: "OpenAI", url: str, path: str, body: dict[str, Any] | None, kind: type[_Answer]
 ) -> _Answer:
-    """Ask and validate: GET without a body, else POST. Raises ServerError."""
+    """Send a request (GET without a body, else POST) and validate its answer.
+
+    Raises ServerError.
+    """
     import openai
 
     try:

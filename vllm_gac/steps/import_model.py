@@ -1,7 +1,8 @@
 """Convert a model that another tool wrote into a gac directory.
 
-DST appears whole or not at all. Until then the work is in DST.partial (see workspace.py), one
-layer at a time, so that memory holds one layer and a stopped run goes on where it was.
+The output directory appears only when it is complete. Until then the work is in OUT.partial (see
+checkpoint/workspace.py). One layer is converted at a time, so that memory holds one layer, and a
+run that was stopped continues with the next layer.
 """
 
 import hashlib
@@ -43,7 +44,7 @@ _PICKLES = (".bin", ".pt", ".pth")
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What came out of an import. `tokenizer`: whether one came along."""
+    """What an import has written; `tokenizer` says whether a tokenizer is part of it."""
 
     format: Format
     layout: ModelLayout
@@ -62,13 +63,36 @@ def import_model(
     overwrite: bool = False,
     progress: bool = True,
 ) -> Conversion:
-    """Convert `source`, a directory or a file of torch.save, into the new gac directory `out`.
+    """Convert a model that another compression tool wrote into a gac directory.
 
-    Weights are stored as `dtype`, by default the widest that they have. `base`, a directory of the
-    model before, gives tokenizer and generation config, and for a pickle config.json; without it
-    they are what `source` has. `overwrite` lets a model that vllm-gac wrote be replaced, once the
-    new one is whole. Raises CheckpointError for whatever is wrong with the source, if it
-    is not in `format`, if there is nothing to convert, and for a full disk.
+    Args:
+        source: A model directory, or a file that torch.save wrote. Pickles are never executed.
+        out: The directory to write; it appears only when it is complete.
+        format: The format that `source` must have, e.g. "svd-llm". "auto": any known format.
+        base: Directory of the model before compression. The tokenizer and the generation config
+            are copied from there, and config.json if `source` is a pickle. None: from `source`.
+        dtype: torch's name of the dtype to store weights in. None: the dtype of the matrices, or
+            float32 if they differ.
+        resume: Whether to continue a run that was stopped.
+        overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
+        progress: Whether to show a progress bar on stderr.
+
+    Returns:
+        The format of `source`, the layout and dtype of what was written, and whether it has a
+        tokenizer.
+
+    Raises:
+        CheckpointError: `source` is broken, is not in `format`, or needs no conversion.
+        DiskError: `out` exists, or the disk is full.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> done = vllm_gac.import_model(Path("svd-llm.pt"), Path("imported"))
+        >>> done.format, done.dtype
+        ('svd-llm', 'float32')
+        >>> done.layout.layers[0].ranks["self_attn.q_proj"]
+        19
     """
     pickle = _pickle_of(source)
     if pickle is not None and is_state_dict(open_torch_file(pickle)):
@@ -88,7 +112,7 @@ def import_model(
         "base": str(base) if base else None,
     }
     if (base or source).is_dir():
-        companions_of(base or source)  # what cannot be copied is refused before the work
+        companions_of(base or source)  # refuses files that cannot be copied before the work begins
     if resume and finished_before(out, "import", run):
         return Conversion(model.format, model.layout, stored, _has_tokenizer(out))
     with workspace(out, "import", run, resume, overwrite) as directory:

@@ -1,4 +1,4 @@
-"""What a model directory holds, from its config and tensor headers alone."""
+"""Describe a model directory from its config and tensor headers, without reading weights."""
 
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -39,10 +39,26 @@ class Inspection:
 
 
 def inspect(directory: Path) -> Inspection:
-    """Describe a directory in any of the formats that can be served.
+    """Describe a model directory from its config and tensor headers, without reading weights.
 
-    Raises CheckpointError for one that cannot be read, or whose tensors are not those of its
-    layout.
+    Args:
+        directory: A model directory in any format that can be served.
+
+    Returns:
+        Its format, the dims of every layer, its parameters, and the bytes that its KV cache needs
+        per token.
+
+    Raises:
+        CheckpointError: The directory cannot be read, or its tensors do not fit its layout.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> found = vllm_gac.inspect(Path("llama"))
+        >>> found.format, found.parameters, found.kv_bytes_per_token
+        ('dense', 57744, 256)
+        >>> found.layers[0]["key"]
+        {'form': 'rotary', 'heads': 2, 'size': 16}
     """
     model_format, checkpoint = open_any_format(directory)
     for fault in islice(faults(checkpoint), 1):

@@ -1,6 +1,6 @@
-"""`vllm-gac repair`: a model directory into one whose dims kernels like.
+"""Pad the dims of a model directory to dims that GPU kernels like.
 
-OUT appears whole or not at all (see workspace.py).
+The output directory appears only when it is complete (see checkpoint/workspace.py).
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ from vllm_gac.steps.model_card import repaired_card
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The dims of a model before and after, and the ranks that went down on the way."""
+    """The layouts of a model before and after a repair, and the ranks that went down."""
 
     before: ModelLayout
     after: ModelLayout
@@ -55,21 +55,49 @@ def repair(
     overwrite: bool = False,
     progress: bool = True,
 ) -> Repaired:
-    """Write `model`, in any format that can be served, to `out` with its dims padded (dims.py).
+    """Pad the dims of a compressed model to dims that GPU kernels like.
 
-    The logits stay what they were, unless `redecompose` lets a rank go to an allowed one below
-    that is nearer (ranks.py). `quantized` is what `out` will be made into. `resume` goes on with a
-    run that was stopped. `overwrite` lets another model that vllm-gac wrote be replaced, once
-    the new one is whole. Raises CheckpointError for a model that could not be served, ProfileError
-    if there is no profile of `gpu`.
+    The logits do not change, unless `redecompose` is given.
+
+    Args:
+        model: A model directory in any format that can be served.
+        out: The directory to write; it appears only when it is complete.
+        strategy: Which dims are allowed, by vllm_gac/alignment/rules.py: "minimal" (multiples of
+            8), "optimal" (multiples of 16), "predefined", "measured" (the fastest dims nearby in
+            the profile of `gpu`), or "none" (every dim).
+        gpu: Name of the GPU profile, e.g. "h100"; needed for "measured".
+        tp: Tensor-parallel size: each GPU's part of an MLP width is aligned by itself.
+        quantized: Multiples that a later quantization of weights or KV cache needs.
+        redecompose: Whether a rank may go down to a nearer allowed rank instead of being padded.
+            The model becomes smaller, but its logits change.
+        resume: Whether to continue a run that was stopped.
+        overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
+        progress: Whether to show a progress bar on stderr.
+
+    Returns:
+        The layouts before and after, and the ranks that went down.
+
+    Raises:
+        CheckpointError: The model could not be served, or `out` is `model`.
+        DiskError: `out` exists, or the disk is full.
+        ProfileError: There is no profile of `gpu`.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> repaired = vllm_gac.repair(Path("llama"), Path("repaired"))  # MLPs of 93 channels
+        >>> [layer.intermediate_size for layer in repaired.after.layers]
+        [96, 96]
     """
     if overwrite and out.exists() and out.samefile(model):
-        raise CheckpointError(f"{out}: is what is to be repaired; --overwrite replaces others only")
+        raise CheckpointError(
+            f"{out}: is the model to be repaired; --overwrite replaces only other models"
+        )
     _, source = open_any_format(model)
     for fault in faults(source):
         raise CheckpointError(fault)
     _refuse_mixed(source)
-    companions_of(source.directory)  # what cannot be copied is refused before the work
+    companions_of(source.directory)  # refuses files that cannot be copied before the work begins
     before = source.layout
     lowered = lowered_layout(before, strategy, gpu) if redecompose else before
     after = padded_layout(lowered, strategy, gpu, tp, quantized)
@@ -98,7 +126,7 @@ def repair(
 
 
 def _refuse_mixed(source: Checkpoint) -> None:
-    """Raise CheckpointError for weights of several dtypes, which are stored by the tool only."""
+    """Raise CheckpointError for weights of several dtypes, which a gac directory cannot hold."""
     found = {source.tensors[name].dtype for name, shape in source.required().items() if shape[1:]}
     if source.mixed_dtypes and len(found) > 1:
         raise CheckpointError(

@@ -12,7 +12,10 @@ from vllm_gac.shown import sentence
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The faults found, one sentence each; numbers of tensors and parameters, 0 if unreadable."""
+    """The faults of a model, one sentence each, and its numbers of tensors and parameters.
+
+    Both numbers are 0 for a directory that cannot be read.
+    """
 
     ok: bool
     faults: list[str]
@@ -25,10 +28,27 @@ class Verification:
 
 
 def verify(directory: Path, progress: bool = False) -> Verification:
-    """Check headers against the layout and every value for being finite.
+    """Find every reason why a model directory should not be served.
 
-    A directory that cannot be read at all is one fault. `progress` shows a bar if it takes long.
-    Raises OSError if the disk fails.
+    Compares the tensor headers with the layout, and looks for NaN and infinity in all weights.
+
+    Args:
+        directory: A model directory in any format that can be served.
+        progress: Whether to show a progress bar on stderr if it takes longer than a second.
+
+    Returns:
+        The faults, one sentence each. A directory that cannot be read at all has one fault.
+
+    Raises:
+        OSError: The disk fails.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> vllm_gac.verify(Path("llama"))
+        Verification(ok=True, faults=[], tensors=21, parameters=57744)
+        >>> vllm_gac.verify(Path("nowhere")).ok
+        False
     """
     try:
         _, checkpoint = open_any_format(directory)

@@ -1,0 +1,50 @@
+"""The public names of vllm_gac: lazily imported, documented, and their examples run."""
+
+import doctest
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vllm_gac
+from tests.importers.pickled_models import saved, svd_llm
+from tests.support.dense_models import config, write, write_text
+
+_HEAVY = ("torch", "pydantic", "numpy", "vllm", "transformers")
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = f"import vllm_gac, sys; print(*set({_HEAVY}) & set(sys.modules), sep=',')"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "\n"
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    assert set(vllm_gac.__all__) <= set(dir(vllm_gac))
+    for name in vllm_gac.__all__:
+        assert getattr(vllm_gac, name).__name__ == name
+    with pytest.raises(AttributeError, match="'vllm_gac' has no attribute 'nothing'"):
+        vllm_gac.nothing  # noqa: B018
+
+
+def test_no_public_name_is_a_module_which_importing_would_put_in_its_place() -> None:
+    for name in vllm_gac.__all__:
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(f"vllm_gac.{name}")
+
+
+@pytest.mark.parametrize("name", vllm_gac.__all__)
+def test_the_example_of_its_docstring(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "llama", config(intermediate_size=93))
+    write_text(tmp_path / "text.txt")
+    saved(tmp_path, svd_llm()).rename(tmp_path / "svd-llm.pt")
+    monkeypatch.chdir(tmp_path)
+    examples = doctest.DocTestFinder(recurse=False).find(getattr(vllm_gac, name), name, globs={})
+    assert [len(example.examples) > 1 for example in examples] == [True]
+    said: list[str] = []
+    result = doctest.DocTestRunner(verbose=False).run(examples[0], out=said.append)
+    assert result.failed == 0, "".join(said)
