@@ -1,4 +1,4 @@
-"""Files that are either there in full or not at all, also after a power cut."""
+"""Atomic writing: a file is either complete or absent, even after a power cut."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from vllm_gac.errors import DiskError
 if TYPE_CHECKING:
     import torch
 
-# How the directories of files that are being written begin; those of killed runs stay behind.
+# The prefix of temporary directories; those of a killed run are left behind.
 TEMPORARY = ".vllm-gac-"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `path` atomically: elsewhere first, synced to disk, then renamed."""
+    """Write `path` atomically: write a temporary file, sync it to disk, then rename it."""
     _write(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
@@ -60,7 +60,7 @@ def write_tensors(
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """A directory that is empty at first and becomes `out` when the block is left well."""
+    """An empty directory that becomes `out` when the block ends without an exception."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=TEMPORARY, dir=out.parent) as directory:
         partial = Path(directory, out.name)
@@ -79,14 +79,17 @@ def sync_directory(directory: Path) -> None:
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Raises DiskError if the disk is full or not writable; `path` is then as it was."""
+    """Let `write` write a temporary file, and rename it to `path`.
+
+    Raises DiskError if the disk is full or not writable; then `path` is unchanged.
+    """
     try:
-        # A directory of its own: whatever a writer leaves when it is killed is in there, and never
-        # taken for a file that was there before.
+        # In a directory of its own, what a killed writer leaves behind is never taken for a
+        # complete file.
         with TemporaryDirectory(prefix=TEMPORARY, dir=path.parent) as directory:
             partial = Path(directory, path.name)
             partial.touch()
-            mode = partial.stat().st_mode  # what the umask gives; safetensors makes files private
+            mode = partial.stat().st_mode  # by the umask; safetensors makes its files private
             write(partial)
             partial.chmod(mode)
             with partial.open("rb+") as file:

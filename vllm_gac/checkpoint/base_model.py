@@ -1,4 +1,4 @@
-"""What a model directory says about itself: its name, its name on the Hub, its licence."""
+"""What a model directory says about itself: its name, its Hub name and its licence."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from vllm_gac.errors import CheckpointError
 
 # A name on the Hub: an organization and a repository.
 _HUB_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
-# The head of a model card, and in it the keys of a licence, whose values are single words.
+# The YAML head of a model card, and the keys about licences in it, whose values are single words.
 _FRONT_MATTER = re.compile(r"---\r?\n(.*?\n)---", re.DOTALL)
 _LICENCE = re.compile(
     r"""^(license|license_name|license_link):[ \t]*(["']?)([\w.:/+-]{1,200})\2[ \t\r]*$""",
@@ -23,10 +23,10 @@ _CARD_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """The model that another one is made of.
+    """The model that another model is made from.
 
-    `hub_id` is ORGANIZATION/NAME, None if it is not known. `licence` has the keys license,
-    license_name and license_link of a model card, those that are known.
+    `hub_id` is ORGANIZATION/NAME on the Hub, or None if it is unknown. `licence` has those of the
+    keys license, license_name and license_link of a model card that are known.
     """
 
     name: str
@@ -34,7 +34,7 @@ class BaseModel:
     licence: Mapping[str, str]
 
     def front_matter(self) -> str:
-        """The head of the card of a model made of this one, as the Hub reads it."""
+        """The YAML head of the card of a model that is made from this one."""
         lines = [f"{key}: {value}" for key, value in self.licence.items()]
         if self.hub_id is not None:
             lines += ["base_model:", f"- {self.hub_id}"]
@@ -42,7 +42,7 @@ class BaseModel:
         return "\n".join(("---", *lines, "tags:", "- vllm-gac", "- compressed", "---"))
 
     def licence_sentence(self) -> str:
-        """For the text of the card."""
+        """What the text of the card says about the licence."""
         licence = self.licence.get("license_name") or self.licence.get("license")
         if licence == "other":
             return "The base model's licence applies; its text is in `LICENSE`."
@@ -88,7 +88,7 @@ def _plain_name(checkpoint: Checkpoint) -> str:
 
 
 def _printable(name: str) -> str:
-    """A directory's name as it may stand in a heading."""
+    """A directory's name, with "?" for characters that must not be in a heading."""
     return "".join(c if c.isalnum() or c in "._+- " else "?" for c in name) or "model"
 
 

@@ -1,4 +1,4 @@
-"""The dense model that is to be compressed."""
+"""Opening a dense model to compress it."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from vllm_gac.layout.foreign import quantized
 
 
 def open_dense(model: Path) -> Checkpoint:
-    """Open a directory that is to be compressed. Raises CheckpointError for what cannot be."""
+    """Open a dense model directory. Raises CheckpointError if it cannot be compressed."""
     checkpoint = open_checkpoint(model)
     if packed := quantized(checkpoint.raw_config, model):
         raise CheckpointError(packed)

@@ -1,6 +1,7 @@
-"""The safetensors files of a model directory: which they are, and what their headers say.
+"""The headers of the safetensors files of a model directory.
 
-The same files that vLLM's loader would read: those of the index, else every `*.safetensors`.
+The files are those that vLLM's loader would read: the files in the index, or without an index
+every `*.safetensors`.
 """
 
 import os
@@ -20,22 +21,27 @@ from vllm_gac.layout.foreign import lfs_pointer, without_weights
 from vllm_gac.shown import shown
 
 INDEX_FILE = "model.safetensors.index.json"
-# Of a model. The largest dense one has 1,137; 1024 layers, the most that are served, have 9,219,
-# and 650 have 16,250 if every linear is two with a bias. The largest come in some 200 shards.
+# The largest dense model has 1,137 tensors in some 200 shards. 1024 layers, which is the most that
+# is served, have 9,219 tensors; 650 layers have 16,250 if every linear is two with a bias.
 MAX_TENSORS = 1 << 14
 MAX_SHARDS = 1024
-# Of all headers together, whose bytes may be blanks.
+# Bytes of all headers together; a header may be padded with blanks.
 _MAX_HEADERS = 4 * MAX_BYTES
-# What a header says of a tensor has eight values.
+# A header has eight JSON values for each tensor.
 _MAX_PARTS = 8 * MAX_TENSORS
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is and what its header says; `dtype` by safetensors' names, e.g. "BF16".
+    """What the header of a file says about one tensor.
 
-    `start` is the position of its first byte in the file. `version` tells the file, as it was when
-    its header was read, from others of its name; None where nobody compares.
+    Attributes:
+        file: Name of the file within the model directory.
+        dtype: safetensors' name of the dtype, e.g. "BF16".
+        shape: The tensor's shape.
+        start: Position of its first byte in the file.
+        version: Size and time of the file when its header was read, to notice if it has changed
+            since. None: not checked.
     """
 
     file: str
@@ -53,8 +59,8 @@ def version_of(status: os.stat_result) -> tuple[int, int]:
 def read_headers(directory: Path) -> dict[str, TensorInfo]:
     """Every tensor of the model in `directory`, by name.
 
-    Raises CheckpointError if there is no safetensors file, if one is malformed or outside of
-    the directory, if two hold the same tensor, or if the index says otherwise.
+    Raises CheckpointError if there is no safetensors file, if a file is malformed or outside the
+    directory, if two files hold the same tensor, or if the index does not match the files.
     """
     index_path = directory / INDEX_FILE
     weight_map = None
@@ -91,8 +97,8 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
 def refuse_escape(directory: Path, path: Path) -> None:
     """Raise CheckpointError if `path` is a link out of `directory`.
 
-    The blobs of a Hugging Face cache count as inside: its snapshots are all links to them, and so
-    are directories that `hf download --local-dir` used to write.
+    The blobs of a Hugging Face cache count as inside: all files of its snapshots are links to
+    blobs, and so are the files that older versions of `hf download --local-dir` wrote.
     """
     target, root = Path(os.path.realpath(path)), Path(os.path.realpath(directory))
     if target.is_relative_to(root):
@@ -106,9 +112,9 @@ def refuse_escape(directory: Path, path: Path) -> None:
 
 
 def read_weight_map(directory: Path, index_path: Path, suffix: str) -> dict[str, str]:
-    """The file of every tensor by an index, each of them a name that ends in `suffix`.
+    """Read from an index which file each tensor is in; file names must end in `suffix`.
 
-    Raises CheckpointError for an index that is malformed or outside of `directory`.
+    Raises CheckpointError if the index is malformed or outside `directory`.
     """
     refuse_escape(directory, index_path)
     weight_map = read_json(index_path).get("weight_map")
@@ -132,7 +138,7 @@ def read_weight_map(directory: Path, index_path: Path, suffix: str) -> dict[str,
 def check_index(
     index_path: Path, weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]
 ) -> None:
-    """Raise CheckpointError unless an index and the `tensors` of its files are the same."""
+    """Raise CheckpointError unless an index lists exactly the `tensors` of its files."""
     for name, file in weight_map.items():
         if name not in tensors or tensors[name].file != file:
             raise CheckpointError(f"{index_path}: {shown(name)} is not in {shown(file)}")
@@ -144,7 +150,7 @@ def check_index(
 
 
 def _shard_header(directory: Path, file: str) -> tuple[dict[str, TensorInfo], int]:
-    """What the header of a shard says, and where it ends."""
+    """The tensors in the header of a shard, and the header's size in bytes."""
     path = directory / file
     refuse_escape(directory, path)
     before = _version(path)
@@ -169,21 +175,21 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a file that safetensors accepts, and where its data begins."""
+    """The header of a file that safetensors accepts, and the position where its data begins."""
     with open_safetensors(path, "a readable safetensors file"):
         pass
     start = 8 + _header_length(path)
-    # What safetensors lets pass: a name twice, of which the last would win.
+    # safetensors accepts a name twice and keeps the last; our parser refuses it.
     raw = read_bounded(path, CheckpointError, start)[8:]
     return parse_json(raw, str(path), max_parts=_MAX_PARTS), start
 
 
 @contextmanager
 def open_safetensors(path: Path, expected: str, framework: str = "np") -> Iterator[Any]:
-    """The safetensors file `path`, opened by the library once it is known to be small enough.
+    """Open `path` with the safetensors library, after its header is known to be small enough.
 
-    It checks types, sizes and that the data is covered without overlap or gap. Raises
-    CheckpointError for a file that is not `expected`.
+    The library checks dtypes and sizes, and that the tensors cover the data without overlap or
+    gap. Raises CheckpointError if the file is not `expected`, e.g. "a statistics file".
     """
     length = _header_length(path)
     if length > MAX_BYTES:

@@ -1,7 +1,7 @@
-"""Model directories on disk: headers first, tensors when asked, faults as sentences.
+"""Opening a model directory: its config and headers at once, its tensors when they are read.
 
-Only `config.json` and `*.safetensors` are opened, or where there are none `pytorch_model*.bin`,
-whose pickles are interpreted and never run.
+Only `config.json` and `*.safetensors` are opened. Without safetensors files, `pytorch_model*.bin`
+are opened; their pickles are interpreted, never executed.
 """
 
 import hashlib
@@ -38,41 +38,49 @@ _LEAST_WEIGHT_BYTES = min(DTYPES[name].bytes for name in WEIGHT_DTYPES)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model directory whose config and tensor headers have been read, and nothing more."""
+    """A model directory of which the config and the tensor headers have been read.
+
+    Attributes:
+        directory: The model directory.
+        raw_config: config.json as parsed JSON.
+        config: The keys of config.json that we use, validated.
+        layout: The dims of the model.
+        tensors: What the headers of the files say, by tensor name.
+        mixed_dtypes: Whether the weights may have different dtypes.
+    """
 
     directory: Path
     raw_config: Mapping[str, Any]
     config: HfConfig
     layout: ModelLayout
     tensors: Mapping[str, TensorInfo]
-    # Whether weights may be stored in several dtypes side by side.
     mixed_dtypes: bool = False
 
     def required(self) -> Mapping[str, tuple[int, ...]]:
-        """Name and shape of every tensor that the files must hold."""
+        """The name and shape of every tensor that the files must hold."""
         return self.layout.tensors()
 
     def is_unused(self, name: str) -> bool:
-        """Whether the files may hold `name` beside them: what every engine skips."""
+        """Whether the files may also hold tensor `name`, which every engine skips."""
         if name.endswith(".rotary_emb.inv_freq"):  # follows from the config
             return True
         return name == "lm_head.weight" and self.layout.tie_word_embeddings
 
     def is_finite(self, name: str) -> bool:
-        """Whether a tensor of the files has neither NaN nor infinity, by reading it."""
+        """Read a tensor of the files, and say whether it has neither NaN nor infinity."""
         return is_finite(self.directory, self.tensors[name])
 
     def broken_part(self, name: str) -> str:
-        """File and tensor that NaN or infinity in tensor `name` of the layout come from."""
+        """The file and tensor that cause NaN or infinity in tensor `name` of the layout."""
         return f"{self.directory / self.tensors[name].file}: {name}"
 
     def faults_of_made(self) -> Iterator[str]:
-        """One sentence for each tensor that cannot be made of sound ones of the files."""
+        """One sentence for each tensor that cannot be made from the tensors of the files."""
         yield from ()
 
     @property
     def config_sha256(self) -> str:
-        """SHA-256 of config.json as on disk, by which plans and statistics know their model."""
+        """SHA-256 of config.json on disk; plans and statistics identify their model by it."""
         return hashlib.sha256((self.directory / "config.json").read_bytes()).hexdigest()
 
     def reader(self) -> "TensorReader":
@@ -81,7 +89,7 @@ class Checkpoint:
 
 
 class TensorReader:
-    """Reads tensors of a model directory by name, each shard opened once; threads may share it."""
+    """Reads tensors of a model directory by name. Opens each shard once, and is thread-safe."""
 
     def __init__(self, directory: Path, tensors: Mapping[str, TensorInfo]) -> None:
         self._directory, self._tensors = directory, tensors
@@ -99,7 +107,7 @@ class TensorReader:
         self._files.close()
 
     def __call__(self, name: str) -> "torch.Tensor":
-        """Tensor `name` as stored. Raises CheckpointError if there is none or it cannot be read."""
+        """Read tensor `name` as it is stored. Raises CheckpointError if that is impossible."""
         info = self._tensors.get(name)
         if info is None:
             raise CheckpointError(f"{self._directory}: tensor {name} is missing")
@@ -137,7 +145,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
 
 
 def tensor_headers(directory: Path) -> dict[str, TensorInfo]:
-    """Every tensor in `directory` by name: of its safetensors files, else of its state dicts.
+    """The headers of all tensors in `directory`: in safetensors files, or else in state dicts.
 
     Raises CheckpointError as `read_headers` and `read_state_dict_headers`.
     """
@@ -147,9 +155,9 @@ def tensor_headers(directory: Path) -> dict[str, TensorInfo]:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The config.json of `directory`, parsed but not looked at.
+    """Parse the config.json of `directory`, without validating it.
 
-    Raises CheckpointError if there is no such directory or config, or if it is not JSON.
+    Raises CheckpointError if the directory or the file is missing, or if it is not JSON.
     """
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: {not_a_directory(directory)}")
@@ -161,10 +169,10 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False) -> Iterator[str]:
-    """One sentence for each way the tensors differ from what they must be; none if all is well.
+    """Yield one sentence for each way in which the tensors differ from what the layout needs.
 
-    With `finite`, reads every tensor, and also reports NaN and infinity in them and in what is made
-    of them; with `progress`, shows a bar if that takes long.
+    With `finite`, read every tensor, and also report NaN and infinity in the stored tensors and in
+    what is made from them. With `progress`, show a progress bar if that takes long.
     """
     sound = True
     for fault in _stored_faults(checkpoint, finite, progress):
@@ -175,7 +183,7 @@ def faults(checkpoint: Checkpoint, finite: bool = False, progress: bool = False)
 
 
 def _stored_faults(checkpoint: Checkpoint, finite: bool, progress: bool) -> Iterator[str]:
-    """Those of the tensors as the files have them."""
+    """The faults of the tensors as they are stored."""
     directory, found = checkpoint.directory, checkpoint.tensors
     if packed := quantized(checkpoint.raw_config, directory):
         yield packed
@@ -200,7 +208,7 @@ def _stored_faults(checkpoint: Checkpoint, finite: bool, progress: bool) -> Iter
 
 
 def _stored_numbers(checkpoint: Checkpoint) -> int:
-    """The most numbers that the files can hold; in a pickle tensors may lie in the same place."""
+    """How many numbers the files can hold at most; tensors of a pickle may share storage."""
     files = {checkpoint.directory / info.file for info in checkpoint.tensors.values()}
     return sum(map(_size_of, files)) // _LEAST_WEIGHT_BYTES
 
@@ -213,12 +221,12 @@ def _size_of(path: Path) -> int:
 
 
 def _fits(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """A table that all key heads share may be stored once."""
+    """Whether a shape is as expected; a table that all key heads share may be stored once."""
     return found == expected or (_is_table(name) and found == (1, *expected[1:]))
 
 
 def _dtype_faults(checkpoint: Checkpoint, names: list[str]) -> Iterator[str]:
-    """All weights in one of the types we serve; norms and biases may be in F32 beside them."""
+    """All weights must have one of the dtypes we serve; norms and biases may be F32."""
     stored = Counter(
         info.dtype
         for name in names

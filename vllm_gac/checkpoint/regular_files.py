@@ -1,4 +1,4 @@
-"""Opening a file of a name that a stranger chose: what is no file, or a hole in one, is refused."""
+"""Opening untrusted files: pipes, devices and files that are mostly a hole are refused."""
 
 import errno
 import os
@@ -10,21 +10,21 @@ from typing import BinaryIO
 
 from vllm_gac.errors import CheckpointError, GacError
 
-# A hole takes no space on the disk, so that a file of a few bytes can be as large as it likes. Of
-# files beyond this size one byte in eight must be stored. Weights that are all zeros still are, but
-# where the file system compresses as ZFS does, which makes a hole of them.
+# A hole takes no space on the disk, so that a file of any length can be made of a few bytes. In a
+# file above this size, at least one byte in eight must be stored. Weights that are all zeros are
+# stored, except on file systems that compress them to holes, as ZFS does.
 _ANY_SIZE = 64 << 20
 _FEWEST_STORED = 8
-# A file of more pieces than this is not looked at to its end.
+# How many pieces of a file are looked at, at most.
 _MAX_PIECES = 10_000
 
 
 @contextmanager
 def opened(path: Path, error: type[GacError] = CheckpointError) -> Iterator[BinaryIO]:
-    """The regular file `path`, opened for reading.
+    """Open the regular file `path` for reading.
 
-    Raises `error` with one sentence for what is no regular file, for a file that is almost only a
-    hole, and if the system fails to open or to read it.
+    Raises `error` with one sentence if `path` is not a regular file or mostly a hole, or if the
+    system cannot open or read it.
     """
     try:
         refuse_special(path, error)
@@ -62,7 +62,7 @@ def _refuse_hole(path: Path, descriptor: int, error: type[GacError]) -> None:
         except OSError as e:
             if e.errno != errno.ENXIO:  # the file system does not say where holes are
                 return
-            break  # nothing but a hole from here on
+            break  # the rest of the file is a hole
         stored += at - start
         if stored * _FEWEST_STORED >= size:
             return

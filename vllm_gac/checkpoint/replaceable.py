@@ -1,4 +1,4 @@
-"""What --overwrite may replace: a model that vllm-gac wrote, and no file that somebody else did."""
+"""What --overwrite may replace: a directory with nothing but a model that vllm-gac wrote."""
 
 import os
 from fnmatch import fnmatch
@@ -13,7 +13,7 @@ _WRITTEN = ("config.json", "plan.json", "README.md", INDEX_FILE, "*.safetensors"
 
 
 def check_replaceable(out: Path) -> None:
-    """Raise DiskError unless there is nothing at `out`, or a gac model and no other file."""
+    """Raise DiskError unless `out` is absent, or holds a gac model and no other file."""
     if not os.path.lexists(out):
         return
     if out.is_symlink() or not out.is_dir():

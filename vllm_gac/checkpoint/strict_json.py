@@ -1,4 +1,4 @@
-"""Reading JSON that a stranger wrote: bounded, no duplicate keys, no NaN, no deep nesting."""
+"""Reading untrusted JSON: bounded in size, no duplicate keys, no NaN, no deep nesting."""
 
 import json
 import math
@@ -10,11 +10,11 @@ from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.layout.foreign import lfs_pointer
 from vllm_gac.shown import shown
 
-# A config or index of the largest model is a tenth of this; parsed, JSON takes up to 20 times
-# its size in memory.
+# The config or index of the largest model has a tenth of these bytes. Parsed JSON takes up to 20
+# times its size in memory.
 MAX_BYTES = 4 * 1024 * 1024
-# Values, lists and objects. Python needs up to 100 bytes for each, ten times as many to say what
-# is wrong with it. The largest config there could be, of 1024 layers, has a quarter of these.
+# Values, lists and objects together. Python needs up to 100 bytes for each, and ten times as many
+# to report what is wrong with it. The largest possible config (1024 layers) has a quarter of these.
 MAX_PARTS = 1 << 16
 
 
@@ -26,8 +26,8 @@ def read_json(
 ) -> dict[str, Any]:
     """Parse the JSON object in `path`.
 
-    Stricter than `json.load`, which keeps the last of two equal keys, accepts NaN and
-    overflows the stack on deep nesting. Raises `error` with one sentence otherwise.
+    This is stricter than `json.load`, which keeps the last of two equal keys, accepts NaN and
+    overflows the stack on deep nesting. Raises `error` with one sentence for what is refused.
     """
     raw = read_bounded(path, error, max_bytes + 1)
     if len(raw) > max_bytes:
@@ -38,7 +38,7 @@ def read_json(
 
 
 def read_bounded(path: Path, error: type[GacError], size: int) -> bytes:
-    """At most `size` bytes from the start of the regular file `path`."""
+    """Read at most `size` bytes from the start of the regular file `path`."""
     with opened(path, error) as file:
         return file.read(size)
 
@@ -50,7 +50,7 @@ def parse_json(
     max_parts: int = MAX_PARTS,
 ) -> dict[str, Any]:
     """Parse UTF-8 `raw` under the same rules; `where` names its origin in error messages."""
-    # Each of them follows on one of these.
+    # Every value but the first follows one of these characters.
     if sum(map(raw.count, (b",", b"[", b"{"))) > max_parts:
         raise error(f"{where}: more than {max_parts} values, the most that are read")
 

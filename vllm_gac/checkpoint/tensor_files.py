@@ -1,7 +1,8 @@
-"""Reading tensors out of shards whose headers were read before.
+"""Reading tensors from shards whose headers have been read.
 
-Files are read, not memory-mapped: one that is cut off meanwhile is an error then, while touching
-a mapping of it would end the process by a signal. One that was replaced or rewritten is another.
+Files are read, not memory-mapped. If a file is truncated meanwhile, reading it is an error, while
+touching a mapping of it would kill the process by a signal. A file that was replaced or rewritten
+since its header was read is an error, too.
 """
 
 import math
@@ -19,13 +20,13 @@ from vllm_gac.errors import CheckpointError, DiskError
 if TYPE_CHECKING:
     import torch
 
-# A system call reads less than 2 GiB.
+# One system call reads less than 2 GiB.
 _CHUNK_BYTES = 1 << 24
 _HUGE_PAGE = 1 << 21
 
 
 class ShardFiles:
-    """The shards of a model directory, each opened once; several threads may read at a time."""
+    """The shards of a model directory. Each is opened once; several threads may read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -33,14 +34,15 @@ class ShardFiles:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all files."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
     def read_into(self, info: TensorInfo, buffer: memoryview, offset: int = 0) -> None:
-        """Fill `buffer` with the bytes of a tensor from `offset` on.
+        """Fill `buffer` with the bytes of a tensor, starting at byte `offset` of the tensor.
 
-        Raises CheckpointError if the file is not the one whose header was read, or cannot be read.
+        Raises CheckpointError if the file has changed since its header was read, and DiskError if
+        it cannot be read.
         """
         path = self._directory / info.file
         try:
@@ -58,7 +60,7 @@ class ShardFiles:
             raise _changed(path)
 
     def tensor(self, name: str, info: TensorInfo) -> "torch.Tensor":
-        """Tensor `name` as stored. Raises CheckpointError as `read_into`."""
+        """Read tensor `name` as it is stored. Raises as `read_into`."""
         import torch
 
         stored = DTYPES.get(info.dtype)
@@ -83,7 +85,10 @@ class ShardFiles:
 
 
 def _huge_pages(size: int) -> mmap.mmap:
-    """New memory, in huge pages if the system has them: half the time of reading is its faults."""
+    """New memory, in huge pages if the system has them.
+
+    With small pages, half the time of reading is spent on page faults.
+    """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)

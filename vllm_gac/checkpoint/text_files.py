@@ -1,7 +1,7 @@
-"""What text files hold: plain text, or documents and conversations as lines of JSON.
+"""Reading text files: plain text, or documents and conversations as lines of JSON.
 
-A file that ends in .jsonl has an object in each line, with its words under "text", or under
-"messages" what a chat model's template makes text of. Everything else is UTF-8 text as it stands.
+A .jsonl file has one object in each line. Its text is under "text"; or under "messages" is a
+conversation, which the model's chat template turns into text. Every other file is plain UTF-8 text.
 """
 
 import json
@@ -17,27 +17,27 @@ from vllm_gac.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-# Text is tokenized in blocks of lines: some tokenizers take quadratic time on one long string.
+# Characters of one block. Some tokenizers take quadratic time on one long string.
 _BLOCK = 1 << 16
 _LONGEST_LINE = 1 << 24
 _LARGEST_TEMPLATE = 1 << 20  # bytes
 _LINES = "one JSON object a line, with its words under 'text' or its 'messages', in a .jsonl file"
-# By the ends of names: files of data sets that hold no text as it stands.
+# Suffixes of data set files that are not plain text.
 _NOT_TEXT = (".json", ".parquet", ".arrow", ".gz", ".zst", ".zip", ".bz2", ".xz", ".pdf", ".docx")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Text to be tokenized; `begins` whether the tokenizer's leading tokens go before it."""
+    """Text to tokenize; `begins` says whether the tokenizer's leading tokens precede it."""
 
     text: str
     begins: bool
 
 
 def blocks(model: Path, path: Path, characters: int | None) -> Iterator[Block]:
-    """The text in `path`, its first `characters`, as the model in `model` is to read it.
+    """The first `characters` of the text in `path` (None: all), for the model in `model`.
 
-    Raises CheckpointError naming the file, and of .jsonl the line, that cannot be read as text.
+    Raises CheckpointError naming the file that cannot be read as text, and the line of a .jsonl.
     """
     kind = path.suffix.lower()
     if kind in _NOT_TEXT:
@@ -70,7 +70,7 @@ def _plain(path: Path, characters: int | None) -> Iterator[Block]:
 
 
 def _is_document(line: str) -> bool:
-    """Whether a line is what a .jsonl file has in each."""
+    """Whether a line could be a line of a .jsonl file."""
     if not line.startswith("{"):
         return False
     try:
@@ -93,7 +93,9 @@ def _documents(model: Path, path: Path) -> Iterator[Block]:
                     raise CheckpointError(f"{where}: a line of more than {_LONGEST_LINE} bytes")
                 if not line.strip():
                     continue
-                value = parse_json(line, where, max_parts=_LONGEST_LINE)  # commas of its text count
+                value = parse_json(
+                    line, where, max_parts=_LONGEST_LINE
+                )  # commas within texts count, too
                 if isinstance(text := value.get("text"), str):
                     yield from _pieces(text, where, begins=True)
                 elif "messages" in value:
@@ -121,13 +123,13 @@ def _pieces(text: str, where: str, *, begins: bool) -> Iterator[Block]:
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """A model's chat template, and the special tokens that it may name."""
+    """A model's chat template, and the special tokens that it may refer to."""
 
     source: str
     tokens: dict[str, Any]
 
     def render(self, messages: Any, where: str) -> str:
-        """The text of a conversation. Raises CheckpointError if it is none, or the template's."""
+        """The text of a conversation. Raises CheckpointError if the template refuses it."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
@@ -144,11 +146,11 @@ class _Template:
 
 
 def _chat_template(model: Path, path: Path) -> _Template:
-    """The chat template beside the model's tokenizer."""
+    """The chat template in the model directory, for the messages in `path`."""
     config_path = model / "tokenizer_config.json"
     config = read_json(config_path) if config_path.exists() else {}
     source = config.get("chat_template")
-    if isinstance(source, list):  # several by name
+    if isinstance(source, list):  # several named templates
         named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
         source = named.get("default")
     file = model / "chat_template.jinja"

@@ -1,4 +1,4 @@
-"""Text files as sequences of tokens, by the tokenizer that lies beside a model."""
+"""Text files as sequences of tokens, by the tokenizer in a model directory."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,16 +10,16 @@ from vllm_gac.checkpoint.text_files import blocks
 from vllm_gac.checkpoint.tokenizer_growth import MOST, growth
 from vllm_gac.errors import CheckpointError
 
-# The largest there are have 35 MB.
+# Bytes; the largest tokenizers have 35 MB.
 _MAX_TOKENIZER = 128 << 20
-# As much of each file as calibration chooses its sequences from.
+# Calibration takes its sequences from the first part of each file.
 _CALIBRATION_CHARACTERS = 1 << 24
 
 
 def calibration_sequences(
     model: Path, texts: Sequence[Path], *, length: int, max_tokens: int
 ) -> torch.Tensor:
-    """[count, length] token ids with count * length <= max_tokens, spread evenly over `texts`.
+    """Token ids [count, length], count * length <= `max_tokens`, spread evenly over `texts`.
 
     Raises CheckpointError if the texts do not fill one sequence.
     """
@@ -39,9 +39,9 @@ def calibration_sequences(
 def windows(
     model: Path, texts: Sequence[Path], *, length: int, max_tokens: int | None
 ) -> list[torch.Tensor]:
-    """All of `texts`, or their first `max_tokens` tokens, in windows that do not overlap.
+    """Split `texts`, or their first `max_tokens` tokens, into windows that do not overlap.
 
-    For each file its whole windows [count, length] and, if it can be predicted, the rest [1, n].
+    Each file gives its full windows [count, length], and the rest [1, n] if n is at least 2.
     """
     parts: list[torch.Tensor] = []
     left = max_tokens
@@ -57,7 +57,7 @@ def windows(
 
 
 def _encode(model: Path, path: Path, characters: int | None) -> torch.Tensor:
-    """Token ids of a text file (its first `characters`), with the tokenizer's leading tokens."""
+    """Token ids of the first `characters` of a text file, with the tokenizer's leading tokens."""
     from tokenizers import Tokenizer
 
     tokenizer_path = model / "tokenizer.json"

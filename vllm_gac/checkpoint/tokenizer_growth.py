@@ -1,7 +1,7 @@
-"""How much longer a tokenizer may make a text on the way to its tokens.
+"""A bound on how much longer a tokenizer makes a text before it splits it into tokens.
 
-A tokenizer.json lists steps that are done one after the other, and each may make every character
-many: forty that double it make a terabyte of a character.
+A tokenizer.json lists steps that run one after the other, and each step may replace one character
+by many. Forty steps that double the text would make a terabyte out of one character.
 """
 
 import json
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# The steps of known tokenizers multiply to at most 8, by what each could do at worst.
+# The most that is accepted. In known tokenizers the worst cases of all steps multiply to 8.
 MOST = 32
 
 
 def growth(tokenizer: "Tokenizer") -> float:
-    """How many times as long as a text what `tokenizer` makes of it can be, at most about."""
+    """By about how many times `tokenizer` can lengthen a text at most."""
     parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor)
     return math.prod(_of(json.loads(part.__getstate__())) for part in parts if part is not None)
 
 
 def _of(step: Any) -> float:
-    """By the fields that the library writes; a kind of step that is not known adds nothing."""
+    """The growth by one step, from its fields in tokenizer.json; 1 for an unknown step."""
     match step:
         case {"type": "Sequence"}:
             steps = next(iter(value for value in step.values() if isinstance(value, list)), [])
@@ -34,7 +34,7 @@ def _of(step: Any) -> float:
         case {"type": "Prepend", "prepend": str(prepended)}:
             return 1.0 + len(prepended)  # there may be a piece for every character
         case {"type": "ByteLevel"}:
-            return 2.0  # each byte becomes a character of up to two
+            return 2.0  # each byte becomes a character of one or two bytes
         case {"type": "TemplateProcessing", "single": list(pieces)}:
             return max(1.0, float(sum("Sequence" in piece for piece in pieces)))
     return 1.0

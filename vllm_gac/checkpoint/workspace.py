@@ -1,12 +1,12 @@
-"""OUT.partial: where a long run keeps its work until OUT can appear whole.
+"""OUT.partial: where a long run keeps its work until OUT is complete.
 
-OUT.partial/run.json   whose work this is and what was asked for, so that --resume continues it
+OUT.partial/run.json   which command works here, with which inputs and options; for --resume
 OUT.partial/lock       held while a process works here
 OUT.partial/model/     becomes OUT by one rename
-OUT.partial/replaced/  what OUT was until then, where it may be overwritten
+OUT.partial/replaced/  the previous OUT, if it may be overwritten
 
-Only what a run has marked by its run.json is ever written to or removed. Whatever else lies under
-that name is somebody's: it is left alone, and the run refused.
+Only a directory with the run.json of a run is ever written to or removed. Anything else under that
+name belongs to somebody else: it is left alone, and the run is refused.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ from vllm_gac.shown import shown
 
 _FORMAT = 1
 _RECORD, _LOCK, _MODEL, _REPLACED = "run.json", "lock", "model", "replaced"
-# What calibration keeps, its own directory within that of a compression included.
+# What calibration keeps, also when it is a part of a compression.
 _STATS = "stats.safetensors"
 _MEASURED = (f"{_STATS}*", "hidden-*.safetensors")
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
@@ -39,14 +39,14 @@ _OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, *_EMPTY)
 def workspace(
     out: Path, command: str, run: Mapping[str, Any], resume: bool, overwrite: bool = False
 ) -> Iterator[Path]:
-    """The locked workspace OUT.partial of the run of `command` that `run` (JSON values) describes.
+    """The locked workspace OUT.partial of a run of `command`; `run` (JSON values) describes it.
 
-    What is put into its model/ becomes OUT when the block is left without an exception. After a
-    refusal only what was measured stays; after any other failure all work stays, for `resume`.
-    With `overwrite` a model that was at OUT stays until then, and is removed after it. Raises
-    CheckpointError if OUT exists (with `overwrite`: if it is not what vllm-gac wrote), if another
-    process is at work, if there is unfinished work and not `resume`, if that work is of another
-    run, or if OUT.partial is not ours.
+    Its model/ becomes OUT when the block ends without an exception. If the input is refused, only
+    the measured statistics stay; after any other failure all work stays, for `resume`. With
+    `overwrite`, a model at OUT stays until the new one replaces it. Raises CheckpointError if OUT
+    exists (with `overwrite`: if vllm-gac did not write it), if another process works here, if there
+    is unfinished work and `resume` is false, if that work is of another run, or if OUT.partial is
+    not ours.
     """
     directory = partial_of(out)
     refuse = check_replaceable if overwrite else _refuse_a_model
@@ -68,9 +68,10 @@ def workspace(
 
 @contextmanager
 def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[None]:
-    """Make `directory` the workspace of this run, or go on in it, and hold its lock meanwhile.
+    """Make `directory` the workspace of this run, or continue in it, and hold its lock.
 
-    Raises CheckpointError if another process holds it, or if it is another run's or not ours.
+    Raises CheckpointError if another process holds the lock, or if the directory is of another run
+    or not ours.
     """
     _read_record(directory)  # before anything is written there
     directory.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,7 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
         try:
             yield
         except GacError as e:
-            # Refused once, refused again; only a disk gets well.
+            # The same input is refused again; only a full disk may have room the next time.
             if not isinstance(e, DiskError):
                 _remove_all(directory, (_MODEL,))
             if not any(directory.rglob("*.safetensors")):
@@ -93,24 +94,24 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
 
 
 def _measured(directory: Path) -> str:
-    """That what a run measured is good for others, too."""
+    """A hint that other runs can use the statistics of this one, if they are complete."""
     if not (directory / _STATS).exists():
         return ""
     return f"; the {_STATS} in it is whole and can be given as --stats"
 
 
 def publish(product: Path, out: Path, overwrite: bool = False) -> None:
-    """Let `product`, which lies in the claimed workspace of `out`, become `out`; end the workspace.
+    """Rename `product`, which is in the claimed workspace of `out`, to `out`; end the workspace.
 
-    Raises DiskError if there is something at `out` by now that must not be replaced.
+    Raises DiskError if something that must not be replaced is at `out` by now.
     """
     directory = product.parent
     record = read_json(directory / _RECORD)
-    # By this it is known once it was renamed, should we be stopped before the end.
+    # If we are stopped after the rename, the inode tells that this run made `out`.
     write_json(directory / _RECORD, record | {"inode": product.stat().st_ino})
     if overwrite and out.exists():
         check_replaceable(out)
-        # Stopped between these two renames, the run ends when it is resumed: both models are here.
+        # A run that is stopped between these two renames is finished when it is resumed.
         out.rename(directory / _REPLACED)
     refuse_existing(out)
     product.rename(out)
@@ -119,14 +120,14 @@ def publish(product: Path, out: Path, overwrite: bool = False) -> None:
 
 
 def partial_of(out: Path) -> Path:
-    """Where the work for `out` is kept. Raises DiskError for what has no name, `.`, `..` or `/`."""
+    """Where the work for `out` is kept. Raises DiskError if `out` is `.`, `..` or `/`."""
     if out.name in ("", ".."):
         raise DiskError(f"{out}: exists; give the name of something new")
     return out.with_name(out.name + ".partial")
 
 
 def recorded(out: Path) -> Mapping[str, Any] | None:
-    """What the unfinished run that is to make `out` was asked for; None if there is none.
+    """The description (`run`) of the unfinished run that makes `out`; None if there is none.
 
     Raises CheckpointError if OUT.partial is not ours.
     """
@@ -135,9 +136,9 @@ def recorded(out: Path) -> Mapping[str, Any] | None:
 
 
 def finished_before(out: Path, command: str, run: Mapping[str, Any]) -> bool:
-    """Whether this run was stopped between OUT's appearance and the end of its clean-up; ends it.
+    """Whether this run had made OUT already and was stopped before it cleaned up; cleans up.
 
-    Raises CheckpointError if it was another run that ended so.
+    Raises CheckpointError if another run was stopped there.
     """
     directory = partial_of(out)
     if not (out.exists() and directory.is_dir()):
@@ -156,7 +157,7 @@ def finished_before(out: Path, command: str, run: Mapping[str, Any]) -> bool:
 
 
 def refuse_existing(out: Path, hint: str = "") -> None:
-    """Raise DiskError if there is anything at `out`, even a link to nowhere."""
+    """Raise DiskError if anything is at `out`, even a broken link."""
     if os.path.lexists(out):
         raise DiskError(f"{out}: exists; remove it or choose another output{hint}")
 
@@ -166,9 +167,9 @@ def _refuse_a_model(out: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a workspace, but for files that no run puts there."""
+    """Remove a workspace, except files that no run writes."""
     _remove_all(directory, (_MODEL, _REPLACED, *_MEASURED, *_EMPTY))
-    (directory / _RECORD).unlink(missing_ok=True)  # last: by it the rest is known as ours
+    (directory / _RECORD).unlink(missing_ok=True)  # last, because it marks the rest as ours
     with suppress(OSError):
         directory.rmdir()
 
@@ -188,9 +189,9 @@ def _record(command: str, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_record(directory: Path) -> dict[str, Any] | None:
-    """The record of the run whose work `directory` holds; None if nothing has begun there.
+    """The record of the run whose work is in `directory`; None if no run has begun there.
 
-    Raises CheckpointError for whatever is not the work of a run.
+    Raises CheckpointError if the directory holds anything but the work of a run.
     """
     if not os.path.lexists(directory):
         return None
@@ -220,9 +221,10 @@ def _not_ours(directory: Path, why: str) -> CheckpointError:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of an existing directory, which may be removed meanwhile.
+    """Hold the lock of an existing directory, which another process may remove meanwhile.
 
-    The system lets go of it if the process dies. Raises CheckpointError if another one holds it.
+    The system releases the lock if the process dies. Raises CheckpointError if another process
+    holds it.
     """
     path, descriptor = directory / _LOCK, None
     try:
@@ -239,14 +241,14 @@ def _locked(directory: Path) -> Iterator[None]:
 def _acquired(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The holder before us may have finished and removed the file that we have opened.
+        # The previous holder may have finished and removed the file that we opened.
         return path.stat().st_ino == os.fstat(descriptor).st_ino
     except OSError:
         return False
 
 
 def _check_same(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless both records are of the same run."""
+    """Raise CheckpointError unless both records describe the same run."""
     if before.get("command") != now["command"]:
         raise CheckpointError(
             f"{directory}: unfinished work of {before.get('command')}, not of {now['command']}; "

@@ -1,6 +1,6 @@
-"""A model directory that is being written: shards layer by layer, what lies beside them, the index.
+"""What a new model directory has beside its shards: companion files and the index.
 
-Every file is written atomically; the directory itself appears by workspace.py.
+Every file is written atomically. workspace.py makes the complete directory appear.
 """
 
 import math
@@ -14,7 +14,7 @@ from vllm_gac.checkpoint.headers import refuse_escape
 from vllm_gac.checkpoint.open import INDEX_FILE, Checkpoint, faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
 
-# What lies beside the weights of any model and goes along with them.
+# Files beside the weights that are copied with a model.
 COMPANIONS = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -27,7 +27,7 @@ COMPANIONS = (
     "LICENSE*",
     "NOTICE*",
 )
-# The largest tokenizers are of 35 MB, and a model has some ten files beside its weights.
+# The largest tokenizers have 35 MB, and a model has about ten files beside its weights.
 _MAX_COMPANION = 128 << 20
 _MAX_COMPANIONS = 64
 
@@ -35,8 +35,8 @@ _MAX_COMPANIONS = 64
 def companions_of(source: Path) -> list[Path]:
     """Tokenizer, generation config, chat template and licence of the model in `source`.
 
-    Raises CheckpointError for a link out of `source`, since what lies there is not part of the
-    model, and for what is too large or too much to be copied.
+    Raises CheckpointError for a link out of `source`, because its target is not part of the
+    model, and for files that are too large or too many.
     """
     found: list[Path] = []
     for pattern in COMPANIONS:
@@ -65,7 +65,7 @@ def copy_companions(source: Path, directory: Path) -> None:
 
 
 def write_index(directory: Path) -> None:
-    """Check the finished model, NaN and infinity included, and write the index of its shards."""
+    """Check the finished model, also for NaN and infinity, and write the index of its shards."""
     checkpoint = open_checkpoint(directory)
     for fault in faults(checkpoint, finite=True):
         raise CheckpointError(fault)
@@ -81,7 +81,7 @@ def write_index(directory: Path) -> None:
 
 
 def fingerprint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What tells one model directory from another without reading all of its weights."""
+    """Values that identify a model directory, without reading all of its weights."""
     files = {info.file for info in checkpoint.tensors.values()}
     return {
         "config_sha256": checkpoint.config_sha256,
@@ -90,6 +90,6 @@ def fingerprint(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def size_and_time(path: Path) -> list[int]:
-    """Size and time of the last change of a file, by which it is known to be the same."""
+    """The size and the time of the last change of a file, which tell whether it has changed."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]
