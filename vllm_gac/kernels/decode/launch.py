@@ -140,8 +140,8 @@ def decode_attention(
     key_constants = {
         "PARTS": geometry.key_heads // geometry.value_heads,
         "KEY_SIZE": geometry.key_size,
-        **dict(zip(("K0", "K1", "K2"), tiling.key_pieces, strict=True)),
-        **dict(zip(("V0", "V1", "V2"), tiling.value_pieces, strict=True)),
+        "K": tiling.key_pieces,
+        "V": tiling.value_pieces,
         "ROWS": max(16, triton.next_power_of_2(group * max_query_len)),
         "BLOCK_SIZE": kv_cache.shape[2],
         "GRAIN": grain,

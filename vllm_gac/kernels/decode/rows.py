@@ -1,8 +1,31 @@
-"""Pieces of rows in device memory: loads of cache rows, stores of results. Device functions."""
+"""Rows in device memory: of queries, of the paged cache, of results. Device functions."""
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def unit_rows(tensor, unit, row_token, row_head, token_stride, head_stride, GROUP: tl.constexpr):
+    """Pointers [ROWS] to a unit's rows in `tensor`, which is [tokens, query_heads, size].
+
+    row_token, row_head [ROWS]: of each row the query token among the sequence's, and the query head
+    among the value head's.
+    """
+    token = (unit.query_start + row_token).to(tl.int64) * token_stride
+    return tensor + token + (unit.head * GROUP + row_head) * head_stride
+
+
+@triton.jit
+def locate(token, unit, table, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr):
+    """Page, and row in it, of every token of a tile, both [TILE].
+
+    For a token that no query sees, those of the nearest one that some query sees: memory that was
+    never written could hold NaN, and NaN times a weight of 0 is NaN.
+    """
+    oldest = tl.maximum(unit.length - unit.queries - WINDOW + 1, 0) if WINDOW > 0 else 0
+    seen = tl.maximum(tl.minimum(token, unit.length - 1), oldest)
+    return tl.load(table + seen // BLOCK_SIZE), seen % BLOCK_SIZE
 
 
 @triton.jit
@@ -15,74 +38,49 @@ def cache_piece(cache_row, START: tl.constexpr, SIZE: tl.constexpr, END: tl.cons
 
 
 @triton.jit
-def locate(
-    token,
-    length,
-    oldest,
-    table,
-    BLOCK_SIZE: tl.constexpr,
-):
-    """Page, and row in it, of every token of a tile.
-
-    Rows that nobody may see are read from ones that exist: what was never written could be NaN,
-    and NaN times a probability of 0 is NaN.
-    """
-    held = tl.maximum(tl.minimum(token, length - 1), oldest)
-    return tl.load(table + held // BLOCK_SIZE), held % BLOCK_SIZE
-
-
-@triton.jit
 def store_result(
     output_row,
     partial_values,
     partial_log_sums,
-    slot_row,
-    whole,
+    unit,
+    row,
     used,
     highest,
     denominator,
     v_scale,
-    acc0,
-    acc1,
-    acc2,
-    V0: tl.constexpr,
-    V1: tl.constexpr,
-    V2: tl.constexpr,
+    acc,
+    SLOT_ROWS: tl.constexpr,
+    V: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
 ):
-    """Store what a program found for a unit: the output if it saw the whole unit, else its part."""
+    """Store what a program found for a unit: the output if it read all its tiles, else its part.
+
+    output_row [ROWS]: pointers to rows of the output. A slot has SLOT_ROWS rows, `row` [ROWS] is
+    the index in it. The other names are those of the kernels.
+    """
+    slot = 2 * tl.program_id(0) + (unit.skipped == 0).to(tl.int32)
+    slot_row = slot * SLOT_ROWS + row
+    is_whole = unit.here == unit.tiles
     nonempty = denominator > 0
     factor = tl.where(nonempty, 1 / denominator, 0)
     if v_scale is not None:
         factor *= tl.load(v_scale)
-    if whole:
-        _store_pieces(output_row, used, nonempty, factor, acc0, acc1, acc2, V0, V1, V2, VALUE_SIZE)
+    if is_whole:
+        _store_pieces(output_row, used, nonempty, factor, acc, V, VALUE_SIZE)
     else:
         log_sum = tl.where(nonempty, highest + tl.log2(denominator), float("-inf"))
         tl.store(partial_log_sums + slot_row, log_sum, mask=used)
-        row = partial_values + slot_row.to(tl.int64) * VALUE_SIZE
-        _store_pieces(row, used, nonempty, factor, acc0, acc1, acc2, V0, V1, V2, VALUE_SIZE)
+        partial_row = partial_values + slot_row.to(tl.int64) * VALUE_SIZE
+        _store_pieces(partial_row, used, nonempty, factor, acc, V, VALUE_SIZE)
 
 
 @triton.jit
-def _store_pieces(
-    row,
-    used,
-    nonempty,
-    factor,
-    acc0,
-    acc1,
-    acc2,
-    V0: tl.constexpr,
-    V1: tl.constexpr,
-    V2: tl.constexpr,
-    END: tl.constexpr,
-):
-    _store_piece(row, used, nonempty, acc0, factor, 0, V0, END)
-    if V1 > 0:
-        _store_piece(row, used, nonempty, acc1, factor, V0, V1, END)
-    if V2 > 0:
-        _store_piece(row, used, nonempty, acc2, factor, V0 + V1, V2, END)
+def _store_pieces(row, used, nonempty, factor, acc, V: tl.constexpr, END: tl.constexpr):
+    _store_piece(row, used, nonempty, factor, acc[0], 0, V[0], END)
+    if V[1] > 0:
+        _store_piece(row, used, nonempty, factor, acc[1], V[0], V[1], END)
+    if V[2] > 0:
+        _store_piece(row, used, nonempty, factor, acc[2], V[0] + V[1], V[2], END)
 
 
 @triton.jit
@@ -90,8 +88,8 @@ def _store_piece(
     out_row,
     used,
     nonempty,
-    acc,
     factor,
+    acc,
     START: tl.constexpr,
     SIZE: tl.constexpr,
     END: tl.constexpr,

@@ -8,6 +8,8 @@ partial result goes to its slot 0, and the one it ends inside, to its slot 1.
 """
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -23,6 +25,25 @@ NOT_SPECIALIZED = (
     "cache_head_stride",
     "cache_token_stride",
 )
+
+
+class Unit(NamedTuple):
+    """One (sequence, value head), and what one program reads of it. All fields are int32 scalars.
+
+    head: the value head. length: tokens of the sequence's context, the new ones included.
+    query_start: the sequence's first query token in the batch. queries: how many it has. first:
+    the first tile of the context that a query sees. tiles: how many they see. skipped: how many of
+    these other programs read before this program begins. here: how many this program reads.
+    """
+
+    head: tl.tensor
+    length: tl.tensor
+    query_start: tl.tensor
+    queries: tl.tensor
+    first: tl.tensor
+    tiles: tl.tensor
+    skipped: tl.tensor
+    here: tl.tensor
 
 
 def sequence_bound(sequences: int) -> int:
@@ -78,3 +99,74 @@ def tiles_per_program(counts, programs, multiprocessors, HEADS: tl.constexpr, LE
     share = (total + programs - 1) // programs
     few = 2 * multiprocessors
     return tl.maximum(share, tl.minimum((total + few - 1) // few, LEAST)), total
+
+
+@triton.jit
+def program_share(
+    query_start_loc,
+    seq_lens,
+    programs,
+    multiprocessors,
+    sequences,
+    HEADS: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    """Where this program's tiles are in the line of all tiles.
+
+    Returns scalars: `position` and `end`, its first tile and one past its last; `sequence`, to
+    which its first tile belongs; and `before`, the tiles of all earlier sequences. The program has
+    no tiles if position >= end.
+    """
+    counts = tile_counts(query_start_loc, seq_lens, sequences, SEQUENCES, TILE, WINDOW)
+    share, total = tiles_per_program(counts, programs, multiprocessors, HEADS, LEAST)
+    position = tl.program_id(0) * share
+    end = tl.minimum(position + share, total)
+    index = tl.arange(0, SEQUENCES)
+    sequence = tl.sum((tl.cumsum(counts, 0) * HEADS <= position).to(tl.int32))
+    before = tl.sum(tl.where(index < sequence, counts, 0)) * HEADS
+    return position, end, sequence, before
+
+
+@triton.jit
+def next_unit(
+    query_start_loc,
+    seq_lens,
+    position,
+    end,
+    sequence,
+    before,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """The unit that the tile at `position` belongs to, and what this program reads of it."""
+    length = tl.load(seq_lens + sequence)
+    query_start = tl.load(query_start_loc + sequence)
+    queries = tl.load(query_start_loc + sequence + 1) - query_start
+    first, last = tile_range(length, queries, TILE, WINDOW)
+    tiles = last - first
+    head = (position - before) // tiles
+    skipped = position - before - head * tiles
+    here = tl.minimum(tiles - skipped, end - position)
+    return Unit(
+        head=head,
+        length=length,
+        query_start=query_start,
+        queries=queries,
+        first=first,
+        tiles=tiles,
+        skipped=skipped,
+        here=here,
+    )
+
+
+@triton.jit
+def leave_unit(unit, position, sequence, before, HEADS: tl.constexpr):
+    """`position`, `sequence` and `before` of the tile that follows what was read of `unit`."""
+    position += unit.here
+    if position - before == unit.tiles * HEADS:
+        before = position
+        sequence += 1
+    return position, sequence, before

@@ -1,16 +1,64 @@
-"""Split-KV attention of grouped queries over the packed paged cache, for keys cached rotated."""
+"""Split-KV decode attention for rotary keys: the cache holds keys that are already rotated.
+
+What both decode kernels call things (latent_split_kv.py adds a few more):
+
+    page        a block of BLOCK_SIZE tokens in the cache
+    tile        TILE consecutive tokens of a sequence's context: one step of a kernel's inner loop
+    unit        one value head of one sequence; its tiles may be shared by several programs
+    row         of the queries: query token r // GROUP with query head r % GROUP of the unit;
+                of the cache: the keys and the value of one token and one value head
+    piece       a head size is cut into at most three powers of two (96 = 64 + 32), because Triton's
+                tensors have no other sizes; a piece of size 0 is absent
+    slot        where a program leaves the partial result of a unit that it shares with others:
+                2 * program for the unit that it starts inside, 2 * program + 1 for the one it ends
+                inside
+
+    query           [tokens, query_heads, query_size]
+    kv_cache        [pages, HEADS, BLOCK_SIZE, keys | value]
+    block_table     [sequences, pages]: the pages of each sequence
+    query_start_loc [sequences + 1]: the first query token of each sequence
+    seq_lens        [sequences]: tokens in the context of each, the new ones included
+    k_scale         one number, or None: cached keys times k_scale are the keys. v_scale likewise
+    output          [tokens, query_heads, VALUE_SIZE]
+    partial_values, partial_log_sums    [slots, GROUP * MAX_QUERIES, VALUE_SIZE], and without the
+                last dim: normalized partial results, and log2 of their softmax denominators
+    scale       of the scores, times log2(e): all exponentials are to base 2
+    *_stride    in numbers; those of the cache in units of GRAIN numbers
+
+    HEADS       value heads
+    GROUP       query heads of one value head
+    PARTS       key heads of one value head
+    MAX_QUERIES query tokens of a sequence, at most
+    ROWS        GROUP * MAX_QUERIES, rounded up to a power of two that tensor cores take
+    SEQUENCES   an upper bound of `sequences`, a power of two
+    WINDOW      tokens that a query sees, itself included; 0 without a sliding window
+    LEAST       the fewest tiles that a program takes: merging more parts costs more than it gains
+    K, V        sizes of the three pieces of a row's keys and of its value
+    GRAIN       8 if all strides of the cache are multiples of 8, else 1: the compiler then knows
+                how rows are aligned
+    OVERLAP     whether the next kernel may start before this one ends
+
+    row_end     [ROWS]: a row sees the tokens of the context before this position
+    used        [ROWS]: whether there is a query for this row
+    token       [TILE]: positions of the tile's tokens in the context
+    highest     [ROWS]: the highest score of each row so far; exponentials are relative to it
+    shrink      [ROWS]: what the sums so far are multiplied by when `highest` rises
+    denominator [ROWS]: the sum of the weights so far
+    acc         three pieces [ROWS, V[i]]: the sum of the weighted values so far
+"""
 
 # ruff: noqa: N803, N806 -- Triton's convention: compile-time constants in capitals.
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from vllm_gac.kernels.decode.rows import cache_piece, locate, store_result
-from vllm_gac.kernels.decode.schedule import (
-    NOT_SPECIALIZED,
-    tile_counts,
-    tile_range,
-    tiles_per_program,
+from vllm_gac.kernels.decode.rows import cache_piece, locate, store_result, unit_rows
+from vllm_gac.kernels.decode.schedule import NOT_SPECIALIZED, leave_unit, next_unit, program_share
+from vllm_gac.kernels.decode.softmax import (
+    accumulate_values,
+    no_values,
+    online_softmax,
+    visible_scores,
 )
 
 
@@ -48,12 +96,8 @@ def split_kv(
     LEAST: tl.constexpr,
     PARTS: tl.constexpr,
     KEY_SIZE: tl.constexpr,
-    K0: tl.constexpr,
-    K1: tl.constexpr,
-    K2: tl.constexpr,
-    V0: tl.constexpr,
-    V1: tl.constexpr,
-    V2: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     GRAIN: tl.constexpr,
@@ -62,111 +106,87 @@ def split_kv(
     """One program: its share of the batch's tiles, unit by unit."""
     if OVERLAP:
         gdc_launch_dependents()  # lets merge() start, and wait, while this kernel ends
-    counts = tile_counts(query_start_loc, seq_lens, sequences, SEQUENCES, TILE, WINDOW)
-    share, total = tiles_per_program(counts, programs, multiprocessors, HEADS, LEAST)
-    position = tl.program_id(0) * share
-    end = tl.minimum(position + share, total)
-    index = tl.arange(0, SEQUENCES)
-    sequence = tl.sum((tl.cumsum(counts, 0) * HEADS <= position).to(tl.int32))
-    before = tl.sum(tl.where(index < sequence, counts, 0)) * HEADS  # tiles of earlier sequences
-
+    position, end, sequence, before = program_share(
+        query_start_loc, seq_lens, programs, multiprocessors, sequences,
+        HEADS, SEQUENCES, TILE, WINDOW, LEAST,
+    )  # fmt: skip
     KEY_WIDTH: tl.constexpr = PARTS * KEY_SIZE
+    # e4m3 converts to fp16 in one instruction for two numbers; to bf16 it takes a dozen.
+    fp8: tl.constexpr = kv_cache.dtype.element_ty.primitive_bitwidth == 8
+    dtype: tl.constexpr = tl.float16 if fp8 else query.dtype.element_ty
     if k_scale is not None:
         scale *= tl.load(k_scale)
     row = tl.arange(0, ROWS)
     row_token, row_head = row // GROUP, row % GROUP
     part = row_head // (GROUP // PARTS)
     while position < end:
-        length = tl.load(seq_lens + sequence)
-        query_start = tl.load(query_start_loc + sequence)
-        queries = tl.load(query_start_loc + sequence + 1) - query_start
-        first, last = tile_range(length, queries, TILE, WINDOW)
-        count = last - first
-        head = (position - before) // count
-        skipped = position - before - head * count
-        here = tl.minimum(count - skipped, end - position)
-
-        used = row_token < tl.minimum(queries, MAX_QUERIES)
-        query_row = (query_start + row_token).to(tl.int64) * query_token_stride
-        query_row = query + query_row + (head * GROUP + row_head) * query_head_stride
-        # e4m3 converts to fp16 in one instruction for two numbers; to bf16 it takes a dozen.
-        fp8: tl.constexpr = kv_cache.dtype.element_ty.primitive_bitwidth == 8
-        dtype: tl.constexpr = tl.float16 if fp8 else query.dtype.element_ty
-        q0 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, 0, K0).to(dtype)
-        q1 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, K0, K1).to(dtype)
-        q2 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, K0 + K1, K2).to(dtype)
-        row_end = tl.where(used, length - queries + row_token + 1, 0)  # tokens a row sees, absolute
+        unit = next_unit(query_start_loc, seq_lens, position, end, sequence, before, TILE, WINDOW)
+        used = row_token < tl.minimum(unit.queries, MAX_QUERIES)
+        query_row = unit_rows(
+            query, unit, row_token, row_head, query_token_stride, query_head_stride, GROUP
+        )
+        q = _query_pieces(query_row, used, part, KEY_SIZE, PARTS, K, dtype)
+        row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
 
         highest = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
         denominator = tl.zeros([ROWS], tl.float32)
-        acc0 = tl.zeros([ROWS, V0], tl.float32)
-        acc1 = tl.zeros([ROWS, V1 if V1 > 0 else 16], tl.float32)
-        acc2 = tl.zeros([ROWS, V2 if V2 > 0 else 16], tl.float32)
+        acc = no_values(ROWS, V)
         table = block_table + sequence.to(tl.int64) * table_stride
-        head_cache = kv_cache + (head * cache_head_stride).to(tl.int64) * GRAIN
-        oldest = tl.maximum(length - queries - WINDOW + 1, 0) if WINDOW > 0 else 0
-        token = (first + skipped) * TILE + tl.arange(0, TILE)
-        page, page_row = locate(token, length, oldest, table, BLOCK_SIZE)
-        for _ in range(here):
+        head_cache = kv_cache + (unit.head * cache_head_stride).to(tl.int64) * GRAIN
+        token = (unit.first + unit.skipped) * TILE + tl.arange(0, TILE)
+        page, page_row = locate(token, unit, table, BLOCK_SIZE, WINDOW)
+        for _ in range(unit.here):
             offset = page.to(tl.int64) * cache_block_stride + page_row * cache_token_stride
             # One step ahead in registers, so that the pipeline's stages are all left to rows.
-            page, page_row = locate(token + TILE, length, oldest, table, BLOCK_SIZE)
+            page, page_row = locate(token + TILE, unit, table, BLOCK_SIZE, WINDOW)
             cache_row = head_cache + (offset * GRAIN)[:, None]
-            k0 = cache_piece(cache_row, 0, K0, KEY_WIDTH)
-            scores = tl.dot(q0, tl.trans(k0.to(dtype)))
-            if K1 > 0:
-                k1 = cache_piece(cache_row, K0, K1, KEY_WIDTH)
-                scores = tl.dot(q1, tl.trans(k1.to(dtype)), scores)
-            if K2 > 0:
-                k2 = cache_piece(cache_row, K0 + K1, K2, KEY_WIDTH)
-                scores = tl.dot(q2, tl.trans(k2.to(dtype)), scores)
-            visible = token[None, :] < row_end[:, None]
-            if WINDOW > 0:
-                visible &= token[None, :] >= row_end[:, None] - WINDOW
-            scores = tl.where(visible, scores * scale, float("-inf"))
-
-            higher = tl.maximum(highest, tl.max(scores, 1))
-            shrink = tl.exp2(highest - higher)
-            highest = higher
-            weights = tl.exp2(scores - higher[:, None])
+            scores = _scores(q, cache_row, K, KEY_WIDTH, dtype) * scale
+            scores = visible_scores(scores, token, row_end, 1, WINDOW)
+            weights, shrink, highest = online_softmax(scores, highest, 1)
             denominator = denominator * shrink + tl.sum(weights, 1)
-            weights = weights.to(dtype)
-            v0 = cache_piece(cache_row + KEY_WIDTH, 0, V0, VALUE_SIZE)
-            acc0 = tl.dot(weights, v0.to(dtype), acc0 * shrink[:, None])
-            if V1 > 0:
-                v1 = cache_piece(cache_row + KEY_WIDTH, V0, V1, VALUE_SIZE)
-                acc1 = tl.dot(weights, v1.to(dtype), acc1 * shrink[:, None])
-            if V2 > 0:
-                v2 = cache_piece(cache_row + KEY_WIDTH, V0 + V1, V2, VALUE_SIZE)
-                acc2 = tl.dot(weights, v2.to(dtype), acc2 * shrink[:, None])
+            acc = accumulate_values(
+                acc, weights.to(dtype), shrink[:, None], cache_row + KEY_WIDTH, V, VALUE_SIZE
+            )
             token += TILE
 
-        output_row = (query_start + row_token).to(tl.int64) * output_token_stride
-        output_row = output + output_row + (head * GROUP + row_head) * output_head_stride
-        slot = 2 * tl.program_id(0) + (skipped == 0).to(tl.int32)
-        store_result(
-            output_row,
-            partial_values,
-            partial_log_sums,
-            slot * (GROUP * MAX_QUERIES) + row,
-            here == count,
-            used,
-            highest,
-            denominator,
-            v_scale,
-            acc0,
-            acc1,
-            acc2,
-            V0,
-            V1,
-            V2,
-            VALUE_SIZE,
+        output_row = unit_rows(
+            output, unit, row_token, row_head, output_token_stride, output_head_stride, GROUP
         )
+        store_result(
+            output_row, partial_values, partial_log_sums, unit, row, used,
+            highest, denominator, v_scale, acc, GROUP * MAX_QUERIES, V, VALUE_SIZE,
+        )  # fmt: skip
+        position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
 
-        position += here
-        if position - before == count * HEADS:
-            before = position
-            sequence += 1
+
+@triton.jit
+def _query_pieces(
+    query_row,
+    used,
+    part,
+    KEY_SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    K: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    q0 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, 0, K[0]).to(dtype)
+    q1 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, K[0], K[1]).to(dtype)
+    q2 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, K[0] + K[1], K[2]).to(dtype)
+    return q0, q1, q2
+
+
+@triton.jit
+def _scores(q, cache_row, K: tl.constexpr, KEY_WIDTH: tl.constexpr, dtype: tl.constexpr):
+    """Queries times a tile's keys, [ROWS, TILE]."""
+    k0 = cache_piece(cache_row, 0, K[0], KEY_WIDTH)
+    scores = tl.dot(q[0], tl.trans(k0.to(dtype)))
+    if K[1] > 0:
+        k1 = cache_piece(cache_row, K[0], K[1], KEY_WIDTH)
+        scores = tl.dot(q[1], tl.trans(k1.to(dtype)), scores)
+    if K[2] > 0:
+        k2 = cache_piece(cache_row, K[0] + K[1], K[2], KEY_WIDTH)
+        scores = tl.dot(q[2], tl.trans(k2.to(dtype)), scores)
+    return scores
 
 
 @triton.jit
