@@ -18,7 +18,7 @@ from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.copy_columns import copy_columns
 from vllm_gac.kernels.decode.compile_ahead import DecodeKind
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
-from vllm_gac.kernels.gather_context import Source, gather_rows
+from vllm_gac.kernels.gather_context import KeyValueSource, gather_rows
 from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3, shared_memory
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
 from vllm_gac.kernels.swiglu import swiglu_linear
@@ -109,7 +109,9 @@ def launch_the_others(kind: DecodeKind) -> None:
     )
     keys, values = cache.split([g.key_width, g.value_size], dim=-1)
     table, starts = torch.zeros(1, 2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
-    gather_rows(Source(keys, values, table, scale, scale), starts, tokens, tokens, g, BF16, latent)
+    gather_rows(
+        KeyValueSource(keys, values, table, scale, scale), starts, tokens, tokens, g, BF16, latent
+    )
     copy_columns(value, on_no_device(tokens, g.value_heads, g.value_size + 8))
     for batch in (1, 32):
         swiglu_linear(on_no_device(batch, 256), on_no_device(2 * 4096, 256))

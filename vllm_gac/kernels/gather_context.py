@@ -1,8 +1,9 @@
-"""The context of prefilling sequences as rows [token, KV head, key | value], for any kernel.
+"""Gathers the context of prefilling sequences as rows [token, KV head, key | value].
 
-From the paged cache or from a step's own keys and values: fp8 is converted, latent keys are rebuilt
-and rotated (PaLU), a value that several key heads share is written beside each, and what the sizes
-lack of a multiple of 8 is zeros. Everything is read and written once.
+Any attention kernel can read such rows. They come from the paged cache, or from a step's own keys
+and values. fp8 numbers are converted; latent keys are rebuilt and rotated (PaLU); a value that
+several key heads share is written beside each key; and sizes are padded with zeros to multiples of
+8. Everything is read and written once.
 """
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
@@ -15,17 +16,18 @@ import triton.language as tl
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
-# Tokens a program; fewer where there is more to do for each.
+# Tokens per program; fewer where each takes more work.
 _TILE, _TILE_REBUILT = 64, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where keys and values are: strided views, their last dim contiguous.
+class KeyValueSource:
+    """Where keys and values are: strided views whose last dim is contiguous.
 
-    In a paged cache keys [blocks, value_heads, block_size, key_width] and values likewise, met
-    through block_table int32 [sequences, blocks]; without one [tokens, value_heads, key_width], one
-    sequence after the other.
+    In a paged cache, keys are [blocks, value_heads, block_size, key_width], and block_table, int32
+    [sequences, blocks], says which blocks belong to a sequence. Without a block table they are
+    [tokens, value_heads, key_width], one sequence after the other. Values likewise. The scales of
+    an fp8 cache are fp32, one element each.
     """
 
     keys: torch.Tensor
@@ -36,7 +38,7 @@ class Source:
 
 
 def row_shape(geometry: CacheGeometry, latent: LatentKeys | None) -> tuple[int, int]:
-    """KV heads, and numbers of each, of a gathered token."""
+    """The KV heads of a gathered token, and how many numbers each of them has."""
     heads = geometry.key_heads
     if latent is not None:
         heads *= latent.up.shape[1] // geometry.query_size
@@ -44,7 +46,7 @@ def row_shape(geometry: CacheGeometry, latent: LatentKeys | None) -> tuple[int, 
 
 
 def gather_rows(
-    source: Source,
+    source: KeyValueSource,
     starts: torch.Tensor,
     tokens: int,
     longest: int,
@@ -52,17 +54,26 @@ def gather_rows(
     dtype: torch.dtype,
     latent: LatentKeys | None = None,
 ) -> torch.Tensor:
-    """Rows [tokens, KV heads, key size + value size] of all sequences, in their order.
+    """The rows of all sequences, one sequence after the other.
 
-    starts int32 [sequences + 1] are cumulative lengths up to `tokens`, of which `longest` is the
-    largest. KV heads are key heads; of latent keys, the heads that are rebuilt. Sizes are rounded
-    up to multiples of 8.
+    Args:
+        source: where the keys and values are.
+        starts: int32 [sequences + 1], the cumulative lengths of the sequences, from 0 to `tokens`.
+        tokens: the tokens of all sequences.
+        longest: the tokens of the longest sequence.
+        geometry: head counts and sizes.
+        dtype: of the rows.
+        latent: what rebuilds the keys if they are latents.
+
+    Returns:
+        Rows [tokens, KV heads, key size + value size], both sizes rounded up to multiples of 8. KV
+        heads are key heads; for latent keys they are the heads that are rebuilt.
     """
     g = geometry
     rebuilt = 0 if latent is None else latent.up.shape[1] // g.query_size
     key_out, value_out = g.head_sizes
     make = torch.empty if latent is None or key_out == g.query_size else torch.zeros
-    # Of few different sizes: PyTorch keeps what is freed, and finds it again for the same size.
+    # Few different sizes: PyTorch keeps freed memory, and reuses it for the same size.
     room = triton.next_power_of_2(tokens) if tokens else 0
     rows = make(room, *row_shape(g, latent), dtype=dtype, device=starts.device)[:tokens]
     if not tokens:
@@ -104,14 +115,14 @@ def gather_rows(
 
 
 def _strides(x: torch.Tensor, paged: bool) -> tuple[int, int, int]:
-    """Of a block, a token in it and a head."""
+    """Strides of a block, of a token in it and of a head."""
     if paged:
         return x.stride(0), x.stride(2), x.stride(1)
     return 0, x.stride(0), x.stride(1)
 
 
-# Where in a step's tensors prompts begin depends on the batch: how `starts` and `block_table` are
-# aligned must not be compiled in, or a server compiles again while it serves.
+# Prompts begin anywhere in a step's tensors, so the alignment of `starts` and `block_table` differs
+# between batches. It must not be compiled in, or a server would compile again while it serves.
 @triton.jit(
     do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["starts", "block_table"]
 )
@@ -148,7 +159,7 @@ def _gather(
     PAIR_LANES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program: TILE tokens of one sequence and value head, and all key heads of that."""
+    """One program: TILE tokens of one sequence and one value head, with all its key heads."""
     sequence, head = tl.program_id(1), tl.program_id(2)
     start = tl.load(starts + sequence)
     length = tl.load(starts + sequence + 1) - start

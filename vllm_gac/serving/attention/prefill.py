@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.attention_choice import widths
 from vllm_gac.kernels.copy_columns import copy_columns
-from vllm_gac.kernels.gather_context import Source, gather_rows
+from vllm_gac.kernels.gather_context import KeyValueSource, gather_rows
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention.prefill_kernels import ContextLayout, attend, reads_pages
@@ -272,9 +272,9 @@ def _gathered_rows(
     geometry = layer.geometry
     sizes = [geometry.key_width, geometry.value_size]
     cached_keys, cached_values = kv_cache.split(sizes, dim=-1)
-    source = Source(cached_keys, cached_values, batch.block_table, k_scale, v_scale)
+    source = KeyValueSource(cached_keys, cached_values, batch.block_table, k_scale, v_scale)
     if not batch.has_past:
-        source = Source(key, value)
+        source = KeyValueSource(key, value)
     return gather_rows(
         source,
         batch.context_starts,
