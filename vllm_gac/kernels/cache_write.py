@@ -7,16 +7,17 @@ import torch
 import triton
 import triton.language as tl
 
-_ROWS = 16  # tokens a program
+_ROWS = 16  # tokens per program
 
 
 @dataclass(frozen=True, slots=True)
 class CacheTarget:
-    """Where a step's keys and values go: rows `slots` of `kv_cache`.
+    """Where a step's keys and values go: into rows `slots` of `kv_cache`.
 
-    kv_cache [blocks, value_heads, block_size, key_width + value_size], rows contiguous. slots
-    int64, as many as there are tokens to write; those below 0 are padding. With scales, fp32 of one
-    element, the cache is fp8 and holds key / k_scale and value / v_scale.
+    kv_cache: [blocks, value_heads, block_size, key_width + value_size], rows contiguous.
+    slots: int64 [tokens to write]; slots below 0 are padding and are not written.
+    k_scale, v_scale: fp32, one element each. If given, the cache is fp8 and holds key / k_scale and
+        value / v_scale.
     """
 
     kv_cache: torch.Tensor
@@ -26,25 +27,27 @@ class CacheTarget:
 
     @property
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """As kernels take them."""
+        """The tensors, in the order in which kernels take them."""
         return self.kv_cache, self.slots, self.k_scale, self.v_scale
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Of a block, a head and a token in it."""
+        """Strides of a block, of a head in it and of a token."""
         return self.kv_cache.stride()[:3]
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
+        """Tokens in a block."""
         return self.kv_cache.shape[2]
 
 
 def write_cache(key: torch.Tensor, value: torch.Tensor, target: CacheTarget) -> None:
-    """Row slots[t] of the cache = key[t] | value[t], for every head.
+    """Write key[t] | value[t] to row slots[t] of the cache, for every head.
 
-    key [tokens, value_heads, key_width] and value [tokens, value_heads, value_size], each token's
-    numbers contiguous.
+    Args:
+        key: [tokens, value_heads, key_width], the numbers of each token contiguous.
+        value: [tokens, value_heads, value_size], likewise.
+        target: the cache and the slots to write.
     """
     tokens = target.slots.shape[0]
     if not tokens:
@@ -87,7 +90,7 @@ def _write(
     VALUE_LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """One program: ROWS tokens of one head."""
+    """One program writes ROWS tokens of one head."""
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     head = tl.program_id(1)
     row, kept = cache_rows(
@@ -107,7 +110,7 @@ def _write(
 
 @triton.jit
 def cache_rows(kv_cache, slots, token, there, block_stride, token_stride, BLOCK_SIZE: tl.constexpr):
-    """Where the first head's rows of some tokens are, and which of the tokens have one."""
+    """Pointers [ROWS] to the first head's rows of some tokens, and which of the tokens have one."""
     slot = tl.load(slots + token, mask=there, other=-1).to(tl.int64)
     kept = slot >= 0
     slot = tl.maximum(slot, 0)
@@ -117,7 +120,7 @@ def cache_rows(kv_cache, slots, token, there, block_stride, token_stride, BLOCK_
 
 @triton.jit
 def copy_head(source, row, kept, scale, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """The first WIDTH numbers of some tokens, into rows of the cache."""
+    """Copy the first WIDTH numbers of some tokens into their rows of the cache."""
     column = tl.arange(0, LANES)[None, :]
     used = kept[:, None] & (column < WIDTH)
     x = tl.load(source[:, None] + column, mask=used, other=0.0)
@@ -126,7 +129,7 @@ def copy_head(source, row, kept, scale, WIDTH: tl.constexpr, LANES: tl.constexpr
 
 @triton.jit
 def as_cached(x, row, scale):
-    """x in the cache's dtype, divided by `scale` if that is fp8."""
+    """x in the dtype of the cache; an fp8 cache has a scale, by which x is divided."""
     if scale is not None:
         x = x.to(tl.float32) / tl.load(scale)
     return x.to(row.dtype.element_ty)

@@ -1,17 +1,20 @@
-"""Heads made wider with zeros, or narrower: what kernels for equal sizes ask of unequal ones."""
+"""Makes heads wider with zeros, or narrower, for kernels that need equal key and value sizes."""
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
 import torch
 import triton
 import triton.language as tl
 
-_ROWS = 32  # heads a program
+_ROWS = 32  # heads per program
 
 
 def copy_columns(source: torch.Tensor, target: torch.Tensor, first: int = 0) -> None:
-    """target[:, :, c] = source[:, :, first + c], and zeros past the end of the source's heads.
+    """Set target[:, :, c] = source[:, :, first + c], and zeros past the end of the source's heads.
 
-    Both [tokens, heads, size] with their last dims contiguous.
+    Args:
+        source: [tokens, heads, size], its last dim contiguous.
+        target: the same, with another size.
+        first: the first column of the source to copy.
     """
     tokens, heads, size = target.shape
     if not tokens:
@@ -49,7 +52,7 @@ def _copy(
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """One program: ROWS heads."""
+    """One program copies ROWS heads."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, head = (row // HEADS).to(tl.int64), row % HEADS
     column = tl.arange(0, LANES)[None, :]

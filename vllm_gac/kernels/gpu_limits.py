@@ -1,10 +1,10 @@
-"""What a kernel may take of a GPU, by its compute capability: known without asking the GPU."""
+"""What a kernel may use of a GPU, by compute capability: known without asking the GPU."""
 
 from dataclasses import dataclass
 
 HOPPER = (9, 0)
-# Bytes of shared memory that a multiprocessor gives its programs, and the most that one of them
-# may take: NVIDIA's "Compute Capabilities", from those that vLLM has kernels for.
+# Bytes of shared memory that a multiprocessor has for its programs, and the most that one program
+# may use. From NVIDIA's table "Compute Capabilities", for the GPUs that vLLM has kernels for.
 _KIB = 1024
 _SHARED_MEMORY = {
     (7, 0): (96 * _KIB, 96 * _KIB),
@@ -20,12 +20,12 @@ _SHARED_MEMORY = {
     (12, 0): (100 * _KIB, 99 * _KIB),
     (12, 1): (100 * _KIB, 99 * _KIB),
 }
-_OF_OTHERS = (100 * _KIB, 99 * _KIB)  # no less than any since Ampere
+_OF_OTHERS = (100 * _KIB, 99 * _KIB)  # the least of all GPUs since Ampere
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Bytes: of a multiprocessor, for all programs that it runs at once; and the most of one."""
+    """Bytes of shared memory: of a multiprocessor for all its programs, and at most of one."""
 
     multiprocessor: int
     program: int
@@ -37,5 +37,5 @@ def shared_memory(capability: tuple[int, int]) -> SharedMemory:
 
 
 def converts_e4m3(capability: tuple[int, int]) -> bool:
-    """Whether kernels may hold numbers of fp8's e4m3: Triton compiles them from Ada on."""
+    """Whether kernels may use fp8 numbers in e4m3: Triton compiles them for Ada and later GPUs."""
     return capability >= (8, 9)

@@ -1,7 +1,7 @@
-"""Rotates queries and keys and caches the keys and values, for models without torch.compile.
+"""Rotates queries and keys and caches keys and values, for models without torch.compile.
 
-One launch where there would be three. Cosines and sines are computed, not read: once a token and
-key head, for all queries that meet it.
+One launch does what would otherwise take three. Cosines and sines are computed instead of read from
+a table, once for each token and key head and for all queries of that key head.
 """
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
@@ -12,7 +12,7 @@ import triton.language as tl
 from vllm_gac.kernels.cache_write import CacheTarget, as_cached, cache_rows, copy_head
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
-_TILE = 512  # pairs a program rotates at a time
+_TILE = 512  # rotary pairs that a program handles at a time
 
 
 def rotate_and_cache(
@@ -25,13 +25,21 @@ def rotate_and_cache(
     latent: bool = False,
     cache: CacheTarget | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rope.rotate` by the angles of `rope.cos_sin`, computed in fp32; keys and values also cached.
+    """Rotate queries and keys in fp32, as layout/rope.py does, and cache the keys and values.
 
-    positions [tokens]; inv_freq fp32 [key_heads or 1, query_size / 2]; query [tokens, query_heads *
-    query_size], key [tokens, key_heads * key_size], value [tokens, value_heads * value_size], the
-    numbers of a token contiguous. Query heads belong to key heads in order. Latent keys are not
-    rotated. Without a cache nothing is cached. Returns queries and keys, rotated and contiguous;
-    latent keys as they came.
+    Args:
+        positions: [tokens].
+        inv_freq: fp32 [key_heads or 1, query_size / 2].
+        query: [tokens, query_heads * query_size], the numbers of a token contiguous. Query heads
+            belong to key heads in order.
+        key: [tokens, key_heads * key_size], likewise.
+        value: [tokens, value_heads * value_size], likewise.
+        geometry: head counts and sizes.
+        latent: whether keys are latents, which are cached but not rotated.
+        cache: where to write keys and values; None to write nothing.
+
+    Returns:
+        Queries and keys, rotated and contiguous. Latent keys are returned unchanged.
     """
     g = geometry
     pairs = g.query_size // 2
@@ -115,7 +123,7 @@ def _rotate(
     VALUE_LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """One program: ROWS tokens of a key head, of the queries that meet it, of a value head."""
+    """One program: ROWS tokens of one key head, of its query heads, and of its value head."""
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     head = tl.program_id(1)
     pair = tl.arange(0, LANES)
@@ -161,7 +169,7 @@ def _rotate(
 
 @triton.jit
 def _rotated(source, cos, sin, used, PAIRS: tl.constexpr):
-    """Some tokens' head, rotated: columns (f, f + PAIRS) of each pair f."""
+    """One head of some tokens, rotated; pair f is the columns (f, f + PAIRS)."""
     first = tl.load(source, mask=used, other=0.0).to(tl.float32)
     second = tl.load(source + PAIRS, mask=used, other=0.0).to(tl.float32)
     dtype = source.dtype.element_ty

@@ -1,8 +1,8 @@
 """The gate and up projections of a few tokens and SwiGLU, in one kernel.
 
-Such a GEMM takes little longer than its weights take to read. A program reads what a few features
-need of both projections and has gate and up side by side in registers, so SwiGLU costs nothing; a
-kernel of its own takes 3 to 13 us, as the MLP is wide.
+A GEMM of a few tokens takes little longer than reading its weights. Here a program reads the
+weights of a few features from both projections, and has gate and up side by side in registers, so
+SwiGLU costs nothing. In a kernel of its own, SwiGLU takes 3 to 13 us, depending on the MLP's width.
 """
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
@@ -12,17 +12,17 @@ import torch
 import triton
 import triton.language as tl
 
-# Where it takes less time than cuBLAS and vLLM's SwiGLU (benchmarks/results/swiglu_h200.md); of
-# features, somewhere between 2880 and 5760.
+# Within these limits it takes less time than cuBLAS and vLLM's SwiGLU
+# (benchmarks/results/swiglu_h200.md). The true limit is between 2880 and 5760 features.
 MOST_TOKENS = 32
 _LEAST_FEATURES = 4096
 _MANY_FEATURES = 16384
 
-_STEP = 128  # numbers of a row at a time
+_STEP = 128  # numbers of a row that are read at a time
 
 
 def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `swiglu_linear` takes these, and on this GPU less time than GEMM and activation."""
+    """Whether `swiglu_linear` accepts x and weight, and is faster on this GPU than two kernels."""
     return (
         x.dim() == 2
         and 0 < x.shape[0] <= MOST_TOKENS
@@ -39,7 +39,7 @@ def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
-    """Whether the GPU is of the generation of the one on which it was measured."""
+    """Whether the GPU is a Hopper: on one of these the kernel was measured."""
     is_nvidias = device.type == "cuda" and torch.version.hip is None
     return is_nvidias and torch.cuda.get_device_capability(device) == (9, 0)
 
@@ -47,11 +47,16 @@ def is_hopper(device: torch.device) -> bool:
 def swiglu_linear(
     x: torch.Tensor, weight: torch.Tensor, *, only_compile: bool = False
 ) -> torch.Tensor:
-    """silu(x gate^T) * (x up^T): [tokens, features].
+    """silu(x gate^T) * (x up^T), summed in fp32 and rounded once, at the end.
 
-    x [tokens, width]; weight [2 * features, width] is gate over up. Both contiguous, the width a
-    multiple of 8. Sums are fp32, and rounded once, at the end. With `only_compile` nothing is
-    launched, and of sizes only tokens above 16 and features above _MANY_FEATURES count.
+    Args:
+        x: [tokens, width], contiguous; the width is a multiple of 8.
+        weight: [2 * features, width], contiguous: gate above up.
+        only_compile: compile the kernel for these arguments, but launch nothing. Of the sizes, it
+            only matters whether there are more than 16 tokens, and _MANY_FEATURES or more.
+
+    Returns:
+        [tokens, features]; with `only_compile` its numbers are undefined.
     """
     (tokens, width), features = x.shape, weight.shape[0] // 2
     out = torch.empty(tokens, features, dtype=x.dtype, device=x.device)
@@ -64,7 +69,8 @@ def swiglu_linear(
         out,
         tokens,
         features,
-        # In eights: so the compiler knows that rows are aligned, and loads 16 bytes at a time.
+        # The width is passed in eights: the compiler then knows that rows are aligned, and loads
+        # 16 bytes at a time.
         width // 8,
         ROWS=max(16, triton.next_power_of_2(tokens)),
         FEATURES=tile,
@@ -87,10 +93,10 @@ def _swiglu(
     FEATURES: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """One program: FEATURES features of all tokens."""
+    """One program computes FEATURES features of all tokens."""
     width = eighths * 8
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
-    # Past the last feature that one is computed again, and not stored.
+    # Lanes past the last feature compute that one again, and do not store it.
     gate_row = weight + tl.minimum(feature, features - 1).to(tl.int64)[:, None] * width
     up_row = gate_row + features.to(tl.int64) * width
     row = tl.arange(0, ROWS)[:, None]

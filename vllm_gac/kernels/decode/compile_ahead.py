@@ -1,8 +1,8 @@
 """Compiles the kernels of decoding steps before they are needed, on all cores at once.
 
-Left to themselves they would be compiled one by one, while CUDA graphs are captured or when the
-first request of its kind arrives. Triton's compiler leaves Python's lock alone while it works, so
-threads do; and the kernels are then at hand in this process, as if they had been launched.
+Otherwise they would be compiled one by one, while CUDA graphs are captured or when the first
+request of its kind arrives. Triton's compiler releases Python's global lock while it works, so
+threads are enough. The kernels are then ready in this process, as if they had been launched.
 """
 
 import os
@@ -22,10 +22,10 @@ from vllm_gac.layout.cache_geometry import CacheGeometry
 
 @dataclass(frozen=True, slots=True)
 class DecodeKind:
-    """Layers that one set of kernels decodes: all that decode_attention is specialized for.
+    """Layers that one set of kernels decodes: everything that decode_attention specializes on.
 
-    `dtype` is that of queries and outputs, `cache_dtype` of a cached number; `max_query_len` as
-    decode_attention takes it. Of `latent` the shapes count, not the numbers.
+    `dtype` is that of queries and outputs, `cache_dtype` that of cached numbers. `max_query_len`
+    and `window` are arguments of decode_attention. Only the shapes of `latent` matter.
     """
 
     geometry: CacheGeometry
@@ -43,13 +43,18 @@ def compile_ahead(
     device: torch.device,
     mlps: Iterable[tuple[int, torch.dtype]] = (),
 ) -> None:
-    """Compile what decodes batches of 1..max_sequences of each of `kinds`.
+    """Compile what decodes batches of 1..max_sequences of each of `kinds`, and what `mlps` need.
 
-    And swiglu_linear for `mlps`, of so many features and such numbers.
-    What this process has already is left out, and what is in Triton's cache on disk read from it.
+    Kernels that this process already has are skipped; those in Triton's cache on disk are read.
+
+    Args:
+        kinds: the layers to decode.
+        max_sequences: sequences of the largest batch.
+        device: the GPU to compile for.
+        mlps: features and dtype of every MLP that swiglu_linear computes.
     """
     bounds = sorted({sequence_bound(n + 1) for n in range(max_sequences)})
-    # The slowest to compile first, so that no thread is left alone with one.
+    # The slowest to compile come first, so that no thread is still busy with one at the end.
     slowest_first = sorted(kinds, key=lambda kind: kind.latent is None)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads, AsyncCompileMode(threads):
         for kind in slowest_first:
@@ -62,7 +67,7 @@ def compile_ahead(
 
 
 def _compile(kind: DecodeKind, sequences: int, device: torch.device) -> None:
-    """As a launch would, on tensors that are as small as they may be."""
+    """Compile as a launch would, on tensors that are as small as possible."""
     geometry = kind.geometry
     row = geometry.key_width + geometry.value_size
     quantized = kind.cache_dtype.itemsize == 1

@@ -1,10 +1,10 @@
 """Decode attention over the packed paged cache: split-KV GQA in Triton, any head sizes.
 
-One launch serves a batch of any lengths (schedule.py); a second, tiny one merges what several
-programs share. A head size that is no power of two is met as up to three powers of two (96 =
-64 + 32), so nothing is loaded, staged or multiplied for padding. Several key heads of one value
-head are one key as wide as the cache row, met by queries that are zero outside their own part:
-the rows of a tensor-core tile that grouped queries leave empty pay for it.
+One launch serves a batch of any lengths (schedule.py). A second, tiny launch merges the results of
+units that several programs shared. A head size that is not a power of two is cut into at most three
+powers of two (96 = 64 + 32), so that no padding is loaded, staged or multiplied. Several key heads
+of one value head are treated as one key of their total width, and each query is zero outside the
+part of its own key head. This costs little: grouped queries leave rows of a tensor-core tile empty.
 """
 
 import functools
@@ -29,10 +29,11 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
-    """Partial results of one launch: two slots a program. Layers may share it, streams may not.
+    """Room for the partial results of one launch. Layers may share it, CUDA streams may not.
 
-    values fp32 [programs, 2, rows, value_size] and log_sums fp32 [programs, 2, rows], flat: a
-    smaller geometry uses a prefix. log_sums are base-2 logarithms of the softmax denominators.
+    values: fp32 [programs, 2, rows, value_size], flat; a smaller geometry uses a prefix.
+    log_sums: fp32 [programs, 2, rows], flat: base-2 logarithms of the softmax denominators.
+    multiprocessors: how many the GPU has.
     """
 
     values: torch.Tensor
@@ -46,7 +47,7 @@ def decode_scratch(
     device: torch.device,
     latent: LatentKeys | None = None,
 ) -> DecodeScratch:
-    """Scratch for decode_attention of this geometry, with at most `max_query_len` query tokens."""
+    """Scratch for decode_attention of this geometry, at most `max_query_len` tokens a sequence."""
     multiprocessors = 1
     if device.type == "cuda":
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -81,20 +82,31 @@ def decode_attention(
     tiling: Tiling | None = None,
     only_compile: bool = False,
 ) -> None:
-    """Causal attention of 1..max_query_len last tokens of every sequence over its cached context.
+    """Causal attention of the last 1..max_query_len tokens of every sequence over its context.
 
-    query [tokens, query_heads, query_size], its last dim contiguous; kv_cache [blocks,
-    value_heads, block_size, row], rows contiguous, and slow to read unless the other strides are
-    multiples of 8; block_table int32 [sequences, blocks]; query_start_loc int32 [sequences + 1];
-    seq_lens int32 [sequences], the new tokens included. Writes output [tokens, query_heads,
-    value_size]. A sequence without query tokens writes nothing, one of length 0 writes zeros. fp8
-    caches hold key / k_scale and value / v_scale, fp32 tensors of one element. With `latent`,
-    queries are rotated and as wide as the rebuilt keys; its `up` must be contiguous and of the
-    queries' dtype.
+    Nothing here reads a value on the device, so the launch can be captured and replayed. A sequence
+    without query tokens writes nothing; a sequence of length 0 writes zeros.
 
-    Nothing here looks at a value on the device: the launch can be captured and replayed. With
-    `only_compile` nothing is launched, and of sizes that differ between launches only the number
-    of sequences counts.
+    Args:
+        query: [tokens, query_heads, query_size], rotated, its last dim contiguous.
+        kv_cache: [blocks, value_heads, block_size, row], rows contiguous. It is slow to read unless
+            the other strides are multiples of 8.
+        block_table: int32 [sequences, blocks].
+        query_start_loc: int32 [sequences + 1].
+        seq_lens: int32 [sequences], the new tokens included.
+        geometry: head counts and sizes.
+        scale: of the scores.
+        output: [tokens, query_heads, value_size]; this is what is written.
+        scratch: from decode_scratch, for this geometry or a larger one.
+        max_query_len: the most query tokens that a sequence has.
+        window: tokens that a query sees, itself included; None for all.
+        latent: what rebuilds latent keys. Queries are then as wide as the rebuilt keys. Its `up`
+            must be contiguous and have the dtype of the queries.
+        k_scale, v_scale: fp32, one element each. An fp8 cache holds key / k_scale and
+            value / v_scale.
+        tiling: launch parameters other than those that tiling_of chooses.
+        only_compile: compile the kernels for these arguments, but launch nothing. Of the sizes that
+            differ between launches, only the number of sequences matters then.
     """
     run = _compile if only_compile else _launch
     tiling = tiling or _tiling(geometry, max_query_len, kv_cache.itemsize, latent, query.device)
@@ -118,7 +130,8 @@ def decode_attention(
     partial = (scratch.values, scratch.log_sums, programs, scratch.multiprocessors, sequences)
     output_strides = (output.stride(0), output.stride(1))
     cache_strides = kv_cache.stride()[:3]
-    # In eights: so the compiler knows that they are aligned, and loads 16 bytes at a time.
+    # Strides are passed in eights: the compiler then knows that rows are aligned, and loads 16
+    # bytes at a time.
     grain = 1 if any(stride % 8 for stride in cache_strides) else 8
     arguments = (
         query,
@@ -206,5 +219,5 @@ def _tiling(
 
 @functools.cache
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """Compute capability of a CUDA GPU; None of a CPU, where Triton interprets."""
+    """Compute capability of a CUDA GPU; None for a CPU, where Triton interprets."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

@@ -31,7 +31,7 @@ def merge(
     WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One program: the partial results of one query head of one sequence, in program order."""
+    """One program: the partial results of one query head of one sequence, merged in order."""
     PARTIALS: tl.constexpr = 16
     sequence = tl.program_id(0)
     head, row_head = tl.program_id(1) // GROUP, tl.program_id(1) % GROUP
@@ -42,8 +42,8 @@ def merge(
     start = tl.sum(tl.where(index < sequence, counts, 0)) * HEADS + head * count
     first_program, last_program = start // share, (start + count - 1) // share
     if OVERLAP:
-        # Started before the kernel that writes the parts has ended. All wait, also those with
-        # nothing to merge: what follows this kernel must not start before that one is done.
+        # This kernel starts before the kernel that writes the parts has ended. All programs wait,
+        # also those with nothing to merge: what follows must not start before the parts are done.
         gdc_wait()
     if first_program == last_program:
         return  # that program wrote the output itself

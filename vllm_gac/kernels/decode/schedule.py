@@ -1,10 +1,10 @@
-"""How the tiles of a ragged batch are shared out among a fixed number of programs.
+"""How the tiles of a ragged batch are divided among a fixed number of programs.
 
-A unit is one (sequence, value head); a tile is TILE tokens of it. All tiles of a batch stand in one
-line, unit after unit, and every program takes the same number of consecutive ones (stream-K,
-Osama et al. 2023), so lengths may differ as they like and the launch depends on none of them. A
-program thus meets at most two units that it shares with others: the one it starts inside, whose
-partial result goes to its slot 0, and the one it ends inside, to its slot 1.
+A unit is one (sequence, value head); a tile is TILE tokens of it. All tiles of a batch form one
+line, unit after unit, and every program takes the same number of consecutive tiles (stream-K, Osama
+et al. 2023). So lengths may differ in any way, and the launch does not depend on them. A program
+shares at most two units with others. One is the unit that it starts inside, whose partial result
+goes to its slot 0; the other is the unit that it ends inside, whose partial result goes to slot 1.
 """
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
@@ -13,9 +13,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-# Arguments of the kernels that differ between launches, or are not known when these are compiled
-# ahead (warmup.py). They align nothing: that offsets into the cache are multiples of 8, where they
-# are, the kernels know without them.
+# Arguments of the kernels that differ between launches, or that are unknown when the kernels are
+# compiled ahead (compile_ahead.py). Specializing on them would gain nothing: where offsets into the
+# cache are multiples of 8, the kernels know it from GRAIN.
 NOT_SPECIALIZED = (
     "programs",
     "multiprocessors",
@@ -47,9 +47,9 @@ class Unit(NamedTuple):
 
 
 def sequence_bound(sequences: int) -> int:
-    """The kernels' SEQUENCES for a batch of so many: a power of four from 16 up.
+    """The kernels' SEQUENCES for a batch of `sequences`: a power of four, at least 16.
 
-    Each is one more kernel to compile.
+    There are few different values because each needs one more kernel to be compiled.
     """
     bits = (max(1, sequences) - 1).bit_length()
     return 1 << max(4, bits + bits % 2)
@@ -57,9 +57,9 @@ def sequence_bound(sequences: int) -> int:
 
 @triton.jit
 def tile_range(length, queries, TILE: tl.constexpr, WINDOW: tl.constexpr):
-    """First tile, and one past the last, that `queries` tokens ending a context of `length` see.
+    """The first tile, and one past the last, that the last `queries` tokens of a context see.
 
-    Never empty: the program that owns an empty sequence still has to write its output.
+    The range is never empty: some program has to write the output of an empty sequence, too.
     """
     first = length * 0
     if WINDOW > 0:
@@ -76,7 +76,7 @@ def tile_counts(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Tiles per value head of every sequence, [SEQUENCES], 0 past `sequences`."""
+    """Tiles per value head of every sequence, [SEQUENCES]; 0 past `sequences`."""
     index = tl.arange(0, SEQUENCES)
     present = index < sequences
     length = tl.load(seq_lens + index, mask=present, other=0)
@@ -90,10 +90,10 @@ def tile_counts(
 
 @triton.jit
 def tiles_per_program(counts, programs, multiprocessors, HEADS: tl.constexpr, LEAST: tl.constexpr):
-    """Tiles each program takes, and tiles in all.
+    """How many tiles each program takes, and how many there are in all.
 
-    Little work goes to two programs a multiprocessor first, then to all, but never less than LEAST
-    tiles to each: a part more to merge costs as much as a few tiles.
+    A small batch is divided among two programs per multiprocessor, a larger one among all programs.
+    No program takes fewer than LEAST tiles: one more part to merge costs as much as a few tiles.
     """
     total = tl.sum(counts) * HEADS
     share = (total + programs - 1) // programs

@@ -1,4 +1,4 @@
-"""How the decode kernel is cut for a geometry: pieces of the head sizes, tile, warps, stages."""
+"""Launch parameters of the decode kernels: pieces of the head sizes, tile, warps and stages."""
 
 import functools
 from dataclasses import dataclass
@@ -7,14 +7,15 @@ from vllm_gac.errors import GacError
 from vllm_gac.kernels.gpu_limits import HOPPER, shared_memory
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
-_RESERVED = 1024  # bytes of shared memory that a program costs beside what it uses
+_RESERVED = 1024  # bytes of shared memory that every program takes beside what it uses
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Launch parameters of the decode kernel; all follow from static facts.
+    """Launch parameters of a decode kernel; all follow from static facts.
 
-    tile: tokens a step; least_tiles: a program takes no fewer.
+    key_pieces, value_pieces: the powers of two into which the sizes are cut, 0 where absent. tile:
+    tokens per step. stages: of the software pipeline. least_tiles: the fewest tiles of a program.
     """
 
     key_pieces: tuple[int, int, int]
@@ -27,12 +28,13 @@ class Tiling:
 
 
 def pieces_of(width: int, start: int = 0, largest: int = 256) -> tuple[int, int, int]:
-    """At most three powers of two from 16 up that add up to `width`, or to a little more.
+    """At most three powers of two, each at least 16, that add up to `width` or to a little more.
 
-    None is larger than `largest`, while three of that are enough.
+    No piece is larger than `largest`, unless `width` is more than three times that.
 
-    Largest first; smallest first where that lets the larger ones begin on a whole cache line of 64
-    16-bit numbers, `start` numbers into a row. What reaches past `width` comes last, and is masked.
+    The largest piece comes first. The smallest comes first if the larger ones then begin on a whole
+    cache line of 64 16-bit numbers; the pieces begin `start` numbers into a row. A piece that
+    reaches past `width` comes last, and is masked.
     """
     pieces: list[int] = []
     remaining = width
@@ -58,29 +60,36 @@ def tiling_of(
     latent_group: int = 0,
     capability: tuple[int, int] = HOPPER,
 ) -> Tiling:
-    """The tiling for these head sizes; `itemsize` is the bytes of a cached number.
+    """The tiling for these head sizes.
 
-    `latent_group` is how many original KV heads one latent gives keys to, 0 for rotary keys.
-    `capability` is the GPU's; the interpreter takes any. Measured on an H200 (2026-11-21), batches
-    of 1 to 256, over tiles of 16-128 tokens, 1-8 warps, 3-6 stages and 1-24 programs a
-    multiprocessor: one warp on 32 tokens is within 2 % of the best nearly everywhere. It meets no
-    barrier; what hides its latencies is its neighbours. Four of them are enough (2026-11-22): with
-    six, large batches are at most 2 % faster, and those of some ten thousand tokens, cut into more
-    parts, 8 to 20 % slower. Elsewhere it is the same, or what of it fits.
+    Measured on an H200 (2026-11-21) with batches of 1 to 256, over tiles of 16-128 tokens, 1-8
+    warps, 3-6 stages and 1-24 programs per multiprocessor: one warp on 32 tokens is within 2 % of
+    the best nearly everywhere. One warp waits at no barrier; its latencies are hidden by the other
+    programs on the multiprocessor. Four programs are enough (2026-11-22): with six, large batches
+    are at most 2 % faster, and batches of some ten thousand tokens, which are cut into more parts,
+    8 to 20 % slower. Other GPUs get the same tiling, or as much of it as fits.
 
-    Raises GacError if the GPU's shared memory holds no tile of such rows.
+    Args:
+        geometry: head counts and sizes.
+        max_query_len: the most query tokens that a sequence has.
+        itemsize: bytes of a cached number.
+        latent_group: how many original KV heads one latent gives keys to; 0 for rotary keys.
+        capability: compute capability of the GPU; any will do for the interpreter.
+
+    Raises:
+        GacError: the GPU's shared memory cannot hold a tile of such rows.
     """
     memory = shared_memory(capability)
     rows = max(16, geometry.query_heads // geometry.value_heads * max_query_len)
     if latent_group:
         return _latent_tiling(geometry, rows, itemsize, latent_group, capability)
-    # Of 128 at most: keys and values then find their rows by the same addresses.
+    # Pieces of 128 at most: keys and values then compute the same row addresses.
     key_pieces = pieces_of(geometry.key_width, largest=128)
     value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=128)
-    # Never 4 warps, which take Hopper's matrix instructions for 64 rows (see _latent_tiling).
+    # Never 4 warps: with 64 rows they use Hopper's matrix instructions (see _latent_tiling).
     warps = 2 if rows > 16 or geometry.value_size > 128 else 1
     row_bytes = (geometry.key_width + geometry.value_size) * itemsize
-    # fp8: what limits is converting it, so all the warps there is room for.
+    # Converting fp8 is the bottleneck, so use as many warps as there is room for.
     if itemsize == 1:
         programs = 8 // warps
     elif warps == 1:
@@ -89,7 +98,7 @@ def tiling_of(
         programs = 3 if row_bytes < 448 else 2
     for tile, stages in ((32, 3), (32, 2), (16, 3), (16, 2)):
         staged = tile * (stages - 1) * (sum(key_pieces) + sum(value_pieces)) * itemsize
-        needed = staged + 2 * rows * sum(key_pieces) + _RESERVED  # queries, too
+        needed = staged + 2 * rows * sum(key_pieces) + _RESERVED  # queries as well
         if needed <= memory.program:
             programs = min(programs, memory.multiprocessor // needed)
             return Tiling(key_pieces, value_pieces, tile, warps, stages, programs)
@@ -107,18 +116,19 @@ def _latent_tiling(
     latent_group: int,
     capability: tuple[int, int],
 ) -> Tiling:
-    """The first that fits of: two programs a multiprocessor, one large one, ever smaller ones.
+    """The first tiling that fits: two programs per multiprocessor, one large one, smaller ones.
 
-    Never 64 rows on 4 warps or more if tiles pass through registers, because they are fp8 or begin
-    anywhere: ptxas up to 12.8 (Triton up to 3.7, torch up to 2.13) has a fault there. 64 rows on 4
-    warps multiply weights and values by Hopper's asynchronous matrix instructions, which find a
-    tile by a descriptor. Such a tile is written where queries lay before, both descriptors share
-    their address, and ptxas computes one of them from registers that nothing has written yet:
-    results are wrong, or the address is (tests/kernels/test_compiler.py). Tiles that are copied
-    asynchronously have a place of their own.
+    64 rows never get 4 warps or more if tiles pass through registers, which they do if they are fp8
+    or not aligned: ptxas up to 12.8 (Triton up to 3.7, torch up to 2.13) has a fault there. With 64
+    rows and 4 warps, weights and values are multiplied by Hopper's asynchronous matrix
+    instructions, which find a tile by a descriptor. A tile from registers is written to the place
+    where the queries were before, so both descriptors share their address, and ptxas computes one
+    of them from registers that nothing has written yet. Results are then wrong, or the address is
+    invalid (tests/kernels/test_compiler.py). Tiles that are copied asynchronously have a place of
+    their own.
     """
     memory = shared_memory(capability)
-    # Pieces of 64 at most: rows of all pieces are then found by the same threads.
+    # Pieces of 64 at most: the same threads then compute the row addresses of all pieces.
     key_pieces = pieces_of(geometry.key_size, largest=64)
     value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=64)
     latents = geometry.key_heads // geometry.value_heads
@@ -130,18 +140,20 @@ def _latent_tiling(
         (64, 4, 2, 1), (32, 4, 2, 1), (16, 2, 2, 1),
     ):  # fmt: skip
         row = latents * sum(key_pieces) + sum(value_pieces)
-        # fp8 tiles are staged twice, once converted. Then queries, and what each program reserves.
+        # fp8 tiles are staged twice, the second time converted. Queries are added below.
         staged = tile * row * ((stages - 1) * itemsize + 2 * (itemsize == 1))
         needed = up + staged + 2 * rows * padded + _RESERVED
         most = needed
         if capability[0] in (10, 11):
-            # Blackwell's matrix instructions read all from there: up to two stages more, and keys.
+            # Blackwell's matrix instructions read all operands from shared memory: up to two more
+            # stages, and the rebuilt keys.
             most = needed = needed + 2 * tile * row * itemsize + 4 * tile * padded
         elif capability[0] != 9 or warps < 4:
-            most = needed = needed + 2 * tile * padded  # keys change hands there
+            most = needed = needed + 2 * tile * padded  # threads exchange keys there
         elif rows > 32:
-            # Values are read asynchronously, so have a stage more. Measured with these tilings
-            # all the same, where two programs may then have room for one.
+            # Values are read asynchronously and so have one more stage. It is not counted in
+            # `needed`: these tilings were measured like this, although sometimes only one of two
+            # programs then has room.
             most += tile * sum(value_pieces) * itemsize
         fits = most <= memory.program and programs * needed <= memory.multiprocessor
         if fits and (copied or rows <= 32 or warps <= 2):
