@@ -1,9 +1,9 @@
-"""Attention over the packed paged cache in plain torch: the CPU path and the yardstick.
+"""Attention over the packed paged cache in plain torch: for CPUs, and to test the kernels against.
 
 It works in tiles of queries and context, so its memory does not grow with either.
 
-A head size padded with zeros gives the same bits: in which order a GEMM adds depends on its
-sizes, so they are first brought to ones that a head has with and without padding.
+A head gives the same bits whether it is padded with zeros or not. The order in which a GEMM adds
+depends on its sizes, so head sizes are first rounded up, to the same size in both cases.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.rope import cos_sin, rotate
 from vllm_gac.layout.rounding import ceil_div, round_up
 
-# No alignment of a head size (contract.py) crosses a multiple of it.
+# Head sizes are rounded up to multiples of it. Alignment (alignment/rules.py) never crosses one.
 _WHOLE = 64
-# Numbers of the largest tensor that attention makes, 16 MiB in fp32, whatever heads, chunk and
-# context are; fewer than eight live at once. And query tokens that are met at once.
+# The most numbers in any tensor that attention makes, whatever heads, chunk and context are: 16 MiB
+# in fp32, and fewer than eight such tensors live at once. And the most query tokens in a tile.
 _LARGEST, _ROWS = 1 << 22, 256
 
 
@@ -27,16 +27,22 @@ _LARGEST, _ROWS = 1 << 22, 256
 class LatentKeys:
     """Rebuilds keys from cached latents (PaLU): K = up @ latent, then RoPE.
 
-    up [key_heads, group * head_dim, key_size]; inv_freq fp32 [1, head_dim / 2].
+    up: [key_heads, group * head_dim, key_size]; a latent gives keys to `group` KV heads.
+    inv_freq: fp32 [1, head_dim / 2].
     """
 
     up: torch.Tensor
     inv_freq: torch.Tensor
 
     def rebuild(self, latents: torch.Tensor, first: int) -> torch.Tensor:
-        """Keys [KV heads, tokens, head_dim] of latents [key_heads, tokens, key_size].
+        """The keys that latents give, rotated.
 
-        The tokens are at positions first, first + 1, ...
+        Args:
+            latents: [key_heads, tokens, key_size].
+            first: position of the first token; the others follow it.
+
+        Returns:
+            Keys [KV heads, tokens, head_dim].
         """
         heads, tokens, _ = latents.shape
         head_dim = 2 * self.inv_freq.shape[-1]
@@ -51,9 +57,14 @@ class LatentKeys:
 def write_cache(
     key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
-    """Store key [tokens, value_heads, key_width] and value [tokens, value_heads, value_size].
+    """Write keys and values to the cache.
 
-    Slot s is row s % block_size of block s // block_size; negative slots are padding.
+    Args:
+        key: [tokens, value_heads, key_width].
+        value: [tokens, value_heads, value_size].
+        kv_cache: [blocks, value_heads, block_size, key_width + value_size].
+        slot_mapping: [tokens]; slot s is row s % block_size of block s // block_size. Negative
+            slots are padding and are not written.
     """
     slot_mapping = slot_mapping[: key.shape[0]]
     used = slot_mapping >= 0
@@ -79,11 +90,21 @@ def paged_attention(
 ) -> None:
     """Causal attention of every sequence of a batch over its cached context, in fp32.
 
-    query [tokens, query_heads, query_size]; block_table [sequences, blocks]; sequence i owns query
-    tokens query_starts[i]..query_starts[i + 1], the last of its context_lengths[i] tokens, whose
-    keys and values are already cached. Writes output [tokens, query_heads, value_size]; zeros for
-    the queries of a sequence of length 0, which pad a captured batch. `window` counts the tokens a
-    query sees, itself included.
+    Keys and values of all tokens, the new ones included, are in the cache already.
+
+    Args:
+        query: [tokens, query_heads, query_size].
+        kv_cache: [blocks, value_heads, block_size, key_width + value_size].
+        block_table: [sequences, blocks].
+        query_starts: [sequences + 1]; sequence i has the query tokens from query_starts[i] up to
+            query_starts[i + 1], and they are the last tokens of its context.
+        context_lengths: [sequences], in tokens.
+        geometry: head counts and sizes.
+        scale: of the scores.
+        output: [tokens, query_heads, value_size]; this is what is written. Sequences of length 0,
+            which pad a captured batch, get zeros.
+        window: tokens that a query sees, itself included; None for all.
+        latent: what rebuilds the keys if the cache holds latents.
     """
     for i, length in enumerate(context_lengths):
         if not length:
@@ -103,7 +124,7 @@ def paged_attention(
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """One sequence's rows in the cache, through its `blocks`."""
+    """One sequence's rows in the cache; they are in `blocks`."""
 
     kv_cache: torch.Tensor
     blocks: torch.Tensor
@@ -111,7 +132,7 @@ class _Context:
     latent: LatentKeys | None
 
     def rows(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows first..last as fp32 keys and values [heads, tokens, size], keys rebuilt."""
+        """Keys, rebuilt if latent, and values of rows first..last: fp32 [heads, tokens, size]."""
         g, block_size = self.geometry, self.kv_cache.shape[2]
         start = first // block_size * block_size
         rows = self.kv_cache[self.blocks[start // block_size : ceil_div(last, block_size)].long()]
@@ -124,10 +145,10 @@ class _Context:
 
 
 def _tiles(context: _Context) -> tuple[int, int]:
-    """How many query tokens, and how many of the context, are met at once.
+    """How many query tokens and how many context tokens a tile has.
 
-    So that queries, rows, scores and results stay within _LARGEST. Of a size counts what `_whole`
-    makes of it: a layer and its padded twin are met in the same tiles.
+    Queries, rows, scores and results then stay within _LARGEST. Sizes are counted as padded by
+    `_pad_to_whole`, so that a layer and its padded copy have the same tiles.
     """
     g, latent = context.geometry, context.latent
     rebuilt = g.key_heads if latent is None else g.key_heads * latent.up.shape[1] // g.query_size
@@ -150,10 +171,10 @@ def _attend(
     window: int | None,
     output: torch.Tensor,
 ) -> None:
-    """query [tokens, heads, size] from `position` on, over what they see of `context`.
+    """Attention of query [tokens, heads, size], whose first token is at `position`, to `context`.
 
-    Of several tiles each is scaled by the largest score so far, and what came before again when
-    that grows (Milakov and Gimelshein 2018).
+    With several tiles, weights are relative to the largest score so far, and the sums of earlier
+    tiles are scaled down when that score grows (Milakov and Gimelshein 2018).
     """
     # A rotary head is padded at the end of each half.
     queries = _pad_to_whole(query.float().transpose(0, 1), halves=2) * scale
@@ -180,9 +201,9 @@ def _attend(
 def _scores(
     queries: torch.Tensor, keys: torch.Tensor, position: int, first: int, window: int | None
 ) -> torch.Tensor:
-    """Scores [heads, queries, context] of queries from `position` on and keys from `first` on.
+    """Scores [heads, queries, context]; -inf where a query does not see a token.
 
-    Those of tokens that a query does not see are -inf.
+    The first query is at `position`, the first key at `first`.
     """
     heads, count, size = queries.shape
     grouped = queries.reshape(keys.shape[0], -1, size)
@@ -199,14 +220,14 @@ def _scores(
 
 
 def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """weights [heads, queries, context] on values [value heads, context, size]."""
+    """Weights [heads, queries, context] times values [value heads, context, size]."""
     heads, count, context = weights.shape
     grouped = weights.view(values.shape[0], -1, context)
     return (grouped @ _pad_to_whole(values)).view(heads, count, -1)
 
 
 def _pad_to_whole(x: torch.Tensor, halves: int = 1) -> torch.Tensor:
-    """Each of the `halves` of x [..., size] with zeros up to a multiple of _WHOLE / halves."""
+    """x [..., size], each of its `halves` padded with zeros to a multiple of _WHOLE / halves."""
     missing = -(x.shape[-1] // halves) % (_WHOLE // halves)
     if not missing:
         return x
@@ -214,5 +235,5 @@ def _pad_to_whole(x: torch.Tensor, halves: int = 1) -> torch.Tensor:
 
 
 def _round_up(size: int) -> int:
-    """To what `_whole` pads a size."""
+    """The size to which `_pad_to_whole` pads."""
     return round_up(size, _WHOLE)
