@@ -222,7 +222,7 @@ def _scores(
             head_scores = tl.dot(low, q_low)
             head_scores = tl.dot(high, q_high, head_scores)
             if part + member > 0:
-                # These are the scores of one original head; rows of other heads keep theirs.
+                # Rows of other heads keep what they have; later heads get their scores later.
                 is_own = (original == part * REBUILT + member)[None, :]
                 head_scores = tl.where(is_own, head_scores, scores)
             scores = head_scores

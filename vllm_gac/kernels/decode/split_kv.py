@@ -38,6 +38,8 @@ What both decode kernels call things (latent_split_kv.py adds a few more):
                 how rows are aligned
     OVERLAP     whether the next kernel may start before this one ends
 
+    position, end, before   scalars, counted in tiles along the line of all tiles (schedule.py)
+    part        [ROWS]: which of the value head's key heads a row belongs to
     row_end     [ROWS]: a row sees the tokens of the context before this position
     used        [ROWS]: whether there is a query for this row
     token       [TILE]: positions of the tile's tokens in the context
@@ -169,10 +171,33 @@ def _query_pieces(
     K: tl.constexpr,
     dtype: tl.constexpr,
 ):
+    """A unit's queries in `dtype`, in pieces [ROWS, K[i]]; part [ROWS] is a row's key head."""
     q0 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, 0, K[0]).to(dtype)
     q1 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, K[0], K[1]).to(dtype)
     q2 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, K[0] + K[1], K[2]).to(dtype)
     return q0, q1, q2
+
+
+@triton.jit
+def _query_piece(
+    query_row,
+    used,
+    part,
+    KEY_SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    START: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Columns START..START + SIZE of queries that are as wide as a cache row's keys, [ROWS, SIZE].
+
+    A query is zero outside the part of the row that holds its own key head.
+    """
+    column = START + tl.arange(0, SIZE if SIZE > 0 else 16)[None, :]
+    mask = used[:, None] & (column < KEY_SIZE * PARTS)
+    if PARTS > 1:
+        column = column - part[:, None] * KEY_SIZE
+        mask &= (column >= 0) & (column < KEY_SIZE)
+    return tl.load(query_row[:, None] + column, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -187,25 +212,3 @@ def _scores(q, cache_row, K: tl.constexpr, KEY_WIDTH: tl.constexpr, dtype: tl.co
         k2 = cache_piece(cache_row, K[0] + K[1], K[2], KEY_WIDTH)
         scores = tl.dot(q[2], tl.trans(k2.to(dtype)), scores)
     return scores
-
-
-@triton.jit
-def _query_piece(
-    query_row,
-    used,
-    part,
-    KEY_SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
-    START: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """Columns START.. of the queries as wide as a cache row's keys, [rows, SIZE].
-
-    A query is zero outside the part of the row that its own key head fills.
-    """
-    column = START + tl.arange(0, SIZE if SIZE > 0 else 16)[None, :]
-    mask = used[:, None] & (column < KEY_SIZE * PARTS)
-    if PARTS > 1:
-        column = column - part[:, None] * KEY_SIZE
-        mask &= (column >= 0) & (column < KEY_SIZE)
-    return tl.load(query_row[:, None] + column, mask=mask, other=0.0)
