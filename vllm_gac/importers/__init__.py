@@ -1,4 +1,4 @@
-"""Models that other tools wrote, one module a format: layout and tensors read from their files."""
+"""Importers: one module for each format in which another tool writes compressed models."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,7 +20,8 @@ from vllm_gac.importers.imported import Imported
 # From a directory, its parsed config.json and its tensors' headers.
 Importer: TypeAlias = Callable[[Path, Mapping[str, Any], Mapping[str, TensorInfo]], Imported]
 
-# Asked in this order; of two spellings in one config the newer one, which comes first, rules.
+# In the order in which they are asked. If a config has two spellings of the same thing, the newer
+# spelling comes first here and is used.
 _FORMATS = (
     palu,
     basis_sharing,
@@ -34,9 +35,9 @@ _FORMATS = (
 
 
 def recognize(raw: Mapping[str, Any], names: Iterable[str] = ()) -> Importer | None:
-    """The importer of the tool that wrote a directory with config.json `raw`, None for no tool.
+    """The importer for a directory with config.json `raw`; None if no known tool wrote it.
 
-    One spelling shows in the tensors' `names` alone.
+    One format can be told only by the `names` of its tensors.
     """
     known = frozenset(names)
     return next((module.read for module in _FORMATS if module.wrote(raw, known)), None)

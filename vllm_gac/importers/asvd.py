@@ -1,8 +1,8 @@
-"""ASVD (Yuan et al., 2023, arXiv:2312.05821), and LowRankArena's exports, which name factors alike.
+"""ASVD (Yuan et al., 2023, arXiv:2312.05821), and LowRankArena's exports with the same names.
 
 config.json is the dense model's, with `truncation_ranks` {linear: rank}; LowRankArena writes
-`low_rank_modules` {linear: {"rank": rank}}. W = ALinear @ BLinear, a bias is ALinear's; lm_head
-may be among them. `auto_map` and the .py files beside are not looked at.
+`low_rank_modules` {linear: {"rank": rank}}. W = ALinear @ BLinear, and ALinear has the bias.
+lm_head may be factorized, too. `auto_map` and the .py files in the directory are ignored.
 """
 
 from collections.abc import Mapping
@@ -33,12 +33,12 @@ class _Config(BaseModel):
 
 
 def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
-    """Whether config.json is one of these tools'."""
+    """Whether one of these tools wrote config.json."""
     return "truncation_ranks" in raw or "low_rank_modules" in raw
 
 
 def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Imported:
-    """The model in `directory`. Raises CheckpointError naming the key that makes no sense."""
+    """Read the model in `directory`. Raises CheckpointError naming the key that is wrong."""
     where = str(directory / "config.json")
     config = validate(_Config, dict(raw), where)
     key = "truncation_ranks" if "truncation_ranks" in raw else "low_rank_modules"

@@ -53,12 +53,12 @@ class _Config(BaseModel):
 
 
 def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
-    """Whether config.json is this tool's."""
+    """Whether this tool wrote config.json."""
     return any(f"num_basis_{x}" in raw for x in _LINEARS)
 
 
 def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Imported:
-    """The model in `directory`. Raises CheckpointError naming the key that makes no sense."""
+    """Read the model in `directory`. Raises CheckpointError naming the key that is wrong."""
     where = str(directory / "config.json")
     config = validate(_Config, dict(raw), where)
     base, dense = dense_of(raw, where, drop=tuple(_Config.model_fields))
@@ -76,7 +76,7 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
                     why = "appears twice" if name in ranks else "is not a layer of the model"
                     raise CheckpointError(f"{where}: {x}_groups: {layer} {why}")
                 ranks[name] = rank
-                # One layer holds the copies against each other, and for all of them.
+                # One layer compares the copies, on behalf of all layers of the group.
                 bases[name] = stored if layer == group[0] else stored[:1]
     names = FactorNames(
         lambda linear: bases[linear],
@@ -90,9 +90,9 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
 def _basis_names(
     linear: str, group: list[int], tensors: Mapping[str, TensorInfo]
 ) -> tuple[str, ...]:
-    """The names under which the files hold the basis that `linear` of all layers in `group` has.
+    """The names under which the files hold the basis of `linear` of the layers in `group`.
 
-    One if they do not hold it.
+    If the files do not hold it, the one name that it should have.
     """
     module = linear.removesuffix("_proj")
     names = [f"model.layers.{layer}.{module}_basis.weight" for layer in group]

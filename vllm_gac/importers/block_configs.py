@@ -1,9 +1,9 @@
-"""DeciLM, Nemotron-NAS and older ModelOpt: `block_configs`, one {attention, ffn} a layer.
+"""DeciLM, Nemotron-NAS and older ModelOpt: `block_configs` with one {attention, ffn} per layer.
 
-KV heads are `num_key_value_heads`, or query heads over `n_heads_in_group`; the MLP's width is
-`intermediate_size`, or 2/3 of `ffn_mult` * hidden rounded up to a multiple of 256. `no_op` leaves
-a part out. What else a block may ask for (linear layers in place of a part, mixtures of experts,
-windows, sinks) must be off.
+The number of KV heads is `num_key_value_heads`, or query heads / `n_heads_in_group`. The MLP width
+is `intermediate_size`, or 2/3 of `ffn_mult` * hidden rounded up to a multiple of 256. With `no_op`,
+the layer lacks that part. The other features of a block (linear layers in place of a part, mixtures
+of experts, windows, sinks) must be off.
 """
 
 from collections.abc import Mapping
@@ -54,12 +54,12 @@ class _Config(BaseModel):
 
 
 def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
-    """Whether config.json has this key, for a model of ours."""
+    """Whether config.json has this key, and is of a model type that we serve."""
     return has_own_layers(raw, "block_configs")
 
 
 def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Imported:
-    """The model in `directory`. Raises CheckpointError naming the key that makes no sense."""
+    """Read the model in `directory`. Raises CheckpointError naming the key that is wrong."""
     where = str(directory / "config.json")
     config = validate(_Config, dict(raw), where)
     layers = [

@@ -1,7 +1,7 @@
-"""Linears stored as two factors under a tool's own names: what most low-rank tools write.
+"""Linears that are stored as two factors under a tool's own names, as most low-rank tools do.
 
-W [out, in] = up [out, rank] @ down [rank, in]. Served as these factors where they hold fewer
-numbers than W itself, else, and for lm_head, as W.
+W [out, in] = up [out, rank] @ down [rank, in]. A linear is served as its factors if they hold fewer
+numbers than W, and as W otherwise. lm_head is always served as W.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,9 +23,9 @@ LM_HEAD = "lm_head"
 
 @dataclass(frozen=True, slots=True)
 class FactorNames:
-    """Names of a factorized linear's tensors, from the linear's own name.
+    """The names of a factorized linear's tensors, as functions of the linear's name.
 
-    The down factor has several if layers share it and it is stored for each of them.
+    The down factor has several names if layers share it and it is stored for each of them.
     """
 
     down: Callable[[str], tuple[str, ...]]
@@ -44,10 +44,14 @@ def suffixed(down: str, up: str, bias: str) -> FactorNames:
 
 @dataclass(frozen=True, slots=True)
 class Factorized:
-    """A dense model some of whose linears were factorized.
+    """A model some of whose linears were factorized.
 
-    `config` and `dense` are those of the model before; `ranks` by the linear's full name, e.g.
-    `model.layers.0.mlp.up_proj` or `lm_head`. `prefix` stands before every tensor's name.
+    Attributes:
+        config: config.json of the model before.
+        dense: Layout of the model before.
+        ranks: Ranks by the linear's full name, e.g. `model.layers.0.mlp.up_proj` or `lm_head`.
+        names: How the tool names the factors.
+        prefix: What precedes the name of every tensor.
     """
 
     config: Mapping[str, Any]
@@ -78,9 +82,9 @@ def import_factorized(
     tensors: Mapping[str, TensorInfo],
     **options: Any,
 ) -> Imported:
-    """The model as it is served. `options` are further fields of `Imported`.
+    """The `Imported` of a factorized model. `options` are further fields of `Imported`.
 
-    A factorized lm_head was untied from the embedding by that.
+    If lm_head is factorized, it is no longer tied to the embedding.
     """
     dense, ranks = model.dense, model.ranks
     tied = dense.tie_word_embeddings and LM_HEAD not in ranks
@@ -106,7 +110,7 @@ def import_factorized(
 
 
 def _served_ranks(model: Factorized, index: int) -> dict[str, int]:
-    """Ranks of the linears of a layer whose factors are smaller than they are."""
+    """The ranks of those linears of a layer whose factors are smaller than the linear."""
     served = {}
     for name in LINEARS:
         rank = model.ranks.get(f"model.layers.{index}.{name}")
@@ -117,7 +121,7 @@ def _served_ranks(model: Factorized, index: int) -> dict[str, int]:
 
 
 def _stored(model: Factorized, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """What the files hold for tensor `name` of the dense model: itself, or factors."""
+    """Names and shapes that the files hold for tensor `name` of the dense model."""
     linear, _, kind = name.rpartition(".")
     if linear not in model.ranks:
         return {model.prefix + name: shape}
@@ -129,7 +133,7 @@ def _stored(model: Factorized, name: str, shape: tuple[int, ...]) -> dict[str, t
 
 
 def _source(model: Factorized, name: str) -> Source:
-    """Where tensor `name` of the served layout comes from."""
+    """How tensor `name` of the served layout is made."""
     linear, _, kind = name.rpartition(".")
     factor = ""
     if linear.endswith((".A", ".B")):

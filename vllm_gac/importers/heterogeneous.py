@@ -1,9 +1,9 @@
-"""Models whose config.json gives each layer its own heads and widths, in whichever spelling.
+"""Models whose config.json gives each layer its own heads and widths, in any of the spellings.
 
-Tensors are named and shaped as in any Llama of these dims. A part that a layer skips has none: it
-is served as weights of zero, at the smallest size that tensor parallelism can still share. A head
-size that is not the model's brings RoPE frequencies and a softmax scale of its own: the scale goes
-into q_proj.
+Tensors have the names and shapes of a Llama of these dims. A layer may skip its attention or its
+MLP; the skipped part is served as zero weights of the smallest size that tensor parallelism can
+divide. A layer with another head size than the model needs its own RoPE frequencies and its own
+softmax scale; the scale is multiplied into q_proj.
 """
 
 import math
@@ -20,17 +20,17 @@ from vllm_gac.importers.imported import Format, Imported, Source, dense_of, impo
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.schema import HfConfig, RopeParameters, validate
 
-# Sizes at which a skipped part is served: the smallest aligned ones that 8 GPUs can share.
+# Sizes of a skipped part when it is served: the smallest aligned sizes that 8 GPUs can divide.
 _IDLE_HEAD, _IDLE_WIDTH = 8, 64
-# A tensor that every model has, whose dtype a made-up weight takes.
+# A tensor that every model has; weights that are made up take its dtype.
 _ANY = "model.norm.weight"
 
-# Model types under which tools write what is a Llama otherwise.
+# Model types that tools use for what is otherwise a Llama.
 _MODEL_TYPES = {"llama": "llama", "mistral": "mistral", "nemotron-nas": "llama", "deci": "llama"}
 
 
 def has_own_layers(raw: Mapping[str, Any], *keys: str) -> bool:
-    """Whether config.json has one of `keys`, for a model of ours."""
+    """Whether config.json has one of `keys`, and is of a model type that we serve."""
     model_type = raw.get("model_type")
     ours = isinstance(model_type, str) and model_type in _MODEL_TYPES
     return ours and any(raw.get(key) for key in keys)
@@ -38,7 +38,7 @@ def has_own_layers(raw: Mapping[str, Any], *keys: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LayerDims:
-    """Dims of one layer, None for the model's own; and which of its two parts it has."""
+    """The dims of one layer (None: those of the model), and which of its two parts it has."""
 
     query_heads: int | None = None
     kv_heads: int | None = None
@@ -57,7 +57,7 @@ def import_layers(
     *,
     drop: tuple[str, ...],
 ) -> Imported:
-    """The model of config `raw` with `layers` of these dims; `drop` are the keys that gave them."""
+    """The model of config `raw` with `layers` of these dims, which the keys `drop` describe."""
     where = str(directory / "config.json")
     model_type = _MODEL_TYPES[raw["model_type"]]
     base, dense = dense_of({**_defaults(raw, layers), "model_type": model_type}, where, drop)
@@ -88,7 +88,7 @@ def import_layers(
 
 
 def _defaults(raw: Mapping[str, Any], layers: Sequence[LayerDims]) -> dict[str, Any]:
-    """`raw` with the model's own dims, where it leaves them to its layers: the largest of them."""
+    """`raw` with dims of the model that it lacks: the largest among its layers."""
     filled = dict(raw)
     for key, dims in (
         ("num_key_value_heads", [layer.kv_heads for layer in layers]),
@@ -122,7 +122,7 @@ def _layer(dense: ModelLayout, dims: LayerDims, where: str) -> LayerLayout:
 def _own_sources(
     layout: ModelLayout, dims: LayerDims, index: int, rope: RopeParameters
 ) -> dict[str, Source]:
-    """Sources of what the files do not hold of layer `index` as it is served."""
+    """Sources of the tensors of layer `index` that the files do not hold as they are served."""
     layer, prefix = layout.layers[index], f"model.layers.{index}."
     size, sources = layer.key.size, {}
     skipped: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
-"""What every importer produces: a model another tool wrote, described as one of our layouts.
+"""What every importer returns: a model that another tool wrote, described by our ModelLayout.
 
-An importer reads config.json and tensor headers only. It says which tensors the tool's files must
-hold (`expected`, by their original names, for the preflight), and how each tensor of the layout is
-made of them (`sources`, when it is loaded). Where tensors come from is a parameter: safetensors
-unless `originals` says otherwise.
+An importer reads only config.json and tensor headers. It says which tensors the tool's files must
+hold (`expected`, by their original names; the preflight checks them), and how each tensor of the
+layout is made from them (`sources`, used when tensors are loaded). The tensors are in safetensors
+files unless `originals` opens other files.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -39,21 +39,21 @@ Format: TypeAlias = Literal[
     "llm-pruner",
 ]
 
-# Gives a tensor by its name, or raises CheckpointError: a TensorReader, a pickle's reader.
+# Returns a tensor by its name, or raises CheckpointError: a TensorReader or a pickle's reader.
 Read: TypeAlias = Callable[[str], "torch.Tensor"]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def as_stored(tensor: "torch.Tensor") -> "torch.Tensor":
-    """The `make` of a tensor that is only renamed, if that."""
+    """The `make` of a tensor that is at most renamed."""
     return tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """How one tensor of the layout is made: `make` of the file's tensors `names`, in their order.
+    """How one tensor of the layout is made: `make` is called with the file's tensors `names`.
 
-    `make` imports torch itself, does not change its arguments and returns the dtype they have.
+    `make` imports torch itself, does not modify its arguments, and returns their dtype.
     """
 
     names: tuple[str, ...]
@@ -62,12 +62,16 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Imported(Checkpoint):
-    """A model as a tool wrote it, and the layout it is served by.
+    """A model as a tool wrote it, and the layout with which it is served.
 
-    `raw_config` is the config.json to serve it by, `tensors` what the headers of its files say.
-    `expected` holds name and shape of every tensor that the files must hold, `unused` those that
-    they may hold beside them. `sources` has an entry for every tensor of `layout.tensors()`; they
-    are what `reader` reads. `originals` opens the files; None means safetensors in `directory`.
+    Its `raw_config` is the config.json to serve it with. `reader` reads tensors of the layout.
+
+    Attributes:
+        format: The format of the tool.
+        sources: How each tensor of `layout.tensors()` is made.
+        expected: Name and shape of every tensor that the files must hold.
+        unused: Names of tensors that the files may also hold.
+        originals: Opens the files; None means safetensors files in `directory`.
     """
 
     format: Format
@@ -78,7 +82,7 @@ class Imported(Checkpoint):
 
     @property
     def is_stored_as_served(self) -> bool:
-        """Whether every tensor of the layout is in the files under its own name, as it is."""
+        """Whether the files hold every tensor of the layout under its own name, unchanged."""
         return all(source == Source((name,)) for name, source in self.sources.items())
 
     def required(self) -> Shapes:
@@ -99,7 +103,7 @@ class Imported(Checkpoint):
         broken = [original for original in names if not self.is_finite(original)]
         if not names:
             return f"{self.directory}: {name}"
-        parts = broken[:1] or names  # sound ones have a product that is too large
+        parts = broken[:1] or names  # if all parts are finite, their product is too large
         return f"{self.directory / self.tensors[parts[0]].file}: {' and '.join(parts)}"
 
     def faults_of_made(self) -> Iterator[str]:
@@ -115,12 +119,12 @@ class Imported(Checkpoint):
                     yield f"{self.broken_part(name)}: what they make, {name}, is not finite"
 
     def reader(self) -> "ImportedReader":
-        """A context manager that reads the layout's tensors by their names."""
+        """A context manager that reads tensors of the layout by name."""
         return ImportedReader(self)
 
 
 class ImportedReader(TensorReader):
-    """Reads tensors of an imported model as its layout has them."""
+    """Reads the tensors of an imported model's layout."""
 
     def __init__(self, imported: Imported) -> None:
         super().__init__(imported.directory, imported.tensors)
@@ -143,7 +147,7 @@ class ImportedReader(TensorReader):
         super().__exit__(kind, error, trace)
 
     def __call__(self, name: str) -> "torch.Tensor":
-        """Tensor `name` of the layout. Raises CheckpointError if it cannot be had."""
+        """Read tensor `name` of the layout. Raises CheckpointError if that is impossible."""
         source = self._imported.sources.get(name)
         if source is None:
             raise CheckpointError(f"{self._imported.directory}: tensor {name} is missing")
@@ -161,7 +165,10 @@ def imported(
     tensors: Mapping[str, TensorInfo],
     **options: Any,
 ) -> Imported:
-    """The model of a Llama or Mistral config `base` served by `layout`; `options` as `Imported`."""
+    """An `Imported` of the Llama or Mistral config `base`, served with `layout`.
+
+    `options` are further fields of `Imported`.
+    """
     config = served_config(base, layout, format)
     return Imported(
         format=format,
@@ -177,7 +184,7 @@ def imported(
 
 
 def served_config(base: Mapping[str, Any], layout: ModelLayout, format: Format) -> dict[str, Any]:
-    """The config.json to serve `layout` by: that of a Llama or Mistral, with a `"gac"` object."""
+    """The config.json to serve `layout` with: a Llama's or Mistral's with a `"gac"` object."""
     return {
         **base,
         "architectures": [ARCHITECTURE],
@@ -192,9 +199,9 @@ def served_config(base: Mapping[str, Any], layout: ModelLayout, format: Format) 
 def dense_of(
     raw: Mapping[str, Any], where: str, drop: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], ModelLayout]:
-    """Config and layout of the Llama or Mistral that a tool started from, without its keys `drop`.
+    """Config and layout of the Llama or Mistral that a tool compressed, without the keys `drop`.
 
-    Raises CheckpointError naming `where` and the key that makes no sense.
+    Raises CheckpointError naming `where` and the key that is wrong.
     """
     tool_type = raw.get("model_type")
     for model_type in ("llama", "mistral"):

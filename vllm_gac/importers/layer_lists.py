@@ -1,7 +1,7 @@
-"""Lists with one entry a layer: `layer_head_num`, `layer_inter_size`, and their relatives.
+"""Configs with lists of one entry per layer, e.g. `layer_head_num` and `layer_inter_size`.
 
-What tools for structured pruning add to a plain config (as RTP-LLM reads it, and DeciLM-7B's
-`num_key_value_heads_per_layer`). 0 heads or a width of 0 leave the part out.
+Tools for structured pruning add them to a plain config (RTP-LLM reads them, and DeciLM-7B has
+`num_key_value_heads_per_layer`). With 0 heads or a width of 0, the layer lacks that part.
 """
 
 from collections.abc import Mapping
@@ -38,12 +38,12 @@ class _Config(BaseModel):
 
 
 def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
-    """Whether config.json has one of the lists, for a model of ours."""
+    """Whether config.json has one of the lists, and is of a model type that we serve."""
     return has_own_layers(raw, *KEYS)
 
 
 def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Imported:
-    """The model in `directory`. Raises CheckpointError naming the key that makes no sense."""
+    """Read the model in `directory`. Raises CheckpointError naming the key that is wrong."""
     where = str(directory / "config.json")
     config = validate(_Config, dict(raw), where)
     count = config.num_hidden_layers
@@ -59,7 +59,7 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
     layers = [
         LayerDims(
             query_heads=query_heads,
-            # Without a list of their own, KV heads go with the query heads that share them.
+            # Without a list of KV heads, the number of query heads per KV head stays.
             kv_heads=-(-query_heads // group) if kv_heads is None and query_heads else kv_heads,
             intermediate_size=width,
             has_attention=query_heads != 0 and kv_heads != 0,
@@ -71,7 +71,7 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
 
 
 def _group(config: _Config, where: str) -> int:
-    """Query heads that share a KV head."""
+    """How many query heads share one KV head."""
     kv_heads = config.num_key_value_heads or config.num_attention_heads
     if config.num_attention_heads % kv_heads:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Tensors of layers that are not in the files as they are served."""
+"""How tensors of a layer are made that the files do not hold as they are served."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def frequencies(rope: RopeParameters, *, heads: int, size: int) -> Tensor:
-    """The model's RoPE for heads of another size: fp32 [heads, size / 2]."""
+    """The model's RoPE frequencies for heads of another size: fp32 [heads, size / 2]."""
     from vllm_gac.layout.rope import inverse_frequencies
 
     return inverse_frequencies(rope, size).expand(heads, -1).contiguous()
 
 
 def filled(like: Tensor, *, shape: tuple[int, ...], value: float) -> Tensor:
-    """A weight all of whose numbers are `value`."""
+    """A weight of `shape` filled with `value`, in the dtype of `like`."""
     return like.new_full(shape, value)
 
 

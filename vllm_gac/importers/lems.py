@@ -28,12 +28,12 @@ class _Config(BaseModel):
 
 
 def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
-    """Whether config.json is this tool's."""
+    """Whether this tool wrote config.json."""
     return raw.get("model_type") == MODEL_TYPE
 
 
 def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Imported:
-    """The model in `directory`. Raises CheckpointError naming the key that makes no sense."""
+    """Read the model in `directory`. Raises CheckpointError naming the key that is wrong."""
     where = str(directory / "config.json")
     config = validate(_Config, dict(raw), where)
     own = {key: raw[key] for key in ("dtype", "torch_dtype") if raw.get(key)}

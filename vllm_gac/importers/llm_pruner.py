@@ -14,7 +14,7 @@ from vllm_gac.layout.schema import HfConfig, validate
 
 
 def read(model: PickledModel) -> Imported:
-    """The model. Raises CheckpointError naming file and tensor that make no sense."""
+    """Read the model. Raises CheckpointError naming the file and the tensor that is wrong."""
     where, directory = f"{model.path}: config", model.path.parent
     base, dense = dense_of(model.config, where)
     config = validate(HfConfig, base, where)

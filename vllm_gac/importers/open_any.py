@@ -1,4 +1,4 @@
-"""Which of the formats that we serve a directory is in."""
+"""Opening a model directory in any format that can be served."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from vllm_gac.layout.foreign import quantized
 
 
 def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
-    """The format of `directory`, and its checkpoint with the layout to serve it by.
+    """The format of `directory`, and its checkpoint with the layout to serve it with.
 
-    gac: compressed by this project. dense: as its config says. hf-pruned: a Llama or Mistral
-    whose tensors have other shapes, from which its layout is read. The others by the tool that
-    wrote them. Only headers are read. Raises CheckpointError as `open_checkpoint` does, or if the
-    shapes make no sense.
+    The formats: gac was compressed by this project. dense has the shapes that its config says.
+    hf-pruned is a Llama or Mistral whose tensors have other shapes, which give its layout. The
+    other formats are named after the tool that wrote them. Only headers are read. Raises
+    CheckpointError as `open_checkpoint` does, or if no layout has these shapes.
     """
     directory = Path(directory)
     raw = read_config(directory)
@@ -36,7 +36,9 @@ def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
     if all(found[name].shape == shape for name, shape in expected.items() if name in found):
         return "dense", checkpoint
     layout = infer_layout(checkpoint)
-    if layout == checkpoint.layout:  # what differs says nothing about dims: it is a fault
+    if (
+        layout == checkpoint.layout
+    ):  # the shapes that differ are not dims of a layout: `faults` reports them
         return "dense", checkpoint
     base, _ = dense_of(raw, str(directory / "config.json"))
     pruned = imported(

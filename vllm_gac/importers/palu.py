@@ -7,11 +7,12 @@ config.json is the dense model's, with model_type palullama or palumistral and `
 
 Served exactly, up to rounding:
 
-- Keys as latents VT @ x, one key head a group, ranks padded with zeros to the layer's largest.
-- Values as latents, too, with U absorbed in o_proj, which becomes query heads * rank wide.
-- Either as W = U @ VT instead where that is cheaper: a decode step reads a layer's weights once,
-  and its cache for CACHED_TOKENS tokens. Value heads must divide key heads, so values in whole
-  heads go with keys in whole heads, or with a latent for each head.
+- Keys are latents VT @ x with one key head per group. Ranks are padded with zeros to the largest
+  rank of the layer.
+- Values are latents, too; U is absorbed in o_proj, which becomes query heads * rank wide.
+- Either is W = U @ VT instead if that is cheaper: a decode step reads a layer's weights once, and
+  its cache for CACHED_TOKENS tokens. Value heads must divide key heads, so that values in whole
+  heads need keys in whole heads, or a latent for each head.
 - A bias of K is a latent number that is always 1, times a column of U. A bias of V passes through
   attention unchanged, and is added to o_proj's.
 """
@@ -34,8 +35,8 @@ from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayou
 from vllm_gac.layout.schema import Dim, validate
 from vllm_gac.shown import shown
 
-# Tokens in the cache of a GPU under load: 16-bit weights of an 8B model leave an 80 GB GPU room
-# for several times as many of its own tokens.
+# Tokens in the cache of a GPU under load. Beside an 8B model in 16 bits, an 80 GB GPU has room for
+# several times as many tokens.
 CACHED_TOKENS = 1 << 17
 LARGEST_LATENT = 1024  # of our format (schema.HeadSize)
 
@@ -49,7 +50,7 @@ class _Config(BaseModel):
 
 
 def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
-    """Whether config.json is this tool's."""
+    """Whether this tool wrote config.json."""
     return "head_wise_ranks" in raw or str(raw.get("model_type")).startswith("palu")
 
 
@@ -59,9 +60,9 @@ def read(
     tensors: Mapping[str, TensorInfo],
     fits: Callable[[ModelLayout, LayerLayout], bool] | None = None,
 ) -> Imported:
-    """The model in `directory`. Raises CheckpointError naming the key that makes no sense.
+    """Read the model in `directory`. Raises CheckpointError naming the key that is wrong.
 
-    `fits` says which forms of a layer can be run; any if it is not given.
+    `fits` says which forms of a layer the kernels can run; None: any form.
     """
     where = str(directory / "config.json")
     ranks = validate(_Config, dict(raw), where).head_wise_ranks
@@ -93,7 +94,7 @@ def read(
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A factorized k_proj or v_proj; `ranks` by group."""
+    """A factorized k_proj or v_proj, with the rank of each group."""
 
     name: str
     ranks: tuple[int, ...]
@@ -101,22 +102,22 @@ class Projection:
 
     @property
     def down(self) -> str:
-        """Name of the factor that all groups share."""
+        """The name of the factor that all groups share."""
         return f"{self.name}.VT.weight"
 
     @property
     def ups(self) -> tuple[str, ...]:
-        """Names of the groups' own factors."""
+        """The names of the factors of the groups."""
         return tuple(f"{self.name}.U.{group}.weight" for group in range(len(self.ranks)))
 
     @property
     def biases(self) -> tuple[str, ...]:
-        """Names of the groups' biases."""
+        """The names of the biases of the groups."""
         groups = range(len(self.ranks) if self.has_bias else 0)
         return tuple(f"{self.name}.U.{group}.bias" for group in groups)
 
     def stored(self, dense: ModelLayout) -> dict[str, tuple[int, ...]]:
-        """Name and shape of its tensors in the files."""
+        """The names and shapes of its tensors in the files."""
         group_dim = dense.num_key_value_heads // len(self.ranks) * dense.head_dim
         shapes: dict[str, tuple[int, ...]] = {self.down: (sum(self.ranks), dense.hidden_size)}
         shapes |= {up: (group_dim, rank) for up, rank in zip(self.ups, self.ranks, strict=True)}
@@ -150,9 +151,9 @@ def _cheapest(
     index: int,
     fits: Callable[[ModelLayout, LayerLayout], bool] | None = None,
 ) -> LayerLayout:
-    """The forms of keys and values that cost least to decode with; latents in doubt.
+    """The forms of keys and values that cost least to decode with; latent if costs are equal.
 
-    That of the dense model is always among them.
+    The form of the dense model is always a candidate.
     """
     layer, prefix = dense.layers[index], f"model.layers.{index}.self_attn."
     keys, values = [layer.key], [layer.value]
@@ -170,7 +171,7 @@ def _cheapest(
 
 
 def _decode_cost(dense: ModelLayout, layer: LayerLayout) -> int:
-    """Numbers that a decode step reads for `layer`."""
+    """How many numbers a decode step reads for `layer`."""
     shapes = dict(replace(dense, layers=(layer,)).layer_tensors(0)).values()
     return sum(math.prod(shape) for shape in shapes) + CACHED_TOKENS * layer.kv_elements
 
@@ -193,7 +194,7 @@ def _attention_sources(
 
 
 def _whole(projection: Projection) -> dict[str, Source]:
-    """The linear as it was before its factorization."""
+    """The linear before its factorization."""
     sources = {
         f"{projection.name}.weight": Source((projection.down, *projection.ups), palu_tensors.whole)
     }

@@ -1,4 +1,7 @@
-"""The tensors that PaLU's factors become. Products are in fp32, results in the factors' dtype."""
+"""The tensors that are made from PaLU's factors.
+
+Products are computed in fp32; results have the dtype of the factors.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def constant_latents(vt: Tensor, groups: int, size: int) -> Tensor:
 def up_projections(*factors: Tensor, groups: int, size: int) -> Tensor:
     """U of each group [group dim, rank] -> [groups, group dim, size], padded with zeros.
 
-    Biases [group dim], where there are any, follow the factors and become the last column.
+    Biases [group dim], if there are any, come after the factors, and become the last column.
     """
     ups, biases = factors[:groups], factors[groups:]
     out = ups[0].new_zeros(groups, ups[0].shape[0], size)
@@ -41,7 +44,7 @@ def up_projections(*factors: Tensor, groups: int, size: int) -> Tensor:
 
 
 def whole(vt: Tensor, *ups: Tensor) -> Tensor:
-    """The linear before its factorization: U @ VT of each group, one below the other."""
+    """The linear before its factorization: U @ VT of every group, stacked."""
     import torch
 
     rows = torch.split(vt, [up.shape[1] for up in ups])
@@ -50,21 +53,21 @@ def whole(vt: Tensor, *ups: Tensor) -> Tensor:
 
 
 def joined(*biases: Tensor) -> Tensor:
-    """The biases of all groups as one."""
+    """The concatenated biases of all groups."""
     import torch
 
     return torch.cat(biases)
 
 
 def no_bias(vt: Tensor, size: int) -> Tensor:
-    """A bias that does nothing."""
+    """A bias of zeros."""
     return vt.new_zeros(size)
 
 
 def absorbed(o: Tensor, *ups: Tensor, kv_heads: int, query_heads: int, size: int) -> Tensor:
     """o_proj [hidden, query heads * head dim] for latent values: [hidden, query heads * size].
 
-    The columns of a query head times the rows of U that gave its KV head its values.
+    The columns of a query head are multiplied by the rows of U that made the values of its KV head.
     """
     import torch
 
@@ -74,7 +77,7 @@ def absorbed(o: Tensor, *ups: Tensor, kv_heads: int, query_heads: int, size: int
 
 
 def absorbed_bias(bias: Tensor, o: Tensor, *v_biases: Tensor, kv_heads: int) -> Tensor:
-    """o_proj's bias with that of V: attention weights sum to one, so a constant stays itself."""
+    """The bias of o_proj plus that of V, which attention passes on: its weights sum to one."""
     constant = joined(*v_biases).float().view(kv_heads, 1, -1)
     queries = o.shape[1] // (kv_heads * constant.shape[-1])
     return (bias.float() + o.float() @ constant.expand(-1, queries, -1).flatten()).to(bias.dtype)

@@ -1,7 +1,6 @@
 """transformers 5 and ModelOpt: `per_layer_config` {layer: what differs from the model's config}.
 
-Sparse: layers that do not differ are left out. `skip` names the parts that a layer does without,
-attention or mlp.
+Layers that do not differ are left out. `skip` names the parts that a layer lacks: attention or mlp.
 """
 
 from collections.abc import Mapping
@@ -36,18 +35,18 @@ class _Config(BaseModel):
 
 
 def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
-    """Whether config.json has this key, for a model of ours."""
+    """Whether config.json has this key, and is of a model type that we serve."""
     return has_own_layers(raw, "per_layer_config")
 
 
 def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Imported:
-    """The model in `directory`. Raises CheckpointError naming the key that makes no sense."""
+    """Read the model in `directory`. Raises CheckpointError naming the key that is wrong."""
     where = f"{directory / 'config.json'}"
     config = validate(_Config, dict(raw), where)
     dims = dict.fromkeys(range(config.num_hidden_layers), LayerDims())
     for key, layer in config.per_layer_config.items():
         at = f"{where}: per_layer_config.{key}"
-        # Keys may be zero-padded to sort well.
+        # The keys may be padded with zeros for sorting.
         index = int(key) if key.isdecimal() and key.isascii() and len(key) < 6 else -1
         if index not in dims:
             raise CheckpointError(f"{at}: not the number of a layer")

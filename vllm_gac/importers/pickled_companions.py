@@ -1,7 +1,7 @@
-"""What belongs beside the weights and was pickled with them: tokenizer and generation config.
+"""The tokenizer and the generation config that were pickled together with a model.
 
-A tokenizer of the tokenizers library is pickled as the JSON that tokenizer.json holds, one of
-sentencepiece as the bytes of tokenizer.model; special tokens are attributes of the object.
+A tokenizer of the tokenizers library is pickled as the JSON of tokenizer.json, and one of
+sentencepiece as the bytes of tokenizer.model. Special tokens are attributes of the object.
 """
 
 import json
@@ -33,7 +33,7 @@ _GENERATION_KEYS = (
 
 
 def pickled_companions(model: PickledModel) -> dict[str, bytes]:
-    """Contents by file name; without a tokenizer's if there is none of a kind that we know.
+    """The contents of the files by name; those of a tokenizer only if its kind is known.
 
     Raises CheckpointError naming the file and the attribute that cannot be written.
     """
@@ -69,7 +69,7 @@ def _tokenizer_config(state: Mapping[str, Any], tokenizer_class: str, model: Pic
 
 
 def _kept(values: Mapping[Any, Any], names: tuple[str, ...], where: str) -> dict[str, Any]:
-    """Those of `values` under `names` that are not None, as JSON values."""
+    """The `values` under `names` that are not None, as JSON values."""
     return {
         name: as_json(values[name], f"{where}.{name}")
         for name in names
@@ -78,7 +78,7 @@ def _kept(values: Mapping[Any, Any], names: tuple[str, ...], where: str) -> dict
 
 
 def _state(value: Any, kind: type = dict) -> Any:
-    """The state of an object if it is a `kind`, else an empty one."""
+    """The state of an object if it is a `kind`, else an empty `kind`."""
     state = value.state if type(value) is Instance else None
     return state if type(state) is kind else kind()
 

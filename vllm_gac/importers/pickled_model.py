@@ -1,7 +1,8 @@
 """A whole model in a file of torch.save: {"model": module, "tokenizer": object}, or the module.
 
-Read without running it (`vllm_gac.checkpoint.pickles`). The dims are those of its tensors. Of its
-modules' attributes only the config is looked at, and there only what tensors cannot say.
+The pickle is read without executing it (`vllm_gac.checkpoint.pickles`). The dims are taken from the
+tensors. The only attribute of the modules that is used is the config, and only for what the tensors
+do not tell.
 """
 
 import math
@@ -22,7 +23,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Read
 
 _MODEL_TYPES = {"LlamaConfig": "llama", "MistralConfig": "mistral"}
-# What goes into config.json of what a config object holds; most of the rest is transformers' own.
+# The attributes of a config object that go into config.json; transformers adds most of the others.
 _CONFIG_KEYS = (
     "hidden_size",
     "intermediate_size",
@@ -50,7 +51,8 @@ _CONFIG_KEYS = (
     "quantization_config",
     "_name_or_path",
 )
-# Of one value: RoPE has lists of some hundred numbers, the longest chat templates 50,000 letters.
+# Limits for one value. RoPE has lists of some hundred numbers; chat templates have up to 50,000
+# characters.
 _MAX_PARTS = 4096
 _MAX_CHARACTERS = 1 << 20
 _MAX_DEPTH = 4
@@ -61,8 +63,8 @@ _LAYER = re.compile(r"model\.layers\.(0|[1-9]\d{0,3})\.")
 class PickledModel:
     """A model in a file of torch.save: its config.json, and its tensors by their full names.
 
-    `config_differs`: the config says another number of layers or another head size than there are;
-    `config` is right.
+    `config_differs` says that the pickled config has a wrong number of layers or a wrong head
+    size; `config` has been corrected.
     """
 
     file: TorchFile
@@ -74,7 +76,7 @@ class PickledModel:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of the file."""
         return self.file.path
 
     @cached_property
@@ -84,7 +86,7 @@ class PickledModel:
 
     @contextmanager
     def reader(self) -> Iterator[Read]:
-        """Reads tensors by name. Raises CheckpointError for one that is not there."""
+        """A function that reads tensors by name. It raises CheckpointError for a missing one."""
         with self.file.reader() as read:
 
             def by_name(name: str) -> Any:
@@ -96,9 +98,9 @@ class PickledModel:
 
 
 def open_pickled_model(path: Path, base: Path | None = None) -> PickledModel:
-    """Read the Llama or Mistral in `path`; `base` is a directory whose config.json rules, if given.
+    """Read the Llama or Mistral in `path`. config.json of the directory `base` is used, if given.
 
-    Raises CheckpointError naming what in the file is not part of a model, or missing.
+    Raises CheckpointError naming what is missing in the file or does not belong to a model.
     """
     file = open_torch_file(path)
     model, tokenizer = _model_of(file)
@@ -139,7 +141,7 @@ def _shown(root: dict[Any, Any]) -> str:
 
 
 def _config_of(model: Instance, where: str) -> dict[str, Any]:
-    """config.json of the config object of a model."""
+    """config.json made from the config object of a model."""
     config = model.state.get("config")
     if type(config) is not Instance or config.of.name not in _MODEL_TYPES:
         kind = config.of.name if type(config) is Instance else "none"
@@ -158,16 +160,16 @@ def _config_of(model: Instance, where: str) -> dict[str, Any]:
 
 
 def as_json(value: Any, where: str) -> Any:
-    """`value` if it is JSON, with containers copied. Raises CheckpointError naming `where`."""
+    """A copy of `value`, which must be JSON. Raises CheckpointError naming `where`."""
     _refuse_large(value, where)
     return _copied(value, where, _MAX_DEPTH)
 
 
 def _refuse_large(value: Any, where: str) -> None:
-    """Raise CheckpointError for more than a config holds, before anything is copied.
+    """Raise CheckpointError if `value` is larger than a config can be, before it is copied.
 
-    A pickle may name a container or a text many times, also within itself: few bytes of it can
-    stand for any amount of JSON.
+    A pickle may refer to a container or a text many times, even within itself, so that a few bytes
+    can stand for any amount of JSON.
     """
     left, parts, characters = [value], 0, 0
     while left:
@@ -199,7 +201,7 @@ def _copied(value: Any, where: str, depth: int) -> Any:
 
 
 def _layers(tensors: Mapping[str, StoredTensor], path: Path) -> int:
-    """The number of layers that there are; the config may still say how many there were."""
+    """The number of layers in `tensors`; the config may still have the number before pruning."""
     found = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
     if not found:
         raise CheckpointError(f"{path}: no tensor model.layers.0...: not a Llama or Mistral")

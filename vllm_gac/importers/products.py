@@ -1,4 +1,4 @@
-"""What becomes of a linear's factors while they are loaded."""
+"""How a linear is made from its stored factors when it is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def the_same(factor: Tensor, *copies: Tensor, linear: str) -> Tensor:
-    """A factor stored several times. Raises CheckpointError if it is not the same every time."""
+    """A factor that is stored several times. Raises CheckpointError if the copies differ."""
     if any(not factor.equal(copy) for copy in copies):
         raise CheckpointError(
             f"{linear}: the copies of the basis that it shares with other layers differ"
@@ -20,5 +20,5 @@ def the_same(factor: Tensor, *copies: Tensor, linear: str) -> Tensor:
 
 
 def product(up: Tensor, down: Tensor, *copies: Tensor, linear: str) -> Tensor:
-    """The whole linear: up [out, rank] @ down [rank, in] in fp32, rounded to up's dtype."""
+    """The full linear: up [out, rank] @ down [rank, in] in fp32, rounded to the dtype of `up`."""
     return (up.float() @ the_same(down, *copies, linear=linear).float()).to(up.dtype)

@@ -1,8 +1,9 @@
-"""The layout of a pruned Hugging Face model, read from its tensors' shapes.
+"""The layout of a pruned Hugging Face model, inferred from the shapes of its tensors.
 
-Tools that prune heads and MLP channels leave tensors of other shapes than the config says, often
-other ones in every layer. The shapes speak for themselves, as long as head sizes stay as they
-were or only values shrink: smaller rotary keys would need RoPE frequencies that nobody stored.
+Tools that prune heads and MLP channels leave tensors whose shapes differ from the config, often in
+a different way in every layer. The shapes are enough to infer the layout if head sizes did not
+change, or only values became smaller. Smaller rotary keys would need RoPE frequencies that the
+files do not hold.
 """
 
 from dataclasses import replace
@@ -13,11 +14,11 @@ from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayou
 
 
 def infer_layout(checkpoint: Checkpoint) -> ModelLayout:
-    """The layout that the shapes of a Llama or Mistral directory without `"gac"` object have.
+    """Infer the layout of a Llama or Mistral directory without a `"gac"` object.
 
-    The number of layers, the head size and whether there are biases are the config's. Raises
-    CheckpointError naming the tensor that is missing or makes no sense of its layer; tensors
-    that it does not have to look at are for `faults` to check.
+    The number of layers, the head size and the biases are as the config says. Raises
+    CheckpointError naming a tensor that is missing or fits no layout. Tensors that are not needed
+    for this are checked by `faults`.
     """
     vocab_size, hidden_size = _shape(checkpoint, "model.embed_tokens.weight")
     dense = replace(checkpoint.layout, vocab_size=vocab_size, hidden_size=hidden_size)
@@ -46,7 +47,7 @@ def _layer(checkpoint: Checkpoint, dense: ModelLayout, index: int) -> LayerLayou
 
 
 def _divided(checkpoint: Checkpoint, name: str, axis: int, by: int) -> int:
-    """How many times `by` the tensor measures along `axis`: heads of a size, or size of a head."""
+    """The tensor's dim along `axis` divided by `by`, e.g. the number of heads of size `by`."""
     dim = _shape(checkpoint, name)[axis]
     if dim % by:
         raise _nonsense(checkpoint, name, f"{dim} is not a multiple of {by}")
@@ -54,7 +55,7 @@ def _divided(checkpoint: Checkpoint, name: str, axis: int, by: int) -> int:
 
 
 def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
-    """Rows and columns of matrix `name`."""
+    """The rows and columns of matrix `name`."""
     info = checkpoint.tensors.get(name)
     if info is None:
         raise CheckpointError(f"{checkpoint.directory}: {name}: missing")

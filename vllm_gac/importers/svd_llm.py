@@ -1,10 +1,10 @@
 """SVD-LLM (Wang et al., ICLR 2025, arXiv:2403.07378): *_whitening_only_*.pt, merge.pt and the like.
 
 {"model": LlamaForCausalLM or MistralForCausalLM, "tokenizer": ...} in which every linear of a
-layer is two, named and shaped as in `svd_llm_export.py`. Factors are fp32 beside fp16 norms and
-embeddings. The modules' own sizes are not looked at: SVD_MistralAttention states the rank of q_proj
-for k_proj and v_proj too, and SVD_LlamaAttention knows no grouped queries and turns with RoPE base
-10000 whatever the model's; served is what the config says, with which the factors were computed.
+layer is two, with the names and shapes of `svd_llm_export.py`. The factors are fp32, norms and
+embeddings fp16. The sizes in the modules are ignored: SVD_MistralAttention has the rank of q_proj
+for k_proj and v_proj, too, and SVD_LlamaAttention has no grouped queries and always uses the RoPE
+base 10000. The model is served as its config says, with which the factors were computed.
 """
 
 from vllm_gac.importers.factorized import Factorized, import_factorized, linear_names
@@ -19,7 +19,7 @@ def wrote(model: PickledModel) -> bool:
 
 
 def read(model: PickledModel) -> Imported:
-    """The model. Raises CheckpointError naming file and tensor that make no sense."""
+    """Read the model. Raises CheckpointError naming the file and the tensor that is wrong."""
     directory = model.path.parent
     base, dense = dense_of(model.config, f"{model.path}: config")
     ranks = ranks_of(directory, linear_names(dense), FLAT, model.tensors)

@@ -1,11 +1,11 @@
 """SVD-LLM (Wang et al., ICLR 2025, arXiv:2403.07378) as safetensors; its pickles: `svd_llm.py`.
 
-Two spellings. LowRankArena's export: model_type svdllm-llama, `svd_ranks` {linear: rank} in
-config.json, `q_proj.u_proj.weight` [out, rank] and `q_proj.v_proj.weight` [rank, in]. A state dict
-of SVD-LLM's own modules under a plain Llama config: `self_attn.q_u_proj.weight` and
-`self_attn.q_v_proj.weight`, and so on for k, v, o, gate, up and down; `v_u_proj` belongs to V,
-`k_v_proj` is K's down factor. Their ranks are what the shapes say: the config has none, and the
-modules' own attributes are wrong for grouped queries.
+There are two spellings. LowRankArena's export has model_type svdllm-llama, `svd_ranks`
+{linear: rank} in config.json, `q_proj.u_proj.weight` [out, rank] and `q_proj.v_proj.weight`
+[rank, in]. A state dict of SVD-LLM's own modules has a plain Llama config, and
+`self_attn.q_u_proj.weight` and `self_attn.q_v_proj.weight`; the same for k, v, o, gate, up and
+down. (`v_u_proj` belongs to V, and `k_v_proj` is the down factor of K.) Its ranks are read from the
+shapes, because the config has none and the modules' attributes are wrong for grouped queries.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,12 +49,12 @@ class _Config(BaseModel):
 
 
 def wrote(raw: Mapping[str, Any], names: frozenset[str]) -> bool:
-    """Whether config.json or the tensors' names are this tool's."""
+    """Whether this tool wrote the directory, by config.json or by the names of the tensors."""
     return "svd_ranks" in raw or any(name.endswith("_v_proj.weight") for name in names)
 
 
 def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Imported:
-    """The model in `directory`. Raises CheckpointError naming the key that makes no sense."""
+    """Read the model in `directory`. Raises CheckpointError naming the key that is wrong."""
     where = str(directory / "config.json")
     base, dense = dense_of(raw, where, drop=("svd_ranks",))
     if "svd_ranks" in raw:
@@ -69,9 +69,9 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
 def ranks_of(
     directory: Path, linears: Iterable[str], names: FactorNames, tensors: Mapping[str, TensorInfo]
 ) -> dict[str, int]:
-    """Rank of each linear that has factors, by the shape of the down factor, else of the up factor.
+    """The rank of each linear that has factors, from the shape of its down or up factor.
 
-    Raises CheckpointError naming a factor that is no matrix.
+    Raises CheckpointError naming a factor that is not a matrix.
     """
     ranks: dict[str, int] = {}
     for linear in linears:
