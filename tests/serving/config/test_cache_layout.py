@@ -1,4 +1,4 @@
-"""Pages lie head by head, unless somebody else decides."""
+"""Cache pages are stored head by head, unless the user or another component decides."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ def test_heads_come_first() -> None:
     assert _chosen() == "LBHNC"
 
 
-def test_a_config_of_vllms_has_all_that_is_looked_at() -> None:
+def test_vllms_config_has_every_field_that_is_read() -> None:
     config = VllmConfig()
     cache_layout.choose_cache_layout(config)
     assert config.cache_config.get_resolved_kv_cache_layout().is_block_contiguous
@@ -55,22 +55,22 @@ def test_a_config_of_vllms_has_all_that_is_looked_at() -> None:
         {"speculative_config": object()},
     ],
 )
-def test_vllm_decides_where_others_have_a_say(asked: dict[str, Any]) -> None:
+def test_vllm_decides_where_another_component_may_choose(asked: dict[str, Any]) -> None:
     assert _chosen(**asked) is None
 
 
-def test_what_the_user_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_choice_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "NHD")
     assert _chosen() is None
 
 
-def test_a_cpu_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_keeps_vllms_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_layout, "current_platform", SimpleNamespace(is_cuda=lambda: False))
     assert _chosen() is None
 
 
 @pytest.mark.parametrize("layout", KVCacheLayout)
-def test_pages_lie_as_the_layout_says(layout: KVCacheLayout) -> None:
+def test_pages_have_the_strides_of_the_layout(layout: KVCacheLayout) -> None:
     blocks, heads, tokens, row = shape = (2, 3, 5, 7)
     pages = cache_layout.zero_pages(layout, shape, torch.float16, torch.device("cpu"))
     assert pages.shape == shape

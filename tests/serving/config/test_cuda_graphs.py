@@ -1,4 +1,4 @@
-"""Gac models are not compiled, unless the user says so."""
+"""Gac models run in breakable CUDA graphs and are not compiled, unless the user decides."""
 
 import os
 import subprocess
@@ -31,9 +31,11 @@ def _asked(mode: object = None, eager: bool = False, **graphs: object) -> Any:
 @pytest.fixture(autouse=True)
 def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "current_platform", SimpleNamespace(is_cuda=lambda: True))
-    monkeypatch.setattr(cuda_graphs, "break_graphs_at_attention", lambda: None)  # of this process
+    monkeypatch.setattr(
+        cuda_graphs, "break_graphs_at_attention", lambda: None
+    )  # leave this process alone
     monkeypatch.setattr(cuda_graphs, "_switched_on", False)
-    monkeypatch.setenv(SWITCH, "")  # so that it is put back, whatever a test does to it
+    monkeypatch.setenv(SWITCH, "")  # so that it is restored after the test
     monkeypatch.delenv(SWITCH)
 
 
@@ -44,7 +46,7 @@ def test_a_model_is_captured_and_not_compiled() -> None:
     assert config.compilation_config.cudagraph_capture_sizes[-4:] == [640, 768, 896, 1024]
 
 
-def test_sizes_that_the_user_asked_for_are_captured() -> None:
+def test_the_users_capture_sizes_are_kept() -> None:
     config = _asked(max_cudagraph_capture_size=64)
     cuda_graphs.choose_cuda_graphs(config)
     assert os.environ[SWITCH] == "1"
@@ -52,7 +54,7 @@ def test_sizes_that_the_user_asked_for_are_captured() -> None:
 
 
 @pytest.mark.parametrize("asked", [_asked(mode=3), _asked(eager=True)])
-def test_what_the_user_asked_for_stays(asked: Any) -> None:
+def test_the_users_choice_is_kept(asked: Any) -> None:
     cuda_graphs.choose_cuda_graphs(asked)
     assert SWITCH not in os.environ
 
@@ -73,15 +75,15 @@ def test_an_engine_started_later_decides_anew() -> None:
     cuda_graphs.choose_cuda_graphs(_asked(mode=CompilationMode.VLLM_COMPILE))
     assert SWITCH not in os.environ
     cuda_graphs.choose_cuda_graphs(_asked())
-    os.environ[SWITCH] = "0"  # the user's word since then
+    os.environ[SWITCH] = "0"  # the user decides in the meantime
     cuda_graphs.choose_cuda_graphs(_asked())
     assert os.environ[SWITCH] == "0"
 
 
-def test_a_config_that_vllm_copies_stays_as_it_was_decided() -> None:
+def test_a_config_that_vllm_copies_is_not_decided_again() -> None:
     config = _asked()
     cuda_graphs.choose_cuda_graphs(config)
-    config.compilation_config.mode = CompilationMode.NONE  # as vLLM concludes from the switch
+    config.compilation_config.mode = CompilationMode.NONE  # as vLLM derives from the switch
     cuda_graphs.choose_cuda_graphs(config)
     assert os.environ[SWITCH] == "1"
 
@@ -92,7 +94,7 @@ def test_a_cpu_has_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SWITCH not in os.environ
 
 
-# In a process of its own: what it imports, and when, is what counts. Stands in for a GPU's capture.
+# Runs in a process of its own, because the order of imports matters. It imitates a GPU's capture.
 IN_A_WORKER = """
 import os, sys
 from types import SimpleNamespace

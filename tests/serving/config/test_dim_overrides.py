@@ -1,4 +1,4 @@
-"""Dims of a gac model that --hf-overrides changes."""
+"""--hf-overrides must not change the dims of a gac model."""
 
 import dataclasses
 import json
@@ -14,9 +14,9 @@ from vllm_gac.layout.schema import HfConfig
 from vllm_gac.serving.config.dim_overrides import FIXED, check_dims
 from vllm_gac.serving.config.parser import GacConfigParser
 
-# What a model may be served with other than it was trained with, or what changes no answer.
+# Keys that users may change, or that change no answer.
 FREE = {"max_position_embeddings", "rms_norm_eps", "sliding_window", "rope"}
-# Refused by the schema or by vllm_gac.serving.config.foreign_code, whatever else they become.
+# Any other value is refused by the schema or by vllm_gac.serving.config.foreign_code.
 NAMES = {"model_type", "architectures", "hidden_act"}
 
 
@@ -28,18 +28,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checked(directory: Path, overrides: dict[str, Any]) -> None:
-    """As vLLM reads the config, overrides it and calls the hook."""
+    """Read the config, override it and check it, as vLLM and the hook do."""
     _, hf_config = GacConfigParser().parse(directory, trust_remote_code=False)
     hf_config.update(overrides)
     check_dims(hf_config)
 
 
-def test_of_every_key_that_is_read_it_is_known_whether_it_is_fixed() -> None:
+def test_every_key_of_the_schema_is_fixed_free_or_a_name() -> None:
     assert set(HfConfig.model_fields) == {*FIXED} | FREE | NAMES
 
 
 @pytest.mark.parametrize("key", FIXED)
-def test_a_dim_that_is_changed_is_refused_by_name(key: str, model: Path) -> None:
+def test_a_changed_dim_is_refused_by_name(key: str, model: Path) -> None:
     _, hf_config = GacConfigParser().parse(model, trust_remote_code=False)
     before = hf_config.to_dict()[key]
     after = before | {"softmax_scale": 1.0} if key == "gac" else not before
@@ -49,7 +49,7 @@ def test_a_dim_that_is_changed_is_refused_by_name(key: str, model: Path) -> None
         checked(model, {key: after})
 
 
-def test_overrides_that_change_nothing_or_other_things_pass(model: Path) -> None:
+def test_overrides_that_change_no_dim_pass(model: Path) -> None:
     raw = json.loads((model / "config.json").read_text())
     for overrides in (
         {},
@@ -73,6 +73,6 @@ def test_vllm_itself_refuses_before_an_engine_is_started(by_function: bool, mode
 
 
 def more_heads(hf_config: Any) -> Any:
-    """An override as users of Python may write it."""
+    """An override as a function, which vLLM's Python API allows."""
     hf_config.num_key_value_heads = 8
     return hf_config

@@ -1,4 +1,4 @@
-"""Options that our attention lacks are refused before a GPU is touched."""
+"""Options that gac models do not support are refused before a GPU is touched."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -55,19 +55,19 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", engine_options.KV_CACHE_DTYPES)
-def test_what_our_attention_takes_passes(dtype: str) -> None:
+def test_supported_cache_dtypes_pass(dtype: str) -> None:
     engine_options.check_engine_options(_asked(dtype))
 
 
 def test_other_cache_dtypes_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CheckpointError, match=r"--kv-cache-dtype: is fp8_e5m2; .* takes auto, "):
         engine_options.check_engine_options(_asked("fp8_e5m2"))
-    _on_a_cpu(monkeypatch)  # whose backends say so themselves
+    _on_a_cpu(monkeypatch)  # the backends there refuse it themselves
     engine_options.check_engine_options(_asked("fp8_e5m2"))
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3"])
-def test_fp8_caches_are_refused_where_triton_has_no_such_numbers(
+def test_fp8_caches_are_refused_where_triton_does_not_support_them(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _on_a_gpu(monkeypatch, (8, 0))
@@ -79,7 +79,7 @@ def test_fp8_caches_are_refused_where_triton_has_no_such_numbers(
 
 
 def _latents(group: int, size: int) -> ModelLayout:
-    """Two layers, of which the second has latents of so many KV heads."""
+    """Two layers; the second has latents of `size` for `group` KV heads each."""
     heads, layout = 8 // group, layout_of(config(
         hidden_size=4096,
         num_attention_heads=32,
@@ -93,7 +93,7 @@ def _latents(group: int, size: int) -> ModelLayout:
     return replace(layout, layers=(layout.layers[0], latent))
 
 
-def test_layers_that_the_gpu_has_no_room_for_are_refused_by_number(
+def test_layers_too_large_for_the_gpu_are_refused_by_index(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small, large = _latents(1, 96), _latents(2, 256)
@@ -122,7 +122,7 @@ def test_full_precision_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("tokens", [None, 1, 7])
-def test_as_many_drafted_tokens_as_one_launch_verifies_pass(tokens: int | None) -> None:
+def test_up_to_seven_drafted_tokens_pass(tokens: int | None) -> None:
     engine_options.check_engine_options(_asked(drafted=tokens))
 
 
@@ -134,7 +134,7 @@ def test_more_drafted_tokens_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
-def test_a_divided_context_is_refused(phase: str) -> None:
+def test_context_parallelism_is_refused(phase: str) -> None:
     with pytest.raises(CheckpointError, match=rf"--{phase}-context-parallel-size: is 2; "):
         engine_options.check_engine_options(_asked(**{f"{phase}_context_parallel_size": 2}))
 
@@ -161,7 +161,7 @@ def test_a_gac_model_does_not_draft() -> None:
         engine_options.check_role(_model("draft"))
 
 
-def test_a_gac_model_is_of_no_other_class() -> None:
+def test_another_model_class_is_refused() -> None:
     engine_options.check_role(_model(LlamaForCausalLM="mine:Llama"))
     with pytest.raises(CheckpointError, match=r"--model-class-overrides: names mine:Llama for Gac"):
         engine_options.check_role(_model(GacLlamaForCausalLM="mine:Llama"))

@@ -1,4 +1,4 @@
-"""The gate has no side door: whatever config.json and options say, a gac model is checked."""
+"""A gac model is always checked, whatever config.json and options say."""
 
 import itertools
 import json
@@ -46,7 +46,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 
 def written(directory: Path, architecture: str, gac: bool, fault: str) -> Path:
-    """A model whose tensors are those of the layout, but for the fault."""
+    """Write a model whose tensors follow the layout, except for `fault`."""
     sound = gac_config() if gac else config()
     tensors, parts = tensors_of(sound), dict(FAULTS[fault])
     change: Callable[[Tensors], object] = parts.pop("change", lambda tensors: None)
@@ -63,7 +63,7 @@ def written(directory: Path, architecture: str, gac: bool, fault: str) -> Path:
 
 
 def served_by(directory: Path, load_format: str, **overrides: Any) -> str:
-    """Whose code would serve `directory`, by the steps that vLLM takes before it has an engine."""
+    """Which code would serve `directory`, by the steps that vLLM runs before it has an engine."""
     _, hf_config = GacConfigParser().parse(
         directory, False, revision=None, code_revision=None, hf_overrides=overrides
     )
@@ -92,7 +92,7 @@ def served_by(directory: Path, load_format: str, **overrides: Any) -> str:
     if hook is not None:
         hook.verify_and_update_model_config(model)  # type: ignore[arg-type]
     if hook is GacConfigHook:
-        # As the hook does before it comes to what an engine is needed for.
+        # The part of the hook that needs no engine.
         from vllm_gac.serving.config import hook
 
         hook._choose_load_format(asked.load_config)
@@ -133,7 +133,7 @@ def test_nothing_is_served_unchecked(
 
 
 @pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a != "gac"])
-def test_verify_says_so_too(architecture: str, tmp_path: Path) -> None:
+def test_verify_refuses_it_too(architecture: str, tmp_path: Path) -> None:
     directory = written(tmp_path, architecture, True, "sound")
     with pytest.raises(CheckpointError, match=r"architectures|model_type"):
         list(faults(open_any_format(directory)[1]))
@@ -149,7 +149,7 @@ def test_verify_says_so_too(architecture: str, tmp_path: Path) -> None:
         {"gac": None},
     ],
 )
-def test_overrides_do_not_lead_around_it(
+def test_overrides_do_not_bypass_the_check(
     overrides: dict[str, Any], fault: str, tmp_path: Path
 ) -> None:
     directory = written(tmp_path, "gac", True, fault)
@@ -166,7 +166,7 @@ def test_overrides_that_make_a_dense_model_ours_are_checked(tmp_path: Path) -> N
         served_by(directory, "auto", **overrides)
 
 
-def test_a_gac_object_beside_faults_of_json_is_refused(tmp_path: Path) -> None:
+def test_a_gac_object_in_malformed_json_is_refused(tmp_path: Path) -> None:
     directory = written(tmp_path, "llama", True, "missing")
     text = (directory / "config.json").read_text()
     (directory / "config.json").write_text(text.rstrip("}") + '}, "gac": null}')

@@ -1,4 +1,4 @@
-"""KV connectors and layers whose caches differ: one that works, and why others are refused."""
+"""KV connectors and layers whose caches differ: two that work, and why others are refused."""
 
 import logging
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.config.kv_transfer import LAYER_BY_LAYER, REFUSED, check_kv_transfer
 
-FILL = 0.25  # which bf16 holds, too
+FILL = 0.25  # exact in bf16
 
 
 def transfer_by(connector: str, **extra: Any) -> KVTransferConfig:
@@ -26,7 +26,7 @@ def transfer_by(connector: str, **extra: Any) -> KVTransferConfig:
 
 @pytest.mark.slow
 def test_the_example_connector_brings_back_the_cache_of_every_layer_shape(tmp_path: Path) -> None:
-    """What the first round stored in files, a second engine loads instead of computing it."""
+    """The first engine stores its cache in files; a second one loads it instead of computing."""
     write_model(tmp_path / "model", HETEROGENEOUS)
     arguments = (str(tmp_path / "model"), str(tmp_path / "cache"))
     first = in_engine_process(_serve_with_example_connector, *arguments)
@@ -42,7 +42,7 @@ def _serve_with_example_connector(model: str, cache: str) -> dict[str, Any]:
     from vllm import LLM
 
     transfer = transfer_by("ExampleConnector", shared_storage_path=cache)
-    # Prompts whole in one step: this connector stores what a request's first step computed.
+    # Each prompt fits in one step: this connector stores only a request's first step.
     llm = LLM(model, kv_transfer_config=transfer, **OPTIONS | {"max_num_batched_tokens": 1024})
     found = outputs(llm)
     return {
@@ -53,7 +53,7 @@ def _serve_with_example_connector(model: str, cache: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_the_decode_benchmark_fills_the_cache_of_every_layer_shape(tmp_path: Path) -> None:
-    """All tokens of a prompt but the last are made up, in every layer."""
+    """The connector fills every layer's cache for all tokens of a prompt but the last."""
     write_model(tmp_path / "model", HETEROGENEOUS)
     found = in_engine_process(_serve_with_decode_bench, str(tmp_path / "model"))
     lengths = [len(prompt) for prompt in PROMPTS]
@@ -77,7 +77,7 @@ def _serve_with_decode_bench(model: str) -> dict[str, Any]:
 
 
 def _filled_tokens(worker: Any) -> list[float]:
-    """Of each layer's cache, the numbers that are FILL, in tokens."""
+    """How many tokens of each layer's cache are filled with FILL."""
     cache_config = worker.vllm_config.cache_config
     tokens = cache_config.num_gpu_blocks * cache_config.block_size
     layers = worker.get_model().model.layers
@@ -93,7 +93,7 @@ ALIKE = layout_with([layer(("rotary", 4, 48), (4, 48), width) for width in (512,
 
 
 def config(connector: str | None, offloading: str | None = None, **extra: Any) -> Any:
-    """What the check reads of vLLM's config."""
+    """The fields of vLLM's config that the check reads."""
     return SimpleNamespace(
         kv_transfer_config=transfer_by(connector, **extra) if connector else None,
         cache_config=SimpleNamespace(
@@ -107,29 +107,29 @@ def multi(*connectors: str) -> Any:
     return config("MultiConnector", connectors=children)
 
 
-def test_it_is_known_of_every_connector_of_vllm_whether_it_works() -> None:
+def test_every_connector_of_vllm_is_listed() -> None:
     known = {*LAYER_BY_LAYER, *REFUSED, "MultiConnector"}
     assert set(KVConnectorFactory._registry) == known
     assert not set(LAYER_BY_LAYER) & set(REFUSED)
 
 
 @pytest.mark.parametrize("connector", LAYER_BY_LAYER)
-def test_connectors_that_go_layer_by_layer_are_allowed(connector: str) -> None:
+def test_connectors_that_move_each_layer_are_allowed(connector: str) -> None:
     check_kv_transfer(config(connector), MIXED)
 
 
 @pytest.mark.parametrize("connector", REFUSED)
-def test_the_others_are_refused_naming_the_layer_and_what_to_use(connector: str) -> None:
+def test_other_connectors_are_refused_with_layer_and_alternative(connector: str) -> None:
     with pytest.raises(CheckpointError, match=f"--kv-transfer-config: {connector} ") as refused:
         check_kv_transfer(config(connector), MIXED)
-    # Head sizes of the cache, and of the first layer that has others than the largest.
+    # The cache of the first layer that differs, and that of the dense model.
     assert "layer 0 caches 4 x (64 + 64) numbers a token, a dense model" in str(refused.value)
     assert "of this config 4 x (80 + 80); use" in str(refused.value)
     assert "use ExampleConnector or OffloadingConnector, or" in str(refused.value)
 
 
 @pytest.mark.parametrize("connector", REFUSED)
-def test_any_connector_moves_a_cache_that_is_shaped_as_a_dense_one(connector: str) -> None:
+def test_any_connector_moves_a_cache_with_the_dense_models_shape(connector: str) -> None:
     check_kv_transfer(config(connector), ALIKE)
 
 
@@ -141,18 +141,18 @@ def test_any_connector_moves_a_cache_that_is_shaped_as_a_dense_one(connector: st
         (("latent", 4, 48), (2, 96)),
     ],
 )
-def test_layers_that_are_alike_but_not_as_config_json_says_are_refused(attention: Any) -> None:
+def test_equal_layers_that_differ_from_config_json_are_refused(attention: Any) -> None:
     with pytest.raises(CheckpointError, match="layer 0 caches"):
         check_kv_transfer(config("NixlConnector"), layout_with([layer(*attention, 512)] * 2))
 
 
-def test_each_child_of_a_multi_connector_is_asked() -> None:
+def test_each_child_of_a_multi_connector_is_checked() -> None:
     check_kv_transfer(multi("ExampleConnector", "OffloadingConnector"), MIXED)
     with pytest.raises(CheckpointError, match="LMCacheConnectorV1"):
         check_kv_transfer(multi("ExampleConnector", "LMCacheConnectorV1"), MIXED)
 
 
-def test_offloading_by_its_own_flag_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_offloading_flag_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     check_kv_transfer(config(None), MIXED)
     check_kv_transfer(config(None, "native"), MIXED)
     with pytest.raises(CheckpointError, match="LMCacheMPConnector"):
@@ -162,7 +162,7 @@ def test_offloading_by_its_own_flag_is_asked_too(monkeypatch: pytest.MonkeyPatch
         check_kv_transfer(config(None, "native"), MIXED)
 
 
-def test_a_connector_of_somebody_elses_is_warned_about(
+def test_an_external_connector_gets_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)

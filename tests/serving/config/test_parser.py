@@ -36,7 +36,7 @@ def written_by_palu(directory: Path, ranks: dict[str, list[int]] = RANKS, **kwar
     return write(directory, *palu(RAW, ranks), **kwargs)
 
 
-def test_what_vllm_serves_by_itself_is_left_to_it(tmp_path: Path) -> None:
+def test_models_that_vllm_serves_are_left_to_it(tmp_path: Path) -> None:
     assert config_to_serve(demo.MODEL) is None
     assert config_to_serve(Path("meta-llama/Llama-3.1-8B")) is None
     assert config_to_serve(tmp_path) is None
@@ -53,13 +53,13 @@ def test_what_vllm_serves_by_itself_is_left_to_it(tmp_path: Path) -> None:
         {"model_type": "gemma4_text", "per_layer_config": {"0": {"head_dim": 512}}},
     ],
 )
-def test_other_models_are_not_looked_into(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_other_models_are_not_opened(changes: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(RAW | changes))
     (tmp_path / "model.safetensors").write_bytes(b"to be left alone")
     assert config_to_serve(tmp_path) is None
 
 
-def test_a_model_with_a_quantizer_beside_it_is_left_to_vllm(tmp_path: Path) -> None:
+def test_a_quantized_model_is_left_to_vllm(tmp_path: Path) -> None:
     write(tmp_path, RAW, dense(RAW), change=prune)
     (tmp_path / "hf_quant_config.json").write_text("{}")
     assert config_to_serve(tmp_path) is None
@@ -78,7 +78,7 @@ def test_pruned_shapes_make_a_gac_model(tmp_path: Path) -> None:
     assert [layer.intermediate_size for layer in layout_of(raw).layers] == [40, 96]
 
 
-def test_decilm_is_vllms_own_where_its_authors_code_may_run(tmp_path: Path) -> None:
+def test_decilm_is_left_to_vllm_if_remote_code_is_trusted(tmp_path: Path) -> None:
     blocks = [{"attention": {"n_heads_in_group": 2}, "ffn": {"intermediate_size": 96}}] * 2
     decilm = {"model_type": "nemotron-nas", "architectures": ["DeciLMForCausalLM"]}
     write(tmp_path, RAW | decilm | {"block_configs": blocks}, dense(RAW))
@@ -86,7 +86,7 @@ def test_decilm_is_vllms_own_where_its_authors_code_may_run(tmp_path: Path) -> N
     assert config_to_serve(tmp_path) is not None
 
 
-def test_the_config_says_all_that_other_processes_need(tmp_path: Path) -> None:
+def test_the_config_holds_all_that_other_processes_need(tmp_path: Path) -> None:
     written_by_palu(tmp_path)
     raw, hf_config = GacConfigParser().parse(tmp_path, trust_remote_code=False, revision=None)
     _, checkpoint = open_any_format(tmp_path)
@@ -98,7 +98,7 @@ def test_the_config_says_all_that_other_processes_need(tmp_path: Path) -> None:
     assert hf_config.rope_parameters["rope_theta"] == 10000.0
 
 
-def test_everything_else_goes_to_the_parser_there_was_before(
+def test_everything_else_goes_to_the_previous_parser(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []
@@ -113,7 +113,7 @@ def test_everything_else_goes_to_the_parser_there_was_before(
     assert asked == [((str(demo.MODEL), True, "main"), {"token": "t"})]
 
 
-def test_a_tools_directory_that_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_faulty_directory_of_a_tool_is_refused_at_once(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.k_proj"
     written_by_palu(tmp_path, RANKS)
     raw = json.loads((tmp_path / "config.json").read_text())
@@ -156,7 +156,7 @@ def test_the_loader_refuses_a_factor_that_is_missing_or_not_finite(tmp_path: Pat
         stream(sound)
 
 
-def test_another_model_is_not_reloaded_into_the_one_that_is_served(tmp_path: Path) -> None:
+def test_another_model_cannot_be_reloaded_into_the_served_one(tmp_path: Path) -> None:
     served = ModelConfigStub(written_by_palu(tmp_path / "a"))
     other = written_by_palu(tmp_path / "b", ranks_of([([9, 16], [12, 31]), ([17], [34])]))
     served.model = str(other)
@@ -169,12 +169,12 @@ def test_another_model_is_not_reloaded_into_the_one_that_is_served(tmp_path: Pat
     [
         ([60] * 8, [120] * 8, ("latent", 8, 60), (8, 120)),
         ([112] * 2, [240] * 2, ("latent", 2, 112), (2, 240)),
-        # Four heads' up-projections of this rank are more than a multiprocessor holds.
+        # Four heads' up-projections at this rank exceed the shared memory of a multiprocessor.
         ([229] * 2, [240] * 2, ("rotary", 8, 128), (2, 240)),
         ([229] * 2, [488] * 2, ("rotary", 8, 128), (8, 128)),
     ],
 )
-def test_on_a_gpu_only_latents_that_fit_its_decode_kernel_are_served(
+def test_on_a_gpu_only_latents_that_fit_the_decode_kernel_are_kept(
     keys: list[int],
     values: list[int],
     key: tuple[str, int, int],

@@ -1,4 +1,4 @@
-"""What a parallel layout makes of the config and of what a rank loads, before any rank exists."""
+"""How tensor and pipeline parallelism change the config and what a rank loads. Needs no ranks."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def model(tmp_path: Path) -> Path:
 def config(
     directory: Path, *, tp: int = 1, pp: int = 1, load_format: str = "gac", lora: bool = False
 ) -> Any:
-    """What the hook and the loader read of vLLM's config of the model in `directory`."""
+    """The fields of vLLM's config that hook and loader read, for the model in `directory`."""
     hf_config = AutoConfig.from_pretrained(directory)
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -60,7 +60,7 @@ def config(
     )
 
 
-def test_heads_fewer_than_ranks_are_repeated_and_the_stored_layout_kept(model: Path) -> None:
+def test_fewer_heads_than_ranks_are_repeated_and_the_stored_layout_is_kept(model: Path) -> None:
     asked = config(model, tp=4)
     align_config(asked)
     shard_config(asked)
@@ -69,7 +69,7 @@ def test_heads_fewer_than_ranks_are_repeated_and_the_stored_layout_kept(model: P
     assert stored_layout(hf_config) == on_disk
     assert layout_of_hf(hf_config) == repeated_heads(padded_layout(on_disk, "minimal", tp=4), 4)
     assert asked.model_config.model_arch_config == 4
-    shard_config(asked)  # the hook may come by again
+    shard_config(asked)  # the hook may run twice
     assert stored_layout(hf_config) == on_disk
 
 
@@ -85,7 +85,7 @@ def test_the_loader_streams_padded_and_repeated_tensors(model: Path, tp: int) ->
     asked = config(model, tp=tp)
     align_config(asked)
     shard_config(asked)
-    for _ in range(2):  # reloading makes a new loader, and knows the config only
+    for _ in range(2):  # reloading makes a new loader, which has only the config
         stream = GacModelLoader(asked.load_config).get_all_weights(asked.model_config, nn.Module())
         shapes = {name: tuple(tensor.shape) for name, tensor in stream}
         assert shapes == layout_of_hf(asked.model_config.hf_config).tensors()
@@ -119,7 +119,7 @@ def test_more_stages_than_layers_are_refused(model: Path) -> None:
 
 
 def test_a_stage_reads_its_layers_only(model: Path) -> None:
-    """Of a model whose other layers, which other stages check, hold NaN."""
+    """The layers of other stages hold NaN, which those stages would report."""
     tensors = load_file(model / "model.safetensors")
     for name in tensors:
         if name.startswith(("model.layers.0.mlp.", "model.layers.2.mlp.", "model.norm", "lm_head")):
@@ -136,7 +136,7 @@ def test_a_stage_reads_its_layers_only(model: Path) -> None:
         list(GacModelLoader(asked.load_config).get_all_weights(asked.model_config, nn.Module()))
 
 
-def test_a_server_asked_to_split_what_cannot_be_exits_with_the_sentence(tmp_path: Path) -> None:
+def test_a_server_that_cannot_split_the_model_exits_with_the_reason(tmp_path: Path) -> None:
     layers = [layer(("rotary", 4, 64), (4, 64), 512, query_heads=heads) for heads in (8, 4)]
     write_model(tmp_path / "model", layers)
     flags = ("--tensor-parallel-size", "8", "--skip-tokenizer-init")

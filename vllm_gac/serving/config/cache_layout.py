@@ -1,9 +1,8 @@
-"""How the pages of a gac model's cache lie in memory on a GPU: head by head (HND), not token by
-token (NHD).
+"""The memory layout of KV cache pages on a GPU: head by head (HND), not token by token (NHD).
 
-Of a page, a decode kernel reads one head: its tokens then follow each other, whatever a row's
-bytes. Token by token a row lies between those of other heads, and memory is read 64 bytes at a
-time: rows that are no multiple of that take up to 14 % longer where much is read
+A program of the decode kernel reads one head of a page. With HND the rows of that head are
+contiguous. With NHD each row lies between rows of other heads. GPUs read memory in pieces of 64
+bytes, so NHD rows that are not a multiple of 64 bytes make long reads up to 14 % slower
 (benchmarks/results/cache_layout_h200.md).
 """
 
@@ -22,21 +21,22 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 
 
 def choose_cache_layout(vllm_config: "VllmConfig") -> None:
-    """Have heads come first, unless something else has a say in it.
+    """Choose HND, unless the user or another component decides the layout.
 
-    Decided here, not as a preference of our backend, which takes any: vLLM wants all pipeline
-    stages to prefer the same, and one may have no layer of ours. What is decided here vLLM does not
-    check again, so it is left alone where a backend might not take it.
+    Our backend takes any layout. It does not state a preference itself, because vLLM wants all
+    pipeline stages to prefer the same layout, and a stage may have no layer of our backend. vLLM
+    does not check a layout that is set here. So none is set where a backend might not take it.
     """
     attention = vllm_config.attention_config
     decided = (
         envs.VLLM_KV_CACHE_LAYOUT,
-        # A connector prefers one, and peers must share it; the size makes one, later.
+        # A connector prefers a layout that its peers share. An offloading size makes vLLM add a
+        # connector later.
         vllm_config.kv_transfer_config,
         vllm_config.cache_config.kv_offloading_size,
         attention.backend,
         attention.backend_per_kind or None,
-        vllm_config.speculative_config,  # may bring a model with a backend of its own
+        vllm_config.speculative_config,  # a drafter's backend may not take it
         vllm_config.cache_config.kv_cache_layout,
     )
     if current_platform.is_cuda() and all(choice is None for choice in decided):
@@ -51,7 +51,17 @@ def zero_pages(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """A cache of one layer, [blocks, heads, tokens, row], that lies in memory as `layout` says."""
+    """A cache of zeros for one layer.
+
+    Args:
+        layout: The order of the dims in memory.
+        shape: (blocks, heads, tokens in a page, row).
+        dtype: Dtype of the cached numbers.
+        device: Where the cache lies.
+
+    Returns:
+        [blocks, heads, tokens, row], a view of memory in the order of `layout`.
+    """
     order = layout.layer_view_order
-    held = torch.zeros([shape[axis] for axis in order], dtype=dtype, device=device)
-    return held.permute([order.index(axis) for axis in range(len(order))])
+    in_memory = torch.zeros([shape[axis] for axis in order], dtype=dtype, device=device)
+    return in_memory.permute([order.index(axis) for axis in range(len(order))])

@@ -1,11 +1,13 @@
-"""On a GPU gac models run in breakable CUDA graphs, without torch.compile unless it is asked for.
+"""On a GPU gac models run in breakable CUDA graphs. torch.compile is off by default.
 
-vLLM cuts a model at its attention ops and compiles each distinct piece, which takes seconds; of a
-dense model that is one piece for all layers, of a compressed one a piece for every two neighbours
-of other dims. Breakable CUDA graphs, vLLM's default for several architectures of its own, capture
-the same kernels with nothing compiled: what Inductor would fuse here are norms, activations and
-rotations, and there are kernels for each. Ours rotate and cache in one (kernels/rotary.py) and
-multiply by gate and up and activate in one (kernels/swiglu.py), which Inductor cannot.
+vLLM splits a model at its attention ops and compiles each distinct piece, which takes seconds. A
+dense model has one such piece for all its layers. A compressed model has one for every pair of
+neighbouring layers whose dims no other pair has.
+
+Breakable CUDA graphs, vLLM's default for several of its own architectures, capture the same kernels
+without compiling anything. Inductor would fuse norms, activations and rotations here, and each has
+a fused kernel already. Ours rotate and cache in one launch (kernels/rotate_and_cache.py), and
+compute gate, up and activation in one launch (kernels/swiglu.py), which Inductor cannot do.
 """
 
 import os
@@ -25,21 +27,21 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
 _SWITCH = "VLLM_USE_BREAKABLE_CUDAGRAPH"
-# vLLM's attention ops, which end a capture if they were imported with the switch on.
+# vLLM's attention ops. They break a CUDA graph if they are imported while the switch is on.
 _OPS = {
     "vllm.model_executor.layers.attention.attention": "unified_attention_with_output",
     "vllm.model_executor.layers.attention.mla_attention": "unified_mla_attention_with_output",
 }
-# vLLM's own, and on from there in what a GEMM's tile takes at no cost.
+# vLLM's default sizes up to 512, then steps of 128: a GEMM rounds up to such a tile anyway.
 _CAPTURED_TOKENS = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16), *range(640, 2049, 128)]
-# Whether we switched it on, for this engine or one that this process has started before.
+# Whether we set the switch, for this engine or for one that this process started before.
 _switched_on = False
 
 
 def choose_cuda_graphs(vllm_config: "VllmConfig") -> None:
-    """Switch breakable CUDA graphs on, unless the user decided.
+    """Turn on breakable CUDA graphs, unless the user has decided about graphs or compilation.
 
-    In the process that makes the config, before vLLM looks at the switch; workers inherit it.
+    Runs in the process that makes the config, before vLLM reads the switch. Workers inherit it.
     """
     global _switched_on
     if not current_platform.is_cuda():
@@ -47,23 +49,26 @@ def choose_cuda_graphs(vllm_config: "VllmConfig") -> None:
     mode = vllm_config.compilation_config.mode
     ours = _switched_on and os.environ.get(_SWITCH) == "1"
     if ours and mode not in (None, CompilationMode.NONE):
-        del os.environ[_SWITCH]  # it would win over what this engine is asked for
+        del os.environ[_SWITCH]  # it would override the mode that the user asks for
     decided = mode is not None or (_SWITCH in os.environ and not ours)
     if not decided and not vllm_config.model_config.enforce_eager:
         os.environ[_SWITCH] = "1"
         _switched_on = True
-        logger.info("Not compiled, but captured in breakable CUDA graphs; %s=0 compiles", _SWITCH)
+        logger.info(
+            "Using breakable CUDA graphs without torch.compile; set %s=0 to compile instead",
+            _SWITCH,
+        )
         _capture_prompts(vllm_config)
-    envs.disable_envs_cache()  # what an engine in this process may have kept of them
+    envs.disable_envs_cache()  # an earlier engine in this process may have cached the old value
     break_graphs_at_attention()
 
 
 def break_graphs_at_attention() -> None:
-    """Have vLLM's attention ops break graphs, if they were imported before that was switched on.
+    """Make vLLM's attention ops break graphs if they were imported before the switch was set.
 
-    vLLM looks at the switch when it imports them. Workers that are forked off this process would
-    else capture the attention of a dummy batch, and replay that in every mixed step. Ops that our
-    models do not have are those of engines that this process starts later.
+    vLLM reads the switch when it imports them. Without this, workers forked from this process would
+    capture the attention of a dummy batch and replay it in every mixed step. Our models do not use
+    MLA, but an engine that this process starts later may.
     """
     for module, name in _OPS.items():
         if module in sys.modules:
@@ -71,10 +76,11 @@ def break_graphs_at_attention() -> None:
 
 
 def _capture_prompts(vllm_config: "VllmConfig") -> None:
-    """Capture steps of up to 2048 tokens, where vLLM's default ends at 512.
+    """Capture steps of up to 2048 tokens; vLLM's default ends at 512.
 
-    Past them every kernel is launched from Python, compiled or not, and until a step has some
-    2000 tokens a GPU is done sooner than that. The sizes of drafts are left to vLLM.
+    Larger steps launch every kernel from Python, whether the model is compiled or not. Below about
+    2000 tokens the GPU is faster than those launches. With speculative decoding vLLM chooses the
+    sizes.
     """
     graphs = vllm_config.compilation_config
     choices: tuple[object, ...] = (
@@ -84,5 +90,5 @@ def _capture_prompts(vllm_config: "VllmConfig") -> None:
         vllm_config.speculative_config,
     )
     if all(choice is None for choice in choices):
-        most = vllm_config.scheduler_config.max_num_batched_tokens
-        graphs.cudagraph_capture_sizes = [size for size in _CAPTURED_TOKENS if size <= most]
+        limit = vllm_config.scheduler_config.max_num_batched_tokens
+        graphs.cudagraph_capture_sizes = [size for size in _CAPTURED_TOKENS if size <= limit]

@@ -1,7 +1,7 @@
-"""Dims that are changed by --hf-overrides: tensors have those that config.json says.
+"""Refuses --hf-overrides that change dims: the tensors have the dims of config.json.
 
-Most would change nothing, for the "gac" object has the dims of every layer; others would fail at a
-tensor's shape, without a word of the option.
+Most such overrides would have no effect, because the "gac" object has the dims of every layer. The
+others would fail later at a tensor's shape, with an error that does not name the option.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from vllm_gac.shown import shown
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# What a layout is made of: vllm_gac.layout.dims reads no other key.
+# The keys that vllm_gac.layout.dims reads.
 FIXED = (
     "gac",
     "hidden_size",
@@ -38,12 +38,13 @@ def check_dims(hf_config: "PreTrainedConfig") -> None:
     Raises:
         CheckpointError: A dim is not what config.json says.
     """
-    read, now = as_read(hf_config), hf_config.to_dict()
-    if read is None:
+    original, current = as_read(hf_config), hf_config.to_dict()
+    if original is None:
         return
     for key in FIXED:
-        if now.get(key) != read.get(key):
-            changed = "" if key == "gac" else f" from {shown(read.get(key))} to {shown(now[key])}"
+        before, after = original.get(key), current.get(key)
+        if before != after:
+            changed = "" if key == "gac" else f" from {shown(before)} to {shown(after)}"
             raise CheckpointError(
                 f"--hf-overrides: changes {key}{changed}, but the tensors of a gac model have the "
                 "dims that its config.json says; leave it out"

@@ -1,6 +1,7 @@
-"""Engine options that gac models cannot be served with: refused in the front-end process.
+"""Refuses engine options that gac models do not support, in the front-end process.
 
-vLLM asks the attention backends that it chooses; ours is named by its layers, so nobody would ask.
+vLLM checks options with the attention backends that it chooses. Our layers name their backend
+themselves, so vLLM would not check ours.
 """
 
 from typing import TYPE_CHECKING
@@ -18,18 +19,19 @@ from vllm_gac.serving.loading.decode_fit import gpu_capability
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
-# What our attention on a GPU takes as --dtype, and as --kv-cache-dtype.
+# The values of --dtype and --kv-cache-dtype that our attention on a GPU supports.
 DTYPES = (torch.float16, torch.bfloat16)
 KV_CACHE_DTYPES: tuple[CacheDType, ...] = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
-# Query tokens of a request that its decode kernel takes: one, or those of a speculation.
+# Most query tokens of a decoding request: one, and with speculative decoding the drafted ones.
 MAX_DECODE_QUERY = 8
 
 
 def check_role(model_config: "ModelConfig") -> None:
-    """Raise CheckpointError if a gac model is to do what it has no part for.
+    """Check that the model is used for something that a gac model can do.
 
-    That is drafting for another, being of another class, or classifying with a head that vLLM would
-    invent.
+    Raises:
+        CheckpointError: It is to draft for another model, to be built by another class, or to
+            classify with a head that its checkpoint does not have.
     """
     if model_config.runner_type == "draft":
         raise CheckpointError(
@@ -41,7 +43,7 @@ def check_role(model_config: "ModelConfig") -> None:
             f"--model-class-overrides: names {model_config.model_class_overrides[ARCHITECTURE]} "
             f"for {ARCHITECTURE}, whose layers no other class builds; leave it out"
         )
-    # vLLM can take the logits of given tokens for a head; a score.weight no gac model has.
+    # vLLM can classify by the logits of given tokens. No gac model has a score.weight.
     by_tokens = getattr(model_config.hf_config, "classifier_from_token", None)
     if model_config.convert_type == "classify" and by_tokens is None:
         raise CheckpointError(
@@ -52,46 +54,47 @@ def check_role(model_config: "ModelConfig") -> None:
 
 
 def check_engine_options(vllm_config: "VllmConfig") -> None:
-    """Raise CheckpointError, naming the option, if one is asked for that our attention lacks."""
+    """Raise CheckpointError, naming the option, if our attention does not support one."""
     for flag in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         size = getattr(vllm_config.parallel_config, flag)
         if size > 1:
             raise CheckpointError(
-                f"--{flag.replace('_', '-')}: is {size}; a gac model's context is not divided "
-                "among GPUs; use --tensor-parallel-size"
+                f"--{flag.replace('_', '-')}: is {size}; gac models do not support context "
+                "parallelism; use --tensor-parallel-size"
             )
     if not current_platform.is_cuda():
         return
-    # vLLM captures the verifying steps of any length in full graphs, in which only the decode
-    # kernel is right.
-    speculative, most = vllm_config.speculative_config, MAX_DECODE_QUERY - 1
-    if speculative is not None and speculative.num_speculative_tokens > most:
+    # vLLM captures verification steps of any length in full CUDA graphs, where only the decode
+    # kernel gives correct results.
+    speculative, max_drafted = vllm_config.speculative_config, MAX_DECODE_QUERY - 1
+    if speculative is not None and speculative.num_speculative_tokens > max_drafted:
         raise CheckpointError(
             f"--speculative-config: num_speculative_tokens is {speculative.num_speculative_tokens};"
-            f" of a gac model one step verifies at most {most} drafted tokens; use {most} or fewer"
+            f" one step of a gac model verifies at most {max_drafted} drafted tokens; use "
+            f"{max_drafted} or fewer"
         )
-    own = str(vllm_config.model_config.dtype).removeprefix("torch.")
+    model_dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     if vllm_config.model_config.dtype not in DTYPES:
         names = " and ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise CheckpointError(
-            f"--dtype: is {own}; on a GPU the attention of a gac model takes {names}; use one of "
-            "them"
+            f"--dtype: is {model_dtype}; on a GPU the attention of a gac model takes {names}; use "
+            "one of them"
         )
-    dtype = vllm_config.cache_config.cache_dtype
-    if dtype not in KV_CACHE_DTYPES:
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    if cache_dtype not in KV_CACHE_DTYPES:
         raise CheckpointError(
-            f"--kv-cache-dtype: is {dtype}; of a gac model's cache a GPU takes "
+            f"--kv-cache-dtype: is {cache_dtype}; on a GPU the cache of a gac model takes "
             f"{', '.join(KV_CACHE_DTYPES)}"
         )
     capability = gpu_capability()
-    if dtype.startswith("fp8") and not converts_e4m3(capability):
+    if cache_dtype.startswith("fp8") and not converts_e4m3(capability):
         raise CheckpointError(
-            f"--kv-cache-dtype: is {dtype}; this GPU's compute capability is "
-            f"{capability[0]}.{capability[1]}, and Triton has fp8 of that form from 8.9 on; "
-            f"use {own}"  # auto may be what a quantizer has made fp8
+            f"--kv-cache-dtype: is {cache_dtype}; this GPU's compute capability is "
+            f"{capability[0]}.{capability[1]}, and Triton supports this fp8 format from 8.9 "
+            f"on; use {model_dtype}"  # not auto, which a quantizer's config may turn into fp8
         )
     if envs.VLLM_BATCH_INVARIANT:
         raise CheckpointError(
-            "VLLM_BATCH_INVARIANT is 1; how a gac model's attention is split, and which kernels "
-            "multiply, depends on what else is in a batch; unset it"
+            "VLLM_BATCH_INVARIANT is 1; a gac model splits its attention and chooses its GEMM "
+            "kernels by the whole batch, so its results depend on other requests; unset it"
         )

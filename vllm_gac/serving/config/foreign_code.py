@@ -1,7 +1,8 @@
-"""A gac model is served by our code alone.
+"""Makes sure that only our code serves a gac model.
 
-vLLM chooses its code by a model's architecture, which config.json says and options may change. Its
-own would not know the dims, and would serve what a missing tensor leaves in memory.
+vLLM chooses the model class by the architecture in config.json, which options may change. vLLM's
+own classes do not know the dims of each layer. Where a tensor is missing they would serve whatever
+is in memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,29 +18,30 @@ from vllm_gac.shown import shown
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
-# By what names vLLM serves tensors that are called as a Llama's with code of its own.
+# Architectures that vLLM's own code serves from tensors with a Llama's names.
 FOREIGN = ("LlamaForCausalLM", "MistralForCausalLM", "TransformersForCausalLM")
 
 
 class ForeignCodeHook:
-    """Hook of the architectures FOREIGN in vLLM's MODELS_CONFIG_MAP; as GacConfigHook, no subclass.
+    """Hook of the architectures FOREIGN in vLLM's MODELS_CONFIG_MAP.
 
-    Here options have changed all that they can: --hf-overrides, --hf-config-path,
-    --config-format and --model-impl.
+    When vLLM calls it, all options that may change the architecture have been applied:
+    --hf-overrides, --hf-config-path, --config-format and --model-impl. Like GacConfigHook it does
+    not inherit from vLLM's class.
     """
 
     @staticmethod
     def verify_and_update_model_config(model_config: "ModelConfig") -> None:
         """Raise CheckpointError if the model is a gac model."""
         raw: Mapping[str, Any] = {}
-        with suppress(CheckpointError):  # a model on the Hub, or one that vLLM says more about
+        with suppress(CheckpointError):  # a model on the Hub, or a fault that vLLM explains better
             raw = read_json(Path(model_config.model) / "config.json")
         gac = raw.get("gac") or getattr(model_config.hf_config, "gac", None)
         refuse_foreign_code(model_config.model, {"gac": gac}, [model_config.architecture])
 
     @staticmethod
     def verify_and_update_config(vllm_config: object) -> None:
-        """Nothing: a model that came so far is vLLM's."""
+        """Do nothing: a model that passed the first check is vLLM's to serve."""
 
 
 def refuse_foreign_code(
@@ -48,9 +50,16 @@ def refuse_foreign_code(
     architectures: Sequence[str] | None,
     overrides: object = None,
 ) -> None:
-    """Raise CheckpointError if `raw`, a config, has a "gac" object and is another's to serve.
+    """Refuse a gac model that a class other than ours would serve.
 
-    `overrides` are those of --hf-overrides, which rule over the model's own `architectures`.
+    Args:
+        model: The model, as named on the command line.
+        raw: Its config.json.
+        architectures: The architectures that vLLM reads from it.
+        overrides: The value of --hf-overrides, whose `architectures` replace the model's own.
+
+    Raises:
+        CheckpointError: `raw` has a "gac" object and the architecture is not ours.
     """
     if raw.get("gac") is None:
         return
@@ -66,7 +75,7 @@ def refuse_foreign_code(
 
 
 def speaks_of_gac(path: Path) -> bool:
-    """Whether a config.json that is not well-formed has the key "gac", be it twice."""
+    """Whether a config.json contains the key "gac", even if it is not well-formed JSON."""
     with suppress(CheckpointError):
         return b'"gac"' in read_bounded(path, CheckpointError, MAX_BYTES)
     return False

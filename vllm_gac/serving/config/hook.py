@@ -1,4 +1,4 @@
-"""Runs in the front-end process, before any worker: is this gac model one we can serve?"""
+"""The config hook: checks and completes a gac model's VllmConfig before any worker starts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
-# Load formats that ask for nothing but the files that ours reads.
+# Load formats that read the same files as ours, so ours may replace them.
 _PLAIN_FORMATS = ("auto", "hf", "safetensors")
 
 
 class GacConfigHook:
     """Hook of GacLlamaForCausalLM in vLLM's MODELS_CONFIG_MAP.
 
-    Has the methods of vLLM's VerifyAndUpdateConfig but does not import it: this module may be
-    imported first by the step that waits for that very import (`vllm_gac.serving.after_import`).
+    It has the methods of vLLM's VerifyAndUpdateConfig but does not import that class: the import of
+    vLLM's module is what triggers the import of this one (`vllm_gac.serving.after_import`).
     """
 
     @staticmethod
     def verify_and_update_model_config(model_config: "ModelConfig") -> None:
-        """Parse the layout, so that a bad config.json fails before anything is started."""
+        """Parse the layout, so that a faulty config.json fails before anything starts."""
         refuse_if_unregistered()
         check_role(model_config)
         check_dims(model_config.hf_config)
@@ -49,9 +49,9 @@ class GacConfigHook:
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
-        """Load strictly by default, pad dims, and check them against what was asked for.
+        """Choose our loader, pad and split dims, and check the engine options.
 
-        The headers of a local directory are checked here already, before a GPU is touched.
+        The tensor headers of a local directory are checked here, before a GPU is touched.
         """
         model_config, load_config = vllm_config.model_config, vllm_config.load_config
         _choose_load_format(load_config)
@@ -67,24 +67,24 @@ class GacConfigHook:
 
 
 def _choose_load_format(load_config: "LoadConfig") -> None:
-    """Make our loader load. Raises CheckpointError if another one is asked for by name."""
-    asked = load_config.load_format
-    if asked == LOAD_FORMAT:
+    """Choose our loader. Raises CheckpointError if the user names another one."""
+    requested = load_config.load_format
+    if requested == LOAD_FORMAT:
         return
-    if asked == "dummy":
+    if requested == "dummy":
         extra = load_config.model_loader_extra_config
         load_config.model_loader_extra_config = {**extra, "weights": "dummy"}
-    elif asked not in _PLAIN_FORMATS:
+    elif requested not in _PLAIN_FORMATS:
         raise CheckpointError(
-            f"--load-format {asked}: would load a gac model's tensors unchecked; leave it out, or "
-            f"give {LOAD_FORMAT}, which reads *.safetensors from a directory on disk"
+            f"--load-format {requested}: would load a gac model's tensors unchecked; leave it out, "
+            f"or give {LOAD_FORMAT}, which reads *.safetensors from a directory on disk"
         )
     logger.info("Loading a gac model with --load-format %s", LOAD_FORMAT)
     load_config.load_format = LOAD_FORMAT
 
 
 def _preflight(directory: Path, vllm_config: "VllmConfig") -> None:
-    """Check a directory's headers, unless there is nothing to load."""
+    """Check the tensor headers of a local directory, unless weights are dummies."""
     hf_config = vllm_config.model_config.hf_config
     dummy = vllm_config.load_config.model_loader_extra_config.get("weights") == "dummy"
     if not directory.is_dir() or dummy:

@@ -1,7 +1,7 @@
 """Which of vLLM's KV connectors can move a cache whose layers differ.
 
-By the sources of vLLM 0.32 (distributed/kv_transfer/kv_connector/v1). Any of them serves a model
-whose cache has the shape that a dense model of its config would have.
+The lists follow the sources of vLLM 0.32 (distributed/kv_transfer/kv_connector/v1). Every connector
+works for a gac model whose cache has the shape of the dense model's.
 """
 
 from collections.abc import Iterator
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
-# These take every layer's tensor, or the bytes of its pages, as they are.
+# These move each layer's tensor, or the bytes of its pages, whatever its shape.
 LAYER_BY_LAYER = (
     "DecodeBenchConnector",
     "ExampleConnector",
     "OffloadingConnector",
 )
-_ONE_HEAD_SIZE = "takes all layers to cache num_key_value_heads x head_dim of config.json"
-_FIRST_LAYER = "takes the cache of all layers to be shaped as that of the first one"
-_UNSEEN = "has not been seen to move a cache whose layers differ"
-# What the others do instead.
+_ONE_HEAD_SIZE = "assumes that every layer caches num_key_value_heads x head_dim of config.json"
+_FIRST_LAYER = "assumes that every layer's cache has the shape of the first layer's"
+_UNSEEN = "is not known to move a cache whose layers differ"
+# The other connectors, and why they are refused.
 REFUSED = {
     "ExampleHiddenStatesConnector": _UNSEEN,
     "FlexKVConnectorV1": _UNSEEN,
@@ -46,7 +46,7 @@ REFUSED = {
 
 
 def check_kv_transfer(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
-    """Raise CheckpointError naming connector and layer if `layout` is not one it can move."""
+    """Raise CheckpointError, naming connector and layer, if a connector cannot move the cache."""
     differing = _differing_layer(layout)
     if differing is None:
         return
@@ -55,12 +55,15 @@ def check_kv_transfer(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
 
 
 def check_connector(connector: str, layout: ModelLayout, differing: int) -> None:
-    """As `check_kv_transfer`, for a layer that is known to differ from the dense model's."""
+    """Raise CheckpointError if `connector` cannot move the cache of `layout`.
+
+    `differing` is the index of a layer whose cache differs from the dense model's.
+    """
     if connector in LAYER_BY_LAYER:
         return
     if connector not in REFUSED:
         logger.warning(
-            "KV connector %s is not vLLM's own: it must not take layers to be alike, of which "
+            "KV connector %s is not vLLM's own: it must not assume that all layers cache alike; "
             "layer %d caches %s numbers a token",
             connector,
             differing,
@@ -77,7 +80,7 @@ def check_connector(connector: str, layout: ModelLayout, differing: int) -> None
 
 
 def _differing_layer(layout: ModelLayout) -> int | None:
-    """The first layer that caches something else than a dense model of the same config would."""
+    """The first layer whose cache differs from that of a dense model with this config."""
     heads, size = layout.num_key_value_heads, layout.cache_head_dim
     for index, layer in enumerate(layout.layers):
         if (layer.value.heads, layer.cache_head_size, layer.value.size) != (heads, size, size):
@@ -90,8 +93,8 @@ def _cached(layer: LayerLayout) -> str:
 
 
 def _connectors(vllm_config: "VllmConfig") -> Iterator[str]:
-    """By name, those within a MultiConnector each by itself."""
-    # Named by this flag, too, but vLLM puts it into its config only after we are asked.
+    """Names of the connectors in use, those within a MultiConnector one by one."""
+    # This flag names a connector, too. vLLM adds it to the config only after the hook has run.
     cache = vllm_config.cache_config
     if cache.kv_offloading_size is not None:
         if cache.kv_offloading_backend == "lmcache":

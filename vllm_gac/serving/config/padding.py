@@ -1,4 +1,4 @@
-"""Padding dims at load time: decided in the front-end process, before any model is built."""
+"""Decides how dims are padded at load time, in the front-end process."""
 
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,13 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 
 
 def align_config(vllm_config: "VllmConfig") -> None:
-    """Pad the layout in `vllm_config` as the loader's option `align` says; minimal by default.
+    """Pad the layout in `vllm_config` as the loader's option `align` says; the default is minimal.
 
-    What quantizing while loading wants of dims comes on top. Tensors that a quantizer packed
-    cannot follow: by default they keep their dims, and asking for more raises CheckpointError.
+    Quantization while loading may need larger multiples; dims are padded for it as well.
+    Tensors that a quantizer has packed cannot be padded. They keep their dims by default.
+
+    Raises:
+        CheckpointError: `align` is given for a model whose tensors are packed.
     """
     model_config = vllm_config.model_config
     options = loader_options(vllm_config.load_config.model_loader_extra_config)
@@ -34,10 +37,10 @@ def align_config(vllm_config: "VllmConfig") -> None:
         if options.align is not None:
             raise CheckpointError(
                 f"--model-loader-extra-config: align {options.align} would pad dims that quantized "
-                "tensors are made for; leave it out, or quantize what 'vllm-gac repair' makes of "
-                "the model"
+                "tensors are made for; leave it out, or run 'vllm-gac repair' on the model before "
+                "it is quantized"
             )
-        logger.info("Serving misaligned dims as they are: quantized tensors are made for them")
+        logger.info("Serving misaligned dims as they are: quantized tensors cannot be padded")
         return
     serve_as(model_config, padded)
     pairs = zip(stored.dims(), padded.dims(), strict=True)

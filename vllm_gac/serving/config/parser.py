@@ -1,9 +1,9 @@
-"""How vLLM reads the config.json of models that it could not serve by itself.
+"""The config parser for models that vLLM cannot serve by itself.
 
-vLLM hands every config of Hugging Face's format to one parser, before it knows the model. Ours
-goes first: it looks at local directories only, and takes over those that another tool wrote, and
-Llamas and Mistrals whose tensors have other shapes than config.json says, at which vLLM would
-stop. The config it returns describes a gac model, and travels to every process from there.
+vLLM hands every config in Hugging Face's format to one parser, before it knows the model. Ours runs
+first and looks at local directories only. It takes over two kinds: those that another tool wrote,
+and Llamas and Mistrals whose tensors have other shapes than config.json says, which vLLM would fail
+to load. The config that it returns describes a gac model and travels to every process.
 """
 
 from pathlib import Path
@@ -24,12 +24,12 @@ from vllm_gac.serving.loading.preflight import open_to_serve
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
-# Of these vLLM serves only tensors of the shapes that the config says.
+# For these vLLM serves only tensors of the shapes in config.json.
 _DENSE = (["LlamaForCausalLM"], ["MistralForCausalLM"])
 
 
 class GacConfigParser(ConfigParserBase):
-    """The parser there was before, but for the directories that only we can serve."""
+    """Parses directories that only we can serve, and leaves the rest to the parser `before`."""
 
     before: ClassVar[type[ConfigParserBase]] = HFConfigParser
 
@@ -38,7 +38,7 @@ class GacConfigParser(ConfigParserBase):
     ) -> tuple[dict[str, Any], PreTrainedConfig]:
         """config.json as a dict, and as transformers' config.
 
-        Raises CheckpointError for a gac model that other code than ours would serve.
+        Raises CheckpointError for a gac model that a class other than ours would serve.
         """
         raw = config_to_serve(Path(model), trust_remote_code)
         if raw is None:
@@ -52,28 +52,29 @@ class GacConfigParser(ConfigParserBase):
 
 
 def config_to_serve(directory: Path, trust_remote_code: bool = False) -> dict[str, Any] | None:
-    """The config that makes a gac model of `directory`; None for one that vLLM shall read itself.
+    """The config that describes `directory` as a gac model; None if vLLM reads it by itself.
 
-    Raises CheckpointError for a directory that another tool wrote and that makes no sense, and for
-    a "gac" object in a config.json that is not well-formed.
+    Raises:
+        CheckpointError: Another tool wrote the directory and it is faulty, or config.json has a
+            "gac" object and is not well-formed.
     """
     try:
         raw = read_json(directory / "config.json")
     except CheckpointError:
         if speaks_of_gac(directory / "config.json"):
             raise
-        return None  # a model on the Hub, or one that vLLM says more about
-    by_tool = recognize(raw) is not None
-    if by_tool and trust_remote_code and raw.get("architectures") == ["DeciLMForCausalLM"]:
-        return None  # vLLM has this architecture, once its authors' config class may run
-    if not by_tool and not _may_differ(directory, raw):
+        return None  # a model on the Hub, or a fault that vLLM explains better
+    from_tool = recognize(raw) is not None
+    if from_tool and trust_remote_code and raw.get("architectures") == ["DeciLMForCausalLM"]:
+        return None  # vLLM serves this architecture if its authors' config class may run
+    if not from_tool and not _may_differ(directory, raw):
         return None
     try:
         model_format, checkpoint = open_to_serve(directory)
     except CheckpointError:
-        if by_tool:
+        if from_tool:
             raise
-        return None  # --load-format gac refuses it, others do what they do
+        return None  # --load-format gac refuses it; vLLM's own formats decide themselves
     if model_format in ("gac", "dense"):
         return None
     logger.info("Serving a model in the format %s as %s", model_format, ARCHITECTURE)
@@ -81,6 +82,6 @@ def config_to_serve(directory: Path, trust_remote_code: bool = False) -> dict[st
 
 
 def _may_differ(directory: Path, raw: dict[str, Any]) -> bool:
-    """Whether tensors of a plain config may say more than it does."""
+    """Whether the tensors beside a plain config may have shapes that it does not state."""
     quantized = "quantization_config" in raw or (directory / "hf_quant_config.json").exists()
     return raw.get("architectures") in _DENSE and not quantized

@@ -1,6 +1,6 @@
-"""What the quantization that was asked for wants of dims, before tensors are padded to them.
+"""The multiples that dims need for the requested quantization.
 
-Padding comes first: vLLM quantizes a linear when all of it has been loaded.
+They are known before tensors are padded: vLLM quantizes a linear after all of it is loaded.
 """
 
 import math
@@ -14,20 +14,22 @@ if TYPE_CHECKING:
 
 
 def asked_quantization(vllm_config: "VllmConfig") -> Quantized:
-    """The multiples that `--quantization`, `--quantization-config` and `--kv-cache-dtype` want."""
+    """The multiples that `--quantization`, `--quantization-config` and `--kv-cache-dtype` need."""
     multiples = (LINEAR_MULTIPLES.get(name, 1) for name in _names(vllm_config.model_config))
     fp8_cache = vllm_config.cache_config.cache_dtype.startswith("fp8")
     return Quantized(math.lcm(*multiples), FP8_CACHE_MULTIPLE if fp8_cache else 1)
 
 
 def _names(model_config: "ModelConfig") -> set[str]:
-    """vLLM's names for how any linear is quantized while it is loaded."""
+    """vLLM's names of all quantizations that are applied to linears while loading."""
     names = {model_config.quantization or ""}
-    asked = model_config.quantization_config
-    if asked is None or isinstance(asked, dict):
+    requested = model_config.quantization_config
+    if requested is None or isinstance(requested, dict):
         return names
-    names |= set((asked.targets or {}).values())
+    names |= set((requested.targets or {}).values())
     for name, shorthand in online_quantizations().items():
-        if asked.linear and shorthand.linear and asked.linear.weight == shorthand.linear.weight:
+        if not (requested.linear and shorthand.linear):
+            continue
+        if requested.linear.weight == shorthand.linear.weight:
             names.add(name)
     return names

@@ -1,4 +1,4 @@
-"""Splitting a layout over GPUs: decided in the front-end process, before any model is built."""
+"""Checks how a layout is split over GPUs, in the front-end process."""
 
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,12 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 def shard_config(vllm_config: "VllmConfig") -> None:
     """Check that the layout can be split as the parallel config says.
 
-    Where key or value heads are fewer than tensor-parallel ranks, write into the config that each
-    rank has one. Raises CheckpointError if a layer cannot be split, or if heads cannot be repeated
-    because they are quantized, or because adapters are made for them.
+    If a layer has fewer key or value heads than there are tensor-parallel ranks, write a layout
+    into the config in which heads are repeated, so that each rank has one.
+
+    Raises:
+        CheckpointError: A layer cannot be split, or its heads would have to be repeated and cannot
+            be, because they are quantized or because LoRA adapters are made for them.
     """
     model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
     layout = layout_of_hf(model_config.hf_config)
@@ -31,16 +34,17 @@ def shard_config(vllm_config: "VllmConfig") -> None:
     pairs = zip(layout.layers, served.layers, strict=True)
     first = next(index for index, (before, after) in enumerate(pairs) if before != after)
     heads = min(layout.layers[first].key.heads, layout.layers[first].value.heads)
-    if (what := _unrepeatable(vllm_config)) is not None:
+    if (reason := _unrepeatable(vllm_config)) is not None:
         raise CheckpointError(
             f"--tensor-parallel-size {tp}: layer {first} has {heads} heads to share, which would "
-            f"have to be repeated, and {what}; use at most {heads}"
+            f"have to be repeated, but {reason}; use at most {heads}"
         )
     logger.info("Repeating key and value heads, so that each of %d ranks has one", tp)
     serve_as(model_config, served)
 
 
 def _unrepeatable(vllm_config: "VllmConfig") -> str | None:
+    """Why heads cannot be repeated; None if they can."""
     if getattr(vllm_config.model_config.hf_config, "quantization_config", None) is not None:
         return "quantized tensors cannot be"
     return "LoRA adapters would not fit" if vllm_config.lora_config is not None else None
