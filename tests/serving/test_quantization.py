@@ -85,7 +85,7 @@ def test_a_config_that_says_other_linears_are_packed_than_are_is_refused(tmp_pat
     said = in_engine_process(_refusals, [str(tmp_path / name) for name in cases], OPTIONS)
     o_proj = r"layers\.0\.self_attn\.o_proj\.weight"
     expected = [
-        rf"{o_proj}: of dtype torch\.bfloat16, but by .* it is torch\.int8; correct which linears",
+        rf"{o_proj}: has dtype torch\.bfloat16, but .* says torch\.int8; correct which linears",
         r"Found different quantization schemes for the shards of .*qkv_proj",
         r"Following weights were not initialized from checkpoint: .*o_proj\.input_scale",
     ]
@@ -175,8 +175,8 @@ GATE_B = "model.layers.3.mlp.gate_proj.B.weight"
     ("change", "message"),
     [
         (lambda t: t.pop(DOWN), rf"{DOWN}: missing, expected shape \[256, 400\]"),
-        (lambda t: t.pop(f"{DOWN}_scale"), rf"{DOWN}: of dtype I8, and there is no scale for it"),
-        (lambda t: t.pop(f"{GATE_B}_scale"), rf"{GATE_B}: of dtype I8, and there is no scale"),
+        (lambda t: t.pop(f"{DOWN}_scale"), rf"{DOWN}: has dtype I8, but no scale"),
+        (lambda t: t.pop(f"{GATE_B}_scale"), rf"{GATE_B}: has dtype I8, but no scale"),
         (lambda t: t.update({DOWN: t[DOWN][:, :8].clone()}), rf"{DOWN}: shape \[256, 8\], exp"),
         (lambda t: t.pop("model.norm.weight"), r"model\.norm\.weight: missing"),
         (
@@ -244,7 +244,7 @@ def test_a_cache_scheme_with_scales_of_single_heads_is_refused(packed: Path) -> 
         convert_type="none",
         model_class_overrides={},
     )
-    with pytest.raises(CheckpointError, match=r"kv_cache_scheme: its strategy is attn_head; of a"):
+    with pytest.raises(CheckpointError, match=r"kv_cache_scheme: its strategy is attn_head, but"):
         GacConfigHook.verify_and_update_model_config(model_config)
 
 

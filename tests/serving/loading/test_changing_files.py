@@ -1,4 +1,4 @@
-"""Files that change, shrink or go away between the preflight and the last tensor."""
+"""Files that change, shrink or vanish between the preflight and the last tensor."""
 
 import os
 import shutil
@@ -76,7 +76,7 @@ def written(directory: Path, model_format: str) -> Path:
 
 
 def stream(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """What the loader would put into the model of `directory`, unpadded."""
+    """The tensors that the loader reads from `directory`, unpadded."""
     stub = ModelConfigStub(directory, dict(open_any_format(directory)[1].raw_config))
     gac = GacModelLoader(LoadConfig(load_format="gac", model_loader_extra_config={}))
     return gac.get_all_weights(stub, torch.nn.Module())
@@ -84,7 +84,7 @@ def stream(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("model_format", FORMATS)
 @pytest.mark.parametrize("case", CHANGES)
-def test_between_the_preflight_and_the_first_tensor(
+def test_a_change_between_preflight_and_first_tensor_is_refused(
     case: str, model_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, message = CHANGES[case]
@@ -102,21 +102,21 @@ def test_between_the_preflight_and_the_first_tensor(
 
 
 @pytest.mark.parametrize("case", ["emptied", "halved", "rewritten"])
-def test_in_the_middle_of_loading(case: str, tmp_path: Path) -> None:
+def test_a_change_during_loading_is_refused(case: str, tmp_path: Path) -> None:
     directory = written(tmp_path / "model", "gac")
     change, _ = CHANGES[case]
     tensors = stream(directory)
     next(tensors)
     change(directory / "model.safetensors")
-    # A mapped file would end the process by SIGBUS here.
+    # With a memory-mapped file, SIGBUS would kill the process here.
     with pytest.raises(CheckpointError, match=CHANGED):
         list(tensors)
 
 
-def test_a_directory_that_goes_away_while_it_is_loaded_is_read_to_its_end(tmp_path: Path) -> None:
+def test_a_directory_deleted_during_loading_is_read_to_its_end(tmp_path: Path) -> None:
     directory = written(tmp_path / "model", "gac")
     expected = [name for name, _ in stream(directory)]
     tensors = stream(directory)
     first, _ = next(tensors)
-    shutil.rmtree(directory)  # the open file stays what it was
+    shutil.rmtree(directory)  # the open file keeps its content
     assert sorted([first, *(name for name, _ in tensors)]) == sorted(expected)

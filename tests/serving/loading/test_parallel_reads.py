@@ -1,4 +1,4 @@
-"""Tensors read ahead on threads: all of them, bounded, and errors where they belong."""
+"""Tensors read ahead on threads: every tensor once, bounded memory, errors reach the caller."""
 
 import threading
 from collections.abc import Generator
@@ -35,7 +35,7 @@ def test_one_thread_keeps_the_order_of_reading() -> None:
     assert order == names
 
 
-def test_no_more_than_two_a_thread_are_read_ahead() -> None:
+def test_each_thread_reads_at_most_two_tensors_ahead() -> None:
     begun = []
 
     def noted(name: str) -> torch.Tensor:
@@ -55,14 +55,14 @@ def broken(name: str) -> torch.Tensor:
     return read(name)
 
 
-def test_an_error_ends_it_and_every_thread() -> None:
+def test_an_error_stops_all_threads() -> None:
     before = threading.active_count()
     with pytest.raises(CheckpointError, match="7 is broken"):
         list(read_in_parallel(broken, map(str, range(1000)), 4))
     assert threading.active_count() == before
 
 
-def test_who_stops_early_leaves_no_thread_behind() -> None:
+def test_stopping_early_leaves_no_thread_behind() -> None:
     before = threading.active_count()
     tensors: Generator[object, None, None] = read_in_parallel(read, map(str, range(1000)), 4)
     next(tensors)

@@ -1,4 +1,4 @@
-"""What the config hook and the loader refuse, each with a sentence that names the fault."""
+"""The loader refuses faulty models with a message that names the fault."""
 
 import json
 from collections.abc import Callable
@@ -96,7 +96,7 @@ def test_pickles_beside_the_shards_are_never_opened(model: Path) -> None:
         _stream(model)
 
 
-def test_a_quantized_cache_is_refused_by_the_reference_instead_of_filled_with_nonsense() -> None:
+def test_the_reference_backend_refuses_a_quantized_cache() -> None:
     geometry = CacheGeometry(8, 32, 4, 32, 4, 48)
     arguments = (8, 32, 0.1, 4, None, None)
     assert GacReferenceImpl(*arguments, "auto", geometry=geometry).window is None
@@ -105,7 +105,7 @@ def test_a_quantized_cache_is_refused_by_the_reference_instead_of_filled_with_no
             GacReferenceImpl(*arguments, dtype, geometry=geometry)
 
 
-def test_a_server_asked_for_a_broken_model_exits_with_the_sentence(model: Path) -> None:
+def test_a_server_with_a_broken_model_exits_with_the_reason(model: Path) -> None:
     _rewrite(model, lambda t: t.pop(DOWN))
     with (
         pytest.raises(ServerDiedError),

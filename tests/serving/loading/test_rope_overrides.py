@@ -1,4 +1,4 @@
-"""RoPE that is changed where layers have frequencies of their own."""
+"""Changes of RoPE are refused for models whose layers have frequencies of their own."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from vllm_gac.serving.config.parser import GacConfigParser
 from vllm_gac.serving.loading.loader import GacModelLoader
 from vllm_gac.serving.loading.rope_overrides import check_rope
 
-WITHOUT_TABLES = [HETEROGENEOUS[0], HETEROGENEOUS[5]]  # as the model was, and latent
+WITHOUT_TABLES = [HETEROGENEOUS[0], HETEROGENEOUS[5]]  # a dense layer, and one with latent keys
 
 
 def overridden(directory: Path, overrides: dict[str, Any]) -> PreTrainedConfig:
@@ -50,7 +50,7 @@ def test_an_override_reaches_all_layers_or_is_refused(
     check_rope(overridden(tmp_path / "none", overrides))
 
 
-def test_overrides_that_change_nothing_or_other_things_pass(tmp_path: Path) -> None:
+def test_overrides_that_do_not_change_rope_pass(tmp_path: Path) -> None:
     write_model(tmp_path / "tables", HETEROGENEOUS[:3])
     same = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000}}
     for overrides in ({}, same, {"rope_theta": 1e4}, {"max_position_embeddings": 4096}):
@@ -58,13 +58,13 @@ def test_overrides_that_change_nothing_or_other_things_pass(tmp_path: Path) -> N
 
 
 def test_an_override_that_engines_would_ignore_is_refused(tmp_path: Path) -> None:
-    """transformers believes rope_parameters, and takes no default but its own for rope_theta."""
+    """transformers uses rope_parameters, and its own default for a rope_theta that is missing."""
     write_model(tmp_path / "none", WITHOUT_TABLES)
     with pytest.raises(CheckpointError, match=r"rope_theta: rope_parameters say 10000\.0, the key"):
         check_rope(overridden(tmp_path / "none", {"rope_theta": 5e5}))
     without_theta = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     for overrides in (without_theta, {"rope_parameters": None}):
-        with pytest.raises(CheckpointError, match="--hf-overrides: takes rope_theta away"):
+        with pytest.raises(CheckpointError, match="--hf-overrides: removes rope_theta"):
             check_rope(overridden(tmp_path / "none", overrides))
 
 
@@ -75,7 +75,7 @@ def _loads(directory: Path) -> list[str]:
 
 
 def _write_compressed(directory: Path, source: dict[str, str]) -> None:
-    """A model with tables chosen from its own frequencies, every other one."""
+    """Write a model whose tables hold every other frequency of its config.json."""
     layout = write_model(directory, HETEROGENEOUS[:3])
     own = inverse_frequencies(RopeParameters(rope_theta=1e4), layout.head_dim)
     tensors = load_file(directory / "model.safetensors")
@@ -100,5 +100,5 @@ def test_rope_edited_in_a_compressed_models_config_is_refused(
     if ours:
         with pytest.raises(CheckpointError, match=r"rope_inv_freq: has frequencies that RoPE of "):
             _loads(tmp_path / "model")
-    else:  # others may choose any frequencies
+    else:  # other tools may choose any frequencies
         _loads(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Linears that a quantizer left alone: vLLM decides about factors as about any linear."""
+"""Linears that a quantizer skipped: vLLM treats the factors of a low-rank linear as linears."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ GATE_A, UP_A = f"{MLP}.gate_proj.A", f"{MLP}.up_proj.A"
 GATE_B, UP_B, DOWN = f"{MLP}.gate_proj.B", f"{MLP}.up_proj.B", f"{MLP}.down_proj"
 NAMES = ("gate_proj", "up_proj")
 ALL = {GATE_A, GATE_B, UP_A, UP_B, f"{DOWN}.A", f"{DOWN}.B"}
-# The configs that a checkpoint's config.json gives, by the names in their lists.
+# Quantization configs as vLLM makes them from config.json; arguments are the skipped linears.
 LISTS = {
     "awq": lambda *names: auto_awq.AutoAWQConfig(4, 128, True, False, list(names)),
     "fp8": lambda *names: fp8.Fp8Config(ignored_layers=list(names)),
@@ -38,7 +38,7 @@ METHODS = (
 
 
 class _Decided(LinearBase):
-    """One of vLLM's linears up to the decision how it is multiplied."""
+    """One of vLLM's linears, up to the choice of its quantization method."""
 
     def __init__(self, *_: Any, quant_config: Any = None, prefix: str = "", **__: Any) -> None:
         nn.Module.__init__(self)
@@ -54,21 +54,21 @@ def _without_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kinds = ("Column", "Row", "MergedColumn")
     for name in (*(f"{kind}ParallelLinear" for kind in kinds), "ReplicatedLinear"):
         monkeypatch.setattr(linear, name, _Decided)
-    for module, name in METHODS:  # they ask for the GPU's kernels
+    for module, name in METHODS:  # they look for GPU kernels
         monkeypatch.setattr(module, name, lambda *_: SimpleNamespace())
     with set_current_vllm_config(VllmConfig()):
         yield
 
 
 def _left_alone(config: QuantizationConfig) -> set[str]:
-    """Of an MLP of low-rank linears; those that `config` does not quantize."""
+    """The linears of a low-rank MLP that `config` does not quantize."""
     config.packed_modules_mapping = GacLlamaForCausalLM.packed_modules_mapping
     owner = nn.Module()
     shapes, ranks = {"gate_proj": (512, 256), "up_proj": (512, 256)}, dict.fromkeys(NAMES, 64)
     assert linear.add_column_parallel(owner, shapes, ranks, False, config, MLP) == {}
     owner.down_proj = linear.row_parallel(512, 256, 64, False, config, DOWN)
     made = {m.prefix: m.quant_method for m in owner.modules() if isinstance(m, _Decided)}
-    assert made.keys() == ALL  # above all no down_factors, which no list names
+    assert made.keys() == ALL  # no fused down_factors, which no list names
     return {name for name, how in made.items() if isinstance(how, UnquantizedLinearMethod)}
 
 

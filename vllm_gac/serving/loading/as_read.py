@@ -1,4 +1,4 @@
-"""The config.json of a gac model as it was read: what options change, vLLM changes later."""
+"""Keeps the config.json of a gac model as it was read, before vLLM applies options to it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +9,11 @@ _AS_READ = "gac_as_read"
 
 
 def keep_as_read(hf_config: "PreTrainedConfig") -> None:
-    """Keep the keys and values of a config that has just been read."""
+    """Store a copy of all keys and values of a config that has just been read."""
     setattr(hf_config, _AS_READ, hf_config.to_dict())
 
 
 def as_read(hf_config: "PreTrainedConfig") -> dict[str, Any] | None:
-    """The keys and values that were kept; None if none were."""
+    """The keys and values that `keep_as_read` stored; None if it was not called."""
     kept: dict[str, Any] | None = getattr(hf_config, _AS_READ, None)
     return kept

@@ -1,6 +1,6 @@
-"""Whether our decode kernel can run a layer on this machine's GPU: asked in the front-end process.
+"""Whether our decode kernel can run a layer on this machine's GPU.
 
-Nothing here initializes CUDA.
+The front-end process calls these functions, so they do not initialize CUDA.
 """
 
 from collections.abc import Iterable
@@ -18,14 +18,14 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# Of queries and values, in our prefill on a GPU: what FlashAttention takes.
+# Layers with larger queries or values do not fit.
 _LARGEST_HEAD = 512
 
 
 def gpu_capability() -> tuple[int, int]:
-    """Compute capability of this machine's GPUs; Hopper's if vLLM cannot tell."""
-    found = current_platform.get_device_capability()
-    return HOPPER if found is None else (found.major, found.minor)
+    """Compute capability of this machine's GPUs; Hopper's if vLLM does not know it."""
+    capability = current_platform.get_device_capability()
+    return HOPPER if capability is None else (capability.major, capability.minor)
 
 
 def fits_decode_kernel(layout: ModelLayout, layer: LayerLayout) -> bool:
@@ -38,13 +38,13 @@ def fits_decode_kernel(layout: ModelLayout, layer: LayerLayout) -> bool:
 
 
 def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
-    """Raise CheckpointError, naming the layer, if this GPU has no room for its decode kernel."""
+    """Raise CheckpointError, naming the layer, if its decode kernel does not fit this GPU."""
     if not current_platform.is_cuda():
         return
     speculative = vllm_config.speculative_config
     queries = 1 if speculative is None else 1 + speculative.num_speculative_tokens
     itemsize = 1 if vllm_config.cache_config.cache_dtype.startswith("fp8") else 2
-    checked = set()  # layers are alike more often than not
+    checked = set()  # many layers have the same heads
     for index, layer in enumerate(layout.layers):
         attention = layer.query_heads, layer.key, layer.value
         if attention in checked:
@@ -57,11 +57,21 @@ def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
 
 
 def _check(layout: ModelLayout, layer: LayerLayout, queries: int, itemsizes: Iterable[int]) -> None:
-    """Raise GacError if no tiling of the decode kernel fits."""
+    """Check that a tiling of the decode kernel fits into shared memory.
+
+    Args:
+        layout: The whole model.
+        layer: One of its layers.
+        queries: Query tokens of a decoding request, drafted tokens included.
+        itemsizes: Bytes of a cached number, one for each cache dtype to check.
+
+    Raises:
+        GacError: No tiling fits.
+    """
     # Not at the top: it imports torch.
     from vllm_gac.kernels.decode.tiling import tiling_of
 
-    # At their largest, as padding at load time may leave them.
+    # The largest sizes that padding at load time may give them.
     geometry = replace(
         CacheGeometry.of(layout, layer),
         key_size=align(layer.key.size, "optimal"),

@@ -1,9 +1,11 @@
-"""`--load-format gac`: vLLM's default loader behind a strict gate.
+"""`--load-format gac`: vLLM's default loader with strict checks.
 
-The default loader serves a model whose tensors are missing, of the wrong shape or NaN. Here the
-headers must match the layout before a byte of a tensor is read, and values must be finite.
+The default loader serves a model even if tensors are missing, have the wrong shape or hold NaN.
+This loader compares the headers with the layout before it reads any tensor, and checks that all
+values are finite.
 
-Tensors are read, checked and put together on several threads, while this one copies to the device.
+Several threads read, check and assemble tensors, while the calling thread copies them to the
+device.
 """
 
 import dataclasses
@@ -44,26 +46,26 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 
 
 class GacModelLoader(DefaultModelLoader):
-    """Loads directories in any format that we serve, dense ones exactly as vLLM does."""
+    """Loads directories in any format that we serve."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         refuse_if_unregistered()
         self.options = loader_options(load_config.model_loader_extra_config)
-        stock = self.options.model_dump(
+        stock_options = self.options.model_dump(
             include={"enable_multithread_load", "num_threads", "enable_weights_track"},
             exclude_none=True,
         )
-        # "safetensors" and not "auto": a pickle beside the shards must never be opened.
+        # "safetensors", not "auto", so that a pickle beside the shards is never opened.
         super().__init__(
             dataclasses.replace(
-                load_config, load_format="safetensors", model_loader_extra_config=stock
+                load_config, load_format="safetensors", model_loader_extra_config=stock_options
             )
         )
 
     def create_model(
         self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
     ) -> nn.Module:
-        """The model, without weights; none is built for a checkpoint that would be refused."""
+        """The model without weights. The checkpoint is checked before memory is allocated."""
         if self.options.weights == "checkpoint":
             self._preflight(model_config)
         return super().create_model(vllm_config, model_config, prefix)
@@ -74,16 +76,24 @@ class GacModelLoader(DefaultModelLoader):
             DummyModelLoader(LoadConfig(load_format="dummy")).load_weights(model, model_config)
             return
         if self.options.enable_weights_track is None and _is_packed_gac(model_config):
-            # vLLM does so for plain models only; a scale that no file has would be any number.
+            # vLLM tracks loaded weights of unquantized models only. Without tracking, a scale that
+            # no file has would keep whatever is in memory.
             self.enable_weights_track = True
         super().load_weights(model, model_config)
 
     def get_all_weights(
         self, model_config: ModelConfig, model: nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """The layout's tensors, once all headers are right, each checked to be finite.
+        """The tensors of the served layout, checked, padded and with repeated heads.
 
-        Padded where the config says so. Both loading and reloading come through here.
+        vLLM calls this to load and to reload weights.
+
+        Yields:
+            Name and tensor, in the names and shapes of the served layout before it is sharded. A
+            quantized checkpoint keeps its own names and shapes.
+
+        Raises:
+            CheckpointError: A header does not match the layout, or a tensor is not finite.
         """
         checkpoint = self._preflight(model_config)
         if checkpoint is None:
@@ -92,24 +102,24 @@ class GacModelLoader(DefaultModelLoader):
                     raise _not_finite(f"{model_config.model}: {name}")
                 yield name, tensor
             return
-        self.counter_before_loading_weights = time.perf_counter()  # vLLM logs how long it took
+        self.counter_before_loading_weights = time.perf_counter()  # vLLM logs the time since
         served = validate(HfConfig, model_config.hf_config.to_dict(), "config.json")
         repeated = layout_of_hf(model_config.hf_config)
         padded = with_heads_of(repeated, checkpoint.layout)
-        elsewhere = _on_other_stages(model)
-        names = [name for name in checkpoint.layout.tensors() if not name.startswith(elsewhere)]
+        other_stages = _prefixes_of_other_stages(model)
+        names = [name for name in checkpoint.layout.tensors() if not name.startswith(other_stages)]
         with (
             checkpoint.reader() as read,
             closing(self._stored_tensors(checkpoint, names, read)) as stored,
         ):
-            own = _of_this_rope(stored, model_config.hf_config)
-            for name, tensor in padded_tensors(checkpoint.layout, padded, served.rope, own):
+            tensors = _with_checked_rope(stored, model_config.hf_config)
+            for name, tensor in padded_tensors(checkpoint.layout, padded, served.rope, tensors):
                 yield name, repeated_tensor(padded, repeated, name, tensor)
 
     def _stored_tensors(
         self, checkpoint: Checkpoint, names: list[str], read: TensorReader
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Tensors of the checkpoint's layout by name: as they are, else made of what there is."""
+        """Names and tensors of the checkpoint's layout, read or computed from what is stored."""
 
         def checked(name: str) -> torch.Tensor:
             tensor = read(name)
@@ -117,24 +127,29 @@ class GacModelLoader(DefaultModelLoader):
                 raise _not_finite(checkpoint.broken_part(name))
             return tensor
 
-        # The embeddings are the largest: first, so that nobody waits for them at the end.
+        # Embeddings come first: they are the largest, and the end should not wait for them.
         names = sorted(names, key=lambda name: name.startswith("model.layers."))
         hidden = not enable_tqdm(self.load_config.use_tqdm_on_load)
         with closing(read_in_parallel(checked, names, self.options.threads)) as tensors:
             yield from tqdm(tensors, "Loading tensors", len(names), disable=hidden)
 
     def _accepts(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` is finite, or nobody asked."""
-        # One-byte floats come from a quantizer, not from compression.
+        """Whether `tensor` is finite; True if it is not to be checked."""
+        # One-byte floats come from a quantizer, and are not checked.
         dtype = stored_dtype(tensor.dtype)
         if not self.options.finite_check or dtype is None or dtype.name not in WEIGHT_DTYPES:
             return True
         return all_finite(tensor.contiguous().view(-1).view(torch.uint8).numpy(), dtype.name)
 
     def _preflight(self, model_config: ModelConfig) -> Checkpoint | None:
-        """The checkpoint, whose headers are right; None for what vLLM's own loader is to read.
+        """The checkpoint, after its headers have been checked.
 
-        Raises CheckpointError for a model that is neither a Llama nor a Mistral.
+        Returns:
+            None for a quantized checkpoint or a drafter, which vLLM's own loader reads.
+
+        Raises:
+            CheckpointError: The headers do not match the layout, or the model is neither a Llama
+                nor a Mistral.
         """
         if fault := refused_to_serve(Path(model_config.model)):
             raise CheckpointError(f"{model_config.model}: {fault}")
@@ -147,26 +162,27 @@ class GacModelLoader(DefaultModelLoader):
                 raise CheckpointError(
                     f"--load-format {LOAD_FORMAT}: cannot check this model ({e}); leave it out"
                 ) from e
-            # It comes with a gac model's load format, and only proposes what that one verifies.
+            # A drafter gets the load format of its gac model. The gac model verifies its drafts.
             logger.info("Loading a drafter without a preflight: %s", e)
             return None
         revision = model_config.revision
         folder, *_ = self._prepare_weights(model_config.model, None, revision, False, None)
         if packed:
             check_packed(Path(folder), layout)
-            return None  # read as the quantizer's format wants it
+            return None  # vLLM reads the quantizer's format
         checkpoint = preflight(Path(folder), layout, hf_config.to_dict())
         logger.info("All %d tensor headers are as the config says", len(checkpoint.tensors))
         return checkpoint
 
 
-def _of_this_rope(
+def _with_checked_rope(
     tensors: Iterable[tuple[str, torch.Tensor]], hf_config: PreTrainedConfig
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    own = chosen_from(hf_config)
+    """`tensors`, with every RoPE table checked against config.json."""
+    frequencies = chosen_from(hf_config)
     for name, tensor in tensors:
-        if own is not None and name.endswith(".rope_inv_freq"):
-            check_table(name, tensor, own)
+        if frequencies is not None and name.endswith(".rope_inv_freq"):
+            check_table(name, tensor, frequencies)
         yield name, tensor
 
 
@@ -178,8 +194,8 @@ def _is_packed_gac(model_config: ModelConfig) -> bool:
     return _is_packed(model_config) and getattr(model_config.hf_config, "gac", None) is not None
 
 
-def _on_other_stages(model: nn.Module) -> tuple[str, ...]:
-    """How names begin of tensors that another stage of the pipeline has, and reads and checks."""
+def _prefixes_of_other_stages(model: nn.Module) -> tuple[str, ...]:
+    """Name prefixes of tensors that belong to other pipeline stages, which read and check them."""
     modules = model.named_modules()
     return tuple(f"{name}." for name, module in modules if isinstance(module, PPMissingLayer))
 

@@ -7,22 +7,22 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_gac.layout.schema import Strategy, validate
 
-# Where more gained nothing.
+# More threads did not load faster.
 _MOST_THREADS = 8
 
 
 class LoaderOptions(BaseModel):
-    """Ours, and those of vLLM's default loader."""
+    """The options of our loader, and those of vLLM's default loader."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    # Which dims tensors are padded to (contract.py), None where nothing was said (align.py);
-    # `gpu` is the profile for measured.
+    # Which dims tensors are padded to (alignment/rules.py). None means the default of
+    # serving/config/padding.py. `gpu` names the profile for the strategy `measured`.
     align: Strategy | None = None
     gpu: str | None = None
     finite_check: bool = True
     weights: Literal["checkpoint", "dummy"] = "checkpoint"
-    # None: on, but off for tensors that vLLM's own loader reads.
+    # None: on for our reads, off for tensors that vLLM's own loader reads.
     enable_multithread_load: bool | None = None
     num_threads: Annotated[int, Field(ge=1, le=256)] | None = None
     enable_weights_track: bool | None = None
@@ -36,5 +36,5 @@ class LoaderOptions(BaseModel):
 
 
 def loader_options(extra_config: Any) -> LoaderOptions:
-    """The options given. Raises CheckpointError naming one that is unknown or wrong."""
+    """The parsed options. Raises CheckpointError, naming an option that is unknown or wrong."""
     return validate(LoaderOptions, extra_config, "--model-loader-extra-config")

@@ -1,4 +1,4 @@
-"""Reading tensors on several threads, ahead of the one that puts them into the model."""
+"""Reads tensors on several threads, ahead of the thread that copies them into the model."""
 
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -9,10 +9,14 @@ import torch
 def read_in_parallel(
     read: Callable[[str], torch.Tensor], names: Iterable[str], threads: int
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """(name, tensor) of each of `names`, as they are ready, which is nearly in their order.
+    """Names and tensors as they become ready, which is nearly in the order of `names`.
 
-    No more than two tensors a thread are read ahead, so that memory stays bounded. What `read`
-    raises is raised here.
+    Each thread reads at most two tensors ahead, so that memory stays bounded.
+
+    Args:
+        read: Reads one tensor by its name. Its exceptions are raised here.
+        names: The tensors to read, each once.
+        threads: How many threads read.
     """
     with ThreadPoolExecutor(threads, "read") as pool:
         waiting: set[Future[tuple[str, torch.Tensor]]] = set()
@@ -30,7 +34,7 @@ def read_in_parallel(
 def _ready(
     waiting: set[Future[tuple[str, torch.Tensor]]],
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """Those that are ready, at least one; they leave `waiting`, and memory once they are used."""
+    """The results that are ready, at least one. They are removed from `waiting`."""
     done, _ = wait(waiting, return_when=FIRST_COMPLETED)
     waiting -= done
     while done:

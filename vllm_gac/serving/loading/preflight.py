@@ -1,4 +1,4 @@
-"""Before anything is loaded: what is in a directory, and is it exactly what the config says?"""
+"""Checks a model directory before anything is loaded: its tensors must match the config."""
 
 import dataclasses
 import itertools
@@ -21,8 +21,14 @@ MAX_FAULTS_SHOWN = 5
 
 
 def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
-    """As `open_any_format`; on a GPU without the latents that its decode kernel has no room for."""
-    # Not at the top: vLLM looks for its platform when these are imported.
+    """Format and checkpoint of a directory, as `importers.open_any` opens it.
+
+    On a GPU, a palu layer keeps latent keys only if they fit our decode kernel.
+
+    Raises:
+        CheckpointError: The directory is faulty, or cannot be served.
+    """
+    # Not at the top: importing these makes vLLM detect its platform.
     from vllm.platforms import current_platform
 
     from vllm_gac.serving.loading.decode_fit import fits_decode_kernel
@@ -37,7 +43,7 @@ def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
 
 
 def refused_to_serve(directory: Path) -> str | None:
-    """Why `directory` cannot be served though verbs may read it; None for what can be."""
+    """Why `directory` cannot be served, although verbs can read it; None if it can."""
     if not directory.is_dir() or any(directory.glob("*.safetensors*")):
         return None
     if state_dict_files(directory):
@@ -48,11 +54,16 @@ def refused_to_serve(directory: Path) -> str | None:
 def preflight(
     directory: Path, layout: ModelLayout, raw_config: Mapping[str, Any] | None = None
 ) -> Checkpoint:
-    """The checkpoint in `directory`, in any format, to be served by `layout`; headers only.
+    """Open the checkpoint in `directory` and check its headers against the layout to serve.
 
-    `raw_config` is the config.json of a directory that may have none: with --download-dir, vLLM
-    keeps configs and weights of a model on the Hub apart. Raises CheckpointError unless it holds
-    exactly the tensors that this takes.
+    Args:
+        directory: A model directory in any format that we serve.
+        layout: The layout that the files must have.
+        raw_config: Content of config.json, used if the directory has none: with --download-dir,
+            vLLM keeps config and weights of a model on the Hub apart.
+
+    Raises:
+        CheckpointError: The directory does not hold exactly the tensors of `layout`.
     """
     if raw_config is not None and not (directory / "config.json").exists():
         config = validate(HfConfig, dict(raw_config), "config.json")
@@ -63,11 +74,11 @@ def preflight(
     if isinstance(checkpoint, Imported) and not checkpoint.is_stored_as_served:
         if checkpoint.layout != layout:
             raise CheckpointError(
-                f"{directory}: not the model that is served, whose dims are others "
-                f"({_difference(checkpoint.layout, layout)}); start the server with it"
+                f"{directory}: not the model that is served: its dims differ, "
+                f"{_difference(checkpoint.layout, layout)}; start a server with it"
             )
     else:
-        # The served config rules, not the file: --hf-overrides may have changed it.
+        # The served config counts, not the file: --hf-overrides may have changed it.
         fields = (getattr(checkpoint, f.name) for f in dataclasses.fields(Checkpoint))
         checkpoint = dataclasses.replace(Checkpoint(*fields), layout=layout)
     shown = list(itertools.islice(faults(checkpoint), MAX_FAULTS_SHOWN))
@@ -76,7 +87,8 @@ def preflight(
     return checkpoint
 
 
-def _difference(found: ModelLayout, served: ModelLayout) -> str:
-    pairs = zip(found.layers, served.layers, strict=False)
-    layers = [index for index, (a, b) in enumerate(pairs) if a != b]
+def _difference(stored: ModelLayout, served: ModelLayout) -> str:
+    """Where two layouts differ first, as text."""
+    pairs = zip(stored.layers, served.layers, strict=False)
+    layers = [index for index, (one, other) in enumerate(pairs) if one != other]
     return f"first in layer {layers[0]}" if layers else "outside of its layers"

@@ -1,8 +1,8 @@
-"""Checkpoints whose linears a quantizer packed: what can be seen in their headers and dtypes.
+"""Checks checkpoints whose linears a quantizer packed, by their headers and dtypes.
 
-How a linear is packed is its format's business, and for vLLM to read. That all linears are there,
-each with its scales, and everything that no quantizer touches as the config says, is for us: vLLM
-serves what is missing as whatever memory holds.
+vLLM reads the packed formats. We check that all linears are there, each with its scales, and that
+all other tensors are as the config says: where a tensor is missing, vLLM serves whatever is in
+memory.
 """
 
 import itertools
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
     from vllm.model_executor.models.utils import WeightsMapper
 
-# Weights of 8 bits, and what several of fewer bits in one word are called instead of "weight". They
-# mean nothing without their scales.
+# Dtypes of 8-bit weights, and the names that replace "weight" where several smaller numbers are
+# packed into a word. Both need scales.
 _EIGHT_BITS = ("I8", "U8", "F8_E4M3", "F8_E5M2")
 _PACKED = ("weight_packed", "qweight")
 _SCALES = ("weight_scale", "weight_scale_inv", "scales")
-# Scales of what attention reads and caches, and the only strategy that makes them.
+# Scales of queries, keys and values in attention, and the only strategy that makes them.
 _CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "kv_scale")
 _CACHE_STRATEGY = "tensor"
 
@@ -47,14 +47,14 @@ def check_packed(directory: Path, layout: ModelLayout) -> None:
 
 
 def check_cache_scheme(hf_config: "PreTrainedConfig") -> None:
-    """Raise CheckpointError if a quantizer gave every head of the KV cache a scale of its own."""
+    """Raise CheckpointError if the config gives the KV cache other scales than one per tensor."""
     packed = getattr(hf_config, "quantization_config", None) or {}
     strategy = (packed.get("kv_cache_scheme") or {}).get("strategy", _CACHE_STRATEGY)
     if strategy != _CACHE_STRATEGY:
         raise CheckpointError(
-            f"config.json: quantization_config.kv_cache_scheme: its strategy is {strategy}; of a "
-            f"gac model's cache, keys have one scale and values one; quantize with the strategy "
-            f"{_CACHE_STRATEGY}"
+            f"config.json: quantization_config.kv_cache_scheme: its strategy is {strategy}, but a "
+            "gac layer has one scale for its cached keys and one for its values; quantize with "
+            f"the strategy {_CACHE_STRATEGY}"
         )
 
 
@@ -63,22 +63,30 @@ def packed_alike(
     parameters: "Mapping[str, torch.Tensor]",
     mapper: "WeightsMapper",
 ) -> "Iterator[tuple[str, torch.Tensor]]":
-    """`weights`, each as packed as the one of `parameters` that `mapper` takes it to.
+    """Pass `weights` through, and check that each is packed exactly if its parameter is.
 
-    Raises CheckpointError for one that is not: vLLM warns, and copies numbers without their scale.
+    Otherwise vLLM only warns, and copies numbers without their scale.
+
+    Args:
+        weights: Names and tensors of the checkpoint.
+        parameters: The model's parameters by name.
+        mapper: Maps a checkpoint's names to the model's.
+
+    Raises:
+        CheckpointError: A tensor is packed and its parameter is not, or the reverse.
     """
     for name, tensor in weights:
         parameter = parameters.get(mapper.map_name(name) or "")
         if parameter is not None and _is_packed(parameter) != _is_packed(tensor):
             raise CheckpointError(
-                f"{name}: of dtype {tensor.dtype}, but by config.json's quantization_config it is "
+                f"{name}: has dtype {tensor.dtype}, but config.json's quantization_config says "
                 f"{parameter.dtype}; correct which linears the quantization_config leaves alone"
             )
         yield name, tensor
 
 
 def _is_packed(tensor: "torch.Tensor") -> bool:
-    """Whether numbers mean nothing without a scale."""
+    """Whether the numbers of `tensor` need a scale."""
     return not tensor.is_floating_point() or tensor.element_size() == 1
 
 
@@ -86,31 +94,34 @@ def _missing_or_misshapen(tensors: Mapping[str, TensorInfo], layout: ModelLayout
     packed = {_module(name) for name in tensors if _leaf(name) in _PACKED}
     for name, shape in layout.tensors().items():
         if name in tensors:
-            found = tensors[name].shape
-            once = (1, *shape[1:]) if name.endswith(".rope_inv_freq") else shape
-            if found not in (shape, once):
+            stored = tensors[name].shape
+            # One RoPE table may serve all key heads.
+            shared = (1, *shape[1:]) if name.endswith(".rope_inv_freq") else shape
+            if stored not in (shape, shared):
                 where = f"{tensors[name].file}: {name}"
-                yield f"{where}: shape {shown(list(found))}, expected {list(shape)}"
+                yield f"{where}: shape {shown(list(stored))}, expected {list(shape)}"
         elif not (name.endswith(".weight") and _module(name) in packed):
             yield f"{name}: missing, expected shape {list(shape)}"
 
 
 def _unscaled(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
+    """Packed weights without a scale."""
     scaled = {_module(name) for name in tensors if _leaf(name) in _SCALES}
     for name, info in tensors.items():
         eight_bits = info.dtype in _EIGHT_BITS and _leaf(name) == "weight"
         if (eight_bits or _leaf(name) in _PACKED) and _module(name) not in scaled:
-            yield f"{info.file}: {shown(name)}: of dtype {info.dtype}, and there is no scale for it"
+            yield f"{info.file}: {shown(name)}: has dtype {info.dtype}, but no scale"
 
 
 def _scaled_by_head(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
+    """Cache scales that are not one number for all heads."""
     for name, info in tensors.items():
         if _leaf(name) in _CACHE_SCALES and (count := math.prod(info.shape)) != 1:
             yield f"{info.file}: {name}: {count} scales, expected one for all heads"
 
 
 def _strangers(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
-    """Tensors of no module of the model; the cache's scales belong to the attention."""
+    """Tensors that belong to no module of the model. Cache scales belong to the attention."""
     known = layout.tensors()
     modules = {_module(name) for name in known}
     for index in range(len(layout.layers)):
