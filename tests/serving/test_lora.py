@@ -114,9 +114,12 @@ def layout() -> ModelLayout:
         ({"model.layers.1.self_attn.o_proj.A": (8, 256)}, r"o_proj of layer 1 is not low rank"),
         ({"model.layers.1.self_attn.v_proj": (256, 256)}, r"lora_B has 256 rows, expected 128"),
         ({"model.layers.1.mlp.down_proj": (256, 512)}, r"lora_A has 512 columns, expected 400"),
-        ({"model.layers.4.mlp.down_proj": (256, 512)}, r"layers\.4\.mlp\.down_proj is no linear"),
-        ({"layers.1.mlp.down_proj": (256, 400)}, r"layers\.1\.mlp\.down_proj is no linear"),
-        ({"model.layers.1.self_attn.k_up_proj": (64, 32)}, r"k_up_proj is no linear of this"),
+        (
+            {"model.layers.4.mlp.down_proj": (256, 512)},
+            r"layers\.4\.mlp\.down_proj is not a linear",
+        ),
+        ({"layers.1.mlp.down_proj": (256, 400)}, r"layers\.1\.mlp\.down_proj is not a linear"),
+        ({"model.layers.1.self_attn.k_up_proj": (64, 32)}, r"k_up_proj is not a linear of this"),
     ],
 )
 def test_an_adapter_of_another_model_is_refused_naming_the_linear(

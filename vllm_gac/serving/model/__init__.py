@@ -1,0 +1,5 @@
+"""The vLLM model class of gac models: its layers, linears and LoRA adapters.
+
+These modules may import `serving.attention`, `serving.config`, `serving.loading` and what lies
+below them.
+"""

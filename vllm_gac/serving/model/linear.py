@@ -1,11 +1,12 @@
-"""Low-rank linears W ~ B A, built from vLLM's own, so that quantization and TP see plain linears.
+"""Low-rank linears W ~ B A, built from vLLM's linears: quantization and TP see plain linears.
 
-The A (down) factor of a column-parallel linear is replicated and its B sharded; a row-parallel
-one shards A, all-reduces at the rank, which is narrower than the output, and replicates B.
+A column-parallel linear replicates its A (down) factor and shards B. A row-parallel linear shards
+A, all-reduces the latent, which is narrower than the output, and replicates B.
 
-Where several column-parallel linears of one input are low rank, their A's are one GEMM: at decode a
-skinny GEMM takes as long as its launch. Under a quantization config they are not: which linears it
-leaves alone stands in lists of their own names, which vLLM cannot relate to a fused one.
+Where several column-parallel linears of one input are low rank, their A factors are fused into one
+GEMM, because at decode a skinny GEMM takes no longer than its launch. Under a quantization config
+they are not fused: the config lists the linears to skip by their own names, and vLLM cannot match
+those to a fused linear.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,16 +25,17 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.platforms import current_platform
 
-# Where the part of a checkpoint's linear that comes first goes: a fused linear and its shard.
+# By name of a checkpoint's linear: the fused linear that it is loaded into, and its shard there.
 Shards = dict[str, tuple[str, str | int]]
 
 _DOWN_FACTORS = "down_factors"
-# Parts of a fused output begin on 16 bytes, without which the next GEMM is slow; of 16-bit numbers.
+# Each part of a fused output begins on 16 bytes, eight 16-bit numbers. Otherwise the next GEMM is
+# slow.
 _GRANULE = 8
 
 
 class LowRankLinear(nn.Module):
-    """y = B (A x): x [tokens, in] -> y [tokens, out], sharded as its factors are."""
+    """y = B (A x): x [tokens, in] -> y [tokens, out]. It is sharded as its factors are."""
 
     def __init__(self, down: LinearBase, up: LinearBase) -> None:
         super().__init__()
@@ -41,7 +43,7 @@ class LowRankLinear(nn.Module):
         self.B = up
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, nn.Parameter | None]:
-        """The output and, as with vLLM's linears, a bias that is None: it has been added."""
+        """The output, and None in place of a bias, which has been added; as vLLM's linears do."""
         x, _ = self.A(x)
         return self.B(x)
 
@@ -62,15 +64,25 @@ def add_column_parallel(
     quant_config: QuantizationConfig | None,
     prefix: str,
 ) -> Shards:
-    """Add to `owner` column-parallel linears (out, in) of one input, under their names.
+    """Add column-parallel linears of one input to `owner`. `project` applies them.
 
-    Those in `ranks` are low rank; their A's are fused unless LoRA, which adapts each by itself,
-    quantization, which may treat each differently, or a misaligned rank is in the way. `project`
-    applies them all.
+    The A factors of low-rank linears are fused, except with LoRA, which adapts each linear by
+    itself, with quantization, which may treat each differently, or if a rank is misaligned.
+
+    Args:
+        owner: The module that gets the linears, under their names.
+        shapes: (out, in) of each linear by name, over all ranks.
+        ranks: Rank of each low-rank linear by name.
+        bias: Whether the linears have a bias.
+        quant_config: vLLM's quantization config, if any.
+        prefix: Name of `owner` in the model.
+
+    Returns:
+        Where to load the fused A factors; empty if none are fused.
     """
     fused = [name for name in shapes if name in ranks]
-    one_by_one = quant_config is not None or get_current_vllm_config().lora_config is not None
-    if len(fused) < 2 or one_by_one or any(ranks[name] % _GRANULE for name in fused):
+    stay_separate = quant_config is not None or get_current_vllm_config().lora_config is not None
+    if len(fused) < 2 or stay_separate or any(ranks[name] % _GRANULE for name in fused):
         fused = []
     for name, (out_size, in_size) in shapes.items():
         rank, own_prefix = ranks.get(name), f"{prefix}.{name}"
@@ -96,7 +108,16 @@ def add_column_parallel(
 
 
 def project(owner: nn.Module, names: Iterable[str], x: torch.Tensor) -> list[torch.Tensor]:
-    """x [tokens, in] through the linears that add_column_parallel gave `owner`, in this order."""
+    """Apply linears that `add_column_parallel` added to `owner`.
+
+    Args:
+        owner: Their module.
+        names: The linears to apply.
+        x: [tokens, in].
+
+    Returns:
+        Each linear's output, [tokens, its out], in the order of `names`.
+    """
     linears = [getattr(owner, name) for name in names]
     latents = iter(_latents(owner, x))
     return [
@@ -110,14 +131,14 @@ def _latents(owner: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if down is None:
         return ()
     latents = down(x)[0].split(down.output_sizes, dim=-1)
-    # Parts of rows are fine for cuBLAS; other kernels may want rows that follow each other.
+    # cuBLAS takes strided rows. Other kernels may need contiguous ones.
     if current_platform.is_cuda():
         return tuple(latents)
     return tuple(latent.contiguous() for latent in latents)
 
 
 def is_plain(linear: LinearBase) -> bool:
-    """Whether `linear` is its weight times its input, by whichever kernel vLLM likes."""
+    """Whether `linear` only multiplies by its weight, and vLLM is free to choose the kernel."""
     config = get_current_vllm_config()
     return (
         type(linear.quant_method) is UnquantizedLinearMethod

@@ -1,4 +1,4 @@
-"""Llama and Mistral whose layers have different widths, as vLLM models.
+"""Llama and Mistral with different dims in each layer, as a vLLM model.
 
 Everything that does not depend on a layer's dims is vLLM's own Llama.
 """
@@ -45,7 +45,7 @@ GATE_AND_UP = ("gate_proj", "up_proj")
 
 
 class GacMLP(nn.Module):
-    """SwiGLU of the layer's own width; gate and up are one GEMM unless one is low rank."""
+    """SwiGLU with the layer's own width. Gate and up are one GEMM unless one is low rank."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class GacMLP(nn.Module):
 
 
 class GacDecoderLayer(nn.Module):
-    """One decoder layer; its dims are those of its index in the layout."""
+    """One decoder layer. The index in `prefix` selects its dims from the layout."""
 
     def __init__(
         self, layout: ModelLayout, config: HfConfig, vllm_config: VllmConfig, prefix: str
@@ -127,7 +127,16 @@ class GacDecoderLayer(nn.Module):
         hidden_states: torch.Tensor,
         residual: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pre-norm attention and MLP; the residual travels beside the hidden states."""
+        """Pre-norm attention and MLP.
+
+        Args:
+            positions: Position of each token, [tokens].
+            hidden_states: [tokens, hidden].
+            residual: What is to be added to `hidden_states`; None in the first layer.
+
+        Returns:
+            Hidden states and residual for the next layer, both [tokens, hidden].
+        """
         if residual is None:
             residual = hidden_states
             hidden_states = self.input_layernorm(hidden_states)
@@ -140,15 +149,16 @@ class GacDecoderLayer(nn.Module):
 
 @support_torch_compile
 class GacModel(LlamaModel):
-    """vLLM's Llama with layers of their own widths."""
+    """vLLM's Llama model with our decoder layers."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load checkpoint tensors, fused layer by layer as the layer was built."""
+        """Load checkpoint tensors into the linears that each layer has, fused or not."""
         mapper = WeightsMapper(orig_to_new_stacked=self._stacked_names())
-        alike = packed_alike(weights, dict(self.named_parameters()), mapper)
-        return AutoWeightsLoader(self).load_weights(alike, mapper=mapper)
+        checked = packed_alike(weights, dict(self.named_parameters()), mapper)
+        return AutoWeightsLoader(self).load_weights(checked, mapper=mapper)
 
     def _stacked_names(self) -> dict[str, tuple[str, str | int]]:
+        """Where each checkpoint linear is loaded: the fused linear and its shard, by name."""
         names: dict[str, tuple[str, str | int]] = {}
         for index, layer in enumerate(self.layers):
             if isinstance(layer, PPMissingLayer):
@@ -161,13 +171,13 @@ class GacModel(LlamaModel):
 
 
 class GacLlamaForCausalLM(LlamaForCausalLM):
-    """Compressed Llama or Mistral, as `vllm-gac compress` names it in `architectures`."""
+    """Compressed Llama or Mistral: the class that `architectures` in config.json names."""
 
     @property
     def lora_manager(self) -> "LoRAModelManager":
-        """vLLM's manager of LoRA adapters, which puts itself here once it has wrapped our linears.
+        """vLLM's manager of LoRA adapters, which sets this after it has wrapped our linears.
 
-        From then on, adapters are made to fit before it takes them.
+        The setter makes the manager fit each adapter before it validates it.
         """
         return self._lora_manager
 
@@ -182,7 +192,7 @@ class GacLlamaForCausalLM(LlamaForCausalLM):
         prefix: str = "",
         layer_type: type[nn.Module] = GacDecoderLayer,
     ) -> GacModel:
-        """The model of our layers, whatever `layer_type` LlamaForCausalLM asks for."""
+        """The model with our layers. `layer_type`, which LlamaForCausalLM passes, is ignored."""
         hf_config = vllm_config.model_config.hf_config
         layer = functools.partial(
             GacDecoderLayer,

@@ -1,7 +1,7 @@
-"""LoRA adapters of a gac model: made to fit what is served, or refused.
+"""LoRA adapters of a gac model: padded to the served dims, or refused.
 
-vLLM copies an adapter's factors into the corner of buffers of the served size, and passes over
-linears that it does not find. An adapter made for other dims would be wrong without a word.
+vLLM copies an adapter's factors into the corner of buffers of the served size, and skips linears
+that it does not find. An adapter for other dims would give wrong results without an error.
 """
 
 import re
@@ -24,15 +24,21 @@ _OUTSIDE = ("model.embed_tokens", "lm_head")  # as the dense model has them
 
 
 def fit_adapters(manager: "LoRAModelManager", hf_config: "PreTrainedConfig") -> None:
-    """Have `manager` fit every adapter that it is given, where it validates them."""
+    """Make `manager` fit every adapter that it receives, before it validates it."""
     stored, served = stored_layout(hf_config), layout_of_hf(hf_config)
     fit_before_validation(manager, lambda adapter: fit_adapter(adapter, stored, served))
 
 
 def fit_adapter(adapter: "LoRAModel", stored: ModelLayout, served: ModelLayout) -> None:
-    """Pad the factors of `adapter`, made for `stored`, to `served`, each as its linear is padded.
+    """Pad the factors of `adapter` in place, each as its linear is padded.
 
-    Raises CheckpointError for an adapter of other linears or shapes than `stored` has.
+    Args:
+        adapter: An adapter that was trained on the model as stored.
+        stored: The layout of the model's files.
+        served: The layout that is served.
+
+    Raises:
+        CheckpointError: The adapter has other linears or shapes than `stored`.
     """
     for name, factors in adapter.loras.items():
         if name in _OUTSIDE:
@@ -46,12 +52,12 @@ def fit_adapter(adapter: "LoRAModel", stored: ModelLayout, served: ModelLayout) 
 
 
 def _adapted_tensor(name: str, layout: ModelLayout) -> str:
-    """The tensor of its layer that factors of this name are added to."""
-    found = _IN_A_LAYER.fullmatch(name)
-    if found is None or int(found[1]) >= len(layout.layers) or found[2] not in LINEARS:
-        raise CheckpointError(f"LoRA adapter: {name} is no linear of this model")
-    linear, factor = found[2], found[3] or ""
-    low_rank = linear in layout.layers[int(found[1])].ranks
+    """The tensor, named within its layer, that the adapter's factors of this name change."""
+    match = _IN_A_LAYER.fullmatch(name)
+    if match is None or int(match[1]) >= len(layout.layers) or match[2] not in LINEARS:
+        raise CheckpointError(f"LoRA adapter: {name} is not a linear of this model")
+    linear, factor = match[2], match[3] or ""
+    low_rank = linear in layout.layers[int(match[1])].ranks
     if low_rank and not factor:
         raise CheckpointError(
             f"LoRA adapter: {name} is stored as two factors; train the adapter on {name}.A and "
@@ -59,7 +65,7 @@ def _adapted_tensor(name: str, layout: ModelLayout) -> str:
         )
     if factor and not low_rank:
         raise CheckpointError(
-            f"LoRA adapter: {name}: {linear} of layer {found[1]} is not low rank; train the "
+            f"LoRA adapter: {name}: {linear} of layer {match[1]} is not low rank; train the "
             "adapter on this model"
         )
     return f"{linear}{factor}.weight"

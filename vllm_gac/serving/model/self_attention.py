@@ -1,4 +1,4 @@
-"""Self-attention of a compressed layer: projections, RoPE at its own frequencies, attention."""
+"""Self-attention of a compressed layer: projections, RoPE with its own table, attention."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 class GacSelfAttention(nn.Module):
-    """Attention of layer `layer` of `layout`; shapes are per tensor-parallel rank."""
+    """Self-attention of `layer`. Shapes are those of one tensor-parallel rank."""
 
     rope_inv_freq: torch.Tensor  # fp32 [key heads or 1, pairs]
 
@@ -45,9 +45,9 @@ class GacSelfAttention(nn.Module):
         self.projection_shards = self._add_projections(prefix)
         self._add_frequencies(rope)
         if self.is_latent:
-            group = layout.num_key_value_heads // layer.key.heads
+            heads_per_latent = layout.num_key_value_heads // layer.key.heads
             self.k_up_proj = KeyUpProjection(
-                self.geometry.key_heads, group * layout.head_dim, layer.key.size
+                self.geometry.key_heads, heads_per_latent * layout.head_dim, layer.key.size
             )
         out_size, in_size = layout.linear_shape(layer, "self_attn.o_proj")
         self.o_proj = row_parallel(
@@ -77,11 +77,11 @@ class GacSelfAttention(nn.Module):
         if not self.is_fused:
             q, k, v = project(self, PROJECTIONS, hidden_states)
             return q, k, v
-        g = self.geometry
+        geometry = self.geometry
         sizes = [
-            g.query_heads * g.query_size,
-            g.key_heads * g.key_size,
-            g.value_heads * g.value_size,
+            geometry.query_heads * geometry.query_size,
+            geometry.key_heads * geometry.key_size,
+            geometry.value_heads * geometry.value_size,
         ]
         qkv, _ = self.qkv_proj(hidden_states)
         q, k, v = qkv.split(sizes, dim=-1)
@@ -90,22 +90,22 @@ class GacSelfAttention(nn.Module):
     def _rotate(
         self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """q and k with RoPE, which latent keys get where they are met.
+        """Apply RoPE to q and k. Latent keys are rotated later, when attention rebuilds them.
 
-        A query head turns at the frequencies of the key head it meets.
+        A query head uses the frequencies of its key head.
         """
-        g = self.geometry
+        geometry = self.geometry
         cos, sin = cos_sin(positions, self.rope_inv_freq)
         if not self.is_latent:
-            k = rotate(k.reshape(-1, g.key_heads, g.key_size), cos, sin).flatten(1)
+            k = rotate(k.reshape(-1, geometry.key_heads, geometry.key_size), cos, sin).flatten(1)
         tables = cos.shape[1]
-        q = q.reshape(-1, tables, g.query_heads // tables, g.query_size)
+        q = q.reshape(-1, tables, geometry.query_heads // tables, geometry.query_size)
         return rotate(q, cos.unsqueeze(2), sin.unsqueeze(2)).flatten(1), k
 
     def _rotate_and_attend(
         self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """As `_rotate` and the attention; one kernel rotates and, for our attention, caches."""
+        """Rotate and attend on a GPU. One kernel rotates and, for our backend, fills the cache."""
         from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
 
         cache = self.attn.cache_target() if isinstance(self.attn, GacAttention) else None
@@ -117,7 +117,7 @@ class GacSelfAttention(nn.Module):
         return attended
 
     def _add_projections(self, prefix: str) -> Shards:
-        """Build q/k/v, fused into one GEMM unless one of them is low rank."""
+        """Build the q, k and v projections, as one GEMM unless one of them is low rank."""
         layout, layer = self.layout, self.layer
         linears = {name: f"self_attn.{name}" for name in PROJECTIONS}
         shapes = {name: layout.linear_shape(layer, full) for name, full in linears.items()}
@@ -131,10 +131,11 @@ class GacSelfAttention(nn.Module):
             "quant_config": self.quant_config,
             "prefix": f"{prefix}.qkv_proj",
         }
-        g = self.geometry
-        if g.query_size == g.key_size == g.value_size and g.key_heads == g.value_heads:
+        geometry = self.geometry
+        equal_heads = geometry.key_heads == geometry.value_heads
+        if equal_heads and geometry.query_size == geometry.key_size == geometry.value_size:
             self.qkv_proj = QKVParallelLinear(
-                layout.hidden_size, g.key_size, layer.query_heads, layer.key.heads, **fused
+                layout.hidden_size, geometry.key_size, layer.query_heads, layer.key.heads, **fused
             )
             return {name: ("qkv_proj", name[0]) for name in PROJECTIONS}
         self.qkv_proj = MergedColumnParallelLinear(
@@ -143,21 +144,22 @@ class GacSelfAttention(nn.Module):
         return {name: ("qkv_proj", shard) for shard, name in enumerate(PROJECTIONS)}
 
     def _add_frequencies(self, rope: RopeParameters) -> None:
-        """The buffer `rope_inv_freq`, fp32 [key heads or 1, pairs].
+        """Add the buffer `rope_inv_freq`, fp32 [key heads or 1, pairs].
 
-        Loaded where the checkpoint has a table; else the model's own, one for all heads.
+        It is loaded if the checkpoint has a table for this layer. Otherwise it has one row for all
+        heads, computed from config.json.
         """
         if not self.layer.key.rope_table:
-            own = inverse_frequencies(rope, self.layout.head_dim)
-            own = own.to(torch.get_default_device())
-            self.register_buffer("rope_inv_freq", own[None, :], persistent=False)
+            frequencies = inverse_frequencies(rope, self.layout.head_dim)
+            frequencies = frequencies.to(torch.get_default_device())
+            self.register_buffer("rope_inv_freq", frequencies[None, :], persistent=False)
             return
         shape = (self.geometry.key_heads, self.layer.key.size // 2)
         self.register_buffer("rope_inv_freq", torch.empty(shape, dtype=torch.float32))
         set_weight_attrs(self.rope_inv_freq, {"weight_loader": load_own_heads})
 
     def _attention(self, cache_config: CacheConfig | None, prefix: str) -> nn.Module:
-        g = self.geometry
+        geometry = self.geometry
         common: dict[str, Any] = {
             "scale": self.layout.softmax_scale,
             "cache_config": cache_config,
@@ -165,18 +167,26 @@ class GacSelfAttention(nn.Module):
             "prefix": prefix,
         }
         load_config = get_current_vllm_config().load_config
-        kernels = attention_kernels(g, load_config.model_loader_extra_config)
-        announce(g, kernels)
+        kernels = attention_kernels(geometry, load_config.model_loader_extra_config)
+        announce(geometry, kernels)
         if kernels.backend == STOCK:
-            return Attention(g.query_heads, g.key_size, num_kv_heads=g.key_heads, **common)
+            return Attention(
+                geometry.query_heads,
+                geometry.key_size,
+                num_kv_heads=geometry.key_heads,
+                **common,
+            )
         common |= {"attn_backend": gac_backend(), "prefill": kernels.prefill}
         if self.is_latent:
             common["latent"] = LatentKeys(self.k_up_proj.weight, self.rope_inv_freq)
-        return GacAttention(g, **common)
+        return GacAttention(geometry, **common)
 
 
 class KeyUpProjection(nn.Module):
-    """The up factors of latent keys, [key heads, group * head_dim, rank]; used by the attention."""
+    """The up factors of latent keys, which attention applies.
+
+    `weight` is [key heads, heads per latent * head_dim, rank].
+    """
 
     def __init__(self, heads: int, out_size: int, rank: int) -> None:
         super().__init__()
@@ -185,7 +195,7 @@ class KeyUpProjection(nn.Module):
 
 
 def load_own_heads(param: torch.Tensor, loaded: torch.Tensor) -> None:
-    """Weight loader: this rank's heads of a tensor [heads, ...]; one head is shared by all."""
+    """Weight loader for a tensor [heads, ...]: copies this rank's heads, or the only one."""
     heads = param.shape[0]
     if loaded.shape[0] > 1:
         loaded = loaded.narrow(0, get_tensor_model_parallel_rank() * heads, heads)
