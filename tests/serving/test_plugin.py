@@ -1,4 +1,4 @@
-"""Registration: idempotent, silent about everything but itself, and free until it is needed."""
+"""Registration is idempotent, never raises, and imports nothing until vLLM does."""
 
 import importlib.util
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from vllm_gac.errors import VersionError
 from vllm_gac.serving import plugin, registration
-from vllm_gac.serving.after_import import once_imported
+from vllm_gac.serving.after_import import run_after_import
 
 
 def _run(code: str) -> str:
@@ -29,7 +29,7 @@ print([m for m in sys.modules if m.split(".")[0] in ("vllm", "torch", "transform
     assert _run(code) == "[]"
 
 
-def test_everything_is_registered_once_vllm_imports_its_registries() -> None:
+def test_everything_is_registered_after_vllm_imports_its_registries() -> None:
     code = """
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving import plugin, registration
@@ -45,7 +45,7 @@ print(type(loaders["gac"](LoadConfig())).__name__, hooks[ARCHITECTURE].__name__,
       type(get_config_parser("hf")).__name__, get_config_parser("hf").before.__name__,
       ARCHITECTURE in ModelRegistry.get_supported_archs(),
       backends["GAC_REFERENCE"].get_class().get_name(), "GAC" in backends.__members__,
-      registration.failures)
+      registration.registration_failures)
 """
     parsers = "GacConfigParser HFConfigParser"
     expected = f"GacModelLoader GacConfigHook {parsers} True GAC_REFERENCE True {{}}"
@@ -72,7 +72,7 @@ FIRST = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", FIRST)
-def test_whatever_is_imported_first_all_is_registered(first: str) -> None:
+def test_everything_is_registered_whatever_is_imported_first(first: str) -> None:
     code = f"""
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving import plugin, registration
@@ -83,19 +83,19 @@ from vllm.model_executor.models.config import MODELS_CONFIG_MAP as hooks
 from vllm.transformers_utils.config import get_config_parser
 from vllm.config.load import LoadConfig
 print(type(loaders["gac"](LoadConfig())).__name__, hooks[ARCHITECTURE].__name__,
-      type(get_config_parser("hf")).__name__, registration.failures)
+      type(get_config_parser("hf")).__name__, registration.registration_failures)
 """
     expected = "GacModelLoader GacConfigHook GacConfigParser {}"
     assert _run(code).splitlines()[-1] == expected
 
 
-def test_a_failed_step_is_logged_and_raised_only_when_a_gac_model_is_asked_for(
+def test_a_failed_step_is_logged_and_raised_when_a_gac_model_is_requested(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("vllm")
     failures: dict[str, str] = {}
-    monkeypatch.setattr(plugin, "failures", failures)
-    monkeypatch.setattr(registration, "failures", failures)
+    monkeypatch.setattr(plugin, "registration_failures", failures)
+    monkeypatch.setattr(registration, "registration_failures", failures)
 
     def broken() -> None:
         raise ImportError("no such registry")
@@ -108,17 +108,17 @@ def test_a_failed_step_is_logged_and_raised_only_when_a_gac_model_is_asked_for(
         registration.refuse_if_unregistered()
 
 
-def test_a_deferred_step_runs_after_the_import_and_not_on_a_mere_look_up(
+def test_a_deferred_step_runs_after_the_import_and_not_on_find_spec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "late_module.py").write_text("VALUE = 7\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     ran: list[int] = []
-    once_imported("late_module", lambda: ran.append(sys.modules["late_module"].VALUE))
+    run_after_import("late_module", lambda: ran.append(sys.modules["late_module"].VALUE))
 
     assert importlib.util.find_spec("late_module") is not None
     assert ran == []
     importlib.import_module("late_module")
     assert ran == [7]
-    once_imported("late_module", lambda: ran.append(8))
+    run_after_import("late_module", lambda: ran.append(8))
     assert ran == [7, 8]

@@ -1,8 +1,8 @@
-"""Running code once a module has been imported, without importing it.
+"""Runs code after a module has been imported, without importing it.
 
-vLLM asks every plugin to register in every process, the API server's included. Importing vLLM's
-loader and model registries to do so costs over a second where nothing else needs them; waiting
-until vLLM imports them itself costs nothing.
+vLLM makes every plugin register in every process, the API server included. Importing vLLM's loader
+and model registries for that would take over a second in processes that do not need them. Waiting
+until vLLM imports them takes no time.
 """
 
 import importlib.util
@@ -15,8 +15,8 @@ from types import ModuleType
 Step = Callable[[], None]
 
 
-def once_imported(module: str, step: Step) -> None:
-    """Run `step` now if `module` is imported, else as soon as it is. `step` must not raise."""
+def run_after_import(module: str, step: Step) -> None:
+    """Run `step` as soon as `module` is imported, now if it is already. `step` must not raise."""
     if module in sys.modules:
         step()
         return
@@ -26,7 +26,7 @@ def once_imported(module: str, step: Step) -> None:
 
 
 class _AfterImport(MetaPathFinder):
-    """Finds nothing itself; it makes the module that others find run the pending steps."""
+    """Makes a module that other finders find run the pending steps after its import."""
 
     def __init__(self) -> None:
         self._finding: set[str] = set()
@@ -50,7 +50,7 @@ class _AfterImport(MetaPathFinder):
             for step in _pending.pop(name, ()):
                 step()
 
-        # The loader belongs to this spec alone.
+        # Each spec has a loader of its own, so this changes no other import.
         spec.loader.exec_module = execute_then_run_steps  # type: ignore[method-assign]
         return spec
 

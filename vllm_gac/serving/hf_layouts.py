@@ -1,8 +1,8 @@
-"""The layouts in a transformers config: what is served, and what the files have.
+"""The two layouts in a transformers config: the served one and the stored one.
 
-They differ where dims are padded at load time, or heads repeated for many GPUs. Both travel with
-the config to every process, so that loading, reloading, quantization and sleeping go by the same
-ones.
+They differ if dims are padded at load time, or if heads are repeated for many GPUs. Both travel
+with the config to every process, so that loading, reloading, quantization and sleep mode use the
+same ones.
 """
 
 from typing import TYPE_CHECKING
@@ -13,18 +13,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
     from vllm.config import ModelConfig
 
-# The "gac" object as the files have it, where what is served is padded or has heads repeated.
+# Attributes for the "gac" object and the KV heads of the stored layout. They are set only if the
+# served layout is padded or has repeated heads.
 _STORED = "gac_stored"
 _STORED_KV_HEADS = "gac_stored_kv_heads"
 
 
 def layout_of_hf(hf_config: "PreTrainedConfig") -> ModelLayout:
-    """The layout to serve. Raises CheckpointError."""
+    """The layout to serve. Raises CheckpointError if the config is faulty."""
     return layout_of(hf_config.to_dict(), _where(hf_config))
 
 
 def stored_layout(hf_config: "PreTrainedConfig") -> ModelLayout:
-    """The layout that the files have. Raises CheckpointError."""
+    """The layout of the files. Raises CheckpointError if the config is faulty."""
     raw = hf_config.to_dict()
     if _STORED in raw:
         raw |= {"gac": raw[_STORED], "num_key_value_heads": raw[_STORED_KV_HEADS]}
@@ -32,7 +33,7 @@ def stored_layout(hf_config: "PreTrainedConfig") -> ModelLayout:
 
 
 def serve_as(model_config: "ModelConfig", served: ModelLayout) -> None:
-    """Make `served` the layout to serve, and keep the one that the files have."""
+    """Make `served` the layout to serve, and keep the stored one beside it."""
     hf_config = model_config.hf_config
     if not hasattr(hf_config, _STORED):
         setattr(hf_config, _STORED, hf_config.gac)
@@ -40,7 +41,7 @@ def serve_as(model_config: "ModelConfig", served: ModelLayout) -> None:
     hf_config.gac = served.section(getattr(hf_config, _STORED).get("source"))
     hf_config.num_key_value_heads = served.num_key_value_heads
     hf_config.head_dim = served.cache_head_dim
-    # vLLM sizes scratch by its head size.
+    # vLLM sizes scratch memory by the head size in it.
     model_config.model_arch_config = model_config.get_model_arch_config()
 
 

@@ -1,9 +1,9 @@
-"""Entry point `vllm.stat_logger_plugins`: what is served, as `gac_*` gauges and in one log line.
+"""Entry point `vllm.stat_logger_plugins`: describes the served model in gauges and one log line.
 
-Everything here follows from the layout and the cache config, so the front-end process can publish
-it without asking a worker. With several API servers each publishes the same values; the merged
-gauge is their most recent one, so it counts once whichever of them answers a scrape. Only the
-first one logs.
+The values of the `gac_*` gauges follow from the layout and the cache config, so the front-end
+process publishes them without calling a worker. With several API servers each publishes the same
+values. The gauges are merged to the most recent value, so nothing is counted twice. Only the first
+API server writes the log line.
 """
 
 from collections import Counter
@@ -27,14 +27,14 @@ from vllm_gac.serving.vllm_internals import is_first_api_server
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
-# Layers by attention backend, its decode and prefill kernels, and key and value heads.
+# Number of layers by attention backend, decode kernel, prefill kernel, key heads and value heads.
 _Kernels: TypeAlias = Counter[tuple[str, str, str, str, str]]
 
 
 class GacStatLogger(StatLoggerBase):
-    """Sets the gauges and logs one line, once, when the engine is up.
+    """Sets the gauges and logs one line when the engine has started.
 
-    Other models get only the gauge of their cache's room, which a compressed model is compared by.
+    Models that are not gac models get only the gauge gac_kv_cache_tokens, for comparison.
     """
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
@@ -42,10 +42,10 @@ class GacStatLogger(StatLoggerBase):
         self.engine_index = engine_index
 
     def log_engine_initialized(self) -> None:
-        """Publish the gauges of the model that this engine serves, and log them in one line."""
+        """Publish the gauges of the model that this engine serves, and log one line."""
         model_config, cache_config = self.vllm_config.model_config, self.vllm_config.cache_config
-        name = model_config.served_model_name
-        model = str(name[0] if isinstance(name, list) else name)
+        names = model_config.served_model_name
+        model = str(names[0] if isinstance(names, list) else names)
         if (room := cache_config.kv_cache_size_tokens) is not None:
             text = "Tokens that fit in the KV cache of one engine; published for every model."
             _gauge("gac_kv_cache_tokens", text, "engine").labels(model, self.engine_index).set(room)
@@ -58,12 +58,12 @@ class GacStatLogger(StatLoggerBase):
         kernels = _kernels(layout, self.vllm_config.load_config.model_loader_extra_config)
         _publish(layout, dense, model, element_bytes)
         _publish_kernels(kernels, model)
-        # Data parallel engines and further API servers would say the same again.
+        # Other data-parallel engines and API servers would repeat the line.
         if self.engine_index == 0 and is_first_api_server(self.vllm_config):
             logger.info("%s", start_line(layout, dense, element_bytes, room, kernels))
 
     def record(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing changes from step to step."""
+        """Do nothing: no value changes from step to step."""
 
 
 def _bytes(dtype: torch.dtype) -> int:
@@ -71,7 +71,7 @@ def _bytes(dtype: torch.dtype) -> int:
 
 
 def _dense(raw_config: Mapping[str, Any], layout: ModelLayout) -> ModelLayout:
-    """The model before compression: config.json keeps its dims, all but the head size."""
+    """The dense layout. config.json keeps its dims, except the head size, which the layout has."""
     changes: dict[str, Any] = {"gac": None, "architectures": [], "head_dim": layout.head_dim}
     return layout_of({**raw_config, **changes})
 
@@ -83,14 +83,14 @@ def start_line(
     room: int | None,
     kernels: _Kernels,
 ) -> str:
-    """What is served, beside the dense model that it was, in one line.
+    """The log line that compares the served model with the dense one.
 
     Args:
-        layout: The served model.
-        dense: The same before compression.
+        layout: The served layout.
+        dense: The layout before compression.
         element_bytes: Bytes of one number in the KV cache.
         room: Tokens that fit in the KV cache; None if it is not known.
-        kernels: Number of layers by their kernels and heads.
+        kernels: Number of layers by backend, kernels and heads.
     """
     share = layout.kv_elements / dense.kv_elements
     parts = [
@@ -142,7 +142,7 @@ def _publish(layout: ModelLayout, dense: ModelLayout, model: str, element_bytes:
 
 
 def _publish_kernels(kernels: _Kernels, model: str) -> None:
-    """Layers by their kernels and class of heads: a model has few classes."""
+    """Publish the number of layers by kernels and class of heads. A model has few classes."""
     text = (
         "Number of layers by attention backend, decode kernel, prefill kernel and the form, "
         "number and size of key and value heads."
@@ -160,7 +160,7 @@ def _kernels(layout: ModelLayout, loader_config: dict[str, Any]) -> _Kernels:
 def _attention(
     layout: ModelLayout, layer: LayerLayout, loader_config: dict[str, Any]
 ) -> tuple[str, str, str, str, str]:
-    # Not at the top: the front end has no other use for vLLM's layers.
+    # Not at the top: importing vLLM's layers is slow, and the front end needs them only here.
     from vllm.platforms import current_platform
 
     from vllm_gac.serving.attention.layer import attention_kernels
@@ -175,7 +175,7 @@ def _attention(
 
 
 def _gauge(name: str, text: str, *labels: str) -> Gauge:
-    """The gauge `name`, created on first use: an engine may be initialized twice in a process."""
+    """The gauge `name`, created on first use. A process may initialize several engines."""
     known = REGISTRY._names_to_collectors.get(name)
     if isinstance(known, Gauge):
         return known

@@ -1,8 +1,8 @@
-"""Entry point `vllm.general_plugins`: tells vLLM about gac models, and never raises.
+"""Entry point `vllm.general_plugins`: registers gac models with vLLM, and never raises.
 
-vLLM calls `register` in every process (API server, engine core, workers). Nothing is imported
-for it: each step waits until vLLM itself imports the registry that the step writes to, and what
-is written there names our classes by their paths wherever vLLM accepts a path.
+vLLM calls `register` in every process (API server, engine core, workers). Registration imports no
+module of vLLM: each step waits until vLLM imports the registry that the step writes to. Where vLLM
+accepts a path instead of a class, the step registers the path, so that our modules load late, too.
 """
 
 import functools
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 from vllm_gac.errors import VersionError
 from vllm_gac.layout.names import ARCHITECTURE, LOAD_FORMAT
-from vllm_gac.serving.after_import import once_imported
-from vllm_gac.serving.registration import BACKENDS, failures
+from vllm_gac.serving.after_import import run_after_import
+from vllm_gac.serving.registration import BACKENDS, registration_failures
 
 if TYPE_CHECKING:
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader import BaseModelLoader
     from vllm.transformers_utils.config_parser_base import ConfigParserBase
 
-logger = logging.getLogger("vllm.gac")  # below vLLM's logger, so that its configuration applies
+logger = logging.getLogger("vllm.gac")  # a child of vLLM's logger, which vLLM configures
 
 
 def register() -> None:
-    """Register architecture, backends, config parser and hook, and load format; idempotent."""
+    """Register architecture, backends, config parser, config hook and load format. Idempotent."""
     for module, step in (
         ("vllm.model_executor.models.registry", _register_architecture),
         ("vllm.v1.attention.backends.registry", _register_backends),
@@ -32,16 +32,18 @@ def register() -> None:
         ("vllm.model_executor.models.config", _register_config_hook),
         ("vllm.model_executor.model_loader", _register_loader),
     ):
-        once_imported(module, _guarded(module, step))
+        run_after_import(module, _guarded(module, step))
 
 
 def _guarded(module: str, step: Callable[[], None]) -> Callable[[], None]:
+    """`step`, with its error kept in `registration_failures` instead of raised."""
+
     def run() -> None:
         try:
             step()
-            failures.pop(module, None)
-        except Exception as e:  # vLLM without this plugin is better than no vLLM
-            failures[module] = f"{type(e).__name__}: {e}"
+            registration_failures.pop(module, None)
+        except Exception as e:  # vLLM must still serve other models
+            registration_failures[module] = f"{type(e).__name__}: {e}"
             logger.exception("vllm-gac could not register; gac models will be refused")
 
     return run
@@ -71,7 +73,11 @@ def _register_config_parser() -> None:
 
 
 def _config_parser(before: "type[ConfigParserBase]") -> "ConfigParserBase":
-    """What vLLM calls for a parser. Our module may be the one whose import has led to the step."""
+    """Called by vLLM to make a config parser.
+
+    Our module is imported here, not in the registration step: its own import may be what imports
+    vLLM's registry and so runs the step.
+    """
     from vllm_gac.serving.config.parser import GacConfigParser
 
     GacConfigParser.before = before
@@ -97,7 +103,7 @@ def _register_loader() -> None:
 
 
 def _loader(load_config: "LoadConfig") -> "BaseModelLoader":
-    """What vLLM calls for a loader; imported then, as `_config_parser` says."""
+    """Called by vLLM to make a loader. Imports it late for the reason given in `_config_parser`."""
     from vllm_gac.serving.loading.loader import GacModelLoader
 
     return GacModelLoader(load_config)

@@ -1,4 +1,4 @@
-"""What the plugin registers, by name, and what of it could not be registered."""
+"""The names that the plugin registers, and the errors that occurred while it registered them."""
 
 from vllm_gac.errors import VersionError
 
@@ -8,19 +8,19 @@ BACKENDS = {
 }
 SUPPORTED = "0.32."
 
-# By the module of vLLM that was written to. The config hook and the loader raise it once a gac
-# model is asked for; until then vLLM serves every other model undisturbed.
-failures: dict[str, str] = {}
+# Errors by the vLLM module that the step writes to. The config hook and the loader raise them when
+# a gac model is requested. Other models are served as usual.
+registration_failures: dict[str, str] = {}
 
 
 def refuse_if_unregistered() -> None:
-    """Raise VersionError if a step of registration failed. Called when a gac model is asked for."""
-    if not failures:
+    """Raise VersionError if a registration step failed. Called when a gac model is requested."""
+    if not registration_failures:
         return
     import vllm
 
-    what = "; ".join(f"{module}: {error}" for module, error in failures.items())
+    errors = "; ".join(f"{module}: {error}" for module, error in registration_failures.items())
     raise VersionError(
-        f"vllm-gac could not register with vLLM {vllm.__version__} ({what}); "
+        f"vllm-gac could not register with vLLM {vllm.__version__} ({errors}); "
         f"install vllm=={SUPPORTED}*, the version this release is made for"
     )

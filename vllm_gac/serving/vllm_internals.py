@@ -1,11 +1,11 @@
-"""Every name of vLLM that gac models need and that vLLM promises to nobody.
+"""Every internal name of vLLM that gac models need. vLLM may change these without notice.
 
 vLLM's plugin interfaces are entry points, `ModelRegistry`, `register_backend` and stat loggers.
-What a gac model needs beside them is here: one function a name, which says for what, and why no
-public way does. All of it was read in vLLM 0.32. To serve another release, read this file against
-its sources and run tests/serving (docs/how-to-add.md).
+Everything else that gac models use is here, one function for each name. Each says what the name is
+for and why no public interface serves. The file follows vLLM 0.32. To serve another release,
+compare it with that release's sources and run tests/serving (docs/how-to-add.md).
 
-Other modules of vLLM are imported by the functions that need them: registration must not.
+The functions import vLLM's modules themselves, because registration must not import them.
 """
 
 import sys
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def config_parsers() -> dict[str, Any]:
-    """Parsers of config.json by config format; what `--config-format hf` calls is replaced.
+    """vLLM's config parsers by config format; we replace the one for `hf`.
 
-    `register_config_parser` adds a format, and a user would have to name it; gac models are found
-    whatever format is asked for.
+    `register_config_parser` can only add a format, which users would have to name. gac models must
+    be recognized without a flag.
     """
     from vllm.transformers_utils import config
 
@@ -39,7 +39,11 @@ def config_parsers() -> dict[str, Any]:
 
 
 def config_hooks() -> dict[str, Any]:
-    """By architecture, what checks and changes a VllmConfig in the front end, before any worker."""
+    """vLLM's config hooks by architecture.
+
+    A hook checks and changes a VllmConfig in the front end, before any worker starts. vLLM has no
+    function to register one.
+    """
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     hooks: dict[str, Any] = MODELS_CONFIG_MAP
@@ -47,9 +51,14 @@ def config_hooks() -> dict[str, Any]:
 
 
 def add_loader(load_format: str, make: "Callable[[LoadConfig], BaseModelLoader]") -> None:
-    """Have `--load-format` take another value.
+    """Add a value to `--load-format`.
 
-    `register_model_loader` wants the class, hence our loader and torch imported in every process.
+    `register_model_loader` takes the class itself, so every process would import our loader and
+    torch.
+
+    Args:
+        load_format: The new value.
+        make: Makes the loader from vLLM's load config.
     """
     from vllm.model_executor import model_loader
 
@@ -60,7 +69,7 @@ def add_loader(load_format: str, make: "Callable[[LoadConfig], BaseModelLoader]"
 
 
 def online_quantizations() -> dict[str, Any]:
-    """What each value of `--quantization` that quantizes while loading stands for."""
+    """By value of `--quantization`, the config it stands for if it quantizes while loading."""
     from vllm.config.quantization import _ONLINE_SHORTHANDS
 
     shorthands: dict[str, Any] = _ONLINE_SHORTHANDS
@@ -68,7 +77,7 @@ def online_quantizations() -> dict[str, Any]:
 
 
 def is_first_api_server(vllm_config: "VllmConfig") -> bool:
-    """Whether this process may say once what all API servers of a deployment know."""
+    """Whether this process is the first, or only, API server. Others should not repeat its log."""
     rank: int = vllm_config.parallel_config._api_process_rank
     return rank <= 0
 
@@ -77,10 +86,10 @@ def is_first_api_server(vllm_config: "VllmConfig") -> bool:
 
 
 def break_graphs_at(module: str, name: str) -> None:
-    """Have the attention op `name` of the imported `module` break CUDA graphs.
+    """Make the attention op `name` of the imported `module` break CUDA graphs.
 
-    vLLM decides whether it does when it imports the module, and offers no later way. Without it the
-    op is captured with a dummy batch, and replayed with that.
+    vLLM decides this when it imports the module, and offers no way to change it later. Without the
+    break, the op is captured with a dummy batch and replayed with that.
     """
     from vllm.compilation import breakable_cudagraph
     from vllm.platforms import current_platform
@@ -95,13 +104,18 @@ def break_graphs_at(module: str, name: str) -> None:
 
 
 def write_cache(key: torch.Tensor, value: torch.Tensor, layer_name: str) -> torch.Tensor:
-    """Cache keys and values by the implementation of the attention layer of that name.
+    """Cache this step's keys and values by the backend of an attention layer.
 
-    As `Attention.forward` does it, whose own shapes fit no layer of unequal heads. Both ops are
-    opaque to torch.compile.
+    `Attention.forward` calls the same op, but its shapes do not fit layers with unequal heads. The
+    op is opaque to torch.compile, as is that of `attend`.
+
+    Args:
+        key: [tokens, KV heads, width of a row's key part].
+        value: [tokens, KV heads, value size].
+        layer_name: The layer's name in vLLM.
 
     Returns:
-        What `attend` takes as `written`, so that it runs afterwards.
+        A tensor to pass to `attend` as `written`, which makes attention run after this op.
     """
     name = _encode_layer_name(layer_name)
     written: torch.Tensor = torch.ops.vllm.unified_kv_cache_update(key, value, name)
@@ -116,16 +130,26 @@ def attend(
     layer_name: str,
     written: torch.Tensor | None,
 ) -> None:
-    """Fill `output` by the implementation of that attention layer; see `write_cache`."""
+    """Run the backend of an attention layer, by the op that `Attention.forward` calls.
+
+    Args:
+        query: [tokens, query heads, query size].
+        key: As for `write_cache`.
+        value: As for `write_cache`.
+        output: [tokens, query heads, value size]; is overwritten.
+        layer_name: The layer's name in vLLM.
+        written: What `write_cache` returned; None if the cache was written in another way.
+    """
     torch.ops.vllm.unified_attention_with_output(
         query, key, value, output, _encode_layer_name(layer_name), kv_cache_dummy_dep=written
     )
 
 
 def notes_on(common: "CommonAttentionMetadata") -> dict[str, Any]:
-    """A dictionary that lives as long as a step's metadata, which all metadata builders are given.
+    """The attributes of a step's metadata, as a dictionary to which builders may add.
 
-    vLLM asks one builder a class of heads; what the step means is the same for all of them.
+    vLLM passes the same metadata to the builders of all classes of heads in a step, but has no
+    place for what they share.
     """
     return vars(common)
 
@@ -134,9 +158,9 @@ def notes_on(common: "CommonAttentionMetadata") -> dict[str, Any]:
 
 
 def fit_before_validation(manager: "LoRAModelManager", fit: "Callable[[LoRAModel], None]") -> None:
-    """Have `manager` pass every adapter to `fit` before it validates it.
+    """Make `manager` pass every adapter to `fit` before it validates it.
 
-    That is the one place that sees an adapter between its files and its buffers.
+    No other method sees an adapter after its files are read and before it is copied into buffers.
     """
     validate = manager._validate_modules_to_save
 

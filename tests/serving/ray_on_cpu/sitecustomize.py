@@ -1,11 +1,11 @@
-"""With this directory on PYTHONPATH, vLLM for CPU runs under Ray: Python imports it at its start.
+"""Lets vLLM for CPU run under Ray. Python imports this at start if its directory is on PYTHONPATH.
 
-vLLM 0.32 places a Ray worker on a device, and its CPU platform names none. Here a rank's device is
-what Ray calls a GPU, of which there are as many as RAY_OVERRIDE_RESOURCES says. Ray's processes
-inherit the environment, and so this.
+vLLM 0.32 places each Ray worker on a device, but its CPU platform names none. Here it names what
+Ray calls a GPU. RAY_OVERRIDE_RESOURCES says how many of these there are. Ray's processes inherit
+PYTHONPATH, so they import this, too.
 """
 
-from vllm_gac.serving.after_import import once_imported
+from vllm_gac.serving.after_import import run_after_import
 
 
 def _name_a_device() -> None:
@@ -14,4 +14,4 @@ def _name_a_device() -> None:
     CpuPlatform.ray_device_key = "GPU"
 
 
-once_imported("vllm.platforms.cpu", _name_a_device)
+run_after_import("vllm.platforms.cpu", _name_a_device)
