@@ -1,6 +1,6 @@
-"""Random LoRA adapters of small gac models, in PEFT's format, and models that they are merged into.
+"""Writes random LoRA adapters for small gac models, in PEFT's format, and the merged models.
 
-A low-rank linear is adapted at its two factors.
+A low-rank linear gets an adapter for each of its two factors.
 """
 
 import json
@@ -14,7 +14,7 @@ RANK, ALPHA = 8, 16
 
 
 def write_adapter(model: Path, out: Path, merged: Path | None = None) -> None:
-    """Write to `out` an adapter of every linear of `model`, and to `merged` the sum, in fp32."""
+    """Write an adapter for every linear of `model` to `out`; the merged fp32 model to `merged`."""
     generator = torch.Generator().manual_seed(3)
     factors, weights = {}, load_file(model / "model.safetensors")
     for name, weight in weights.items():
@@ -33,12 +33,12 @@ def write_adapter(model: Path, out: Path, merged: Path | None = None) -> None:
 
 
 def is_linear(name: str, tensor: torch.Tensor) -> bool:
-    """Whether this tensor of a model is a linear's, or a factor's."""
+    """Whether this tensor is the weight of a linear or of a factor in a layer."""
     return name.startswith("model.layers.") and name.endswith(".weight") and tensor.ndim == 2
 
 
 def write_factors(out: Path, factors: dict[str, torch.Tensor]) -> None:
-    """An adapter of these tensors, as PEFT writes it."""
+    """Write an adapter with these tensors, as PEFT does."""
     out.mkdir(parents=True)
     save_file(factors, out / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {

@@ -1,4 +1,4 @@
-"""What was served against the fp32 reference model on the same weights."""
+"""Compares served answers with the fp32 reference model on the same weights."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from tests.serving.server import Server
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 
-TIE = 0.1  # logprobs this close may swap places under bf16
-TOP_ERROR = 0.25  # largest error allowed of a bf16 top-5 logprob
+TIE = 0.1  # logprobs this close may change their order in bf16
+TOP_ERROR = 0.25  # largest allowed error of a top-5 logprob in bf16
 
-# Longer than two chunks of 96 tokens, and of odd lengths, so that chunks and blocks end anywhere.
+# Up to 211 tokens, more than two chunks of 96. Odd lengths make chunks and blocks end anywhere.
 PROMPTS = [[(37 * i + j * j * (i + 3)) % 4000 + 5 for j in range(211 - 13 * i)] for i in range(4)]
 CHUNKED = ("--max-num-batched-tokens", "96", "--enable-prefix-caching")
 
@@ -43,9 +43,9 @@ def _assert_steps_agree(
 def step_errors(
     expected: torch.Tensor, tokens: list[int], top: list[dict[int, float]]
 ) -> list[tuple[float, float]]:
-    """Of each step, how far its token is from the reference's best, and the worst top logprob.
+    """By step: how far its token is below the reference's best, and the largest logprob error.
 
-    `expected` are the reference's logprobs [steps, vocab].
+    `expected` are the reference's logprobs, [steps, vocab].
     """
     return [
         (

@@ -1,4 +1,4 @@
-"""vLLM, in a process of its own, on one model under several alignments: what each computes."""
+"""Runs vLLM in a process of its own, on one model with several alignment strategies."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from torch.nn.functional import pad, silu
 
 PROMPTS = [[(37 * i + j * j * (i + 3)) % 4000 + 5 for j in range(101 - 23 * i)] for i in range(3)]
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that the logits can be seen from here
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that this process sees the logits
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "2",
 }
 
 
 def run(model: Path, directory: Path, strategies: list[str]) -> dict[str, dict[str, Any]]:
-    """By strategy: greedy tokens, the logits of every step, head size and room as vLLM has them."""
+    """By strategy: greedy tokens, logits of every step, and vLLM's head size and cache tokens."""
     arguments = [json.dumps(strategies), str(model), str(directory)]
     done = subprocess.run(
         [sys.executable, "-m", __name__, *arguments],
@@ -79,10 +79,10 @@ def main(strategies: list[str], model: str, directory: Path) -> None:
 
 
 def silu_and_mul_in_whole_vectors(x: torch.Tensor) -> torch.Tensor:
-    """What SiluAndMul computes, for every channel with the same instructions.
+    """SiluAndMul that uses the same instructions for every channel.
 
-    Torch has others for the columns at the end of a row that fill no vector, which differ by one
-    unit in the last place; padding moves where that is.
+    Torch uses other instructions for the columns at the end of a row that do not fill a vector.
+    Their results differ by one unit in the last place, and padding changes which columns these are.
     """
     width = x.shape[-1] // 2
     gate, up = x[..., :width], x[..., width:]

@@ -1,4 +1,4 @@
-"""A function that runs vLLM's engine, in a process of its own."""
+"""Runs a function that uses vLLM's engine in a process of its own."""
 
 import json
 import os
@@ -11,11 +11,11 @@ from typing import Any
 from tests.serving.agreement import PROMPTS
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: the function sees the worker and model
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process: the function sees worker and model
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",
 }
-# fp32, so that outputs that ought to be equal differ in the last bits only.
+# fp32, so that outputs that should be equal differ only in the last bits.
 OPTIONS: dict[str, Any] = {
     "load_format": "gac",
     "dtype": "float32",
@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 96,
     "disable_log_stats": True,
 }
-# On a GPU with vLLM's defaults, CUDA graphs above all, but little memory and few graphs.
+# For a GPU: vLLM's defaults with CUDA graphs, but little memory and few graphs.
 GPU_OPTIONS: dict[str, Any] = OPTIONS | {
     "dtype": "bfloat16",
     "enforce_eager": False,
@@ -38,7 +38,10 @@ Answers = list[tuple[list[int], list[dict[str, float]]]]
 
 
 def in_engine_process(function: Callable[..., Any], *arguments: Any, **env: str) -> Any:
-    """What `function`, of a module's top level, returns for `arguments`; both sides JSON."""
+    """Run `function(*arguments)` in a new process.
+
+    The function is at a module's top level; arguments and result can be written as JSON.
+    """
     code = (
         "import json, sys; "
         f"from {function.__module__} import {function.__name__} as function; "
@@ -57,7 +60,7 @@ def in_engine_process(function: Callable[..., Any], *arguments: Any, **env: str)
 
 
 def answers(llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12) -> Answers:
-    """What `llm` answers to token-id prompts, greedily."""
+    """Greedy answers of `llm` to prompts of token ids."""
     return [answer(output) for output in outputs(llm, prompts, tokens)]
 
 
@@ -75,12 +78,12 @@ def outputs(
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=5)
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return llm.generate(asked, sampling, use_tqdm=False, lora_request=lora_request)
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+    return llm.generate(requests, sampling, use_tqdm=False, lora_request=lora_request)
 
 
 def assert_same(found: Answers, expected: Answers, error: float = 2e-3) -> None:
-    """The same tokens, and logprobs within `error`."""
+    """Check that tokens are equal and logprobs differ by less than `error`."""
     for (tokens, top), (expected_tokens, expected_top) in zip(found, expected, strict=True):
         assert tokens == expected_tokens
         for step, expected_step in zip(top, expected_top, strict=True):

@@ -1,4 +1,4 @@
-"""Small random gac models with every shape the format allows, as directories on disk."""
+"""Writes small random gac models, with layers of every shape that the format allows."""
 
 import json
 import shutil
@@ -32,9 +32,9 @@ def layer(
     }
 
 
-# Every layer another shape.
+# Each layer has another shape.
 HETEROGENEOUS = [
-    layer(("rotary", 4, 64), (4, 64), 512),  # as the model was: stock attention
+    layer(("rotary", 4, 64), (4, 64), 512),  # dense: stock attention
     layer(("rotary", 4, 48), (4, 32), 400),  # selected pairs, r_k > r_v
     layer(("rotary", 4, 32), (4, 80), 512),  # r_v > r_k
     layer(("rotary", 2, 64), (2, 96), 320, {"mlp.gate_proj": 64, "self_attn.o_proj": 80}),  # mixed
@@ -47,7 +47,7 @@ HETEROGENEOUS = [
 
 
 def write_model(directory: Path, layers: list[dict[str, Any]], **config: Any) -> ModelLayout:
-    """A random bf16 model of `layers` with the demo model's tokenizer; reproducible."""
+    """Write a reproducible random bf16 model of `layers` with the demo model's tokenizer."""
     directory.mkdir(parents=True)
     raw = _config(layers, **config)
     layout = layout_of(raw)
@@ -60,7 +60,7 @@ def write_model(directory: Path, layers: list[dict[str, Any]], **config: Any) ->
 
 
 def layout_with(layers: list[dict[str, Any]], **config: Any) -> ModelLayout:
-    """The layout of such a model."""
+    """The layout of the model that `write_model` writes."""
     return layout_of(_config(layers, **config))
 
 
@@ -99,7 +99,7 @@ def _weights(layout: ModelLayout) -> dict[str, torch.Tensor]:
         elif name.endswith("norm.weight"):
             weights[name] = torch.ones(shape, dtype=torch.bfloat16)
         else:
-            # A wide head spreads the logits, so that greedy choices are rarely ties.
+            # Large weights spread the logits, so that greedy choices are rarely ties.
             gain = 2.0 if name.startswith("lm_head") else 1.0
             weight = torch.randn(shape, generator=generator) * gain * shape[-1] ** -0.5
             weights[name] = weight.to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""vLLM, in processes of its own, on several ranks: what it answers and how much it can cache."""
+"""Runs vLLM on several ranks in processes of their own: its answers and its cache size."""
 
 import contextlib
 import json
@@ -13,14 +13,15 @@ from typing import Any
 
 PROMPTS = [[(37 * i + j * j * (i + 3)) % 4000 + 5 for j in range(101 - 23 * i)] for i in range(3)]
 MAX_TOKENS = 8
-# One thread a rank, which the system places: vLLM itself would want a NUMA node for each rank.
+# One thread per rank, which the system places: vLLM would need a NUMA node for each rank.
 CPU_RANKS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-# vLLM 0.32 for CPU, when eager, makes no first pass, in which a later stage of a pipeline finds
-# room for the hidden states that it receives. Traced and not compiled it does.
+# In eager mode vLLM 0.32 for CPU skips the profiling run, in which a later pipeline stage allocates
+# buffers for the hidden states that it receives. With tracing, but no compilation, it does not skip
+# it.
 _COMPILATION: tuple[dict[str, Any], dict[str, Any]] = (
     {"enforce_eager": True},
     {"compilation_config": {"mode": "DYNAMO_TRACE_ONCE", "backend": "eager"}},
@@ -30,19 +31,19 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Answer:
-    """Greedy tokens for each prompt, and how many tokens fit in the cache (1 GiB a rank)."""
+    """Greedy tokens for each prompt, and how many tokens fit in the cache (1 GiB per rank)."""
 
     tokens: list[list[int]]
     room: int
 
 
 def answer(model: Path, **engine: Any) -> Answer:
-    """What an engine with these arguments answers to `PROMPTS`, computed in fp32.
+    """The answer to `PROMPTS` of an fp32 engine with these arguments.
 
-    In fp32 the order in which ranks add is not seen in a greedy choice; in bf16 it can be.
+    In bf16 the order in which ranks add could change a greedy choice; in fp32 it does not.
     """
     ranks = engine.get("tensor_parallel_size", 1) * engine.get("pipeline_parallel_size", 1)
-    with tempfile.TemporaryDirectory() as directory:  # short enough for Ray's sockets
+    with tempfile.TemporaryDirectory() as directory:  # a path short enough for Ray's sockets
         written, log = Path(directory, "answer.json"), Path(directory, "log")
         with log.open("w") as out:
             process = subprocess.Popen(
@@ -57,7 +58,9 @@ def answer(model: Path, **engine: Any) -> Answer:
                 process.wait()
             finally:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what a failed engine left behind
+                    os.killpg(
+                        process.pid, signal.SIGKILL
+                    )  # processes that a failed engine left behind
         assert process.returncode == 0, log.read_text()[-6000:]
         return Answer(**json.loads(written.read_text()))
 

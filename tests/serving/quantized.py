@@ -1,4 +1,4 @@
-"""Small gac models in compressed-tensors' format, 8-bit integers with a scale for every row."""
+"""Writes small gac models in compressed-tensors' format: int8 with a scale for every row."""
 
 import json
 import re
@@ -40,9 +40,14 @@ INT8 = {
 def write_int8(
     model: Path, out: Path, rounded: Path, left_alone: str = "lm_head", ignore: str | None = None
 ) -> None:
-    """`model` with its linears in int8 to `out`, and what the integers stand for to `rounded`.
+    """Quantize the linears of `model` to int8.
 
-    Linears of which `left_alone` is a regex stay as they are. The config says so, or `ignore`.
+    Args:
+        model: A model directory.
+        out: Gets the quantized model.
+        rounded: Gets the same model in the dtype of `model`, with the rounded weights.
+        left_alone: Regex of linears that are not quantized.
+        ignore: Regex of linears that the config lists as not quantized; default is `left_alone`.
     """
     integers, values = {}, {}
     stored = [load_file(shard) for shard in sorted(model.glob("*.safetensors"))]
@@ -58,5 +63,5 @@ def write_int8(
         shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((out / "config.json").read_text())
-    says = {"ignore": ["lm_head", f"re:{left_alone if ignore is None else ignore}"]}
-    (out / "config.json").write_text(json.dumps(config | {"quantization_config": INT8 | says}))
+    ignored = {"ignore": ["lm_head", f"re:{left_alone if ignore is None else ignore}"]}
+    (out / "config.json").write_text(json.dumps(config | {"quantization_config": INT8 | ignored}))

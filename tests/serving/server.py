@@ -1,4 +1,4 @@
-"""A real `vllm serve` for a test to talk to."""
+"""Starts a real `vllm serve` for a test."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ START_SECONDS = 240
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: where it is, the file its output goes to, and its first process."""
+    """A running server: its URL, the model's name, its log file and its first process."""
 
     url: str
     model: str
@@ -37,7 +37,7 @@ class Server:
     def completions(
         self, prompts: list[list[int]], max_tokens: int
     ) -> list[tuple[list[int], list[dict[int, float]]]]:
-        """Greedy tokens of each token-id prompt, with the top-5 logprobs of every step."""
+        """Greedy tokens for each prompt of token ids, with the top-5 logprobs of every step."""
         answer = self.client().completions.create(
             model=self.model,
             prompt=prompts,
@@ -103,7 +103,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -
 
 
 class ServerDiedError(RuntimeError):
-    """The server exited before it was healthy; the message ends with its output."""
+    """The server exited before it was healthy. The message ends with its output."""
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -112,5 +112,5 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(30)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # engine core and workers, should any be left
+        os.killpg(process.pid, signal.SIGKILL)  # engine core and workers, if any are left
     process.wait(30)

@@ -1,4 +1,4 @@
-"""What the loader reads of vLLM's ModelConfig, for tests without an engine."""
+"""Stands in for vLLM's ModelConfig in tests without an engine."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 
 class ModelConfigStub:
-    """Three attributes; the config is that of the directory, or `raw`."""
+    """The attributes that the loader reads. The config is `raw`, or that of the directory."""
 
     def __init__(self, directory: Path, raw: dict[str, Any] | None = None) -> None:
         self.model = str(directory)

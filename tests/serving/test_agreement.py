@@ -1,4 +1,4 @@
-"""Every shape the format allows, served and compared with the fp32 reference."""
+"""Serves layers of every shape that the format allows, and compares with the fp32 reference."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.serving.server import serve
 from vllm_gac.alignment.padded_layout import padded_layout
 
 
-def test_every_layer_shape_agrees_with_the_reference_and_pads_dims_only(tmp_path: Path) -> None:
+def test_every_layer_shape_agrees_with_the_reference(tmp_path: Path) -> None:
     layout = write_model(tmp_path / "model", HETEROGENEOUS)
     with serve(tmp_path / "model", tmp_path / "log", "--load-format", "gac", *CHUNKED) as server:
         assert_agrees_with_reference(server, tmp_path / "model")

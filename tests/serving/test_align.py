@@ -1,4 +1,4 @@
-"""Misaligned dims, padded when they are loaded: what is served stays what it was."""
+"""Misaligned dims are padded at load time, which does not change what the model computes."""
 
 import json
 import pickle
@@ -24,8 +24,8 @@ from vllm_gac.serving.loading.loader import GacModelLoader
 
 HEAD_DIM = 60
 FP8 = Quantized(linear=16, cache=16)
-# Own keys, chosen pairs, latents of one head and of two; all on the reference attention, however
-# they are padded. No sum has more than 512 terms: see test_served_logits....
+# Dense keys, latents of one head, selected pairs, latents of two heads. All run on the reference
+# attention, however they are padded. No sum has more than 512 terms: see test_padding_keeps....
 LAYERS = [
     layer(("rotary", 4, 60), (2, 43), 397, {"mlp.down_proj": 61, "self_attn.q_proj": 93}),
     layer(("latent", 4, 27), (2, 30), 301, {"mlp.gate_proj": 50, "self_attn.k_proj": 37}),
@@ -41,14 +41,13 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_served_logits_are_bit_for_bit_the_same_however_dims_are_padded(
-    model: Path, tmp_path: Path
-) -> None:
-    """In fp32, decoded greedily by vLLM from prompts that are prefilled in chunks.
+def test_padding_keeps_the_served_logits_bit_for_bit(model: Path, tmp_path: Path) -> None:
+    """In fp32 and greedily, from prompts that are prefilled in chunks.
 
-    Zeros between the terms of a sum do not change it while the terms are added in order. oneDNN,
-    which multiplies for vLLM's linears, does so up to 512 terms (AVX-512; more on AVX2), and zeros
-    come in between only in o_proj. Of the rest only `silu` minds (aligned_engines.py).
+    Zeros between the terms of a sum do not change it if the terms are added in order. oneDNN, which
+    multiplies for vLLM's linears, adds up to 512 terms in order (AVX-512; more on AVX2). Zeros lie
+    between other terms only in o_proj. Apart from sums, only `silu` depends on padding; see
+    tests/serving/aligned_engines.py.
     """
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         pytest.skip("oneDNN's order of summation is known for x86 from AVX2 on")
@@ -66,7 +65,7 @@ def test_served_logits_are_bit_for_bit_the_same_however_dims_are_padded(
 
 
 class ConfigStub(SimpleNamespace):
-    """What `align_config` and the loader read of vLLM's config of the model in `directory`."""
+    """The fields of vLLM's config that `align_config` and the loader read."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class ConfigStub(SimpleNamespace):
 
 
 def aligned(directory: Path, asked: dict[str, Any] | None = None, **options: Any) -> Any:
-    """The config of a server with these loader options, and what else was `asked` of it."""
+    """The padded config of a server with these loader options and other `asked` options."""
     config = ConfigStub(directory, options, **asked or {})
     align_config(config)  # type: ignore[arg-type]
     return config
@@ -144,7 +143,7 @@ def test_each_tensor_parallel_part_of_a_width_is_aligned(model: Path) -> None:
     assert widths == [400, 304, 256, 496]
 
 
-def test_dims_are_padded_to_what_quantization_asks_for(model: Path) -> None:
+def test_dims_are_padded_to_the_multiples_of_quantization(model: Path) -> None:
     asked = {"quantization": "fp8_per_tensor", "cache_dtype": "fp8"}
     served = aligned(model, asked).served
     assert served == padded_layout(open_checkpoint(model).layout, "minimal", quantized=FP8)
@@ -170,12 +169,13 @@ def test_an_unknown_strategy_is_named(model: Path) -> None:
 @pytest.mark.parametrize("strategy", ["none", "minimal", "predefined"])
 def test_the_loader_streams_the_tensors_of_the_padded_layout(model: Path, strategy: str) -> None:
     config = aligned(model, align=strategy)
-    for _ in range(2):  # reloading makes a new loader, and knows the config only
+    for _ in range(2):  # reloading makes a new loader, which has only the config
         loader = GacModelLoader(config.load_config)
         stream = loader.get_all_weights(config.model_config, torch.nn.Module())
         shapes = {name: tuple(tensor.shape) for name, tensor in stream}
         expected = config.served.tensors()
-        table = "model.layers.0.self_attn.rope_inv_freq"  # own frequencies: one row for all heads
+        # This layer has the model's own frequencies: one row for all heads.
+        table = "model.layers.0.self_attn.rope_inv_freq"
         if table in expected:
             expected[table] = (1, *expected[table][1:])
         assert shapes == expected

@@ -1,4 +1,4 @@
-"""Prompts in CUDA graphs: what attention reads must be this step's, not the captured batch's."""
+"""Prompts in CUDA graphs: attention must read this step's batch, not the captured one."""
 
 from pathlib import Path
 
@@ -14,8 +14,8 @@ PROMPTS = [
 
 
 @pytest.mark.gpu
-def test_prompts_are_answered_in_graphs_as_without(tmp_path: Path) -> None:
-    """By a worker that was forked, as an offline engine's is."""
+def test_cuda_graphs_give_the_answers_of_eager_mode(tmp_path: Path) -> None:
+    """The worker is forked, as in an offline engine."""
     write_model(tmp_path / "model", HETEROGENEOUS)
     forked = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "fork"}
     captured, eager = (
@@ -30,7 +30,7 @@ def test_prompts_are_answered_in_graphs_as_without(tmp_path: Path) -> None:
 
 
 def _first_tokens(model: str, enforce_eager: bool) -> Answers:
-    """Of every prompt by itself, then of all together."""
+    """First tokens of every prompt alone, then of all prompts in one batch."""
     from vllm import LLM
 
     sizes = {"compilation_config": {"cudagraph_capture_sizes": SIZES}}

@@ -1,4 +1,4 @@
-"""A dense directory under --load-format gac is what it is under auto."""
+"""A dense model gives the same answers with --load-format gac and auto."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Models on the Hub, whose weights --download-dir keeps apart from their configs."""
+"""Models on the Hub: --download-dir keeps their weights apart from their configs."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
 def _hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
-    """vLLM's config of org/model, and its weights as huggingface_hub lays out a download."""
+    """vLLM's config of org/model, and its weights, stored as huggingface_hub stores a download."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     write_model(tmp_path / "model", HETEROGENEOUS[:4])
     downloaded = tmp_path / "downloads" / "models--org--model"
@@ -38,7 +38,7 @@ def _load(config: Any, downloads: Path) -> dict[str, torch.Tensor]:
     return dict(loader.get_all_weights(config, torch.nn.Module()))
 
 
-def test_weights_that_are_downloaded_without_their_config_are_served(
+def test_weights_downloaded_without_their_config_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, blob = _hub_model(tmp_path, monkeypatch)
@@ -48,9 +48,7 @@ def test_weights_that_are_downloaded_without_their_config_are_served(
     assert all(torch.equal(loaded[name], tensor) for name, tensor in stored.items())
 
 
-def test_they_are_checked_as_strictly_as_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_downloaded_weights_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, blob = _hub_model(tmp_path, monkeypatch)
     tensors = load_file(blob)
     del tensors["model.norm.weight"]

@@ -1,4 +1,4 @@
-"""Directories of other tools behind `vllm serve`, against the models as those tools saved them."""
+"""`vllm serve` on directories of other tools gives the logprobs of the tools' own models."""
 
 import shutil
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tests.serving.server import Server, ServerDiedError, serve
 from tests.support.dense_models import config
 from vllm_gac import demo
 
-# Sizes that vLLM's CPU kernels take.
+# Sizes that vLLM's CPU kernels support.
 BASE = config(
     hidden_size=64,
     num_attention_heads=4,
@@ -84,8 +84,8 @@ SHARED["gate"] = [[0, 1]]
 @pytest.mark.parametrize(
     ("model_format", "made", "flags"),
     [
-        # A slow start each, so that most are left to `make test-slow`. Without --load-format: what
-        # a directory is, is seen from what is in it.
+        # Each case starts a server, so most are marked slow. Without --load-format, the format is
+        # recognized by the directory's content.
         ("palu", written_by_palu, []),
         pytest.param(
             "palu",
@@ -127,7 +127,7 @@ SHARED["gate"] = [[0, 1]]
         ),
     ],
 )
-def test_served_logprobs_are_those_of_the_original(
+def test_served_logprobs_match_the_original(
     model_format: str, made: Callable[[], Written], flags: list[str], tmp_path: Path
 ) -> None:
     written, model, rename = made()
@@ -147,7 +147,7 @@ def test_served_logprobs_are_those_of_the_original(
 
 
 def assert_logprobs(server: Server, model: nn.Module) -> None:
-    """Top-5 logprobs of every step are the model's to 1e-3 relative; greedy takes the best."""
+    """Check that top-5 logprobs match the model's within 1e-3, and that tokens are its best."""
     for prompt, (tokens, top) in zip(PROMPTS, server.completions(PROMPTS, 8), strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
@@ -158,7 +158,7 @@ def assert_logprobs(server: Server, model: nn.Module) -> None:
                 assert logprob == pytest.approx(float(expected[step, candidate]), rel=1e-3)
 
 
-def test_a_server_asked_for_a_broken_import_exits_with_the_sentence(tmp_path: Path) -> None:
+def test_a_server_with_a_broken_import_exits_with_the_reason(tmp_path: Path) -> None:
     written, model, _ = written_by_palu()
     missing = "model.layers.1.self_attn.v_proj.U.0.weight"
     directory = write(tmp_path / "model", written, model, change=lambda t: t.pop(missing))

@@ -1,4 +1,4 @@
-"""A pickle of SVD-LLM and one of LLM-Pruner, imported and behind `vllm serve`."""
+"""Pickles of SVD-LLM and LLM-Pruner, imported and served by `vllm serve`."""
 
 import shutil
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from tests.serving.test_imported import assert_logprobs
 from tests.support.command import result
 from vllm_gac import demo
 
-# Sizes that vLLM's CPU kernels take.
+# Sizes that vLLM's CPU kernels support.
 SIZES = {"hidden_size": 128, "vocab_size": 4096, "max_position_embeddings": 1024}
 
 
 class Original(nn.Module):
-    """The tool's model in fp32, called as transformers' are."""
+    """The tool's model in fp32, with the call of a transformers model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -46,12 +46,12 @@ def pruned() -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("made", [factorized, pruned])
-def test_served_logprobs_are_those_of_the_original(
+def test_served_logprobs_match_the_original(
     made: Callable[[], nn.Module], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, out = made(), tmp_path / "out"
     result(capsys, "import", saved(tmp_path, model), out, "--quiet")
-    (out / "tokenizer.model").unlink()  # pieces of nothing
+    (out / "tokenizer.model").unlink()  # a dummy
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo.MODEL / name, out)
     with serve(out, tmp_path / "log", "--load-format", "gac", "--dtype", "float32") as server:

@@ -1,4 +1,4 @@
-"""Weights read again by a running engine: padded, of every layer shape, the same or others."""
+"""A running engine reloads weights, the same or others, and sleeps. Layers have all shapes."""
 
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from tests.serving.models import HETEROGENEOUS, write_model
 
 
 @pytest.mark.slow
-def test_reloaded_weights_answer_as_in_an_engine_of_their_own(tmp_path: Path) -> None:
-    """The prefix cache holds keys and values of the old weights: reset, it is filled again."""
-    write_model(tmp_path / "model", HETEROGENEOUS)  # the last layer is padded when it is loaded
+def test_reloaded_weights_answer_as_in_a_new_engine(tmp_path: Path) -> None:
+    """The prefix cache holds keys of the old weights. After a reset it is filled again."""
+    write_model(tmp_path / "model", HETEROGENEOUS)  # the last layer is padded at load time
     write_model(tmp_path / "other", HETEROGENEOUS)
     _change_every_tensor(tmp_path / "other" / "model.safetensors")
     found = in_engine_process(_reload, str(tmp_path / "model"), str(tmp_path / "other"))
@@ -62,7 +62,7 @@ def _reload(model: str, other: str) -> dict[str, Any]:
 
 
 def _dims_of_the_last_layer(worker: Any) -> list[int]:
-    """Runs in the worker: keys, values, width and rank as they are served."""
+    """Served key size, value size, MLP width and rank. Runs in the worker."""
     layer = worker.get_model().model.layers[-1]
     geometry = layer.self_attn.geometry
     rank = layer.mlp.up_proj.A.output_size
@@ -78,7 +78,7 @@ def _answers(model: str) -> Answers:
 @pytest.mark.gpu
 @pytest.mark.parametrize("level", [1, 2])
 def test_an_engine_that_slept_answers_as_before(level: int, tmp_path: Path) -> None:
-    """In CUDA graphs, which hold on to where weights are; level 2 reads them again, padded."""
+    """CUDA graphs keep the addresses of weights. At level 2 weights are read and padded again."""
     write_model(tmp_path / "model", HETEROGENEOUS)
     found = in_engine_process(_sleep, str(tmp_path / "model"), level)
     assert found["freed"] > 2**30

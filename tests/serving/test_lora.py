@@ -1,4 +1,4 @@
-"""LoRA on compressed layers: adapters made for their shapes, and no others."""
+"""LoRA on compressed layers: adapters with the layers' shapes work, others are refused."""
 
 import dataclasses
 import json
@@ -30,14 +30,14 @@ Shapes = dict[str, tuple[int, int]]
 
 
 @pytest.mark.slow
-def test_an_adapter_of_every_layer_shape_answers_as_the_model_it_is_merged_into(
+def test_an_adapter_for_all_layer_shapes_answers_as_the_merged_model(
     tmp_path: Path,
 ) -> None:
-    """Of every linear, fused, unequal, low rank, and of a layer that is padded when loaded."""
+    """It adapts every linear: fused, of unequal heads, low rank, and in a layer that is padded."""
     model, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
     write_model(model, HETEROGENEOUS)
     write_adapter(model, adapter, merged)
-    dense = tmp_path / "dense"  # of the model before compression: right names, other shapes
+    dense = tmp_path / "dense"  # an adapter for the dense model: same names, other shapes
     shapes = {"model.layers.1.self_attn.q_proj": (512, 256)}
     write_factors(dense, {k: v for name in shapes for k, v in _tensors(name, shapes[name])})
     expected = in_engine_process(_answers, str(merged))
@@ -48,12 +48,12 @@ def test_an_adapter_of_every_layer_shape_answers_as_the_model_it_is_merged_into(
     with serve(model, tmp_path / "log", *flags, env=env) as server:
         base = _completions(server)
         assert_same(_completions(dataclasses.replace(server, model="tuned")), expected)
-        status, said = _load_adapter(server, dense)
+        status, message = _load_adapter(server, dense)
         assert status >= 400
-        assert "q_proj: lora_B has 512 rows, expected 384; train the adapter on this" in said
+        assert "q_proj: lora_B has 512 rows, expected 384; train the adapter on this" in message
         assert_same(_completions(server), base)
         assert "Padding 4 dims with zeros" in server.log.read_text()
-    # Another text altogether, so that it matters which of them answered.
+    # The answers differ, so the test can tell which model answered.
     assert [tokens for tokens, _ in base] != [tokens for tokens, _ in expected]
 
 
@@ -87,7 +87,7 @@ def _load_adapter(server: Server, directory: Path) -> tuple[int, str]:
 
 @settings(deadline=None, max_examples=50)
 @given(models(), st.sampled_from(["minimal", "optimal"]))
-def test_a_padded_adapter_adds_what_padding_the_sum_adds(model: RandomModel, strategy: Any) -> None:
+def test_a_padded_adapter_has_the_padded_delta(model: RandomModel, strategy: Any) -> None:
     served = padded_layout(model.layout, strategy)
     linears = {n.removesuffix(".weight"): w for n, w in model.weights.items() if is_linear(n, w)}
     fitted = adapter({name: tuple(w.shape) for name, w in linears.items()})
@@ -122,9 +122,7 @@ def layout() -> ModelLayout:
         ({"model.layers.1.self_attn.k_up_proj": (64, 32)}, r"k_up_proj is not a linear of this"),
     ],
 )
-def test_an_adapter_of_another_model_is_refused_naming_the_linear(
-    shapes: Shapes, message: str
-) -> None:
+def test_an_adapter_for_another_model_is_refused_by_linear(shapes: Shapes, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         fit_adapter(adapter(shapes), layout(), layout())  # type: ignore[arg-type]
 
@@ -142,7 +140,7 @@ def test_embeddings_are_left_to_vllm() -> None:
 
 
 def adapter(shapes: Shapes) -> Any:
-    """What vLLM reads of an adapter's files, for linears of these (out, in)."""
+    """An adapter as vLLM reads it, for linears of these shapes (out, in)."""
     loras = {}
     for name, shape in shapes.items():
         (_, a), (_, b) = _tensors(name, shape)

@@ -1,4 +1,4 @@
-"""Low-rank linears of one input: their down factors are one GEMM, and nobody can tell."""
+"""Low-rank linears of one input: their down factors are fused into one GEMM."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def test_fused_down_factors_agree_with_the_reference_on_two_ranks(tmp_path: Path
         assert_agrees_with_reference(server, tmp_path / "model")
 
 
-def test_down_factors_are_fused_where_each_begins_on_16_bytes(tmp_path: Path) -> None:
+def test_down_factors_are_fused_if_each_begins_on_16_bytes(tmp_path: Path) -> None:
     write_model(tmp_path / "model", LAYERS)
     padded = in_engine_process(fused_factors, str(tmp_path / "model"), "minimal", False)
     assert padded == [[[96, 64, 72], [104, 88]], [[96, 40], []], [[64, 40], []]]
@@ -50,7 +50,7 @@ def test_down_factors_that_are_misaligned_or_adapted_stay_separate(tmp_path: Pat
 
 
 def fused_factors(directory: str, align: str, lora: bool) -> list[list[list[int]]]:
-    """Of each layer's attention and MLP, the ranks that share a GEMM."""
+    """By layer, for attention and MLP: the ranks of the down factors that share a GEMM."""
     from vllm import LLM
 
     llm = LLM(directory, model_loader_extra_config={"align": align}, enable_lora=lora, **OPTIONS)

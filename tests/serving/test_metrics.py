@@ -1,4 +1,4 @@
-"""What the stat logger publishes, of configs without a server."""
+"""The gauges and the log line of the stat logger, without a server."""
 
 import re
 from types import SimpleNamespace
@@ -20,9 +20,9 @@ def published(
     rank: int = 0,
     twice: bool = True,
 ) -> dict[str, dict[str, float]]:
-    """{metric: {labels but the model's: value}} after engine `engine` of this config came up.
+    """The gauges after an engine has started: {metric: {labels without the model's: value}}.
 
-    `rank` is that of the API server which publishes them.
+    `engine` is the engine's index, `rank` that of the API server that publishes the gauges.
     """
     import torch
     from prometheus_client import REGISTRY
@@ -47,7 +47,7 @@ def published(
     logger = GacStatLogger(vllm_config, engine_index=engine)
     logger.log_engine_initialized()
     if twice:
-        logger.log_engine_initialized()  # an engine may be initialized twice in a process
+        logger.log_engine_initialized()  # a process may initialize several engines
     found: dict[str, dict[str, float]] = {}
     for metric in REGISTRY.collect():
         if metric.name.startswith("gac_"):
@@ -63,12 +63,12 @@ def published(
     return found
 
 
-def test_another_model_has_room_and_nothing_else() -> None:
+def test_another_model_gets_only_the_gauge_of_cache_tokens() -> None:
     raw = config() | {"architectures": ["LlamaForCausalLM"]}
     assert published(raw) == {"gac_kv_cache_tokens": {"1": 1000}}
 
 
-def test_a_gac_model_is_compared_with_the_dense_one_it_was() -> None:
+def test_a_gac_model_is_compared_with_its_dense_model() -> None:
     raw = gac_config()
     layout, dense = layout_of(raw), layout_of(config())
     found = published(raw)
@@ -80,7 +80,7 @@ def test_a_gac_model_is_compared_with_the_dense_one_it_was() -> None:
     assert found["gac_kv_cache_tokens"] == {"1": 1000}
 
 
-def test_an_fp8_cache_takes_a_byte_a_number() -> None:
+def test_an_fp8_cache_takes_one_byte_per_number() -> None:
     layout = layout_of(gac_config())
     found = published(gac_config(), cache_dtype="fp8_e4m3")
     assert found["gac_kv_token_bytes"] == {"": layout.kv_elements}
@@ -95,7 +95,7 @@ def test_layers_are_counted_by_kernels_and_heads() -> None:
         keys = f"{layer.key.form} {layer.key.heads}x{layer.key.size}"
         values = f"{layer.value.heads}x{layer.value.size}"
         (label,) = set(found) & {
-            f"{backend} {kernel} {keys} {kernel} {values}"  # its decode kernel, then of prefill
+            f"{backend} {kernel} {keys} {kernel} {values}"  # decode kernel and prefill kernel
             for backend, kernel in (("vllm", "stock"), ("GAC_REFERENCE", "reference"))
         }
         alike = (layer.key.heads, layer.key.size) == (layer.value.heads, layer.value.size)
@@ -105,7 +105,7 @@ def test_layers_are_counted_by_kernels_and_heads() -> None:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the stat logger logs, whatever other tests of this process did to logging."""
+    """The lines that the stat logger logs, whatever other tests did to the logging setup."""
     from vllm_gac.serving import metrics
 
     lines: list[str] = []
@@ -113,7 +113,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def test_one_line_tells_what_is_served_beside_the_dense_model(said: list[str]) -> None:
+def test_one_log_line_compares_the_served_with_the_dense_model(said: list[str]) -> None:
     layout, dense = layout_of(gac_config()), layout_of(config())
     published(gac_config(), engine=0, twice=False)
     (line,) = said

@@ -1,4 +1,4 @@
-"""Which MLPs multiply and activate in one kernel."""
+"""Which MLPs compute gate, up and activation in one kernel."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -29,9 +29,9 @@ def _is_plain(
         return is_plain(linear)
 
 
-def test_a_linear_is_plain_unless_something_else_multiplies() -> None:
+def test_a_linear_is_plain_if_it_only_multiplies_by_its_weight() -> None:
     class Quantized(UnquantizedLinearMethod):
-        """As methods of quantization derive from it."""
+        """A quantization method that derives from it."""
 
     assert _is_plain()
     assert not _is_plain(Quantized)
@@ -42,7 +42,7 @@ def test_a_linear_is_plain_unless_something_else_multiplies() -> None:
 
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("faster", [True, False])
-def test_gate_and_up_are_one_kernel_where_it_is_faster(
+def test_gate_and_up_run_in_one_kernel_if_it_is_faster(
     plain: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(swiglu, "is_faster", lambda x, weight: faster)

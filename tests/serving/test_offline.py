@@ -1,4 +1,4 @@
-"""Offline engines of a script that imports nothing but vLLM, in each kind of process."""
+"""Offline engines in each kind of process, started by a script that imports only vLLM."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.serving.engines import ENVIRONMENT, OPTIONS
 from tests.serving.models import layer, write_model
 from tests.serving.quantized import write_int8
 
-# With the guard of every script that starts processes: spawned ones read it again.
+# The guard is needed because spawned processes import the script again.
 SCRIPT = """
 import json, multiprocessing, sys
 
@@ -21,7 +21,7 @@ if __name__ == "__main__":
     from vllm import LLM, SamplingParams
 
     model, options, forked = json.loads(sys.argv[1])
-    if forked:  # as on a GPU; vLLM for CPUs spawns, whatever it is told
+    if forked:  # as on a GPU; vLLM for CPUs always spawns
         from vllm.v1.engine import utils
         utils.get_mp_context = lambda: multiprocessing.get_context("fork")
     llm = LLM(model, **options)
@@ -36,7 +36,7 @@ ENGINES = {
     "forked": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "fork"},
     "spawned": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
 }
-# Rows of whole tiles: what vLLM's int8 kernel for AMX multiplies, and all others too.
+# Rows of whole tiles, which all of vLLM's int8 kernels support, also the one for AMX.
 LAYERS = [
     layer(("rotary", 4, 64), (4, 64), 512),
     layer(("latent", 2, 64), (2, 64), 256, {"mlp.down_proj": 64, "self_attn.q_proj": 96}),
@@ -45,7 +45,7 @@ LAYERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
-def test_a_script_is_answered_alike_by_an_engine_of_each_kind_of_process(
+def test_engines_in_each_kind_of_process_give_the_same_answers(
     packed: bool, tmp_path: Path
 ) -> None:
     write_model(tmp_path / "plain", LAYERS)
@@ -53,7 +53,7 @@ def test_a_script_is_answered_alike_by_an_engine_of_each_kind_of_process(
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     model = tmp_path / ("packed" if packed else "plain")
-    # Kernels for int8 take bf16 on every CPU, fp32 on those without AMX only.
+    # int8 kernels support bf16 on every CPU, but fp32 only on CPUs without AMX.
     options = OPTIONS | {"dtype": "bfloat16" if packed else "float32"}
     answered = {name: _run(script, model, options, env) for name, env in ENGINES.items()}
     started = {name: processes for name, (processes, _) in answered.items()}

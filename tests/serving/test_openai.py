@@ -1,4 +1,4 @@
-"""The demo model, compressed by the command line, behind the OpenAI API of two API servers."""
+"""The demo model, compressed by the command line and served by two API servers."""
 
 import ast
 import json
@@ -43,7 +43,7 @@ def _parses(code: str) -> bool:
         return False
 
 
-def test_streaming_gives_the_same_text_piece_by_piece(server: Server) -> None:
+def test_streaming_gives_the_same_text(server: Server) -> None:
     request = {"model": server.model, "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
     client = server.client()
     whole = client.completions.create(**request)
@@ -71,14 +71,14 @@ def test_chat_completions_answer_with_and_without_streaming(server: Server) -> N
     assert streamed == whole
 
 
-def test_logprobs_are_normalized_and_greedy_takes_the_best(server: Server) -> None:
+def test_logprobs_are_normalized_and_greedy_tokens_are_the_best(server: Server) -> None:
     [(tokens, top)] = server.completions([[11, 45, 300, 7, 912]], 8)
     for token, step in zip(tokens, top, strict=True):
         assert step[token] == max(step.values())
         assert all(logprob <= 0 for logprob in step.values())
 
 
-def test_perplexity_is_the_references(server: Server, compressed_demo: Path) -> None:
+def test_perplexity_matches_the_reference(server: Server, compressed_demo: Path) -> None:
     text, options = [demo.HELD_OUT], {"sequence_length": 300, "max_tokens": 4000}
     expected, tokens = evaluate(compressed_demo, text, **options)
     url = f"{server.url}/v1"
@@ -108,7 +108,7 @@ def test_structured_output_follows_its_json_schema(server: Server) -> None:
     assert parsed["size"] in (1, 2, 3)
 
 
-def test_concurrent_requests_get_the_answers_they_get_alone(server: Server) -> None:
+def test_concurrent_requests_get_the_same_answers_as_alone(server: Server) -> None:
     prompts = [f"def f{i}(x):\n    return x" for i in range(12)]
 
     def complete(prompt: str) -> str:

@@ -1,4 +1,4 @@
-"""A model of several ranks answers what one process answers: TP, PP, both under Ray, and DP."""
+"""Several ranks give the answers of one process: TP, PP, both under Ray, and DP."""
 
 import importlib.util
 import re
@@ -15,8 +15,8 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.tensor_parallel import repeated_heads
 
-# With two ranks, the first four split all their heads, the others repeat some. Misaligned dims are
-# padded, widths for each rank by itself.
+# With two ranks, the first four layers split all their heads and the others repeat some. Misaligned
+# dims are padded, MLP widths for each rank's part.
 SHAPES = [
     (("rotary", 4, 64), (4, 64), 512, {"mlp.gate_proj": 64, "mlp.up_proj": 80}),
     (("rotary", 4, 48), (4, 32), 399, {"mlp.gate_proj": 64, "self_attn.o_proj": 80}),
@@ -26,7 +26,7 @@ SHAPES = [
     (("rotary", 1, 32), (1, 40), 512, {"self_attn.k_proj": 24, "mlp.up_proj": 37}),
     (("latent", 1, 96), (1, 64), 250, {"self_attn.k_proj": 40}),
 ]
-# Each shape with dense linears, and with some of low rank.
+# Each shape with dense linears, and with some low-rank ones.
 LAYERS = [layer(key, value, width, r) for key, value, width, low in SHAPES for r in ({}, low)]
 NEEDS_RAY = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs Ray, which 'make install-ray' installs"
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first stage of a pipeline of two caches more than the second."""
+    """A model whose first of two pipeline stages caches more than the second."""
     directory = tmp_path_factory.mktemp("parallel") / "model"
     write_model(directory, LAYERS)
     return directory
@@ -52,7 +52,7 @@ def alone(model: Path) -> Answer:
 
 
 @WITH_AND_WITHOUT_RAY
-def test_tensor_parallel_ranks_answer_what_one_process_does(
+def test_tensor_parallel_ranks_answer_as_one_process(
     model: Path, alone: Answer, executor: str
 ) -> None:
     two = answer(model, tensor_parallel_size=2, distributed_executor_backend=executor)
@@ -62,9 +62,7 @@ def test_tensor_parallel_ranks_answer_what_one_process_does(
 
 
 @WITH_AND_WITHOUT_RAY
-def test_stages_of_a_pipeline_answer_what_one_process_does(
-    model: Path, alone: Answer, executor: str
-) -> None:
+def test_pipeline_stages_answer_as_one_process(model: Path, alone: Answer, executor: str) -> None:
     two = answer(model, pipeline_parallel_size=2, distributed_executor_backend=executor)
     assert two.tokens == alone.tokens
     layout = padded_layout(open_checkpoint(model).layout, "minimal")
@@ -74,14 +72,14 @@ def test_stages_of_a_pipeline_answer_what_one_process_does(
     assert two.room == pytest.approx(min(rooms), rel=0.01)
 
 
-def test_stages_of_tensor_parallel_ranks_answer_what_one_process_does(
+def test_pipeline_stages_of_tensor_parallel_ranks_answer_as_one_process(
     model: Path, alone: Answer
 ) -> None:
     four = answer(model, tensor_parallel_size=2, pipeline_parallel_size=2)
     assert four.tokens == alone.tokens
 
 
-def test_data_parallel_engines_answer_what_one_process_does(
+def test_data_parallel_engines_answer_as_one_process(
     model: Path, alone: Answer, tmp_path: Path
 ) -> None:
     flags = ("--data-parallel-size", "2", "--dtype", "float32", "--max-num-batched-tokens", "64")

@@ -1,4 +1,4 @@
-"""What vLLM makes of a gac model beside generating: embeddings, and classes by their tokens."""
+"""Embedding and classifying with a gac model."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 BY_TOKENS = {"method": "from_2_way_softmax", "classifier_from_token": ["!", "a"]}
 
 
-def test_a_prompt_is_scored_by_the_logits_of_two_tokens_and_embedded_by_its_last_state(
+def test_prompts_are_scored_by_two_tokens_and_embedded_by_their_last_state(
     tmp_path: Path,
 ) -> None:
     write_model(tmp_path / "model", HETEROGENEOUS[:6])
@@ -30,7 +30,7 @@ def test_a_prompt_is_scored_by_the_logits_of_two_tokens_and_embedded_by_its_last
     (no, yes), scores = in_engine_process(_scored, str(tmp_path / "model"))
     for last, score, embedding in zip(expected, scores, embeddings, strict=True):
         assert score == pytest.approx(float((last[yes] - last[no]).sigmoid()), abs=1e-4)
-        again = unembedding @ torch.tensor(embedding)  # normalized, so equal but for its length
+        again = unembedding @ torch.tensor(embedding)  # normalized, so only its length differs
         assert torch.cosine_similarity(again, last, dim=0) > 1 - 1e-5
 
 
@@ -47,7 +47,7 @@ def _embedded(directory: str) -> list[list[float]]:
 
 
 def _scored(directory: str) -> tuple[list[int], list[float]]:
-    """The two tokens, and of each prompt how probable the second is."""
+    """The two tokens, and for each prompt the probability of the second."""
     from vllm import LLM
 
     llm = LLM(directory, convert="classify", hf_overrides=BY_TOKENS, **OPTIONS)

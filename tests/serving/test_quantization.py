@@ -1,4 +1,4 @@
-"""Quantized models: packed by a quantizer before, or quantized by vLLM while they are loaded."""
+"""Quantized models: packed by a quantizer, or quantized by vLLM while loading."""
 
 import json
 import re
@@ -31,10 +31,10 @@ from vllm_gac.steps.repair import repair
 
 
 @pytest.mark.slow
-def test_a_repaired_model_in_int8_scores_text_as_what_its_integers_stand_for(
+def test_a_repaired_model_in_int8_scores_text_as_its_rounded_weights(
     tmp_path: Path,
 ) -> None:
-    """compressed-tensors, all layer shapes; activations are rounded to 8 bits as they come."""
+    """compressed-tensors, all layer shapes. Activations are quantized to 8 bits dynamically."""
     fused = {"mlp.gate_proj": 64, "mlp.up_proj": 48, "self_attn.k_proj": 40, "self_attn.v_proj": 32}
     low_rank = layer(("rotary", 4, 64), (4, 64), 512, fused)
     write_model(tmp_path / "model", [*HETEROGENEOUS, low_rank])
@@ -53,7 +53,7 @@ DOWN_FACTORS = r".*\.A$"
 
 
 @pytest.mark.slow
-def test_down_factors_that_the_quantizer_left_alone_are_served_as_they_are(tmp_path: Path) -> None:
+def test_down_factors_that_the_quantizer_skipped_are_served_unquantized(tmp_path: Path) -> None:
     fused = {"mlp.gate_proj": 64, "mlp.up_proj": 48, "self_attn.k_proj": 40, "self_attn.v_proj": 32}
     write_model(tmp_path / "model", [layer(("rotary", 4, 64), (4, 64), 512, fused)])
     write_int8(tmp_path / "model", tmp_path / "int8", tmp_path / "rounded", DOWN_FACTORS)
@@ -67,8 +67,8 @@ def test_down_factors_that_the_quantizer_left_alone_are_served_as_they_are(tmp_p
 
 
 @pytest.mark.slow
-def test_a_config_that_says_other_linears_are_packed_than_are_is_refused(tmp_path: Path) -> None:
-    """What is packed as "weight" has the same name if it is not, so that only dtypes tell."""
+def test_a_config_that_contradicts_what_is_packed_is_refused(tmp_path: Path) -> None:
+    """int8 weights have the same names as unpacked ones, so only dtypes tell them apart."""
     write_model(tmp_path / "model", [HETEROGENEOUS[0]])
     cases = {
         "not_ignored": (r".*o_proj$", r"lm_head", {}),
@@ -94,7 +94,7 @@ def test_a_config_that_says_other_linears_are_packed_than_are_is_refused(tmp_pat
 
 
 def _refusals(models: list[str], options: dict[str, Any]) -> list[str]:
-    """What vLLM says to each model, in one process."""
+    """The error for each model, or "served"; all in one process."""
     from vllm import LLM
 
     said = []
@@ -108,11 +108,11 @@ def _refusals(models: list[str], options: dict[str, Any]) -> list[str]:
 
 
 def _logprobs(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Of every token of the prompts, in chunks; and how a layer's linears are multiplied."""
+    """Logprobs of all prompt tokens, and the quantization methods of the last layer's linears."""
     from vllm import LLM, SamplingParams
     from vllm.model_executor.kernels.linear.scaled_mm import cpu
 
-    # vLLM's int8 kernels for AMX take neither fp32 nor 16 outputs more than whole tiles of 32.
+    # vLLM's int8 kernels for AMX support neither fp32 nor outputs that are not multiples of 32.
     cpu.check_cpu_sgl_kernel = lambda *arguments: False
     llm = LLM(model, **options)
     sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
@@ -139,7 +139,7 @@ def _logprobs(model: str, options: dict[str, Any]) -> dict[str, Any]:
 def test_a_misaligned_model_in_fp8_scores_text_as_in_bf16(
     quantized: dict[str, str], tmp_path: Path
 ) -> None:
-    """Padded for it when loaded, before it is quantized."""
+    """Tensors are padded at load time, before vLLM quantizes them."""
     write_model(tmp_path / "model", HETEROGENEOUS)
     plain = in_engine_process(_logprobs, str(tmp_path / "model"), GPU_OPTIONS)
     found = in_engine_process(_logprobs, str(tmp_path / "model"), GPU_OPTIONS | quantized)
@@ -149,14 +149,14 @@ def test_a_misaligned_model_in_fp8_scores_text_as_in_bf16(
 
 
 def _linear_methods(worker: Any) -> list[str]:
-    """Runs in the worker: how the linears of the last layer are multiplied."""
+    """The quantization methods of the last layer's linears. Runs in the worker."""
     from vllm.model_executor.layers.linear import LinearBase
 
     linears = worker.get_model().model.layers[-1].modules()
     return sorted({type(m.quant_method).__name__ for m in linears if isinstance(m, LinearBase)})
 
 
-# ---- what is missing from a packed checkpoint, seen in its headers ----------------------------
+# ---- faults of a packed checkpoint, seen in its headers ---------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ GATE_B = "model.layers.3.mlp.gate_proj.B.weight"
         ),
     ],
 )
-def test_a_packed_checkpoint_with_a_hole_is_refused(
+def test_an_incomplete_packed_checkpoint_is_refused(
     packed: Path,
     tmp_path: Path,
     change: Callable[[dict[str, torch.Tensor]], object],
@@ -206,13 +206,13 @@ def test_a_packed_checkpoint_with_a_hole_is_refused(
         _stream(tmp_path)
 
 
-def test_a_packed_checkpoint_that_is_whole_is_accepted(packed: Path) -> None:
+def test_a_complete_packed_checkpoint_is_accepted(packed: Path) -> None:
     assert f"{DOWN}_scale" in _stream(packed)
     layout = layout_of(json.loads((packed / "config.json").read_text()))
     check_packed(packed, layout)
 
 
-def test_scales_of_the_cache_are_part_of_an_attention(packed: Path, tmp_path: Path) -> None:
+def test_scales_of_the_cache_are_accepted(packed: Path, tmp_path: Path) -> None:
     names = ("attn", "k_proj")
     scales = {f"model.layers.0.self_attn.{name}.k_scale": torch.ones(1) for name in names}
     tensors = load_file(packed / "model.safetensors") | scales
@@ -221,8 +221,8 @@ def test_scales_of_the_cache_are_part_of_an_attention(packed: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["k_scale", "attn.v_scale", "attn.q_scale"])
-def test_scales_of_single_heads_are_refused(name: str, packed: Path, tmp_path: Path) -> None:
-    """LLM-Compressor writes [heads, 1, 1]; kernels would read the first for all."""
+def test_a_cache_scale_for_each_head_is_refused(name: str, packed: Path, tmp_path: Path) -> None:
+    """LLM-Compressor writes [heads, 1, 1]. Kernels would use the first scale for all heads."""
     name = f"model.layers.1.self_attn.{name}"
     tensors = load_file(packed / "model.safetensors") | {name: torch.ones(4, 1, 1)}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -230,8 +230,8 @@ def test_scales_of_single_heads_are_refused(name: str, packed: Path, tmp_path: P
         check_packed(tmp_path, layout_of(json.loads((packed / "config.json").read_text())))
 
 
-def test_a_cache_scheme_with_scales_of_single_heads_is_refused(packed: Path) -> None:
-    """In the front-end process, also of a model on the Hub."""
+def test_a_cache_scheme_with_a_scale_for_each_head_is_refused(packed: Path) -> None:
+    """In the front-end process, also for a model on the Hub."""
     hf_config = AutoConfig.from_pretrained(packed)
     check_cache_scheme(hf_config)
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
@@ -254,7 +254,7 @@ def _stream(directory: Path) -> list[str]:
     return [name for name, _ in tensors]
 
 
-# ---- what quantization asks of dims ----------------------------------------------------------
+# ---- multiples that quantization needs -------------------------------------------------------
 
 
 def asked(name: str | None, cache: str = "auto", config: dict[str, Any] | None = None) -> Quantized:
@@ -275,24 +275,22 @@ def asked(name: str | None, cache: str = "auto", config: dict[str, Any] | None =
         ("fp8_per_channel", 16),
         ("fp8_per_block", 128),
         ("mxfp8", 32),
-        ("int8_per_channel_weight_only", 1),  # of experts only
-        ("compressed-tensors", 1),  # packed before: not padded
+        ("int8_per_channel_weight_only", 1),  # quantizes experts only
+        ("compressed-tensors", 1),  # packed by a quantizer: not padded
     ],
 )
-def test_linears_quantized_while_loaded_have_sides_of_whole_rows_or_blocks(
-    name: str | None, multiple: int
-) -> None:
+def test_each_quantization_has_its_multiple(name: str | None, multiple: int) -> None:
     assert asked(name) == Quantized(linear=multiple)
 
 
-def test_quantization_named_in_a_config_counts_as_if_it_were_named_by_the_flag() -> None:
+def test_quantization_in_a_config_counts_like_the_flag() -> None:
     assert asked("online", config={"linear": "fp8_per_block"}) == Quantized(linear=128)
     targets = {"re:.*mlp.*": "fp8_per_tensor", "re:.*attn.*": "mxfp8"}
     assert asked("online", config={"targets": targets}) == Quantized(linear=32)
     assert isinstance(resolve_quantization_config("online", {}), QuantizationConfigArgs)
 
 
-def test_an_fp8_cache_has_rows_of_16_bytes_for_keys_and_for_values() -> None:
+def test_an_fp8_cache_needs_multiples_of_16_bytes() -> None:
     assert asked(None, "fp8_e4m3") == Quantized(cache=16)
     assert asked(None, "bfloat16") == NOT_QUANTIZED
 
@@ -310,7 +308,7 @@ def a_layout() -> ModelLayout:
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("multiple", [16, 32, 128])
 @pytest.mark.parametrize("strategy", ["minimal", "optimal", "predefined", "measured"])
-def test_each_gpus_part_of_a_linear_has_sides_that_are_multiples(
+def test_both_dims_of_each_ranks_linears_are_multiples(
     strategy: Any, multiple: int, tp: int
 ) -> None:
     padded = padded_layout(a_layout(), strategy, "h200", tp, Quantized(linear=multiple))
@@ -328,8 +326,8 @@ def test_each_gpus_part_of_a_linear_has_sides_that_are_multiples(
     assert padded_layout(padded, strategy, "h200", tp, quantized) == padded
 
 
-def test_heads_count_together_so_that_the_cache_grows_no_more_than_it_must() -> None:
-    """Four heads of 72 make 288 = 18 x 16: an FP8 linear needs no more, an FP8 cache does."""
+def test_heads_are_padded_together_for_linears_but_singly_for_the_cache() -> None:
+    """Four heads of 72 make 288 = 18 x 16: enough for an FP8 linear, not for an FP8 cache."""
     sizes = {
         quantized: padded_layout(a_layout(), "minimal", quantized=quantized).layers[2].key.size
         for quantized in (NOT_QUANTIZED, Quantized(16), Quantized(128), Quantized(1, 16))

@@ -26,7 +26,7 @@ KEY = "correct horse"
 CONTEXT, VOCABULARY = 512, 4096
 JSON = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
 PROMPT = [11, 45, 300, 7, 912]
-GRACE = 60  # seconds that SIGTERM leaves to what is being answered
+GRACE = 60  # seconds after SIGTERM for requests that are running
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def post(
     path: str = "/v1/completions",
     headers: dict[str, str] = JSON,
 ) -> tuple[int, bytes]:
-    """Status and body of the answer."""
+    """Status and body of the response."""
     url = urlsplit(server.url)
     assert url.hostname is not None
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=120)
@@ -88,7 +88,7 @@ def answer(server: Server) -> str:
 
 
 def vanish(server: Server, number: int) -> None:
-    """Ask for a long answer and hang up: unread, after the headers, or in the middle of it."""
+    """Request a long answer and hang up: before, at the start of, or within the response."""
     url = urlsplit(server.url)
     body = json.dumps(
         asked(prompt=[5 + number] * 40, max_tokens=450, ignore_eos=True, stream=True)
@@ -107,7 +107,7 @@ def vanish(server: Server, number: int) -> None:
             time.sleep(0.2)
 
 
-def test_clients_that_vanish_leave_nothing_behind(server: Server) -> None:
+def test_clients_that_vanish_leave_no_request_behind(server: Server) -> None:
     before = answer(server)
     with ThreadPoolExecutor(100) as pool:
         clients = [pool.submit(vanish, server, number) for number in range(100)]
@@ -198,7 +198,7 @@ def assert_refused(server: Server, status: int, body: bytes) -> None:
     assert 400 <= status < 500, (status, body[:500])
     assert b"Traceback" not in body
     answered = json.loads(body)
-    # Where the body cannot even be read, FastAPI answers before vLLM does.
+    # If the body is not JSON, FastAPI answers before vLLM does.
     assert answered.get("detail") or answered["error"]["message"]
     assert answer(server)
 
@@ -213,10 +213,10 @@ def test_a_long_stop_list_is_refused_or_answered(server: Server, request_: dict[
 
 
 @pytest.mark.parametrize("key", ["", "Bearer ", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x"])
-def test_without_the_key_nothing_is_answered(server: Server, key: str) -> None:
+def test_requests_without_the_key_are_refused(server: Server, key: str) -> None:
     headers = JSON | {"Authorization": key}
     assert post(server, asked(), headers=headers)[0] == 401
-    assert server.metrics()  # a scraper needs none
+    assert server.metrics()  # a scraper needs no key
 
 
 @pytest.mark.parametrize("path", ["/v1/none", "/v1/completions/../../etc/passwd", "//v1", "/"])
@@ -226,7 +226,7 @@ def test_other_paths_are_not_found(server: Server, path: str) -> None:
     assert answer(server)
 
 
-def test_sigterm_under_load_answers_what_it_has_begun_and_exits(server: Server) -> None:
+def test_sigterm_under_load_finishes_running_requests_and_exits(server: Server) -> None:
     request = asked(max_tokens=60, ignore_eos=True)
     with ThreadPoolExecutor(20) as pool:
         requests = [pool.submit(post, server, request) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""Speculative decoding by n-grams: several query tokens a step, the same tokens in the end."""
+"""Speculative decoding by n-grams verifies several tokens a step and changes no answer."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from tests.serving.engines import OPTIONS, answers, assert_same, in_engine_process
 from tests.serving.models import HETEROGENEOUS, write_model
 
-# Greedy answers of a random model soon repeat themselves, and prompts that do so come with drafts.
+# Greedy answers of a random model soon repeat themselves, as these prompts do, so drafts occur.
 PROMPTS = [[(7 * i + j % 9) % 4000 + 5 for j in range(61 + 8 * i)] for i in range(4)]
 NGRAM = {
     "method": "ngram",
