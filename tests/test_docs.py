@@ -1,6 +1,7 @@
 """The pages say what the code does: the format, the paths they name, the links between them."""
 
 import ast
+import importlib
 import json
 import re
 import runpy
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+import vllm_gac
 from tests.cli.test_main import VERBS
 from tests.test_import_rules import ALLOWED, SERVING
 from vllm_gac.layout.dims import layout_of
@@ -115,6 +117,16 @@ def test_the_import_tables_are_those_that_are_enforced(
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
     shown = {name: set(re.findall(r"`(\w+)`", below)) for name, below in rows}
     assert shown == {name: set(below.split()) for name, below in allowed.items()}
+
+
+def test_the_page_of_the_api_has_every_public_name() -> None:
+    named = re.findall(r"^::: ([\w.]+)$", _text(ROOT / "docs/api.md"), re.MULTILINE)
+    modules = {name: name.rpartition(".")[0] for name in named}
+    assert {name.rpartition(".")[2] for name, of in modules.items() if of == "vllm_gac"} == set(
+        vllm_gac.__all__
+    )
+    for name, module in modules.items():
+        assert hasattr(importlib.import_module(module), name.rpartition(".")[2]), name
 
 
 def example() -> dict[str, Any]:

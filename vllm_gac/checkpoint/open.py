@@ -128,7 +128,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     Raises:
         CheckpointError: The directory is not a readable Llama or Mistral.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> checkpoint = vllm_gac.open_checkpoint(Path("llama"))

@@ -113,7 +113,7 @@ def calibrate(
         CheckpointError: The model is not a dense Llama or Mistral, the texts are too short, or
             `out` exists.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> vllm_gac.calibrate(

@@ -95,7 +95,7 @@ class ModelLayout:
         mlp_bias: Whether the linears of MLPs have biases.
         layers: The dims of each layer, which may differ from layer to layer.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> layout = vllm_gac.open_checkpoint(Path("llama")).layout

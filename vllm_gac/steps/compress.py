@@ -76,7 +76,7 @@ def compress(
         PlanError: The plan or the budgets cannot be met.
         DiskError: `out` exists, or the disk is full.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> from vllm_gac.planning.planner import Asked

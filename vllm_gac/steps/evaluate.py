@@ -57,7 +57,7 @@ def evaluate(
     Raises:
         CheckpointError: The model's tensors do not fit its config, or there is no text to predict.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> perplexity, tokens = vllm_gac.evaluate(

@@ -85,7 +85,7 @@ def import_model(
         CheckpointError: `source` is broken, is not in `format`, or needs no conversion.
         DiskError: `out` exists, or the disk is full.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> done = vllm_gac.import_model(Path("svd-llm.pt"), Path("imported"))

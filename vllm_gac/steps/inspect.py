@@ -51,7 +51,7 @@ def inspect(directory: Path) -> Inspection:
     Raises:
         CheckpointError: The directory cannot be read, or its tensors do not fit its layout.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> found = vllm_gac.inspect(Path("llama"))

@@ -82,7 +82,7 @@ def repair(
         DiskError: `out` exists, or the disk is full.
         ProfileError: There is no profile of `gpu`.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> repaired = vllm_gac.repair(Path("llama"), Path("repaired"))  # MLPs of 93 channels

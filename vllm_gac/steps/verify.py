@@ -42,7 +42,7 @@ def verify(directory: Path, progress: bool = False) -> Verification:
     Raises:
         OSError: The disk fails.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> vllm_gac.verify(Path("llama"))
