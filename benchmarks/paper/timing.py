@@ -1,4 +1,4 @@
-"""How long a call keeps the GPU busy, and with which kernels."""
+"""The spread of a call's times, and the names of the kernels it runs."""
 
 import math
 import statistics
@@ -10,48 +10,44 @@ from typing import TypeAlias
 import torch
 from torch.autograd import DeviceType
 
+from vllm_gac.profiling.timing import MORE_THAN_L2, replay_microseconds, warm_up
+
 Call: TypeAlias = Callable[[], object]
 
-# Inputs are rotated until so many bytes lie between two uses of one: several times an L2.
-_PAST_L2 = 192 << 20
-_TRIALS, _WARM_UPS, _TRIAL_MS, _MOST_ROUNDS = 7, 3, 3.0, 40
-# Short on purpose: a GPU that multiplies matrices for longer meets its power limit, and its clocks
-# then say more about the minute before than about the kernel.
-METHOD = f"median of {_TRIALS} trials of {_TRIAL_MS:.0f} ms, CUDA graphs, {_WARM_UPS} warm-ups"
+_TRIALS, _TRIAL_MS, _MOST_ROUNDS = 7, 3.0, 40
+# Trials are short: after a longer one the GPU meets its power limit, and its clocks then depend on
+# the minute before.
+METHOD = f"median of {_TRIALS} trials of {_TRIAL_MS:.0f} ms, CUDA graphs"
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median of the trials, and how far they are apart as a share of it."""
+    """The median of the trials in milliseconds, and their range as a share of it."""
 
     ms: float
     spread: float
 
 
 def copies_past_l2(nbytes: int) -> int:
-    """How many inputs of `nbytes` to rotate through, so that none is found in the L2."""
-    return math.ceil(_PAST_L2 / nbytes) if torch.cuda.is_available() else 1
+    """How many inputs of `nbytes` to use in turn, so that none is still in the L2."""
+    return math.ceil(MORE_THAN_L2 / nbytes) if torch.cuda.is_available() else 1
 
 
 def timed(calls: Sequence[Call]) -> Timing:
-    """Time of one call; `calls` do the same on inputs of their own.
+    """Time of one call, where `calls` do the same with inputs of their own.
 
-    Replays of a CUDA graph that runs them in turn: no launch gaps, clocks up, no warm L2.
+    A CUDA graph runs them in turn: no launch gaps, and no input is still in the L2.
     """
     if not torch.cuda.is_available():
         return _timed_on_cpu(calls)
-    for call in calls:
-        call()  # compiles, plans, allocates
-    rounds = max(1, min(_MOST_ROUNDS, round(_TRIAL_MS / max(_elapsed(calls), 1e-3))))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(rounds):
-            for call in calls:
-                call()
-    for _ in range(_WARM_UPS):
-        graph.replay()
-    trials = [_elapsed([graph.replay]) / (rounds * len(calls)) for _ in range(_TRIALS)]
-    del graph
+
+    def all_in_turn() -> None:
+        for call in calls:
+            call()
+
+    once = replay_microseconds(all_in_turn, calls=1, replays=1)[0] / 1e3
+    rounds = max(1, min(_MOST_ROUNDS, round(_TRIAL_MS / max(once, 1e-3))))
+    trials = [us / 1e3 / len(calls) for us in replay_microseconds(all_in_turn, rounds, _TRIALS)]
     torch.cuda.empty_cache()  # a graph's memory is its own until then
     middle = statistics.median(trials)
     return Timing(middle, (max(trials) - min(trials)) / middle)
@@ -64,17 +60,6 @@ def apart(spreads: Iterable[float]) -> str:
     return f"Trials of a point are {middle:.1%} apart in the median, {found[-1]:.1%} at most."
 
 
-def _elapsed(calls: Sequence[Call]) -> float:
-    """Milliseconds between two events around all `calls`."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for call in calls:
-        call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end))
-
-
 def _timed_on_cpu(calls: Sequence[Call]) -> Timing:
     begin = time.perf_counter()
     calls[0]()
@@ -82,12 +67,9 @@ def _timed_on_cpu(calls: Sequence[Call]) -> Timing:
 
 
 def wake_up() -> None:
-    """Half a second of matrix products: clocks rise with load."""
+    """Raise the clocks of the GPU, if there is one."""
     if torch.cuda.is_available():
-        a = torch.randn(8192, 8192, device="cuda", dtype=torch.float16)
-        for _ in range(400):
-            a @ a
-        torch.cuda.synchronize()
+        warm_up()
 
 
 def kernels_of(call: Call) -> list[tuple[str, float]]:

@@ -13,10 +13,15 @@ _LONGEST_REST = 0.05
 
 
 def microseconds(call: Callable[[], object], calls: int = 5, replays: int = 9) -> float:
-    """Median time of one `call`, from replays of a CUDA graph of so many calls.
+    """The median of `replay_microseconds`."""
+    return statistics.median(replay_microseconds(call, calls, replays))
 
-    Afterwards the GPU rests as long: one that is always multiplying runs into its power limit, and
-    then a kernel's time depends on what ran before it.
+
+def replay_microseconds(call: Callable[[], object], calls: int, replays: int) -> list[float]:
+    """Time of one `call` by each of `replays` replays of a CUDA graph of `calls` calls.
+
+    Afterwards the GPU rests as long: one that multiplies all the time runs into its power limit,
+    and then a kernel's time depends on what ran before it.
     """
     call()  # compiles, and picks algorithms
     torch.cuda.synchronize()
@@ -28,7 +33,7 @@ def microseconds(call: Callable[[], object], calls: int = 5, replays: int = 9) -
         graph.replay()
     times = [_milliseconds(graph.replay) for _ in range(replays)]
     time.sleep(min(sum(times) * 1e-3, _LONGEST_REST))
-    return statistics.median(times) * 1e3 / calls
+    return [time * 1e3 / calls for time in times]
 
 
 def copy_bandwidth() -> float:
