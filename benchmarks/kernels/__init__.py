@@ -1,0 +1,1 @@
+"""Benchmarks of kernels, and of the profiles that predict their times."""

@@ -1,1 +1,1 @@
-"""Quality of plans on the demo model: perplexity of its held-out text, measured."""
+"""Quality of plans for the demo model: the perplexity of its held-out text."""

@@ -1,1 +1,1 @@
-"""Compression with what users combine it with, on a GPU: see __main__.py."""
+"""Compression together with other features of vLLM, on a GPU: see __main__.py."""

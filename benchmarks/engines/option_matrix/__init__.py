@@ -1,1 +1,1 @@
-"""Engine options by pairs, each engine against the fp32 reference: see __main__.py."""
+"""Pairs of engine options, each engine checked against the fp32 reference: see __main__.py."""

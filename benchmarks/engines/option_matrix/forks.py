@@ -1,7 +1,8 @@
-"""A function in processes forked off this one, several side by side, each with a log and an end.
+"""Functions in processes that are forked off this one, several at once, each with a time limit.
 
-What was imported before need not be imported again, which is most of an engine's start. This
-process must have computed nothing with torch and touched no GPU: threads do not survive a fork.
+Hundreds of engines start here, and importing vLLM would be most of each start. A fork has the
+imports already, which common/engine_process.py repeats for each engine. In return, this process
+must not compute with torch or use a GPU: threads and CUDA do not survive a fork.
 """
 
 import multiprocessing

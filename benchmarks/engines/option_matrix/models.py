@@ -10,7 +10,15 @@ from tests.importers.low_rank_models import RANKS, TOOLS, low_rank
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import write
 from tests.serving.adapters import write_adapter
-from tests.serving.models import HETEROGENEOUS, layer, write_model
+from tests.serving.models import (
+    HEAD_DIM,
+    HETEROGENEOUS,
+    KV_HEADS,
+    QUERY_HEADS,
+    layer,
+    layout_with,
+    write_model,
+)
 from tests.serving.quantized import write_int8
 from tests.support import dense_models
 from vllm_gac import demo
@@ -35,13 +43,15 @@ LATENT = [
     layer(("latent", 2, 64), (2, 64), 512, {"self_attn.q_proj": 96}),
     layer(("latent", 1, 96), (1, 64), 256),
 ]
+# Dense models, of the dims of the gac models.
+_GAC = layout_with(STOCK)
 DENSE = dense_models.config(
-    hidden_size=256,
-    intermediate_size=512,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    head_dim=64,
-    vocab_size=4096,
+    hidden_size=_GAC.hidden_size,
+    intermediate_size=_GAC.layers[0].intermediate_size,
+    num_attention_heads=QUERY_HEADS,
+    num_key_value_heads=KV_HEADS,
+    head_dim=HEAD_DIM,
+    vocab_size=_GAC.vocab_size,
     max_position_embeddings=1024,
 )
 IMPORTED = DENSE | {"hidden_size": 64, "intermediate_size": 96}

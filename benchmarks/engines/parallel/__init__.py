@@ -1,1 +1,1 @@
-"""Tensor parallelism on two GPUs of one host: `python -m benchmarks.engines.parallel OUT`."""
+"""Tensor parallelism on two GPUs of one host: see __main__.py."""

@@ -1,8 +1,8 @@
-"""Whole models in vLLM: what compression promises in prefill, decode and room, and what it gives.
+"""Whole models in vLLM: the gains that compression promises in prefill, decode and room, and gives.
 
-    python -m benchmarks.engines.whole_model run RUNS  # on a GPU; resumes what is missing
+    python -m benchmarks.engines.whole_model run RUNS  # on a GPU; skips models that have a result
     python -m benchmarks.engines.whole_model report RUNS... --out OUT
-    python -m benchmarks.engines.whole_model run RUNS --shape tiny  # on a CPU: proves the path
+    python -m benchmarks.engines.whole_model run RUNS --shape tiny  # on a CPU: everything runs
 
-models.py -> engine.py (one process a model, one JSON each) -> ideal.py -> report.py, plot.py
+models.py -> engine.py (one process and one JSON file a model) -> ideal.py -> report.py, plot.py
 """
