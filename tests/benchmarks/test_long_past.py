@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from benchmarks.engines import long_past
+from benchmarks.kernels import long_past
 
 
 def test_long_pasts_are_timed_for_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """New tokens after a long past: a kernel on gathered rows, and one that pads but reads pages.
 
-python -m benchmarks.engines.long_past [--out benchmarks/results/long_past_h200]
+python -m benchmarks.kernels.long_past [--out benchmarks/results/long_past_h200]
 
 8 sequences that share the pages of 32,768 tokens, 32 query heads and 8 KV heads, bfloat16.
 """
@@ -38,7 +38,7 @@ def main() -> None:
     """Measure every pair of sizes with every number of new tokens."""
     measure_rows(
         __doc__ or "",
-        "benchmarks.engines.long_past",
+        "benchmarks.kernels.long_past",
         "New tokens after a long past",
         ABOUT,
         rows(torch.device("cuda"), (9, 0)),
