@@ -1,4 +1,4 @@
-"""Random prompts through vLLM's LLM, all at once, and how long it took."""
+"""Batches of random prompts for vLLM's LLM, and how long their answers take."""
 
 import random
 import time
@@ -6,29 +6,36 @@ from typing import Any
 
 
 def generate(llm: Any, prompts: int, length: int, output: int, seed: object) -> tuple[Any, float]:
-    """What vLLM answers to so many prompts of `length` tokens, `output` tokens each, and seconds.
+    """Answer random prompts.
 
-    Another `seed` makes other prompts, so that no prefix is cached. Raises RuntimeError if an
-    answer is of another length.
+    Args:
+        llm: The engine.
+        prompts: How many prompts.
+        length: Tokens of each prompt.
+        output: Tokens of each answer.
+        seed: Another seed makes other prompts, so that no prefix is cached.
+
+    Returns:
+        vLLM's outputs, and the seconds from the first prompt to the last answer.
+
+    Raises:
+        RuntimeError: An answer is missing or has another length.
     """
-    asked = f"{prompts}x{length}->{output}"
+    shape = f"{prompts}x{length}->{output}"
     return answer(
-        llm, [random_tokens(llm, length, f"{asked} {i} {seed}") for i in range(prompts)], output
+        llm, [random_tokens(llm, length, f"{shape} {i} {seed}") for i in range(prompts)], output
     )
 
 
 def random_tokens(llm: Any, count: int, seed: str) -> list[int]:
-    """Token ids of the model's vocabulary."""
+    """Random token ids of the model's vocabulary; the same for the same seed."""
     rng = random.Random(seed)
     words = llm.llm_engine.vllm_config.model_config.get_vocab_size()
     return [rng.randrange(words) for _ in range(count)]
 
 
 def answer(llm: Any, prompts: list[list[int]], output: int) -> tuple[Any, float]:
-    """What vLLM answers to `prompts`, `output` tokens each, and seconds.
-
-    Raises RuntimeError if an answer is of another length.
-    """
+    """Answer `prompts` with `output` tokens each, as `generate` does."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True, detokenize=False)
@@ -42,9 +49,9 @@ def answer(llm: Any, prompts: list[list[int]], output: int) -> tuple[Any, float]
 
 
 def decode_seconds(outputs: Any) -> float:
-    """From the first token of the last prompt to the last token of all: every step decodes.
+    """Seconds from the last request's first token to the last token of all.
 
-    The engine must have been started with disable_log_stats=False.
+    Every step in this time decodes. The engine must run with disable_log_stats=False.
     """
     stats = [output.metrics for output in outputs]
     last = max(request.last_token_ts for request in stats)

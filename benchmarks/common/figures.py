@@ -1,4 +1,4 @@
-"""One look for all plots; SVG whose text stays text, the same for the same numbers."""
+"""One style for all plots. They are SVG files with real text, equal for equal numbers."""
 
 import io
 from collections.abc import Callable
@@ -8,12 +8,12 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours: told apart by colour-blind readers, and in print.
+# Okabe and Ito's colours: colour-blind readers can tell them apart, and they print well.
 BLUE, RED, GREEN, PINK, ORANGE, SKY = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
 )  # fmt: skip
 GREY = "#888888"
-# Any: matplotlib's own type lists every setting there is.
+# Any: the type that matplotlib asks for lists every setting.
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "seeds",
@@ -34,13 +34,13 @@ _STYLE: Any = {
 def axes_grid(
     width: float, height: float, rows: int = 1, columns: int = 1
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `width` x `height` inches and its axes, row by row."""
+    """A figure of `width` x `height` inches, and its axes row by row."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 def drawn(draw: Callable[[Any], tuple[str, Figure]], result: Any) -> tuple[str, str]:
-    """(page, SVG) of `draw(result)`."""
+    """The page that `draw(result)` returns, and its figure as SVG."""
     with mpl.rc_context(_STYLE):
         page, figure = draw(result)
         buffer = io.StringIO()

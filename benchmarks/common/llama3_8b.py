@@ -2,11 +2,12 @@
 
     python -m benchmarks.common.llama3_8b build/llama3-8b
 
-Writes three directories, of a config.json and a tokenizer each: `dense`; `gac`, the plan that
-`vllm-gac plan --param-ratio 0.8 --kv-ratio 0.75` makes of it; and `misaligned`, the same plan with
-every dim that it chose just past an aligned one. A server fills in random weights: vLLM's with
-`--load-format dummy`, ours with `--model-loader-extra-config '{"weights": "dummy"}'`. How fast a
-server is depends on dims, not on values. Prints the speedups that the smaller model promises.
+Writes three directories with a config.json and a tokenizer each: `dense`; `gac`, which follows the
+plan of `vllm-gac plan --param-ratio 0.8 --kv-ratio 0.75`; and `misaligned`, which follows the same
+plan but makes every planned dim slightly larger than the aligned one. A server fills in random
+weights: vLLM's loader with `--load-format dummy`, ours with `--model-loader-extra-config
+'{"weights": "dummy"}'`. The speed of a server depends on dims, not on values. Prints the ideal
+speedups of the smaller models.
 """
 
 import argparse
@@ -40,13 +41,13 @@ DENSE: dict[str, Any] = {
     "eos_token_id": 1,
     "dtype": "bfloat16",
 }
-# What a step of decoding reads is weights, and the cache of this many tokens: 16 requests in the
-# middle of answering Azure's conversations.
+# A decode step reads the weights and the cache of this many tokens: 16 requests halfway through
+# their answers, with the lengths of Azure's conversations.
 CACHED_TOKENS = 16 * 1250
 
 
 def main() -> None:
-    """Write the directories and print what they promise."""
+    """Write the directories and print the ideal speedups."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="directory for the three models")
     out = parser.parse_args().out
@@ -61,9 +62,9 @@ def main() -> None:
 
 
 def write_models(out: Path, dense: dict[str, Any] = DENSE) -> dict[str, ModelLayout]:
-    """Write dense, gac and misaligned below `out`; the layout of each."""
+    """Write dense, gac and misaligned below `out`, and return the layout of each."""
     _write(out / "dense", dense)
-    # No tensors: a plan is made of dims alone.
+    # Without tensors: a plan needs dims alone.
     model = Checkpoint(
         out / "dense", dense, HfConfig.model_validate(dense), layout_of(dense), tensors={}
     )
@@ -79,10 +80,10 @@ def write_models(out: Path, dense: dict[str, Any] = DENSE) -> dict[str, ModelLay
 
 
 def ideals(dense: ModelLayout, layout: ModelLayout) -> dict[str, float]:
-    """FLOPs of a prompt's token (prefill) and bytes of a step (decode), dense / compressed."""
+    """Ideal speedups: FLOPs of a prompt's token (prefill) and bytes of a step (decode)."""
 
     def flops(model: ModelLayout) -> int:
-        # The head runs once a prompt, the embedding never.
+        # The head runs once for a prompt; the embedding multiplies nothing.
         return model.parameters - 2 * model.vocab_size * model.hidden_size
 
     def step(model: ModelLayout) -> int:
@@ -93,8 +94,10 @@ def ideals(dense: ModelLayout, layout: ModelLayout) -> dict[str, float]:
 
 
 def _compressed(dense: dict[str, Any], plan: Plan, past: int) -> dict[str, Any]:
-    """The config of `plan`, with each dim that it chose made larger by `past`; rotary keys, whose
-    numbers come in pairs, by twice that."""
+    """The config of `plan` with each planned dim larger by `past`.
+
+    Rotary keys consist of pairs, so they grow by twice as much.
+    """
     layers = [section.model_dump(mode="json") for section in plan.layers]
     for layer in layers:
         layer["key"]["size"] += past * (2 if layer["key"]["form"] == "rotary" else 1)
@@ -114,7 +117,7 @@ def _compressed(dense: dict[str, Any], plan: Plan, past: int) -> dict[str, Any]:
 def _write(directory: Path, config: dict[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    # The demo model's, with a word for each of the other tokens: every answer is some text.
+    # The demo model's tokenizer, with a word for every other token, so that answers are texts.
     tokenizer = json.loads((demo.MODEL / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     known = len(vocabulary)

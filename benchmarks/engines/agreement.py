@@ -1,11 +1,11 @@
-"""The demo model with per-layer head sizes: what a GPU serves against what a CPU serves.
+"""Does a GPU answer what a CPU answers? The demo model with head sizes that differ by layer.
 
     python -m benchmarks.engines.agreement plans  DIR      # plans for the demo model
     python -m benchmarks.engines.agreement record OUT.json MODEL...     # on each machine
     python -m benchmarks.engines.agreement compare CPU.json GPU.json    # prints the table
 
-`record` serves each compressed model as by default (on a GPU in CUDA graphs), scores held-out text
-token by token and completes prompts greedily.
+`record` serves each compressed model with vLLM's defaults (on a GPU with CUDA graphs), scores
+held-out text token by token and completes prompts greedily.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import KeyLayout, ValueLayout
 from vllm_gac.planning.plan_file import uniform_plan
 
-# Keys (form, heads, size) and values (heads, size) by layer: sizes that stock kernels take, pairs
-# of sizes that they refuse, and forms that they do not know.
+# Keys (form, heads, size) and values (heads, size) of each layer: sizes that vLLM's kernels take,
+# pairs of sizes that they refuse, and forms that they do not know.
 ATTENTION = {
     "equal": [(("rotary", 4, size), (4, size)) for size in (64, 96, 128, 96)],
     "unequal": [

@@ -1,12 +1,13 @@
-"""How long vLLM's loader and ours take for the same model, from a cold and from a warm page cache.
+"""Loading times of vLLM's loader and ours for the same model, from a cold and a warm page cache.
 
     python -m benchmarks.engines.load_speed MODELS --gigabytes 8
 
 Writes a random bf16 Llama with the widths of Llama-3-8B and as many layers as fit, and a gac model
-with aligned smaller dims of about the same size. Loads, in one process and taking turns: the dense
-one with vLLM's loader and with ours, the gac one with ours. A load is vLLM's `get_model`, from the
-config to the last weight on the device, our checks included. Prints medians, and ours over vLLM's
-per byte. Cold: the files' pages are dropped before; how many stayed is printed.
+of about the same size with smaller, aligned dims. One process loads them in turns: the dense model
+with vLLM's loader and with ours, the gac model with ours. A load is vLLM's `get_model`, from the
+config to the last weight on the device, and includes our checks. Prints medians, and the ratio of
+ours to vLLM's per byte. For a cold load the pages of the files are dropped first; the page says how
+many stayed in memory.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def main() -> None:
     }
     load = loader()
     for way in ways.values():
-        load(*way)  # whatever happens once
+        load(*way)  # not counted: it pays for what happens once
     times: dict[str, dict[str, list[float]]] = {name: {"cold": [], "warm": []} for name in ways}
     stayed = []
     for _ in range(args.cold):
@@ -80,7 +81,7 @@ def main() -> None:
 
 
 def dense_config(hidden: int, gigabytes: float) -> dict[str, Any]:
-    """config.json of a Llama of Llama-3-8B's proportions with as many layers as come nearest."""
+    """config.json of a Llama with the proportions of Llama-3-8B, nearest to `gigabytes`."""
     heads = hidden // _HEAD
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
@@ -125,13 +126,13 @@ def gac_config(hidden: int, gigabytes: float) -> dict[str, Any]:
 
 
 def nearest(config: Callable[[int], dict[str, Any]], gigabytes: float) -> dict[str, Any]:
-    """`config` of the number of layers whose weights come nearest to `gigabytes`."""
+    """`config` for the number of layers whose weights come nearest to `gigabytes`."""
     one, two = (2 * layout_of(config(layers)).parameters for layers in (1, 2))
     return config(max(1, 1 + round((gigabytes * 1e9 - one) / (two - one))))
 
 
 def written(directory: Path, config: Mapping[str, Any]) -> Path:
-    """The model of `config`, in shards of some layers each; nothing is done if it is there."""
+    """Write the model of `config` in shards of a few layers, unless the directory has it."""
     if (directory / "config.json").exists():
         if json.loads((directory / "config.json").read_text()) != config:
             raise SystemExit(f"{directory}: holds another model; remove it or choose another")
@@ -170,12 +171,12 @@ def shards(directory: Path) -> list[Path]:
 
 
 def drop_pages(directory: Path) -> float:
-    """Take the weights out of the page cache; the fraction of the pages looked at that stayed."""
+    """Drop the weights from the page cache; return the fraction of sampled pages that stayed."""
     seen = stayed = 0
     for path in shards(directory):
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(descriptor)  # dirty pages would stay
+            os.fsync(descriptor)  # else dirty pages stay
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             step = max(4096, path.stat().st_size // _PAGES_LOOKED_AT)
             for position in range(0, path.stat().st_size, step):
@@ -197,7 +198,7 @@ def is_cached(descriptor: int, position: int) -> bool:
 
 
 def loader() -> Callable[[Path, str, dict[str, int]], float]:
-    """A function that loads a directory by a load format and says how many seconds it took."""
+    """A function that loads a directory with a load format and returns the seconds."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import (
         ensure_model_parallel_initialized,
@@ -207,7 +208,7 @@ def loader() -> Callable[[Path, str, dict[str, int]], float]:
     from vllm.model_executor.model_loader import get_model
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu():  # as vLLM's own worker does there
+    if current_platform.is_cpu():  # vLLM's CPU worker does the same
         from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
 
         _set_torch_accelerator_to_noop()
@@ -252,7 +253,7 @@ def synchronize() -> None:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """A table of medians; each over the first line's, per byte."""
+    """The page: a table of medians, and their ratios per byte to the first row's."""
     times, sizes = result["seconds"], result["bytes"]
     stayed = max(result["stayed"], default=0.0)
     first = next(iter(times))

@@ -1,11 +1,11 @@
-"""Model directories by lm-eval and by perplexity, each of them served; prints Markdown.
+"""lm-eval scores and perplexity of model directories that are served; prints Markdown.
 
     python -m benchmarks.evaluation MODEL...
 
-Serves one model after the other with `vllm serve`, lets lm-eval ask for the tasks of this folder
-through the OpenAI API, and takes the perplexity of the demo model's held-out text by the
-reference, by vLLM in a process of its own and by that server. Needs `make install-eval`; takes a
-few minutes a model on two cores.
+Serves one model after the other with `vllm serve`. lm-eval runs the tasks of this folder through
+the OpenAI API. The perplexity of the demo model's held-out text is computed by the reference, by
+vLLM in a process of its own, and by that server. Needs `make install-eval`; takes a few minutes per
+model on two cores.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _row(model: Path) -> dict[str, str]:
-    """Cells of one model by their heads."""
+    """The cells of one model by column."""
     out = tasks.OUT / model.name
     serve = [f"{BIN}/vllm", "serve", f"{model}", "--load-format", "gac", "--enforce-eager"]
     serve += ["--host", "127.0.0.1", "--port", URL.rpartition(":")[2]]
@@ -69,7 +69,7 @@ def _row(model: Path) -> dict[str, str]:
 
 def _perplexity(model: Path, *by: str) -> str:
     command = [f"{BIN}/vllm-gac", "evaluate", f"{model}", "--text", f"{demo.HELD_OUT}", *by]
-    # One less than the server's context: it generates a token after each prompt.
+    # One token less than the server's context, since it generates one after each prompt.
     answer = json.loads(_run(*command, "--sequence-length", f"{CONTEXT - 1}", "--json"))
     return f"{answer['perplexity']:.4f}"
 

@@ -1,10 +1,10 @@
-"""Two lm-eval tasks from the demo model's held-out modules, so that nothing is downloaded.
+"""Writes two lm-eval tasks made from the demo model's held-out modules, so nothing is downloaded.
 
     python -m benchmarks.evaluation.tasks      # writes build/evaluation/*.jsonl
 
-`gac_continuation`: which of four pairs of lines follows these sixteen? The other three stand
-elsewhere in the same module, as far indented. `gac_modules`: the likelihood of whole modules. The
-YAML files beside this one tell lm-eval how to read them.
+`gac_continuation`: which of four pairs of lines follows these sixteen lines? The other three are
+from elsewhere in the same module, with the same indentation. `gac_modules`: the likelihood of whole
+modules. The YAML files in this folder tell lm-eval how to read them.
 """
 
 import json
@@ -20,16 +20,16 @@ from vllm_gac import demo
 OUT = Path("build/evaluation")
 CONTEXT_LINES, CONTINUATION_LINES, CHOICES = 16, 2, 4
 STEP = 12  # lines from one question to the next
-NEARBY = 40  # lines around a question from which no wrong answer is taken
+NEARBY = 40  # no wrong answer is within so many lines of a question
 
 
 def modules(text: str) -> list[str]:
-    """The modules, each from its first line, a comment with its path."""
+    """The modules of the text; each begins with a comment that has its path."""
     return re.split(r"(?m)^(?=# Lib/)", text)[1:]
 
 
 def continuations(module: str, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Questions about one module: context, choices and which of them is right."""
+    """Questions about one module: the context, the choices and the index of the right one."""
     lines = module.splitlines(keepends=True)
     starts = range(CONTEXT_LINES, len(lines) - CONTINUATION_LINES)
     following = {i: "".join(lines[i : i + CONTINUATION_LINES]) for i in starts}
@@ -60,7 +60,7 @@ def _indent(line: str) -> int:
 
 
 def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write JSON lines, and say how many."""
+    """Write JSON lines, and print how many."""
     written = [json.dumps(row) + "\n" for row in rows]
     path.write_text("".join(written))
     print(f"{path}: {len(written)}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""Decode over pages whose heads come first, and over pages whose tokens do (vLLM's default).
+"""Decode on pages that store heads first, and on pages that store tokens first (vLLM's default).
 
     python -m benchmarks.kernels.cache_layout [--out benchmarks/results/cache_layout_h200]
 
-Ours by head sizes, and FlashAttention 3 on the dense model's heads; everything from one run.
+Our kernel by head sizes, and FlashAttention 3 with the dense model's heads, all in one run.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,15 +15,15 @@ from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import microseconds
 
-# Their rows are no multiple of 64 bytes.
+# Sizes whose rows are no multiple of 64 bytes.
 NARROW = ((112, 96), (80, 64), (96, 48), (80, 32), (64, 48))
 DENSE = CacheGeometry(32, 128, 8, 128, 8, 128)
 LATENT = CacheGeometry(32, 128, 8, 64, 4, 128)
 
 
 def main() -> None:
-    """Measure all heads and batches; see common/page.py."""
-    title = "Decode by how a page lies in memory"
+    """Measure all heads and batches."""
+    title = "Decode by the layout of a page"
     about = "Microseconds in a CUDA graph; bf16, pages of 16 tokens, 32 query heads."
     measure_rows(__doc__, "benchmarks.kernels.cache_layout", title, about, _rows())
 
@@ -43,7 +43,7 @@ def _compared(
     kernel: Callable[[DecodeBatch], Callable[[], None]] = lambda x: x.own,
     head_dim: int | None = None,
 ) -> dict[str, Any]:
-    """Microseconds of `kernel` in either layout, and their ratio."""
+    """Microseconds of `kernel` in each layout, and their ratio."""
 
     def time(*, tokens_first: bool) -> float:
         made = DecodeBatch(geometry, *batch, head_dim=head_dim, tokens_first=tokens_first)

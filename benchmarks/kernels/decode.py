@@ -1,9 +1,9 @@
-"""Decode attention: our kernel against vLLM's, and against the copy bandwidth of the GPU.
+"""Decode attention: our kernel against vLLM's kernels and the copy bandwidth of the GPU.
 
 python -m benchmarks.kernels.decode [--keys rotary|latent] [--stock] [--out OUT]
 
 Without --stock it needs no vLLM. Latent keys are compared with FA3 on the dense model's heads of
-128. Writes OUT.json and OUT.md; everything from one run.
+128. Measures everything in one run and writes OUT.json and OUT.md.
 """
 
 import argparse
@@ -25,7 +25,7 @@ BATCHES = (
     (1, 512), (1, 4096), (1, 32768), (16, 512), (16, 2048), (16, 4096), (16, 32768),
     (64, 512), (64, 2048), (256, 512), (256, 1024), (256, 4096),
 )  # fmt: skip
-# r_k, latents, value heads; where there are fewer latents, each gives two heads their keys.
+# r_k, latents, value heads. With four latents, each gives keys to two heads.
 LATENT = (
     (32, 8, 4), (64, 8, 4), (96, 8, 4), (128, 8, 4), (32, 8, 8), (64, 8, 8), (96, 8, 8),
     (64, 4, 4), (128, 4, 4),
@@ -34,7 +34,7 @@ LATENT_BATCHES = ((1, 512), (1, 4096), (1, 32768), (16, 512), (16, 4096), (64, 5
 
 
 def main() -> None:
-    """Measure, print each row as it comes, write both files."""
+    """Measure, print each row, and write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stock", action="store_true", help="measure vLLM's kernels too")
     parser.add_argument("--keys", choices=("rotary", "latent"), default="rotary")
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _rotary(bandwidth: float, stock: bool) -> list[dict[str, Any]]:
-    """All pairs of sizes at one batch, all batches for some, and fp8."""
+    """All pairs of sizes at one batch, some sizes at all batches, and fp8."""
     rows = []
     for r_k in SIZES:
         for r_v in SIZES:
@@ -70,7 +70,7 @@ def _rotary(bandwidth: float, stock: bool) -> list[dict[str, Any]]:
 
 
 def _latent(bandwidth: float, stock: bool) -> list[dict[str, Any]]:
-    """Latents at one batch, one of them at others, each beside the dense heads' FA3."""
+    """All latents at one batch and one of them at others, each with FA3 on the dense heads."""
     rows = []
     for sequences, context in ((64, 4096), *LATENT_BATCHES):
         dense = _measure(128, 128, sequences, context, bandwidth, stock)
@@ -96,7 +96,7 @@ def _measure(
     value_heads: int = 8,
     dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Any]:
-    """One row of the table: times in microseconds, None where a kernel refuses the dims."""
+    """One row of the table: microseconds, and None where a kernel refuses the dims."""
     geometry = CacheGeometry(32, 128 if latents else r_k, latents or 8, r_k, value_heads, r_v)
     head_dim = 128 if latents else None
     kv_heads = 8 if latents else None
@@ -131,7 +131,7 @@ def _or_none(call: Any, calls: int) -> float | None:
     try:
         return round(microseconds(call, calls), 1)
     except Exception as error:
-        # Each kernel refuses dims in its own way; what it says goes to stderr.
+        # Each kernel refuses dims in its own way; print its message.
         print(str(error).strip().splitlines()[-1:], file=sys.stderr)
         torch.cuda.synchronize()
         return None
@@ -142,10 +142,10 @@ def _markdown(result: dict[str, Any]) -> str:
         "# Decode attention",
         "",
         f"{origin(result)}.",
-        "32 query heads, 8 KV heads unless said. Times in microseconds; `bytes_us` is what reading",
-        "the cache once takes at the copy bandwidth of the same run, "
+        "32 query heads; 8 KV heads unless stated. Times in microseconds; `bytes_us` is the time",
+        "to read the cache once at the copy bandwidth of this run, "
         f"{result['copy_tb_per_s']} TB/s. Pages of 16",
-        "tokens unless said; - is a kernel that refuses the dims, or was not measured.",
+        "tokens unless stated; - marks a kernel that refuses the dims or was not measured.",
         "",
         *table_of_records(result["rows"]),
     ]

@@ -1,10 +1,10 @@
-"""How well a profile predicts times that it does not hold.
+"""How well a profile predicts times that it does not contain.
 
     python -m benchmarks.kernels.latency_model --measure [--profile PROFILE.json]  # on the GPU
-    python -m benchmarks.kernels.latency_model  # predict again what was measured then
+    python -m benchmarks.kernels.latency_model  # predicts the times measured then
 
-Writes OUT.json (measured) and OUT.md (predicted beside measured); no [n, k] of a GEMM, and no
-combination of sizes, batch and context of decode attention is one of the profile's.
+Writes OUT.json (measured) and OUT.md (measured and predicted). The profile contains none of these
+GEMM shapes [n, k], and none of these combinations of sizes, batch and context of decode attention.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of
 
-# Batches of the profile, and three between them.
+# Batches of the profile, and batches between them.
 BATCHES = (1, 16, 64, 256, 2048, 8192)
 BETWEEN = (32, 128, 1024)
-# [n, k]: linears and low-rank factors of models with hidden size 4096, then of other sizes.
+# [n, k] of linears and low-rank factors, first for a hidden size of 4096.
 GEMMS = (
     (1237, 4096), (4096, 1237), (1240, 4096), (4096, 1240), (1000, 4096), (4096, 1000),
     (360, 4096), (4096, 360), (5448, 4096), (4096, 11520), (4096, 12184), (4096, 12185),
@@ -47,7 +47,7 @@ QUERY_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 
 
 def main() -> None:
-    """Measure if asked to, predict, write both files and print the summary."""
+    """Measure if --measure is given, then predict, write both files and print the summary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measure", action="store_true", help="on the GPU of the profile")
     parser.add_argument("--profile", default="h200", help="name or path (h200)")
@@ -113,7 +113,7 @@ def _markdown(measured: dict[str, Any], profile: GpuProfile) -> str:
         ],
     }
     lines = [
-        "# What a profile predicts of times it does not hold",
+        "# How well a profile predicts times that it does not contain",
         "",
         f"{measured['gpu']}, measured {measured['measured']}; profile of {profile.gpu}, measured "
         f"{profile.measured}.",
@@ -205,7 +205,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    """One point a line."""
+    """Write JSON with one point on each line."""
     parts = [f' "{name}": {json.dumps(value[name])}' for name in ("gpu", "measured")]
     for name in ("gemm", "decode"):
         points = ",\n".join(f"  {json.dumps(point)}" for point in value[name])

@@ -1,4 +1,4 @@
-"""New tokens after a long past: a kernel on gathered rows, and one that pads but reads pages.
+"""New tokens after a long past: gather the cached rows, or pad and read the pages?
 
 python -m benchmarks.kernels.long_past [--out benchmarks/results/long_past_h200]
 
@@ -28,14 +28,14 @@ NEW = (16, 64, 128, 256, 512, 1024)
 GATHERS, READS = "FA4", "FA3"
 ABOUT = (
     f"{SEQUENCES} sequences that share the pages of {PAST:,} tokens, 32 query heads and 8 KV heads "
-    f"of these key and value sizes, bfloat16. Microseconds: {GATHERS} on gathered rows, which "
-    f"takes the sizes as they are, and {READS}, which pads but reads pages; `taken` is what "
+    f"of these key and value sizes, bfloat16. Microseconds: {GATHERS} takes the sizes as they are "
+    f"but needs gathered rows; {READS} pads the sizes but reads pages. `taken` is the kernel that "
     "prefill chooses, `lost` how much slower that is than the faster one."
 )
 
 
 def main() -> None:
-    """Measure every pair of sizes with every number of new tokens."""
+    """Measure each pair of sizes with each number of new tokens."""
     measure_rows(
         __doc__ or "",
         "benchmarks.kernels.long_past",
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def rows(device: torch.device, capability: tuple[int, int]) -> Iterator[dict[str, Any]]:
-    """One for each pair of sizes and number of new tokens."""
+    """A row for each pair of sizes and number of new tokens."""
     for key_size, value_size in SIZES:
         geometry = CacheGeometry(32, key_size, 8, key_size, 8, value_size)
         layer = PrefillLayer(geometry, GATHERS, capability, key_size**-0.5, in_place=READS)

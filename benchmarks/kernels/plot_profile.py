@@ -1,4 +1,4 @@
-"""Draws what a profile measured, with the staircases that alignment makes.
+"""Plots the times of a profile, which show the staircases of alignment.
 
 python -m benchmarks.kernels.plot_profile [--profile PROFILE.json] [--out FIGURE.svg]
 """
@@ -70,7 +70,7 @@ def _heads(axes: Axes, profile: GpuProfile) -> None:
 
 
 def _decode(axes: Axes, profile: GpuProfile) -> None:
-    """Decode attention against what reading the cache takes, where all sizes were measured."""
+    """Decode attention and the time to read the cache, at the batch that has all sizes."""
     kinds = (("rotary", 1, BLUE), ("rotary", 2, SKY), ("latent", 1, RED), ("latent", 2, ORANGE))
     batch, context, reading = 64, 4096, 0.0
     for form, shared, colour in kinds:
@@ -93,7 +93,7 @@ def _decode(axes: Axes, profile: GpuProfile) -> None:
 
 
 def _linears(axes: Axes, profile: GpuProfile, axis: str) -> None:
-    """How close multiples of 64 come to the roofline."""
+    """The share of the roofline that multiples of 64 reach."""
     for m, colour in _BATCHES:
         sweeps = [s for s in profile.linear if (s.axis, s.m) == (axis, m)]
         if not sweeps or not profile.ceilings:

@@ -1,8 +1,8 @@
-"""Prefill attention: every kernel that can serve a layer, on the path that serves it.
+"""Prefill attention: every kernel that can serve a layer, called as serving calls it.
 
 python -m benchmarks.kernels.prefill [--out benchmarks/results/prefill_h200]
 
-4 prompts of 2048 tokens, 32 query heads; writes OUT.json and OUT.md, everything from one run.
+4 prompts of 2048 tokens, 32 query heads. Measures all in one run; writes OUT.json and OUT.md.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from vllm_gac.serving.attention.prefill_kernels import installed_gpu
 SEQUENCES, LENGTH, HEAD_DIM = 4, 2048, 128
 SIZES = (64, 80, 96, 112, 128)
 KERNELS = ("FA3", "FA4", "xformers")
-# Kernels that take four times as long are measured on a few.
+# Kernels that take four times as long are measured for fewer sizes.
 SLOW = {"xformers"}
 SLOW_SIZES = (64, 128)
 
@@ -51,12 +51,12 @@ class Layer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a cached row is one key and its value."""
+        """Whether a cached row holds one key and its value."""
         return not self.latent and self.key_heads == self.value_heads
 
     @property
     def meets_slow_kernels(self) -> bool:
-        """Whether those are measured too."""
+        """Whether the slow kernels are measured for it, too."""
         return self.is_plain and {self.key_size, self.value_size} <= set(SLOW_SIZES)
 
     def chunk(self) -> PrefillChunk:
@@ -85,7 +85,7 @@ LAYERS = [
 
 
 def main() -> None:
-    """Measure, print each row as it comes, write both files after each."""
+    """Measure; print each row, and write both files after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="path without suffix")
     parser.add_argument("--layers", type=int, nargs="*", help="only these rows")
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def _measure(layer: Layer) -> dict[str, Any]:
-    """Microseconds by kernel and where the context is; None where a kernel refuses the sizes."""
+    """Microseconds by kernel and place of the context; None where a kernel refuses the sizes."""
     chunk = layer.chunk()
     sizes = chunk.geometry.query_size, chunk.geometry.value_size
     row: dict[str, Any] = {"layer": str(layer), "gflop": round(chunk.flops / 1e9, 1)}
@@ -138,14 +138,14 @@ def _time(call: Callable[[], None]) -> float | None:
     try:
         return round(microseconds(call), 1)
     except Exception as error:
-        # Each kernel refuses dims in its own way; what it says goes to stderr.
+        # Each kernel refuses dims in its own way; print its message.
         print(str(error).strip().splitlines()[-1:], file=sys.stderr)
         torch.cuda.synchronize()
         return None
 
 
 def _compare(row: dict[str, Any], dense: dict[str, Any]) -> None:
-    """Add the fastest, with the context at hand and cached, against the dense row's stock time."""
+    """Add the fastest kernel by context, and its speedup over the dense row's stock kernel."""
     for context in ("fresh", "cached"):
         times = {k: row[f"{k} {context}"] for k in KERNELS if row.get(f"{k} {context}")}
         kernel = min(times, key=lambda k: times[k])
@@ -189,12 +189,12 @@ def _markdown(result: dict[str, Any]) -> str:
         "# Prefill attention",
         "",
         f"{origin(result)}.",
-        f"{SEQUENCES} prompts of {LENGTH} tokens, causal, bfloat16, 32 query heads. Microseconds,",
-        "with the step's own keys and values (fresh) or with those in the cache, pages of 16",
-        "(cached); what brings them to the kernel counts. FA3 reads pages; gathered is FA3 on rows",
-        "gathered first. `error` is the largest of all, against fp32. speedup is over the first",
-        "row's stock time, realized the share of it that the saved FLOP would give; - is a kernel",
-        "that refuses the sizes, or nothing to realize.",
+        f"{SEQUENCES} prompts of {LENGTH} tokens, causal, bfloat16, 32 query heads. Microseconds",
+        "with the keys and values of the step (fresh) or of the cache with pages of 16 (cached),",
+        "including the time to bring them to the kernel. FA3 reads pages; `FA3 gathered` is FA3 on",
+        "gathered rows. `error` is the largest error of all kernels, against fp32. `speedup` is",
+        "over the stock kernel of the first row; `realized` is the share of the speedup that the",
+        "saved FLOPs promise. - marks a kernel that refuses the sizes, or no promised speedup.",
         "",
         *table_of_records(result["rows"]),
     ]

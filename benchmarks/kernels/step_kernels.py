@@ -1,8 +1,8 @@
-"""What every layer does to a step's tokens before attention: rotate them, and cache them.
+"""What each layer does with a step's tokens before attention: rotating and caching them.
 
     python -m benchmarks.kernels.step_kernels [--out benchmarks/results/step_kernels_h200]
 
-Ours in one launch and in two, and vLLM's kernel that caches, everything from one run.
+Our kernels in one launch and in two, and vLLM's caching kernel, all in one run.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ GEOMETRIES = {
 
 
 def main() -> None:
-    """Measure all geometries; see common/page.py."""
+    """Measure all geometries."""
     title, about = "Rotating and caching a step's tokens", "Microseconds in a CUDA graph."
     measure_rows(__doc__, "benchmarks.kernels.step_kernels", title, about, _rows())
 
@@ -42,7 +42,7 @@ def _rows() -> Iterator[dict[str, Any]]:
 
 
 def _measure(g: CacheGeometry, tokens: int) -> dict[str, float]:
-    """Microseconds, and how much faster ours cache; q, k and v come from one projection."""
+    """Microseconds, and the speedup of our caching; q, k and v come from one projection."""
     widths = [
         g.query_heads * g.query_size,
         g.key_heads * g.key_size,

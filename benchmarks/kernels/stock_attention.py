@@ -1,4 +1,4 @@
-"""The decode kernels that vLLM 0.32 ships, called as its backends call them."""
+"""The decode kernels of vLLM 0.32, called as its backends call them."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from vllm_gac.profiling.decode_batch import DecodeBatch
 
 
 def stock_kernels(batch: DecodeBatch) -> dict[str, Callable[[], None]]:
-    """Every stock kernel, by name, as a call that decodes `batch`; some will refuse its dims."""
+    """Every stock kernel by name, as a call that decodes `batch`; some refuse its dims."""
     paged = batch.cache.transpose(1, 2)  # [block, token, head, row], as these kernels index it
     keys = paged[..., : batch.geometry.key_width]
     values = paged[..., batch.geometry.key_width :]

@@ -1,8 +1,8 @@
-"""The gate and up projections of a few tokens with SwiGLU: ours, and cuBLAS and vLLM's activation.
+"""Gate, up and SwiGLU of a few tokens: our kernel, against cuBLAS and vLLM's activation.
 
     python -m benchmarks.kernels.swiglu [--out benchmarks/results/swiglu_h200]
 
-Everything from one run; weights are read from memory, never from L2.
+Measures everything in one run; weights are read from memory, never from the L2.
 """
 
 import itertools
@@ -18,21 +18,21 @@ from vllm_gac.kernels.swiglu import is_faster, swiglu_linear
 from vllm_gac.profiling.timing import MORE_THAN_L2, copy_bandwidth, microseconds
 
 TOKENS = (1, 2, 4, 8, 16, 24, 32)
-# Features and width: of Llama-3-8B dense, compressed, and a GPU's part of that; of smaller and
+# Features and width: Llama-3-8B dense, compressed, and the part on one of several GPUs; smaller and
 # larger models.
 MLPS = ((14336, 4096), (12288, 4096), (11520, 4096), (10240, 4096), (5760, 4096),
         (2880, 4096), (6912, 2048), (22528, 8192))  # fmt: skip
 
 
 def main() -> None:
-    """Measure all MLPs; see common/page.py."""
+    """Measure all MLPs."""
     title = "Gate, up and SwiGLU of a few tokens"
     about = (
-        "Microseconds in a CUDA graph; bf16. `bytes` is what reading the weights takes at the copy "
-        "bandwidth\nof this run. Features are the MLP's width, `width` is the model's hidden "
+        "Microseconds in a CUDA graph; bf16. `bytes` is the time to read the weights at the copy "
+        "bandwidth\nof this run. `features` is the MLP's width, `width` the model's hidden "
         "size;\n"
-        "`served` is whether a gac model is served by our kernel (no quantization, LoRA or biases, "
-        "not compiled)."
+        "`served` says whether our kernel serves a gac model (no quantization, LoRA or biases, not "
+        "compiled)."
     )
     measure_rows(__doc__, "benchmarks.kernels.swiglu", title, about, _rows())
 

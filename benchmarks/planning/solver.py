@@ -1,9 +1,9 @@
-"""The knapsack solver: is it optimal, and how long does it take?
+"""The knapsack solver: is its choice optimal, and how long does it take?
 
     python -m benchmarks.planning.solver [OUT.md]
 
-500 random problems against HiGHS (scipy.optimize.milp), then times by size, one core, median of
-three, with one budget and with two.
+Compares 500 random problems with HiGHS (scipy.optimize.milp). Then times problems by size, with one
+budget and with two: the median of three runs on one core.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SIZES = ((32, 12), (64, 24), (224, 12), (1000, 12))
 def main() -> None:
     """Print the page, and write it if a file is named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, nargs="?", help="write the page there, too")
+    parser.add_argument("out", type=Path, nargs="?", help="also write the page there")
     out = parser.parse_args().out
     page = _page()
     print(page)

@@ -1,12 +1,12 @@
-"""Who gets the dims: five allocations at the same budgets.
+"""Perplexity of five ways to allocate dims at the same budgets.
 
     python -m benchmarks.quality.allocations OUT [--device cuda]     # allocations.json and .md
 
 a  uniform: every layer alike, aligned
-b  proportional: dims in proportion to importance, as they fall (what PaLU and ASVD do)
-c  rounded: b, every dim to the nearest multiple of 8, whatever becomes of the budget
-d  linear: the GAC paper's knapsack, aligned dims near b's, worth their share of importance
-e  ours: the knapsack on measured losses; and the same where every dim is allowed
+b  proportional: dims in proportion to importance, without alignment (as PaLU and ASVD do)
+c  rounded: b with each dim rounded to the nearest multiple of 8, ignoring the budget
+d  linear: the GAC paper's knapsack over aligned dims near those of b, valued by importance
+e  ours: the knapsack on measured losses; also with every dim allowed
 """
 
 import statistics
@@ -38,7 +38,7 @@ COMMAND = "python -m benchmarks.quality.allocations OUT --device cuda"
 
 @dataclass(frozen=True)
 class Setting:
-    """Budgets, and what may be made smaller; keys of one form, so that all choose alike."""
+    """Budgets, methods, and one form of keys, so that all allocations choose among the same."""
 
     methods: tuple[str, ...]
     param_ratio: float
@@ -66,7 +66,7 @@ SETTINGS = (
 
 
 def main() -> None:
-    """Measure every setting under every allocation and seed; write the table."""
+    """Measure each setting with each allocation and seed; write the table."""
     parser = arguments(__doc__)
     parser.add_argument("--probe-tokens", type=int, default=DEFAULT_PROBE_TOKENS)
     parser.add_argument("--settings", type=int, default=len(SETTINGS), help="only the first N")
@@ -97,7 +97,7 @@ def main() -> None:
 def allocations(
     calibrated: Calibrated, setting: Setting
 ) -> Iterator[tuple[str, Sequence[LayerLayout]]]:
-    """The layers of every strategy."""
+    """The layers that each strategy chooses."""
     model, losses = calibrated.model, calibrated.losses
     asked = Asked(
         param_ratio=setting.param_ratio,
@@ -136,7 +136,7 @@ def allocations(
 
 
 def rounded(dense: ModelLayout, layer: LayerLayout) -> LayerLayout:
-    """Every dim to the nearest multiple of 8, up to the dense one."""
+    """The layer with each dim at the nearest multiple of 8, at most the dense dim."""
     own = dense.layers[0]
     key = _nearest(layer.key.size, own.key.size)
     if key == own.key.size:
@@ -166,7 +166,7 @@ def page(result: dict[str, Any]) -> str:
     for setting, strategy, _, values in result["trials"]:
         rows.setdefault(setting, {}).setdefault(strategy, []).append(values)
     lines = [
-        "# Who gets the dims: five allocations at the same budgets",
+        "# Five ways to allocate dims at the same budgets",
         "",
         f"Demo model, held-out perplexity (dense {result['dense']:.3f}); mean and standard "
         f"deviation over {len(next(iter(next(iter(rows.values())).values())))} calibration texts. "

@@ -2,8 +2,9 @@
 
     python -m benchmarks.quality.eight_billion OUT [--device cuda] [--directory /dev/shm]
 
-Writes eight_billion.json and .md into OUT. The models themselves (16 GB, statistics of 18.5 GB) are
-written to --directory and removed. What calibration expects to take is printed, to be compared.
+Writes eight_billion.json and .md into OUT. The models (16 GB) and statistics (18.5 GB) are written
+to --directory and removed at the end. Calibration prints the time and memory that it expects, for
+comparison.
 """
 
 import argparse
@@ -30,14 +31,14 @@ from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning.planner import Asked, measured_plan
 from vllm_gac.steps.compress import compress
 
-# Llama-3-70B: layers, and FLOPs of a layer's products with and among covariances and weights,
-# as multiples of the 8B model's (hidden 8192 / 4096 cubed for eigenvectors and inverses).
+# Llama-3-70B: its layers, and the FLOPs of a layer as a multiple of the 8B model's. Eigenvectors
+# and inverses of covariances grow with the cube of the hidden size, 8192 against 4096.
 LAYERS_70B, WORK_70B = 80, 8
 COMMAND = "python -m benchmarks.quality.eight_billion OUT --device cuda"
 
 
 def main() -> None:
-    """Run every step once."""
+    """Run each step once."""
     parser = arguments(__doc__)
     parser.add_argument("--directory", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--layers", type=int, default=DENSE["num_hidden_layers"])
@@ -96,7 +97,7 @@ def _run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def _ignore(result: object) -> None:
-    """A step returns nothing."""
+    """Drop the result of a step."""
 
 
 def _write_model(directory: Path, layers: int, device: str) -> None:
@@ -114,7 +115,7 @@ def _write_model(directory: Path, layers: int, device: str) -> None:
             tensor = random.to("cpu", torch.bfloat16)
         parts = name.split(".")
         shards.setdefault(parts[2] if parts[1] == "layers" else "ends", {})[name] = tensor
-        if len(shards) > 2:  # a layer is complete when the next but one begins
+        if len(shards) > 2:  # the layer before the last one is complete
             _save(directory, shards, next(key for key in shards if key != "ends"))
     for key in list(shards):
         _save(directory, shards, key)

@@ -1,4 +1,4 @@
-"""What the cache's forms lose at equal bytes, and which of them the planner takes.
+"""Perplexity of the forms of the KV cache at equal bytes, and the planner's choice among them.
 
 python -m benchmarks.quality.kv_forms OUT [--device cuda]     # kv_forms.json and .md
 """
@@ -25,7 +25,7 @@ KEYS = {
     "latent in twos": ("latent", 2),
 }
 SHARES = (0.75, 0.5, 0.25)
-# (keys, values) shares of the dense cache whose mean is a KV ratio.
+# Shares kept of the dense (keys, values); their mean is the KV ratio.
 TOGETHER = ((0.875, 0.625), (1.0, 0.5), (0.75, 0.75), (0.625, 0.375), (0.75, 0.25), (0.5, 0.5))
 KV_RATIOS = (0.75, 0.625, 0.5)
 LATENCY_RATIO = 0.97
@@ -33,7 +33,7 @@ COMMAND = "python -m benchmarks.quality.kv_forms OUT --device cuda"
 
 
 def main() -> None:
-    """Measure all of it; write the tables."""
+    """Measure all forms and plans; write the tables."""
     args = arguments(__doc__).parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     seeds = calibrations(args.out, args.device)
@@ -61,7 +61,7 @@ def _cases(calibrated: Calibrated) -> Iterator[tuple[tuple[Any, ...], Sequence[L
     for share in SHARES:
         for name, (form, group) in KEYS.items():
             key = _key(dense, form, group, share)
-            # Values of two heads as one, whole: the same cache and the same function.
+            # Two whole value heads as one change neither the cache nor the function.
             yield (
                 ("keys", name, share),
                 [replace(own, key=key, value=_value(dense, group, 1))] * count,
@@ -119,7 +119,7 @@ def page(result: dict[str, Any]) -> str:
         ratio = values["perplexity"] / result["dense"]
         losses.setdefault((kind, name, at), []).append(ratio)
     lines = [
-        "# What the cache's forms lose at equal bytes",
+        "# The forms of the KV cache at equal bytes",
         "",
         f"Demo model, held-out perplexity over the dense model's ({result['dense']:.3f}), mean "
         f"over calibration texts (standard deviation at most "
@@ -130,7 +130,7 @@ def page(result: dict[str, Any]) -> str:
         ("keys", "Keys alone, share of the key cache kept"),
         ("values", "Values alone, share of the value cache kept"),
         ("together", "Keys and values, shares kept of each"),
-        ("planned", "What the planner takes, KV ratio"),
+        ("planned", "The planner's choice, by KV ratio"),
     ):
         shares = list(dict.fromkeys(at for k, _, at in losses if k == kind))
         names = list(dict.fromkeys(name for k, name, _ in losses if k == kind))

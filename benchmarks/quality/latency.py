@@ -2,8 +2,8 @@
 
     python -m benchmarks.quality.latency OUT [--device cuda]     # latency.json and .md
 
-Every size-planned model has a predicted time on an H200. The latency-planned one is given the
-budget at which as much loss is expected; both are compressed and measured.
+A plan for a size budget has a predicted time on an H200. A second plan gets the time budget at
+which the expected loss is the same. Both models are compressed and measured.
 """
 
 import statistics
@@ -27,7 +27,7 @@ COMMAND = "python -m benchmarks.quality.latency OUT --device cuda"
 
 
 def main() -> None:
-    """Measure both kinds of plans; write the table."""
+    """Measure both kinds of plans, and write the table."""
     args = arguments(__doc__).parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     seeds = calibrations(args.out, args.device)
@@ -71,7 +71,7 @@ def _plans(calibrated: Calibrated) -> Iterator[tuple[tuple[str, str], Plan]]:
 
 
 def _as_good(calibrated: Calibrated, loss: float, microseconds: float) -> Plan:
-    """The fastest plan that is expected to lose no more than `loss`, by bisection."""
+    """The fastest plan whose expected loss is at most `loss`, found by bisection."""
     best = None
     low, high = 0.3 * microseconds, dense_microseconds(calibrated.model.layout, _latency())
     for _ in range(_STEPS):
@@ -86,7 +86,7 @@ def _as_good(calibrated: Calibrated, loss: float, microseconds: float) -> Plan:
             best, high = plan, middle
         else:
             low = middle
-    assert best is not None  # the dense model loses nothing
+    assert best is not None  # the dense model has no loss
     return best
 
 

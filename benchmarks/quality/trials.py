@@ -1,4 +1,4 @@
-"""Compress the demo model to given layers and measure it, many at once."""
+"""Compress the demo model to given layers and measure its perplexity, several at once."""
 
 import json
 import multiprocessing
@@ -36,7 +36,7 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class Trial:
-    """Layers to be measured with the statistics `stats`; `name` says what they are."""
+    """Layers to compress to with the statistics `stats`, and a name for the result."""
 
     name: tuple[Any, ...]
     layers: Sequence[LayerLayout]
@@ -46,7 +46,7 @@ class Trial:
 def calibrations(
     directory: Path, device: str, probe_tokens: int = DEFAULT_PROBE_TOKENS
 ) -> list[Calibrated]:
-    """One for each seed, on parts of the text that do not overlap."""
+    """Calibrate once for each seed, on parts of the text that do not overlap."""
     model = open_checkpoint(demo.MODEL)
     blocks = demo.CALIBRATION.read_text(encoding="utf-8").split("\n\n\n")
     found = []
@@ -64,12 +64,12 @@ def calibrations(
 
 
 def dense_perplexity(device: str) -> float:
-    """Of the model as it is."""
+    """The perplexity of the dense model."""
     return _perplexity(demo.MODEL, device)
 
 
 def measured(trials: Sequence[Trial], device: str) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """For each trial by its name: perplexity, parameters, KV numbers, alignment."""
+    """Perplexity, parameters, cached numbers and share of aligned dims, by name of the trial."""
     workers = max(1, min(8, (os.cpu_count() or 2) // 2))
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         model = open_checkpoint(demo.MODEL)
@@ -105,7 +105,7 @@ def _perplexity(directory: Path, device: str) -> float:
 
 
 def _plan(model: Checkpoint, layers: Sequence[LayerLayout]) -> Mapping[str, Any]:
-    """plan.json of `layers` whatever their size; whether that is allowed is for the table."""
+    """A plan.json of `layers` of any size; the table compares the size with the budget."""
     layout = replace(model.layout, layers=tuple(layers))
     base = uniform_plan(model, param_ratio=1.0, kv_ratio=1.0).model_dump(mode="json")
     return base | {

@@ -1,12 +1,12 @@
-"""What users combine compression with, on one GPU: quantization, FP8 KV, life cycle, LoRA.
+"""Compression together with quantization, FP8 KV, sleep and reload, and LoRA, on one GPU.
 
     python -m benchmarks.engines.combinations OUT [--device cuda] [--part PART]
 
 PART is quantization, kv, lifecycle or lora.
 
-Writes OUT/combinations.json and .md; parts that are there already and were not asked for stay. The
-engines of a part start side by side, and are then asked one at a time. On a CPU (--small) it shows
-that everything runs; what a CPU cannot do is written down as such.
+Writes OUT/combinations.json and .md; results of other parts in OUT are kept. The engines of a part
+start side by side and are then asked one at a time. On a CPU, --small shows that everything runs;
+the page says what a CPU cannot do.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.engines.combinations.compare import compared
 from benchmarks.engines.combinations.report import page
 from vllm_gac import demo
 
-# Prompts, their length, and the length of answers.
+# Prompts, their length in tokens, and the length of their answers.
 BATCHES = {"64x128->256": (64, 128, 256), "16x2048->1": (16, 2048, 1)}
 SMALL_BATCHES = {"4x16->8": (4, 16, 8), "2x64->1": (2, 64, 1)}
 RUNS = 2
@@ -33,7 +33,7 @@ SCORED_EVERY = 15
 
 
 def main() -> None:
-    """Run the parts that were asked for, one after the other."""
+    """Run the chosen parts one after the other."""
     parser = arguments(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
     parser.add_argument("--work", type=Path, default=Path("build/combinations"))
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def quantization(args: argparse.Namespace) -> dict[str, Any]:
-    """Throughput of Llama-3-8B's shape in bf16 and FP8; perplexity of the demo model likewise."""
+    """Throughput of Llama-3-8B's shape and perplexity of the demo model, in bf16 and in FP8."""
     shapes = models.shapes(args.work / "shapes", args.small)
     fast = {
         f"{name} {dtype}": (shapes[name], asked)
@@ -87,7 +87,7 @@ def quantization(args: argparse.Namespace) -> dict[str, Any]:
             )
             for name, (model, options) in fast.items()
         }
-        # They only score a text: nothing is compiled for them.
+        # These only score a text, so nothing is compiled for them.
         scoring = {
             name: start(
                 name,
@@ -98,7 +98,7 @@ def quantization(args: argparse.Namespace) -> dict[str, Any]:
             for name, (model, how) in demos.items()
         }
         for engine in (*timed.values(), *scoring.values()):
-            _wait_until_up(engine)  # so that nobody compiles while something is timed
+            _wait_until_up(engine)  # so that no engine compiles while another is timed
         return {
             "throughput": {
                 name: _answer_or_error(engine, lambda engine: _timed(engine, batches))
@@ -115,14 +115,14 @@ def quantization(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def kv(args: argparse.Namespace) -> dict[str, Any]:
-    """FP8 KV against bf16 KV; the cache offloaded to the CPU and brought back."""
+    """FP8 KV against bf16 KV, and a cache that is offloaded to the CPU and brought back."""
     caches = {
         f"{name} {dtype}": (model, {"kv_cache_dtype": dtype})
         for name, model in _demos(args).items()
         for dtype in ("auto", "fp8")
     }
     with _engines(args) as start:
-        # In small chunks, so that most keys and values come from the cache.
+        # Small chunks, so that most keys and values come from the cache.
         asked = {
             name: start(name, model, max_num_batched_tokens=256, **options)
             for name, (model, options) in caches.items()
@@ -151,18 +151,18 @@ def kv(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def lifecycle(args: argparse.Namespace) -> dict[str, Any]:
-    """A padded checkpoint put to sleep and woken, read again, and decoded speculatively."""
+    """A padded checkpoint sleeps, wakes up, is read again, and decodes speculatively."""
     model = _demos(args)["misaligned"]
     ngram = {
         "method": "ngram",
         "num_speculative_tokens": 4,
-        "prompt_lookup_min": 1,  # so that some drafts are wrong
+        "prompt_lookup_min": 1,  # short matches, so that some drafts are wrong
         "prompt_lookup_max": 3,
     }
     with _engines(args) as start:
         sleeper = start("sleeper", model, enable_sleep_mode=args.device != "cpu")
         drafting = start("ngram", model, speculative_config=ngram, disable_log_stats=False)
-        _wait_until_up(drafting)  # which takes memory while what sleep frees is measured
+        _wait_until_up(drafting)  # its start takes memory, and `sleep` measures memory
         steps = _answer_or_error(sleeper, _life_cycle)
         ngram_said = _answer_or_error(
             drafting, lambda e: {"answers": _answers(e), **e.ask(engine_questions.drafts)}
@@ -178,14 +178,14 @@ def lifecycle(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def lora(args: argparse.Namespace) -> dict[str, Any]:
-    """An adapter on unequal, padded and latent attention against the model it is merged into."""
+    """A LoRA adapter on unequal, padded and latent attention, against the merged model."""
     model = _demos(args)["misaligned"]
     adapter, merged = models.adapter_and_merged(model, args.work / "lora")
     with _engines(args) as start:
         adapted = start("adapted", model, enable_lora=True, max_lora_rank=models.RANK)
         alone = start("merged", merged)
 
-        # Twice without: what the adapter leaves behind would be seen.
+        # Without the adapter before and after, to see whether it leaves anything behind.
         said = {
             "merged": _answer_or_error(alone, lambda e: {"logprobs": _scored_next(e)}),
             "base": _answer_or_error(adapted, lambda e: {"logprobs": _scored_next(e)}),
@@ -207,7 +207,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 @contextmanager
 def _engines(args: argparse.Namespace) -> Iterator[Callable[..., Engine]]:
-    """A function that starts engines, which end with this context."""
+    """A function that starts engines; they end with this context."""
     with ExitStack() as stack:
 
         def start(name: str, model: Path, **options: Any) -> Engine:
@@ -245,7 +245,7 @@ def _demos(args: argparse.Namespace) -> dict[str, Path]:
 
 
 def _dummy(name: str) -> dict[str, Any]:
-    """Random weights, as vLLM or our loader makes them."""
+    """Options for random weights from vLLM's loader or from ours."""
     if name.startswith("dense"):
         return {"load_format": "dummy"}
     return {"load_format": "gac", "model_loader_extra_config": {"weights": "dummy"}}
@@ -270,7 +270,7 @@ def _answer_or_error(engine: Engine, ask: Callable[[Engine], dict[str, Any]]) ->
 
 
 def _against(said: dict[str, dict[str, Any]], base: str) -> dict[str, dict[str, Any]]:
-    """Each of `said`, by "MODEL HOW", against the same model with HOW = `base`."""
+    """Compare each answer in `said`, by "MODEL HOW", with that of the same model and `base`."""
     return {
         name: compared(x, said[f"{name.rpartition(' ')[0]} {base}"]) for name, x in said.items()
     }
@@ -312,7 +312,7 @@ def _answers(engine: Engine) -> list[dict[str, Any]]:
 
 
 def _offloaded(engine: Engine) -> dict[str, Any]:
-    """The same long prompts before and after the GPU's cache was emptied."""
+    """Complete the same long prompts before and after the GPU's cache is emptied."""
     text = demo_text.held_out_tokens()
     prompts = [text[i : i + 400] for i in range(0, 1600, 400)]
 
@@ -329,7 +329,7 @@ def _offloaded(engine: Engine) -> dict[str, Any]:
 
 
 def _life_cycle(engine: Engine) -> dict[str, Any]:
-    """Answers and scores at first, and after each step of a life."""
+    """Answers and scores at the start, and after each sleep, wake-up and reload."""
     steps: dict[str, Any] = {}
 
     def look(after: str, **more: Any) -> None:
@@ -343,7 +343,7 @@ def _life_cycle(engine: Engine) -> dict[str, Any]:
             freed = engine.ask(engine_questions.sleep, level=level)
             engine.ask(engine_questions.wake, level=level)
         except EngineError as e:
-            # An engine that failed answers nothing any more.
+            # An engine that failed answers nothing more.
             return steps | {f"sleep level {level} and wake": {"error": str(e)}}
         look(f"sleep level {level} and wake", freed_bytes=freed)
     engine.ask(engine_questions.reload)

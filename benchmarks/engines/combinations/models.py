@@ -1,4 +1,4 @@
-"""The models of the combinations: Llama-3-8B's shape without weights, the demo model with them."""
+"""The models: Llama-3-8B's shape without weights, and variants of the demo model."""
 
 import json
 import shutil
@@ -13,8 +13,8 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import KeyLayout, ValueLayout
 from vllm_gac.planning.plan_file import uniform_plan
 
-# Of each layer of the demo model, keys (form, heads, size) and values (heads, size): every one
-# unequal, and of sizes that no kernel takes as they are.
+# Keys (form, heads, size) and values (heads, size) of each layer of the demo model. They differ
+# from each other, and no kernel takes one of these sizes without padding.
 MISALIGNED: Sequence[tuple[tuple[Any, int, int], tuple[int, int]]] = [
     (("rotary", 4, 90), (4, 61)),
     (("latent", 4, 61), (2, 125)),
@@ -26,9 +26,9 @@ TOKENS = 1 << 15  # of calibration
 
 
 def shapes(out: Path, small: bool) -> dict[str, Path]:
-    """Directories of `dense`, `gac` and `misaligned`, of Llama-3-8B's shape without weights."""
+    """Write `dense`, `gac` and `misaligned` of Llama-3-8B's shape without weights."""
     dense = dict(llama3_8b.DENSE)
-    if small:  # to see on a CPU that everything runs
+    if small:  # for a CPU, where it only shows that everything runs
         sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4096}
         dense |= sizes | heads
@@ -48,7 +48,7 @@ def compressed_demo(out: Path, device: str) -> Path:
 
 
 def misaligned_demo(out: Path, device: str) -> Path:
-    """The demo model with MISALIGNED attention and widths."""
+    """The demo model compressed to MISALIGNED attention and to misaligned widths."""
     from vllm_gac.steps.compress import compress
 
     if not out.exists():
@@ -85,7 +85,7 @@ def _plan() -> dict[str, Any]:
 
 
 def adapter_and_merged(model: Path, out: Path) -> tuple[Path, Path]:
-    """A random LoRA adapter of every linear of `model`, in PEFT's format, and the sum of both."""
+    """Write a random LoRA adapter of every linear of `model` in PEFT's format; merge it, too."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -100,7 +100,7 @@ def adapter_and_merged(model: Path, out: Path) -> tuple[Path, Path]:
         for name, weight in tensors.items():
             if not name.startswith("model.layers.") or not name.endswith("_proj.weight"):
                 continue
-            if weight.ndim != 2:  # the up factors of latent keys are no linear
+            if weight.ndim != 2:  # up factors of latent keys are not linears
                 continue
             a = torch.randn(RANK, weight.shape[1], generator=generator) * weight.shape[1] ** -0.5
             b = torch.randn(weight.shape[0], RANK, generator=generator) * 0.002

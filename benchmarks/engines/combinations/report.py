@@ -1,4 +1,4 @@
-"""The page of results."""
+"""The page of the combinations."""
 
 import statistics
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from benchmarks.common.page import origin
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """Markdown of all parts that there are."""
+    """Markdown of all parts that were measured."""
     lines = ["# Compression with what users combine it with", ""]
     for name, part in result["parts"].items():
         lines += [*SECTIONS[name](part), f"{origin(part)}, {part['seconds']} s.", ""]
@@ -17,7 +17,7 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def quantization(part: Mapping[str, Any]) -> list[str]:
-    """Throughput, each over the first row; perplexity, and how far from bf16."""
+    """Throughput against the first row; perplexity, and its distance from bf16."""
     said = part["throughput"]
     timed = {name: _medians(x) for name, x in said.items() if "error" not in x}
     base = next(iter(timed.values()), {})
@@ -32,9 +32,10 @@ def quantization(part: Mapping[str, Any]) -> list[str]:
     return [
         "## Quantized while it is loaded",
         "",
-        "Llama-3-8B's shape, random weights: `gac`, the plan for 0.8 of the parameters and 0.75 of",
-        "the KV cache; `misaligned`, the same with every dim past an aligned one, padded to what",
-        "FP8 asks for before it is quantized. Median seconds of a batch, and speed over the first.",
+        "Llama-3-8B's shape, random weights. `gac` follows the plan for 0.8 of the parameters and",
+        "0.75 of the KV cache. `misaligned` is the same with every dim just above an aligned one;",
+        "it is padded to what FP8 asks for before it is quantized. Median seconds of a batch, and",
+        "speedup over the first row.",
         "",
         *table(["", *(f"{batch}, s" for batch in base), "linears", "attention"], rows),
         "",
@@ -46,7 +47,7 @@ def quantization(part: Mapping[str, Any]) -> list[str]:
 
 
 def kv(part: Mapping[str, Any]) -> list[str]:
-    """FP8 against bf16 of the same model, and the offloaded cache."""
+    """FP8 KV against bf16 KV of the same model, and the offloaded cache."""
     rows = [
         [name, *_scores(x), _equal_tokens(x), _attention(x)] for name, x in part["caches"].items()
     ]
@@ -63,19 +64,19 @@ def kv(part: Mapping[str, Any]) -> list[str]:
     return [
         *lines,
         f"OffloadingConnector, layers of different shapes: {cached} tokens of four prompts came "
-        "back from the CPU after the GPU's cache was emptied. Logprobs of the tokens that follow "
-        f"moved by {max(moves):.3f} at most (other kernels meet a cached prompt), and {equal} of "
-        f"{len(cached)} answers of {len(moved['first'][0]['tokens'])} tokens are the same.",
+        "back from the CPU after the GPU's cache was emptied. The logprobs of the next tokens "
+        f"changed by {max(moves):.3f} at most (other kernels run on a cached prompt), and {equal} "
+        f"of {len(cached)} answers of {len(moved['first'][0]['tokens'])} tokens are equal.",
         "",
     ]
 
 
 def lifecycle(part: Mapping[str, Any]) -> list[str]:
-    """Every step against the start."""
+    """Every step of the life cycle, compared with the start."""
     lines = [
         "## Life cycle of a padded checkpoint",
         "",
-        "The demo model with unequal, latent and misaligned attention, padded when it is loaded.",
+        "The demo model with unequal, latent and misaligned attention, which is padded on loading.",
         "",
     ]
     steps = part["steps"]
@@ -99,13 +100,13 @@ def lifecycle(part: Mapping[str, Any]) -> list[str]:
 
 
 def lora(part: Mapping[str, Any]) -> list[str]:
-    """The adapter against the merged model, and against nothing."""
+    """The adapter, and the model without it, compared with the merged model."""
     names = ("merged", "adapter", "base", "base again")
     return [
         "## LoRA",
         "",
-        "A random adapter of every linear of the demo model with unequal, latent and misaligned",
-        "attention, padded when it is loaded, against the model that it is merged into.",
+        "A random adapter of every linear, on the demo model with unequal, latent and misaligned",
+        "attention, which is padded on loading. Compared with the merged model.",
         "",
         *table(["", *SCORES], [[name, *_scores(part[name])] for name in names]),
         "",

@@ -1,12 +1,12 @@
-"""Engine options by pairs, each engine against the fp32 reference on the same weights.
+"""Pairs of engine options: each engine is checked against the fp32 reference on its weights.
 
     python -m benchmarks.engines.option_matrix OUT [--device cpu|cuda] [--only PATTERN]
         [--at-once N]
 
-Writes OUT/option_matrix_DEVICE.json and .md. Each cell is an engine of its own, with a tiny model
-of the named kind, that answers as the reference does or is refused in a sentence that names the
-option. What is written already is not served again, unless it is a fault, was not finished in
-time, is another cell of that name, or is named by --only.
+Writes OUT/option_matrix_DEVICE.json and .md. Each cell is an engine of its own with a tiny model of
+the named kind. It must answer as the reference does, or be refused in a sentence that names the
+option. A cell that has a result is not served again, unless the result is a fault or was not
+finished in time, the cell has changed, or --only names it.
 """
 
 import json
@@ -24,15 +24,15 @@ from benchmarks.engines.option_matrix.forks import Job, run
 from benchmarks.engines.option_matrix.report import page
 from benchmarks.engines.option_matrix.verdict import FAULT, NOT_FINISHED, verdict
 
-# Seconds that a cell may take. On a GPU, layers of many kinds compile many kernels.
+# Time limit of a cell in seconds. On a GPU, layers of many kinds compile many kernels.
 SECONDS = {"cpu": 400, "cuda": 300}
 AT_ONCE = {"cpu": 1, "cuda": 7}
 
 
 def main() -> None:
-    """Serve the cells that are asked for, and write the page after each."""
+    """Serve the chosen cells; write the JSON after each, and the page at the end."""
     parser = arguments(__doc__)
-    parser.add_argument("--only", help="a pattern of cells' names")
+    parser.add_argument("--only", help="a pattern of cell names")
     parser.add_argument("--at-once", type=int, help="engines side by side")
     parser.add_argument("--work", type=Path, default=Path("build/option_matrix"))
     args = parser.parse_args()
@@ -99,20 +99,20 @@ def main() -> None:
 
 
 def refuse_if_initialized() -> None:
-    """Exit if an import touched the GPU: no fork of this process could."""
+    """Exit if an import initialized CUDA: no fork of this process could use the GPU then."""
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise SystemExit("an import initialized CUDA, which forked engines cannot use then")
+        raise SystemExit("an import initialized CUDA, so forked engines cannot use it")
 
 
 def factors(levels: Any) -> dict[str, list[str]]:
-    """Names of factors and their levels."""
+    """The names of the levels of each factor."""
     return {factor: list(by_name) for factor, by_name in levels.items()}
 
 
 def is_asked(cell: Cell, known: dict[str, Any] | None, only: str | None) -> bool:
-    """Whether a cell is to be served now, where `known` is what was said of one of its name."""
+    """Whether to serve a cell now, where `known` is the earlier result of the cell of its name."""
     if only is not None:
         return re.search(only, cell.name) is not None
     if known is None or known["verdict"] in (FAULT, NOT_FINISHED):
@@ -121,19 +121,19 @@ def is_asked(cell: Cell, known: dict[str, Any] | None, only: str | None) -> bool
 
 
 def definition(cell: Cell) -> dict[str, Any]:
-    """What a cell is, as JSON keeps it."""
+    """The fields of a cell as they are in the JSON file."""
     kept: dict[str, Any] = json.loads(json.dumps(asdict(cell)))
     del kept["name"]
     return kept
 
 
 def log_of(cell: Cell, work: Path) -> Path:
-    """Where its engine's output goes."""
+    """The file for the output of the cell's engine."""
     return work / "logs" / (re.sub(r"\W+", "-", cell.name)[:150] + ".log")
 
 
 def keep(path: Path, result: dict[str, Any], order: list[str]) -> None:
-    """Write what is known so far, cells in the matrix' own order."""
+    """Write the results so far, with the cells in the order of the matrix."""
     cells = result["cells"]
     result["cells"] = {name: cells[name] for name in order if name in cells}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is served: one engine a cell, and how far from the reference it may be, or its refusal."""
+"""A cell of the matrix: one engine, and its allowed error or its expected refusal."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,34 +7,34 @@ from typing import Any
 from benchmarks.engines.option_matrix.pairs import Pair, Row, all_pairs
 
 ADAPTER = "adapter"
-# Of a logprob. In bf16 as in tests/serving/agreement.py; every model is stored in bf16 or fp32, so
-# that nothing but the order of sums differs in fp32.
+# The allowed error of a logprob. For bf16 it is that of tests/serving/agreement.py. Every model is
+# stored in bf16 or fp32, so that in fp32 only the order of sums differs.
 ALLOWED = {"float32": 2e-3, "float16": 0.05, "bfloat16": 0.25}
-# With an adapter of tests/serving/adapters.py, by dtype: mean over steps of the largest error of a
-# top logprob, over the spread of a step's logprobs. Such an adapter is as large as the weights, and
-# what it makes of a model rounds much more: the plain torch reference of the merged models in bf16
-# is off from itself in fp32 by 0.05 to 0.25 of the spread (a logprob by up to 4.7; of the models
-# themselves, by 0.12), and in fp32 with no more than the adapter's factors rounded to bf16 by up to
-# 0.09 (1.0). With the adapter of one linear of one layer left out it is 0.44 at least. fp16 rounds
-# seven times less. In fp32 ALLOWED holds with adapters too: "every shape" is served with one off by
-# 1e-4, twelve times as far as without (9e-6), and just so in bf16 (0.65, and 0.06).
+# The allowed error with an adapter of tests/serving/adapters.py, by dtype: the mean over steps of
+# the largest error of a top logprob, divided by the spread of a step's logprobs. Such an adapter is
+# as large as the weights, and the adapted model rounds much more. With the torch reference of the
+# merged models, as a share of the spread: bf16 differs from fp32 by 0.05 to 0.25 (a logprob by up
+# to 4.7; without an adapter by 0.12). Rounding only the factors of the adapter to bf16 gives up to
+# 0.09 (a logprob: 1.0). Leaving out the adapter of one linear of one layer gives at least 0.44.
+# fp16 rounds seven times less. In fp32, ALLOWED holds with adapters, too: the error of "every
+# shape" is 1e-4 with one and 9e-6 without, a ratio like that in bf16 (0.65 and 0.06).
 ADAPTED_ALLOWED = {"float16": 0.05, "bfloat16": 0.3}
-# Activations of int8 and fp8 linears are rounded: mean error over the spread of the logprobs.
+# int8 and fp8 linears round activations: the allowed mean error over the spread of the logprobs.
 ROUNDED_ALLOWED = 0.2
 
 
 @dataclass(frozen=True)
 class Level:
-    """What a level of a factor asks of vLLM."""
+    """The options and environment that a level of a factor adds."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    rounds: bool = False  # activations or the cache, to 8 bits
+    rounds: bool = False  # whether it rounds activations or the cache to 8 bits
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One engine. With `refused`, a pattern that its refusal must match."""
+    """One engine. If `refused` is set, the engine must be refused in a text that it matches."""
 
     name: str
     model: str
@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def reference(self) -> str:
-        """The model that it must answer as."""
+        """The model whose answers are expected."""
         if self.adapter:
             return f"{self.model} merged"
         rounded = f"{self.model} rounded" if self.model.endswith("int8") else self.model
@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def mean_error(self) -> float | None:
-        """The mean error allowed, over the spread, where a largest error says nothing."""
+        """The allowed mean error over the spread, where the largest error is no measure."""
         if self.adapter and self.options["dtype"] in ADAPTED_ALLOWED:
             return ADAPTED_ALLOWED[self.options["dtype"]]
         rounds = self.rounds or self.model.endswith("int8")
@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def models(self) -> list[str]:
-        """The kinds that must be made for it, what they are made of first."""
+        """The kinds of models to make for the cell; a model comes after those it is made from."""
         kinds = [self.model.removesuffix(" int8"), self.model]
         if self.adapter:
             kinds.append(f"{self.model} {ADAPTER}")
@@ -86,7 +86,7 @@ Factors = Mapping[str, Mapping[str, Level]]
 
 
 def rows_of(factors: Factors, impossible: Mapping[str, list[Row]]) -> tuple[list[Row], list[Pair]]:
-    """All pairs of `factors` but for rows that hold one of `impossible`, which is by reason."""
+    """Rows with all pairs of `factors`, without rows that contain one of `impossible`."""
 
     def allowed(row: Row) -> bool:
         return not any(
@@ -99,7 +99,7 @@ def rows_of(factors: Factors, impossible: Mapping[str, list[Row]]) -> tuple[list
 
 
 def cells_of(rows: list[Row], factors: Factors, common: Mapping[str, Any]) -> list[Cell]:
-    """A cell of each row; its name is its levels but for those that stand first."""
+    """A cell for each row, named by its levels except the first level of each factor."""
     cells = []
     for row in rows:
         levels = [factors[factor][level] for factor, level in row.items() if factor != "model"]

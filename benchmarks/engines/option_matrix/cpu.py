@@ -1,4 +1,4 @@
-"""The matrix on a CPU."""
+"""The cells that are served on a CPU."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +49,7 @@ MODELS = (
     "PaLU",
     "low rank int8",
 )
-# The first level of each is vLLM's default, or what COMMON says.
+# The first level of each factor is vLLM's default or a value of COMMON.
 FACTORS: Factors = {
     "model": {model: Level() for model in MODELS},
     "dtype": {
@@ -95,29 +95,29 @@ FACTORS: Factors = {
 _IMPORTED = ("SVD-LLM", "PaLU")
 _PACKED = ("low rank int8",)
 _MODELS_BY_REASON = {
-    "packed tensors are not padded: refused, below": [
+    "packed tensors cannot be padded; the refusal is a cell of its own": [
         {"model": model, "padding": padding}
         for model in _PACKED
         for padding in ("optimal", "predefined")
     ],
-    "what the integers of a packed model stand for is not merged with adapters here": [
+    "the tests cannot merge an adapter into the values of a packed model": [
         {"model": model, "adapters": "LoRA"} for model in _PACKED
     ],
-    "the maker of adapters knows our own names only": [
+    "the tests make adapters for our own tensor names only": [
         {"model": model, "adapters": "LoRA"} for model in (*_IMPORTED, "dense")
     ],
 }
 IMPOSSIBLE: Mapping[str, list[Row]] = {
     **_MODELS_BY_REASON,
-    "vLLM 0.32's int8 kernels for CPUs with AMX take bf16 only: fp32 is an error, fp16 an abort": [
+    "vLLM 0.32's int8 kernels for CPUs with AMX take bf16 only; fp32 is an error, fp16 aborts": [
         {"model": model, "dtype": dtype} for model in _PACKED for dtype in ("fp32", "fp16")
     ],
-    "vLLM decides drafts by n-grams step by step: refused, below": [
+    "vLLM decides n-gram drafts step by step; the refusal is a cell of its own": [
         {"speculation": "n-grams", "scheduling": "async"}
     ],
 }
-# Slow to start on a CPU, so that they meet fewer. vLLM 0.32 for CPU makes no first pass when eager,
-# which stages of a pipeline need.
+# Several ranks start slowly on a CPU, so they have fewer factors. Pipeline stages are traced: they
+# need the first pass that vLLM 0.32 for CPU does not make when eager.
 RANKS: Factors = {
     "model": {model: Level() for model in ("every shape", "low rank", "one key head", "PaLU")},
     "ranks": {
@@ -132,7 +132,7 @@ RANKS: Factors = {
 
 
 def _one(name: str, model: str = "selected pairs", refused: str | None = None, **more: Any) -> Cell:
-    """A cell of its own: fields of Cell by name, everything else an option."""
+    """A cell beside the pairs: `more` has fields of Cell and engine options, by name."""
     fields = {key: more.pop(key) for key in ("env", "ask", "against", "rounds") if key in more}
     return Cell(name, model, COMMON | more, refused=refused, **fields)
 
@@ -151,7 +151,7 @@ SINGLES: list[Cell] = [
     *(_one(f"-O{level}", enforce_eager=False, optimization_level=level) for level in (0, 1)),
     # the KV cache
     *(
-        # of many layers: vLLM leaves the first and the last as they are for some dtypes
+        # many layers: for some dtypes vLLM leaves the first and the last one unquantized
         _one(
             f"KV cache {dtype}",
             "every shape",
@@ -207,10 +207,10 @@ SINGLES: list[Cell] = [
             rounds=True,
         )
         for name, refused in (
-            ("fp8_per_tensor", "static_scaled_fp8_quant"),  # which vLLM for CPU has not
+            ("fp8_per_tensor", "static_scaled_fp8_quant"),  # vLLM for CPU lacks this op
             ("fp8_per_block", None),
             ("mxfp8", "MXFP8"),
-            ("int8_per_channel_weight_only", None),  # of experts only
+            ("int8_per_channel_weight_only", None),  # quantizes experts only
         )
     ),
     *(
@@ -320,7 +320,7 @@ SINGLES: list[Cell] = [
         fully_sharded_loras=True,
         tensor_parallel_size=2,
     ),
-    # in blocks that short prompts fill, so that the second answers come from the prefix cache
+    # blocks that short prompts fill, so that the second answers come from the prefix cache
     _one("LoRA of every shape", "every shape", block_size=32, enable_lora=True, max_lora_rank=8),
     _one(
         "LoRA in bf16",
@@ -394,7 +394,7 @@ SINGLES: list[Cell] = [
 
 
 def cells() -> tuple[list[Cell], list[Pair]]:
-    """All cells, and the pairs that are in none."""
+    """All cells, and the pairs that no cell has."""
     rows, missing = rows_of(FACTORS, IMPOSSIBLE)
     ranks, more = rows_of(RANKS, IMPOSSIBLE)
     served = [*cells_of(rows, FACTORS, COMMON), *SINGLES, *cells_of(ranks, RANKS, COMMON)]

@@ -1,4 +1,4 @@
-"""The matrix on a GPU: what only a GPU has."""
+"""The cells that are served on a GPU: options that only a GPU has."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.engines.option_matrix.cells import Cell, Factors, Level, cells_of, rows_of
 from benchmarks.engines.option_matrix.pairs import Pair, Row
 
-# Engines side by side: little memory each, few graphs.
+# Few graphs and little memory, because engines run side by side.
 _SIZES = {"cudagraph_capture_sizes": [1, 2, 4, 8]}
 COMMON = {
     "load_format": "gac",
@@ -79,14 +79,14 @@ FACTORS: Factors = {
     },
 }
 IMPOSSIBLE: Mapping[str, list[Row]] = {
-    "nine shapes compile for minutes; the other models have each of them": [
+    "nine shapes compile for minutes; the other models have each of these shapes": [
         {"model": "every shape", "graphs": "compiled"}
     ],
 }
 
 
 def _one(name: str, model: str = "misaligned", refused: str | None = None, **more: Any) -> Cell:
-    """A cell of its own: fields of Cell by name, everything else an option."""
+    """A cell beside the pairs: `more` has fields of Cell and engine options, by name."""
     fields = {key: more.pop(key) for key in ("env", "ask", "against", "rounds") if key in more}
     return Cell(name, model, COMMON | more, refused=refused, **fields)
 
@@ -196,7 +196,7 @@ RANKS: list[Cell] = [
 
 
 def cells() -> tuple[list[Cell], list[Pair]]:
-    """All cells, those that take longest first, and the pairs that are in none."""
+    """All cells, the longest first, and the pairs that no cell has."""
     from torch.cuda import device_count
 
     rows, missing = rows_of(FACTORS, IMPOSSIBLE)

@@ -1,16 +1,16 @@
-"""Of every option of vLLM's engine, whether the matrix has it, and why not.
+"""The options of vLLM's engine that no cell has, and why.
 
-tests/benchmarks/test_option_matrix.py holds it against vLLM's EngineArgs, so that a new option is
-thought of.
+tests/benchmarks/test_option_matrix.py compares them with vLLM's EngineArgs, so that a new option
+fails the test until it is here or in a cell.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# What every cell has, beside its options.
+# Arguments of every cell beside its options.
 EVERY_CELL = ("model", "max_model_len")
 ELSEWHERE: Mapping[str, tuple[str, ...]] = {
-    "names, logs, metrics and clients: nothing is computed otherwise": (
+    "names, logs, metrics and clients, which change no computation": (
         "served_model_name",
         "tokenizer",
         "tokenizer_mode",
@@ -52,7 +52,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "enable_trace_replay",
         "max_logprobs",
     ),
-    "which requests wait or are refused, not how they are answered": (
+    "they decide which requests wait or are refused, not how one is answered": (
         "max_num_queued_reqs",
         "max_num_queued_tokens",
         "max_num_active_seqs",
@@ -62,7 +62,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "watermark",
         "long_prefill_token_threshold_adaptive",
     ),
-    "sampling: the matrix is greedy": (
+    "sampling, where the matrix is greedy": (
         "seed",
         "use_fp64_gumbel",
         "return_sampling_mask",
@@ -71,7 +71,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "watermark_config",
         "logits_processors",
     ),
-    "where files come from; tests/serving reads Hub ids and directories": (
+    "where files come from; tests/serving covers Hub ids and directories": (
         "model_weights",
         "hf_config_path",
         "download_dir",
@@ -87,8 +87,8 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "pt_load_map_location",
         "max_parallel_loading_workers",
     ),
-    "needs several hosts, or a server instead of an offline engine: tests/serving/test_parallel.py "
-    "has data parallel engines and Ray": (
+    "needs several hosts, or a server instead of an offline engine; tests/serving/test_parallel.py "
+    "covers data parallel engines and Ray": (
         "distributed_executor_backend",
         "master_addr",
         "master_port",
@@ -144,7 +144,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "enable_moe_shared_loras",
         "enable_hc_sp",
     ),
-    "images, sound and video, of which Llama and Mistral know nothing": (
+    "images, sound and video, which Llama and Mistral do not take": (
         "language_model_only",
         "limit_mm_per_prompt",
         "enable_mm_embeds",
@@ -228,14 +228,16 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "kv_offloading_backend",
         "swa_bounded_replay",
     ),
-    "vLLM 0.32 has it without an effect": ("disable_cascade_attn",),
+    "it has no effect in vLLM 0.32": ("disable_cascade_attn",),
     "for plugins of platforms, and new weights from a trainer (tests/serving/test_lifecycle.py "
     "reloads them)": ("additional_config", "weight_transfer_config"),
-    "on a GPU only, and not asked for: FlashInfer's tuning, the order in which kernels are "
-    "preferred": ("enable_flashinfer_autotune", "ir_op_priority"),
+    "on a GPU only, and not covered: FlashInfer's tuning, and the preference among kernels": (
+        "enable_flashinfer_autotune",
+        "ir_op_priority",
+    ),
 }
 
 
 def in_cells(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The options that any of these cells has."""
+    """The options that these cells have."""
     return {name for cell in cells for name in cell["options"]} | set(EVERY_CELL)

@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Job:
-    """Call `function(*arguments)`, whose answer can be pickled, with `env` in the environment."""
+    """A call of `function(*arguments)` with `env` in the environment; its answer is pickled."""
 
     name: str
     log: Path
@@ -31,9 +31,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a job: its answer, or in one line why there is none; and how long it took.
+    """The end of a job: its answer, or one line on why it failed, and the seconds it took.
 
-    With `late`, there is none because it was ended.
+    `late` jobs were ended by the time limit.
     """
 
     name: str
@@ -52,7 +52,7 @@ class _Running:
 
 
 def run(jobs: Iterable[Job], at_once: int, seconds: float) -> Iterator[Ended]:
-    """What became of each job, as they end; those that run longer than `seconds` are killed."""
+    """Yield each job as it ends; a job that runs longer than `seconds` is killed."""
     waiting, running = list(jobs), list[_Running]()
     try:
         while waiting or running:
@@ -79,13 +79,13 @@ def _start(job: Job) -> _Running:
 
 
 def _child(job: Job, sending: Connection) -> None:
-    os.setsid()  # so that its children can be ended with it
+    os.setsid()  # so that its children end with it
     log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(job.env)
     answer = job.function(*job.arguments)
-    sys.stdout.flush()  # who is answered may end this process at once
+    sys.stdout.flush()  # the receiver may end this process at once
     sys.stderr.flush()
     sending.send(answer)
 
@@ -105,7 +105,9 @@ def _end(one: _Running, limit: float) -> Ended:
 
 def _kill(one: _Running) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(one.process.pid, signal.SIGKILL)  # a process that has not begun has no group yet
+        os.killpg(
+            one.process.pid, signal.SIGKILL
+        )  # fails if the process has not made its group yet
     one.process.kill()
     one.process.join()
     one.answers.close()

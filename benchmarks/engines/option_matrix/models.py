@@ -1,4 +1,4 @@
-"""The models of the matrix: random, tiny, one of each kind of layer; made once."""
+"""The models of the matrix: tiny random ones, one for each kind of layer, made once."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -58,10 +58,11 @@ IMPORTED = DENSE | {"hidden_size": 64, "intermediate_size": 96}
 
 
 def make(work: Path, kinds: Iterable[str]) -> None:
-    """Make the models of `kinds` that are not in `work`, each a directory of its name.
+    """Make the models of `kinds` that are not in `work` yet, each in a directory of its name.
 
-    "KIND int8" is KIND repaired and quantized, and lies beside "KIND int8 rounded", which is what
-    its integers stand for. "KIND adapter" is a LoRA adapter of KIND, "KIND merged" their sum.
+    "KIND int8" is KIND repaired and quantized; "KIND int8 rounded", written with it, has the values
+    that its integers represent. "KIND adapter" is a LoRA adapter for KIND, and "KIND merged" is
+    KIND with the adapter merged in.
     """
     for kind in kinds:
         if directory(work, kind).exists():
@@ -81,7 +82,7 @@ def make(work: Path, kinds: Iterable[str]) -> None:
 
 
 def directory(work: Path, kind: str) -> Path:
-    """Where the model of `kind` is."""
+    """The directory of the model of `kind`."""
     return work / kind.replace(",", "").replace(" ", "-")
 
 

@@ -1,4 +1,4 @@
-"""Few rows in which every two levels of two factors meet."""
+"""A few rows in which every two levels of two factors meet."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -10,10 +10,17 @@ Pair = tuple[tuple[str, str], tuple[str, str]]
 def all_pairs(
     factors: Mapping[str, Sequence[str]], allowed: Callable[[Row], bool]
 ) -> tuple[list[Row], list[Pair]]:
-    """Rows that have a level of every factor, and the pairs that no allowed row has.
+    """Cover all pairs of levels with few rows, greedily.
 
-    Greedy: each row begins with a pair that is still wanted and takes, factor by factor, the level
-    that meets most others for the first time. `allowed` is asked for parts of rows, too.
+    Each row begins with a pair that no row has yet. Factor by factor, it then takes the level that
+    forms the most new pairs.
+
+    Args:
+        factors: The levels of each factor.
+        allowed: Whether a row, or a part of one, is possible.
+
+    Returns:
+        The rows, each with a level of every factor, and the pairs that no allowed row has.
     """
     wanted = {pair: None for pair in _pairs(factors) if allowed(dict(pair))}
     impossible = [pair for pair in _pairs(factors) if pair not in wanted]
@@ -37,7 +44,7 @@ def _completed(
     allowed: Callable[[Row], bool],
     wanted: Mapping[Pair, None],
 ) -> Row | None:
-    """`row` with a level of every factor; None if none is allowed. Goes back where it must."""
+    """Complete `row` with a level of every factor, by backtracking; None if that is impossible."""
     rest = [factor for factor in factors if factor not in row]
     if not rest:
         return row
@@ -56,7 +63,7 @@ def _completed(
 
 
 def _pairs(factors: Mapping[str, Sequence[str]]) -> list[Pair]:
-    """Every two levels of two factors; factors in the order of `factors`."""
+    """Every pair of levels of two factors, in the order of `factors`."""
     return [
         ((first, a), (second, b))
         for first, second in combinations(factors, 2)

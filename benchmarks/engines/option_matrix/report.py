@@ -1,4 +1,4 @@
-"""The matrix as a page."""
+"""The page of the matrix."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ ANSWERED = (RIGHT, REFUSED)
 
 
 def page(result: dict[str, Any]) -> str:
-    """The page: a summary, faults first, all cells, what no cell has, and vLLM's options."""
+    """The page: a summary, the faults, all cells, missing pairs, and vLLM's options."""
     cells = result["cells"]
     counts = Counter(cell["verdict"] for cell in cells.values())
     device = "cpu" if "--device cpu" in result["command"] else "cuda"
@@ -26,22 +26,22 @@ def page(result: dict[str, Any]) -> str:
         f"{len(cells)} engines, one a row: "
         + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
         + ". Each serves a random model of the named kind and is compared with the fp32 reference",
-        "on the same weights (`vllm_gac/compression/reference_model.py`): five prompts, twice",
-        "(the second time from the prefix cache), every greedy token and the top five logprobs of",
-        "each step, and the logprobs of prompts. The numbers are the largest error of a logprob;",
-        "allowed are 0.002 in fp32, 0.05 in fp16 and 0.25 in bf16, and where something is rounded",
-        "to eight bits, a mean error of a fifth of the spread; with an adapter in fp16 or bf16, of",
-        "0.05 or 0.3 of it (`cells.py` says why). What is refused is refused at the start, in the",
-        "sentence that the row shows. What is not finished was ended, and says nothing of right or",
-        "wrong.",
+        "on the same weights (`vllm_gac/compression/reference_model.py`): every greedy token and",
+        "the top five logprobs of each step for five prompts, twice (the second time from the",
+        "prefix cache), and the logprobs of prompts. The numbers are the largest error of a",
+        "logprob. Allowed are 0.002 in fp32, 0.05 in fp16 and 0.25 in bf16. Where something is",
+        "rounded to eight bits, a mean error of a fifth of the spread is allowed; with an adapter",
+        "in fp16 or bf16, one of 0.05 or 0.3 of the spread (`cells.py` says why). A refused engine",
+        "is refused at the start, in the sentence that the row shows. An engine that is not",
+        "finished was ended, which says nothing about right or wrong.",
         "",
         *_table("Faults", {name: c for name, c in cells.items() if c["verdict"] == FAULT}),
         *_table("Cells", {name: c for name, c in cells.items() if c["verdict"] in ANSWERED}),
         *_table("Not finished", {n: c for n, c in cells.items() if c["verdict"] == NOT_FINISHED}),
         "## Factors",
         "",
-        "Every two levels of two factors meet in one of the cells; the first level of each is not",
-        "said in a cell's name.",
+        "Every two levels of two factors meet in at least one cell. The name of a cell leaves out",
+        "the first level of each factor.",
         "",
         *table_of_records(
             [
@@ -50,7 +50,7 @@ def page(result: dict[str, Any]) -> str:
             ]
         ),
         "",
-        "These pairs are in none:",
+        "No cell has these pairs:",
         "",
         *(f"- {_rows(rows)}: {why}" for why, rows in result["impossible"].items()),
         "",
@@ -83,11 +83,11 @@ def _options(cells: Mapping[str, Any]) -> list[str]:
     return [
         "## vLLM's options",
         "",
-        "Every field of vLLM's `EngineArgs`. In cells of this page: "
+        "The fields of vLLM's `EngineArgs`. Those in cells of this page: "
         + ", ".join(f"`{name}`" for name in sorted(in_cells(cells.values())))
         + ".",
         "",
-        "In none, by reason:",
+        "Those in no cell, by reason:",
         "",
         *(
             f"- {why}: {', '.join(f'`{name}`' for name in names)}."

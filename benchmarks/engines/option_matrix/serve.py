@@ -1,4 +1,4 @@
-"""In a process of its own: one engine, what it is asked, and how far that is from the reference."""
+"""Runs one cell in its process: starts the engine, asks it, and compares it with the reference."""
 
 import math
 import re
@@ -11,13 +11,13 @@ from benchmarks.engines.option_matrix.cells import ADAPTER, Cell
 from benchmarks.engines.option_matrix.models import directory, make
 from tests.serving.agreement import PROMPTS, step_errors
 
-# The last two repeat themselves, and are drafted for.
+# The last two prompts repeat themselves, so that n-grams draft for them.
 ASKED = [*PROMPTS[:3], *([(7 * i + j % 9) % 4000 + 5 for j in range(71 + 8 * i)] for i in (1, 2))]
 TOKENS = 12
 
 
 def preload() -> None:
-    """Import what engines need, and know what vLLM finds out about models, before any fork."""
+    """Before any fork, import what engines need and let vLLM inspect the model classes."""
     import vllm.v1.engine.llm_engine
     from torch._inductor.codecache import torch_key
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
@@ -34,20 +34,21 @@ def preload() -> None:
     load_general_plugins()
     for name in ("GacLlamaForCausalLM", "LlamaForCausalLM"):
         registry._try_inspect_model_cls(name, registry.ModelRegistry.models[name])
-    torch_key()  # of all of torch's sources, which takes seconds
-    valid_vec_isa_list()  # which compiles a program for each
+    torch_key()  # hashes all of torch's sources, which takes seconds
+    valid_vec_isa_list()  # compiles a program for each
 
 
 def make_models(work: Path, kinds: Iterable[str]) -> None:
-    """`models.make`, by a name that a job can have."""
+    """Run `models.make` as a job."""
     make(work, kinds)
 
 
 def serve(cell: Cell, work: Path) -> dict[str, Any]:
     """Start the cell's engine and ask it.
 
-    Either `refused`, the sentence; or `asked`, what was compared with the reference: name,
-    largest error, and the error allowed.
+    Returns:
+        Either `refused`, the sentence, and `kind`, its type of error; or `asked`, the comparisons
+        with the reference, each with a name, the error and the allowed error.
     """
     from vllm import LLM
 
@@ -74,14 +75,14 @@ def print_exception(error: BaseException) -> None:
 
 
 def root(error: BaseException) -> BaseException:
-    """The error that the others came of."""
+    """The first error of a chain of errors."""
     while cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
         error = cause
     return error
 
 
 def sentence(error: BaseException) -> str:
-    """What an error says to a user, without what pydantic puts around it."""
+    """The message of an error without what pydantic adds around it."""
     said = re.search(r"Value error, (.*?)(?: \[type=value_error|$)", str(error), re.DOTALL)
     return said[1] if said else str(error)
 
@@ -93,13 +94,13 @@ Asked = list[dict[str, Any]]
 
 
 def generate(llm: Any, cell: Cell, work: Path) -> Asked:
-    """Greedy answers twice, the second time from the prefix cache; then logprobs of a prompt."""
+    """Compare greedy answers twice, the second time from the prefix cache; then prompt logprobs."""
     from vllm import SamplingParams
 
     from tests.serving.engines import outputs
 
     request, prompts = (None, ASKED)
-    if cell.adapter:  # of which vLLM's CPU gathers the weights token by token
+    if cell.adapter:  # slow: on a CPU, vLLM gathers an adapter's weights token by token
         request, prompts = adapter(cell, work), ASKED[3:]
     found = []
     for name in ("answers", "answers again"):
@@ -112,7 +113,7 @@ def generate(llm: Any, cell: Cell, work: Path) -> Asked:
     if cell.options.get("enable_prefix_caching") and fills_a_block and not few_blocks:
         assert max(cached) > 0, "nothing came from the prefix cache"
     if cell.adapter:
-        return found  # with one, vLLM says no logprobs of prompts on a CPU
+        return found  # vLLM on a CPU returns no prompt logprobs with an adapter
     sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
     scored = llm.generate([{"prompt_token_ids": p} for p in ASKED[1:3]], sampling, use_tqdm=False)
     return [*found, prompts_against_reference(scored, cell, work)]
@@ -132,7 +133,7 @@ def answers_against_reference(name: str, outputs: Any, cell: Cell, work: Path) -
             gaps.append(gap)
             errors.append(error)
     found = {"name": name, "gap": max(gaps), "error": max(errors), "allowed": cell.allowed}
-    if cell.adapter and cell.mean_error is not None:  # of which no prompt is scored, see above
+    if cell.adapter and cell.mean_error is not None:  # its prompts are not scored, see above
         return {
             "name": f"{name} up to {max(errors):.2g}, mean error over spread",
             "error": statistics.fmean(errors) / statistics.fmean(spreads),
@@ -164,7 +165,7 @@ def prompts_against_reference(outputs: Any, cell: Cell, work: Path) -> dict[str,
 
 
 def structured(llm: Any, cell: Cell, work: Path) -> Asked:
-    """Answers that must match a regex, beside one that is free."""
+    """Check answers that must have a form; then compare free ones."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -189,7 +190,7 @@ def structured(llm: Any, cell: Cell, work: Path) -> Asked:
 
 
 def embed(llm: Any, cell: Cell, work: Path) -> Asked:
-    """The last token's hidden state, normalized; its distance from the reference's."""
+    """Compare the normalized hidden state of the last token."""
     import torch
 
     found = []
@@ -202,7 +203,7 @@ def embed(llm: Any, cell: Cell, work: Path) -> Asked:
 
 
 def prompt_embeds(llm: Any, cell: Cell, work: Path) -> Asked:
-    """Prompts given as rows of the embedding, which must answer as the tokens do."""
+    """Compare answers to prompts that are given as rows of the embedding."""
     from vllm import SamplingParams
 
     checkpoint = opened(cell, work)
@@ -217,7 +218,7 @@ def prompt_embeds(llm: Any, cell: Cell, work: Path) -> Asked:
 
 
 def slept(llm: Any, cell: Cell, work: Path) -> Asked:
-    """Answers before and after both levels of sleep."""
+    """Compare answers before and after sleeping at both levels."""
     from benchmarks.common.engine_questions import sleep, wake
     from tests.serving.engines import outputs
 
@@ -232,7 +233,7 @@ def slept(llm: Any, cell: Cell, work: Path) -> Asked:
 
 
 def starts(llm: Any, cell: Cell, work: Path) -> Asked:
-    """Random weights, of which nothing is known but that logprobs are numbers."""
+    """Check that logprobs are finite; nothing more is known of random weights."""
     from tests.serving.engines import outputs
 
     for output in outputs(llm, ASKED, TOKENS):
@@ -257,7 +258,7 @@ def opened(cell: Cell, work: Path) -> Any:
 
 
 def reference_logprobs(cell: Cell, work: Path, tokens: list[int]) -> Any:
-    """The reference's logprobs [tokens, vocab], in fp32."""
+    """The reference's logprobs in fp32: [tokens, vocab]."""
     import torch
 
     from vllm_gac.compression.reference_model import logits, reference
@@ -268,7 +269,7 @@ def reference_logprobs(cell: Cell, work: Path, tokens: list[int]) -> Any:
 
 
 def last_hidden(cell: Cell, work: Path, tokens: list[int]) -> Any:
-    """What enters the unembedding at the last token."""
+    """The normalized hidden state of the last token, before the unembedding: [hidden size]."""
     import torch
 
     from vllm_gac.compression.reference_model import embed as embedded

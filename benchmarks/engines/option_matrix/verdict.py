@@ -1,4 +1,4 @@
-"""What became of a cell: right, refused in a sentence, a fault, or not done in time."""
+"""The verdict on a cell: right, refused in a sentence, a fault, or not finished in time."""
 
 import re
 from typing import Any
@@ -7,15 +7,15 @@ from benchmarks.engines.option_matrix.cells import Cell
 from benchmarks.engines.option_matrix.forks import Ended
 
 RIGHT, REFUSED, FAULT, NOT_FINISHED = "right", "refused", "fault", "not finished"
-# Of a greedy token, in logprobs from the best: as much as two of them may be wrong.
+# A greedy token may be this many allowed errors below the best: two logprobs may each be off.
 _TIE = 2
-# What is no refusal but something that broke.
+# Errors that are no refusal: something broke.
 _BROKEN = ("AssertionError", "KeyError", "IndexError", "AttributeError", "TypeError")
 _BROKEN_TEXT = "See stack trace|See root cause|initialization failed"
 
 
 def verdict(cell: Cell, ended: Ended) -> dict[str, Any]:
-    """`verdict`, and in `says` the sentence, the errors, or what is wrong."""
+    """`verdict`, and `says`: the sentence of a refusal, the errors, or what is wrong."""
     if ended.late:
         return {"verdict": NOT_FINISHED, "says": str(ended.failure)}
     if ended.failure is not None:

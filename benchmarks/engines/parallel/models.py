@@ -1,4 +1,4 @@
-"""The models that are timed, and the shapes they come in."""
+"""The models that are timed, and their shapes."""
 
 import json
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ class Batch:
 class Shape:
     """A dense model, MLP widths of compressed ones, and how they are timed.
 
-    Half of `width` is aligned; `before` is, and half of it is not. `repeats` of each batch are
-    timed.
+    `width` is aligned even after halving; `before` is aligned, but its half is not. Each batch is
+    timed `repeats` times.
     """
 
     dense: dict[str, Any]
@@ -46,7 +46,7 @@ SHAPES = {
         cache_bytes=6 << 30,
         engine={"max_model_len": 4096},
     ),
-    "tiny": Shape(  # tries the script out, on a CPU
+    "tiny": Shape(  # to try the script on a CPU
         DENSE
         | {
             "hidden_size": 256,
@@ -59,7 +59,7 @@ SHAPES = {
             "max_position_embeddings": 1024,
         },
         width=416,
-        before=432,  # other halves the CPU does not take
+        before=432,  # a CPU does not take every half
         prefill=Batch(2, 64, 1),
         decode=Batch(3, 16, 9),
         repeats=2,
@@ -71,9 +71,9 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One engine: a model below the models' directory, its ranks, the loader's options.
+    """One engine: a model in the models' directory, its ranks, and options of our loader.
 
-    `options` None: the model is dense, and vLLM's own loader fills it.
+    Without options the model is dense, and vLLM's own loader fills it.
     """
 
     name: str
@@ -94,9 +94,12 @@ RUNS = (
 
 
 def write(out: Path, shape: Shape) -> list[dict[str, Any]]:
-    """Write dense, gac and before below `out`, without weights; the layers of before.
+    """Write dense, gac and before below `out`, without weights.
 
-    The dims of gac are those of a plan, but for the width, which is the same in every layer.
+    The dims of gac follow a plan, except the width, which is the same in every layer.
+
+    Returns:
+        The layers of `before`.
     """
     write_models(out, shape.dense)
     config = json.loads((out / "gac" / "config.json").read_text())

@@ -14,7 +14,7 @@ Seen = Mapping[str, Mapping[str, Any]]
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """Markdown of a result as `__main__` writes it."""
+    """Markdown of a result that `__main__` wrote."""
     parts = ["# Tensor parallelism, two GPUs of one host\n", _about(result)]
     if "tokens" in result:
         parts.append(_tokens(result["tokens"]))
@@ -70,7 +70,7 @@ def _speed(result: Mapping[str, Any]) -> str:
         "## Throughput\n",
         f"The shape {result['shape']}, random weights. GAC: {key['form']} keys {key['heads']} x "
         f"{key['size']}, values {value['heads']} x {value['size']} (first layer), MLP width "
-        f"{shape.width}, so {shape.width // 2} on each of two GPUs. Aligned before sharding: "
+        f"{shape.width}, which is {shape.width // 2} on each of two GPUs. Aligned before sharding: "
         f"{shape.before}, a multiple of 8 whose half is {shape.before // 2}. "
         f"Prefill: {prompts.prompts} prompts of {prompts.length} tokens; decode: a step of "
         f"{step.prompts} sequences at {step.length} to {step.length + step.output - 1} tokens; "

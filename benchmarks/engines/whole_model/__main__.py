@@ -19,39 +19,45 @@ from benchmarks.engines.whole_model.engine import measure
 from benchmarks.engines.whole_model.models import SHAPES, Model, models
 from vllm_gac.checkpoint.atomic_files import write_json
 
-# Started once more when all is done, with compiled code in its cache.
+# These start once more at the end, with compiled code in the cache.
 STARTED_AGAIN = ("dense", "heterogeneous")
-# The last batch of a shape is for these.
+# Only these are timed with the last batch of a shape.
 EVERY_BATCH = ("dense", "heads-96-64", "heads-64-64")
-# Seconds of a model that is timed and of a second start, until it is known what they take here.
+# Seconds that a timed model (True) and a second start (False) take, until they are measured here.
 GUESSES = {True: 80.0, False: 40.0}
 SHUTDOWN_SECONDS = 20
 
 
 def main() -> None:
-    """Run, or report."""
+    """Run the models, or write the report."""
     parser = argparse.ArgumentParser(
         description=whole_model.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    run_parser = verbs.add_parser("run", help="start and time models whose JSON is not there yet")
+    run_parser = verbs.add_parser("run", help="start and time the models that have no JSON yet")
     run_parser.add_argument("runs", type=Path, help="directory with one JSON a model")
     run_parser.add_argument("--shape", choices=SHAPES, default="llama3-8b")
-    run_parser.add_argument("--models", help="names, by comma (all)")
-    run_parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing beyond them")
-    run_parser.add_argument("--every-batch", default=",".join(EVERY_BATCH), help="names, by comma")
+    run_parser.add_argument("--models", help="names, separated by commas (all)")
     run_parser.add_argument(
-        "--together", type=int, default=0, help="models to compile at once, after the dense one"
+        "--seconds", type=float, default=1e9, help="start nothing that would end later"
+    )
+    run_parser.add_argument(
+        "--every-batch", default=",".join(EVERY_BATCH), help="names, separated by commas"
+    )
+    run_parser.add_argument(
+        "--together", type=int, default=0, help="models to compile at once after the dense one"
     )
     run_parser.add_argument("--engine", default="{}", help="JSON of more arguments of LLM(...)")
-    run_parser.add_argument("--longest", type=float, default=300, help="seconds; then it hangs")
+    run_parser.add_argument(
+        "--longest", type=float, default=300, help="seconds after which a model counts as hanging"
+    )
     add_commit(run_parser)
-    report_parser = verbs.add_parser("report", help="JSON, tables and plot of what was run")
+    report_parser = verbs.add_parser("report", help="write JSON, tables and the plot of the runs")
     report_parser.add_argument(
         "runs",
         type=Path,
         nargs="+",
-        help="of one GPU, or of several of one host, the dense model's first",
+        help="of one GPU, or of several of one host; first the one with the dense model",
     )
     report_parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     args = parser.parse_args()
@@ -60,13 +66,13 @@ def main() -> None:
 
         write_report(args.runs, args.out)
     else:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: end the engines, too
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # like Ctrl-C: also end the engines
         run(args)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One engine to be started: timed with so many batches, or started again with none."""
+    """An engine to start: it is timed with `batches` batches, or only started again if 0."""
 
     model: Model
     batches: int
@@ -77,7 +83,7 @@ class Task:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Every model that has no JSON yet, then second starts, as long as there is time."""
+    """Time every model that has no JSON yet, then do second starts, while there is time."""
     start, runs = time.monotonic(), args.runs
     tasks = list(_tasks(args, models(SHAPES[args.shape].dense)))
     (runs / "logs").mkdir(parents=True, exist_ok=True)
@@ -142,7 +148,7 @@ def _measure(args: argparse.Namespace, task: Task, engine: Engine) -> float:
 
 
 def _compile_together(args: argparse.Namespace, tasks: list[Task]) -> None:
-    """Start models at once, so that every core compiles; none of them is timed."""
+    """Start several models at once, so that every core compiles; none is timed."""
     fresh = [task.model for task in tasks if not _is_compiled(args, task.model)]
     # Neither is part of the key under which compiled code is cached.
     little = {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.05}
@@ -162,7 +168,7 @@ def _compile_together(args: argparse.Namespace, tasks: list[Task]) -> None:
 
 
 def _tasks(args: argparse.Namespace, every: list[Model]) -> Iterator[Task]:
-    """What is still to be done."""
+    """The tasks that have no result yet."""
     chosen = every
     if args.models:
         names = args.models.split(",")
@@ -178,13 +184,13 @@ def _tasks(args: argparse.Namespace, every: list[Model]) -> Iterator[Task]:
     for model in chosen:
         if model.name not in STARTED_AGAIN or (args.runs / f"{model.name}.again.json").exists():
             continue
-        # Else what was compiled is on another machine.
+        # Otherwise the compiled code is on another machine.
         if model.name not in done or _is_compiled(args, model):
             yield Task(model, 0)
 
 
 def _started_warm(args: argparse.Namespace, model: Model) -> bool:
-    """Whether its first start, the timed one, found its code compiled: a second says no more."""
+    """Whether its timed start found compiled code, so that a second start adds nothing."""
     timed = args.runs / f"{model.name}.json"
     return timed.exists() and bool(json.loads(timed.read_text())["compiled_before"])
 
@@ -199,7 +205,7 @@ def _is_compiled(args: argparse.Namespace, model: Model) -> bool:
 
 
 def _open(args: argparse.Namespace, model: Model, log: str) -> Engine:
-    """A process that imports vLLM and then waits; the model's directory."""
+    """Write the model's directory, and start a process that imports vLLM and then waits."""
     model.write(args.runs / "models" / model.name)
     cache = _cache(args, model)
     return Engine(
@@ -212,7 +218,7 @@ def _open(args: argparse.Namespace, model: Model, log: str) -> Engine:
 
 
 def _options(args: argparse.Namespace, model: Model, **more: Any) -> dict[str, Any]:
-    """Arguments of LLM(...): vLLM's defaults, but for what the measurements need."""
+    """Arguments of LLM(...): vLLM's defaults, except what the measurements need."""
     weights: dict[str, Any] = {"load_format": "dummy"}
     if model.options is not None:
         weights = {"load_format": "gac", "model_loader_extra_config": model.options}

@@ -1,7 +1,7 @@
-"""What a batch takes if every byte and every FLOP that compression removed were time.
+"""The time of a batch if all bytes and FLOPs that compression removes were saved time.
 
-Prefill multiplies at the rate of a large GEMM; decode reads the weights and every sequence's cached
-context once a step, at the rate of a copy. Nothing else is counted: no launch, no activation.
+Prefill runs at the rate of a large GEMM. A decode step reads the weights and the cached context of
+every sequence once, at the rate of a copy. Nothing else counts: no launches, no activations.
 """
 
 import math
@@ -15,7 +15,7 @@ ITEMSIZE = 2  # bytes of a weight and of a cached number
 
 @dataclass(frozen=True, slots=True)
 class Roofs:
-    """What the GPU can do: a device-to-device copy (read plus written), a large bf16 GEMM."""
+    """The rates of the GPU: a device-to-device copy (bytes read and written), a large bf16 GEMM."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -29,7 +29,7 @@ def prefill_flops(layout: ModelLayout, batch: Batch) -> int:
     length = batch.length
     flops = 2 * layout.vocab_size * layout.hidden_size
     for index, layer in enumerate(layout.layers):
-        # All matrices of a layer, up factors of latent keys included, meet every token once.
+        # Every token is multiplied once with every matrix, up factors of latent keys included.
         shapes = [shape for name, shape in layout.layer_tensors(index) if "norm" not in name]
         flops += 2 * length * sum(math.prod(shape) for shape in shapes if len(shape) > 1)
         numbers = layer.query_heads * (layout.query_size(layer) + layer.value.size)
@@ -38,24 +38,24 @@ def prefill_flops(layout: ModelLayout, batch: Batch) -> int:
 
 
 def step_bytes(layout: ModelLayout, sequences: int, context: int) -> int:
-    """Bytes that a decoding step reads: all weights but the embeddings, and every cached token."""
+    """Bytes that a decode step reads: all weights except the embeddings, and every cached token."""
     embeddings = layout.vocab_size * layout.hidden_size
     weights = layout.parameters - (0 if layout.tie_word_embeddings else embeddings)
     return ITEMSIZE * (weights + layout.kv_elements * sequences * context)
 
 
 def decode_bytes(layout: ModelLayout, batch: Batch) -> int:
-    """Bytes that the steps after the first read: one for each further token."""
+    """Bytes that all steps after the first token read, one step for each token."""
     contexts = range(batch.length + 1, batch.length + batch.output)
     return sum(step_bytes(layout, batch.prompts, context) for context in contexts)
 
 
 def seconds(layout: ModelLayout, batch: Batch, roofs: Roofs) -> float:
-    """Prefill at the rate of a GEMM, then decode at that of a copy."""
+    """Seconds of prefill at the rate of a GEMM, then of decode at the rate of a copy."""
     prefill = prefill_flops(layout, batch) / roofs.flops_per_second
     return prefill + decode_bytes(layout, batch) / roofs.bytes_per_second
 
 
 def realized(speedup: float, ideal: float) -> float | None:
-    """(speedup - 1) / (ideal - 1); None where nothing was promised."""
+    """(speedup - 1) / (ideal - 1); None if the ideal speedup is 1."""
     return (speedup - 1) / (ideal - 1) if abs(ideal - 1) > 1e-9 else None

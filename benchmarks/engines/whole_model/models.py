@@ -1,4 +1,4 @@
-"""The models: a dense one, what compression makes of its shape, and the batches they are given."""
+"""The models, a dense one and compressed variants of its shape, and the batches to time."""
 
 import json
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from vllm_gac.layout.dims import ModelLayout, layout_of
 class Batch:
     """Prompts of one length that arrive at once, each answered with `output` tokens.
 
-    `runs` of it are timed.
+    The batch is timed `runs` times.
     """
 
     prompts: int
@@ -28,7 +28,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A dense model's config, and the batches to time it with, the last only for a few models."""
+    """A dense model's config, and the batches to time. The last batch is for a few models only."""
 
     dense: dict[str, Any]
     batches: tuple[Batch, ...]
@@ -62,10 +62,10 @@ SHAPES = {
     ),
 }
 
-# Dims below are those of Llama-3-8B: heads of 128, widths of 14336; other shapes scale them.
+# The dims below are for Llama-3-8B (heads of 128, a width of 14336); other shapes scale them.
 WIDTH = 11520
-# (r_k, r_v) and MLP width of the rank classes that follow each other through the layers. In sum
-# they are as many parameters and as large a cache as eight layers of WIDTH and (96, 64).
+# (r_k, r_v, MLP width) of the classes of layers, which take turns through the model. Together they
+# have as many parameters and as large a cache as eight layers of (96, 64, WIDTH).
 CLASSES = (
     (128, 96, 12800), (112, 80, 12288), (96, 96, 12032), (96, 64, 11520),
     (80, 64, 11520), (96, 48, 11008), (64, 48, 10752), (80, 32, 10240),
@@ -73,9 +73,9 @@ CLASSES = (
 
 
 class Dims(NamedTuple):
-    """A layer: form, heads and size of its keys, heads and size of its values, MLP width.
+    """A layer: form, heads and size of the keys, heads and size of the values, and MLP width.
 
-    Sizes and width are for Llama-3-8B; `past` is added to the width once it is scaled.
+    Sizes and width are for Llama-3-8B; `past` is added to the scaled width.
     """
 
     form: str
@@ -89,7 +89,7 @@ class Dims(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model of the table; `options` are those of --model-loader-extra-config, None if dense."""
+    """One model; `options` are those of --model-loader-extra-config, None if it is dense."""
 
     name: str
     what: str
@@ -101,13 +101,13 @@ class Model:
         return layout_of(self.config)
 
     def write(self, directory: Path) -> None:
-        """Make the model's directory: a config.json, and no weights."""
+        """Write the model's directory: config.json alone, without weights."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.json").write_text(json.dumps(self.config, indent=1) + "\n")
 
 
 def models(dense: dict[str, Any]) -> list[Model]:
-    """The dense model and its compressed ones, the most telling first."""
+    """The dense model and the compressed ones, the most informative first."""
     heads, count = dense["num_key_value_heads"], dense["num_hidden_layers"]
     half = heads // 2
 
@@ -171,6 +171,6 @@ def _section(dense: dict[str, Any], dims: Dims) -> dict[str, Any]:
         "key": {"form": dims.form, "heads": dims.key_heads, "size": size},
         "value": {"heads": dims.value_heads, "size": dims.value_size * head_dim // 128},
         "intermediate_size": dims.width * width // 14336 + dims.past,
-        # Keys from which pairs were taken turn at frequencies of their own.
+        # Keys that lost pairs have rotation frequencies of their own.
         "rope_table": dims.form == "rotary" and not own,
     }

@@ -1,4 +1,4 @@
-"""The realized fraction of every phase of every model, as bars."""
+"""Bars of the realized fraction of each phase of each model."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from matplotlib.figure import Figure
 from benchmarks.common.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, axes_grid, drawn
 
 _COLOURS = (ORANGE, SKY, BLUE, GREEN, PINK)
-_LEAST, _MOST = -1.0, 1.5  # what is drawn; a misaligned model may be far below
+_LEAST, _MOST = -1.0, 1.5  # the visible range; a misaligned model may be far below
 
 
 def plot(result: dict[str, Any]) -> str:
-    """SVG: a group of bars for each compressed model, 1 is all that was promised."""
+    """SVG with a group of bars for each compressed model; 1 is the whole ideal gain."""
     _, svg = drawn(_draw, result)
     return svg
 
@@ -42,7 +42,7 @@ def _draw(result: dict[str, Any]) -> tuple[str, Figure]:
     axes.set_xticks(range(len(rows)), [row["name"] for row in rows], rotation=15, ha="right")
     axes.set_ylim(_LEAST if _lowest(rows) < 0 else 0, _MOST)
     axes.set_ylabel("realized: (speedup - 1) / (ideal - 1)")
-    axes.set_title(f"What came back as time and room: {result['machine']}, {result['date']}")
+    axes.set_title(f"Realized gains in time and room: {result['machine']}, {result['date']}")
     axes.legend(ncols=len(phases), loc="lower center", bbox_to_anchor=(0.5, -0.32))
     return "", figure
 

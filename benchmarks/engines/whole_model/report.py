@@ -1,4 +1,4 @@
-"""What was run, beside what was promised: JSON, tables and a plot."""
+"""Measured and ideal gains of all models: JSON, tables and a plot."""
 
 import json
 from collections import Counter
@@ -22,8 +22,8 @@ DEFAULTS = "Random weights, vLLM's defaults"
 def write_report(runs: Sequence[Path], out: Path) -> None:
     """Write OUT.json, OUT.md and OUT.svg; print the tables.
 
-    Several `runs` are those of several GPUs of one host. One without a dense model of its own is
-    compared with that of the first.
+    Several `runs` come from several GPUs of one host. Models of a GPU without a dense model are
+    compared with the dense model of the first GPU.
     """
     result = results(runs[0])
     for others in runs[1:]:
@@ -45,7 +45,7 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
 
 
 def results(runs: Path, dense_runs: Path | None = None) -> dict[str, Any]:
-    """Every model that was run, compared with the dense one, of `dense_runs` if it is not there."""
+    """Compare every model of `runs` with the dense one, from `dense_runs` if `runs` has none."""
     facts, roofs = _read(runs / "run.json"), _read(runs / "roofs.json")
     shape = SHAPES[facts["shape"]]
     rates = ideal.Roofs(roofs["bytes_per_second"], roofs["flops_per_second"])
@@ -90,7 +90,7 @@ def results(runs: Path, dense_runs: Path | None = None) -> dict[str, Any]:
 
 
 def _startups(first: dict[str, Any], again: dict[str, Any] | None) -> dict[str, float | None]:
-    """Seconds in LLM(...), and in torch.compile, with nothing compiled before and with all."""
+    """Seconds in LLM(...) and in torch.compile, without compiled code (cold) and with it (warm)."""
     cold = None if first["compiled_before"] else first
     warm = first if first["compiled_before"] else again
     return {
@@ -103,7 +103,7 @@ def _startups(first: dict[str, Any], again: dict[str, Any] | None) -> dict[str, 
 def _batch(
     pair: tuple[Model, dict[str, Any], Model, dict[str, Any]], batch: Batch, rates: ideal.Roofs
 ) -> dict[str, float | None]:
-    """Seconds (median), and the speedup over dense, promised and measured."""
+    """Median seconds, and the ideal and the measured speedup over the dense model."""
     dense, dense_run, model, own = pair
     seconds = median(own["batches"][batch.name], "seconds")
     promised = ideal.seconds(dense.layout, batch, rates) / ideal.seconds(model.layout, batch, rates)
@@ -115,7 +115,7 @@ def _batch(
 def _phases(
     pair: tuple[Model, dict[str, Any], Model, dict[str, Any]], batches: tuple[Batch, ...]
 ) -> dict[str, dict[str, float | None]]:
-    """Prefill by the first batch, decode by the following three, and room."""
+    """Prefill from the first batch, decode from the next three, and room in the cache."""
     dense, dense_run, model, own = pair
     phases = {}
     for batch in batches[:4]:
@@ -126,7 +126,7 @@ def _phases(
         name = f"decode at {batch.prompts}" if decodes else "prefill"
         promised = cost(dense.layout, batch) / cost(model.layout, batch)
         phases[name] = {"seconds": round(after, 4), **_compared(before / after, promised)}
-    # In the same memory. That smaller weights leave more of it comes on top, in kv_tokens.
+    # In equal memory. Smaller weights leave more memory; kv_tokens includes that.
     tokens = own["kv_blocks"] / own["kv_bytes_available"]
     room = tokens / (dense_run["kv_blocks"] / dense_run["kv_bytes_available"])
     phases["KV room"] = _compared(room, _kv_bytes(dense) / _kv_bytes(model))
@@ -177,7 +177,7 @@ def markdown(result: dict[str, Any], figure: str) -> str:
             f"{origin(result)}.",
             f"{settings}. Ideal: prefill by FLOPs, decode by the bytes of "
             "weights and cached tokens",
-            "that every step reads, a whole batch by both at the rates of this machine in this "
+            "that every step reads, a whole batch by both, at the rates of this machine in this "
             "run: a copy at",
             f"{roofs['bytes_per_second'] / 1e12:.2f} TB/s and a GEMM at "
             f"{roofs['flops_per_second'] / 1e12:.0f} TFLOP/s. "
@@ -191,8 +191,8 @@ def markdown(result: dict[str, Any], figure: str) -> str:
             "",
             *_table(["model", *phases], [[r["name"], *_gains(r["phases"], phases)] for r in rows]),
             "Decode runs from the first token of the last prompt to the last token of all. "
-            "KV room: tokens in as much memory;",
-            "that smaller weights leave more of it comes on top, in the KV tokens below.",
+            "KV room: tokens in equal memory.",
+            "Smaller weights also leave more memory, which the KV tokens below include.",
             "",
             "## Batches: speedup over dense, of the ideal one = realized",
             "",
@@ -216,10 +216,11 @@ def markdown(result: dict[str, Any], figure: str) -> str:
             ),
             "Batches are prompts x their length -> tokens of each answer, in seconds: the median "
             f"of {', '.join(map(str, runs))} runs.",
-            "All that fit: the tokens are as many as the memory left for the cache can hold, to "
-            "the last block. Starts are seconds in",
-            "LLM(...), cold ones with no compiled code in any cache; the first answer is 4 tokens "
-            "to 2 prompts of 300, right after.",
+            "All that fit: whether the cache has as many tokens as the memory left for it can "
+            "hold, to the last block.",
+            "Starts are seconds in LLM(...); a cold start finds no compiled code in any cache. The "
+            "first answer, right after",
+            "the start, is 4 tokens to each of 2 prompts of 300 tokens.",
             "",
             *_steps(rows),
         ]
@@ -227,7 +228,7 @@ def markdown(result: dict[str, Any], figure: str) -> str:
 
 
 def _steps(rows: list[dict[str, Any]]) -> list[str]:
-    """What a step of each phase is made of, of the models that were traced."""
+    """The kernels of a step of each phase, for the models that were traced."""
     traced = [row for row in rows if row["step_microseconds"]]
     if not traced:
         return []
@@ -244,12 +245,12 @@ def _steps(rows: list[dict[str, Any]]) -> list[str]:
         "## A step's kernels, ms",
         "",
         *_table(["model", "step of", *purposes, "all"], lines),
-        "Of a whole step of prefill, and of decoding steps soon after the prompts, as CUPTI sees "
-        "them: without",
-        "the gaps between kernels. Attention is with what gathers and merges for it; the rest are "
-        "norms,",
-        "activations, sampling, and where a model is compiled the rotation. Gate and up with "
-        "SwiGLU in one are a GEMM.",
+        "Kernel times by CUPTI, without the gaps between kernels: of a whole step of prefill, and "
+        "of decode steps",
+        "soon after the prompts. Attention includes the kernels that gather and merge for it. A "
+        "kernel of gate, up and",
+        "SwiGLU counts as a GEMM. The rest is norms, activations, sampling and, in compiled "
+        "models, the rotation.",
         "",
     ]
 

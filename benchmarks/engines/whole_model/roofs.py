@@ -1,9 +1,9 @@
-"""What the machine can do: the rates that ideals are reckoned with.
+"""The rates of the machine, from which ideal times are computed.
 
 python -m benchmarks.engines.whole_model.roofs OUT.json
 """
 
-import sys
+import argparse
 import time
 from pathlib import Path
 
@@ -15,10 +15,13 @@ from vllm_gac.profiling.timing import copy_bandwidth, microseconds, warm_up
 
 
 def main() -> None:
-    """Write the rates. Imports vLLM, so that no engine is the first to read its files."""
+    """Write the rates. Importing vLLM here reads its files into memory before any engine does."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, metavar="OUT.json")
+    out = parser.parse_args().out
     rates = _gpu_rates() if torch.cuda.is_available() else _cpu_rates()
     facts = {"vllm": vllm.__version__, "torch": torch.__version__}
-    write_json(Path(sys.argv[1]), facts | rates)
+    write_json(out, facts | rates)
 
 
 def _gpu_rates() -> dict[str, float]:
@@ -29,7 +32,7 @@ def _gpu_rates() -> dict[str, float]:
 
 
 def _cpu_rates() -> dict[str, float]:
-    """Of little meaning, but enough to try everything else."""
+    """Rates that say little, but are enough to try everything else on a CPU."""
     x = torch.randn(1024, 1024)
     y = torch.empty_like(x)
     return {

@@ -1,6 +1,6 @@
-"""What the GPU does in one step of each phase: every kernel's time, as CUPTI sees it.
+"""Kernel times of one step of each phase, from CUPTI.
 
-Beside a phase's seconds it says what the part above the ideal is made of.
+They show where the time above the ideal goes.
 """
 
 import re
@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.common.engine_batches import generate
 from benchmarks.engines.whole_model.models import Batch
 
-# What kernels are for, by their names; the first that fits. The rest of a step is norms,
-# activations and, of compiled models, rotations: Inductor's names do not say which.
+# The purpose of a kernel: the first pattern that its name matches. The rest of a step is norms,
+# activations and, in compiled models, rotations; Inductor's names do not tell them apart.
 _PURPOSES = {
     "rotating, caching": r"\b_rotate\b|\b_write\b|reshape_and_cache",
     "attention": r"flash::|flash_fwd|FlashAttention|split_kv|\bmerge\b|\b_gather\b|\b_copy\b|fmha",
@@ -19,20 +19,21 @@ _PURPOSES = {
 }
 _REST = "rest"
 
-# Steps of a phase that pass before those that are traced, and how many are.
+# Steps of a phase that are skipped, and the steps after them that are traced.
 _SKIPPED, _TRACED = 1, 4
 
 
 def kernel_times(llm: Any, batches: Sequence[Batch]) -> dict[str, dict[str, list[float]]]:
-    """What a step of each batch runs: of its prefill if it asks for one token, else of decoding.
+    """Trace a step of each batch: of prefill if it asks for one token, else of decode.
 
-    {batch: {kernel: [launches a step, microseconds a step]}}.
+    Returns:
+        {batch: {kernel: [launches per step, microseconds per step]}}.
     """
     most = llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
     traced = {}
     for batch in batches:
         tokens, prompts = batch.prompts, batch.prompts
-        output = 64  # long enough that all of them are being answered at once
+        output = 64  # long enough that all prompts decode at once
         if batch.output == 1:
             # Enough prompts for whole steps.
             tokens, prompts = most, (_SKIPPED + _TRACED + 2) * most // batch.length + 1
@@ -44,7 +45,7 @@ def kernel_times(llm: Any, batches: Sequence[Batch]) -> dict[str, dict[str, list
 
 
 def by_purpose(kernels: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Microseconds a step for each purpose, of what `kernel_times` says of one batch."""
+    """Microseconds per step for each purpose, from the `kernel_times` of one batch."""
     times = dict.fromkeys((*_PURPOSES, _REST), 0.0)
     for name, (_, microseconds) in kernels.items():
         fits = (what for what, pattern in _PURPOSES.items() if re.search(pattern, name))
@@ -53,9 +54,9 @@ def by_purpose(kernels: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def alone(kernels: Iterable[tuple[str, float, float]]) -> dict[str, tuple[int, float]]:
-    """{name: (launches, time)} of kernels (name, start, end), in sum as long as the GPU was busy.
+    """{name: (launches, time)} of kernels (name, start, end); times add up to the busy time.
 
-    One that starts before another has ended, and waits for it, counts from that end on.
+    A kernel that starts before another one ends counts from that end on.
     """
     times: dict[str, tuple[int, float]] = {}
     busy_until = float("-inf")
@@ -66,11 +67,11 @@ def alone(kernels: Iterable[tuple[str, float, float]]) -> dict[str, tuple[int, f
     return times
 
 
-# The rest runs in the worker.
+# ---- in vLLM's worker -------------------------------------------------------------------------
 
 
 def _watch(worker: Any, tokens: int) -> None:
-    """From now on, trace the steps of so many tokens, after the first ones."""
+    """Trace the steps of `tokens` tokens from now on, except the first ones."""
     import torch
 
     execute, seen = worker.execute_model, 0
@@ -94,7 +95,7 @@ def _watch(worker: Any, tokens: int) -> None:
 
 
 def _traced(worker: Any) -> dict[str, list[float]]:
-    """The kernels of a step, those that take longest first."""
+    """The kernels of a step, the longest first."""
     from torch.autograd import DeviceType
 
     times = alone(
