@@ -37,17 +37,16 @@ def prefill_flops(layout: ModelLayout, batch: Batch) -> int:
     return batch.prompts * flops
 
 
-def step_bytes(layout: ModelLayout, sequences: int, context: int) -> int:
-    """Bytes that a decode step reads: all weights except the embeddings, and every cached token."""
+def decode_bytes(layout: ModelLayout, batch: Batch) -> int:
+    """Bytes that all decode steps read, one step for each token after the first.
+
+    A step reads all weights except the embeddings, and every cached token.
+    """
     embeddings = layout.vocab_size * layout.hidden_size
     weights = layout.parameters - (0 if layout.tie_word_embeddings else embeddings)
-    return ITEMSIZE * (weights + layout.kv_elements * sequences * context)
-
-
-def decode_bytes(layout: ModelLayout, batch: Batch) -> int:
-    """Bytes that all steps after the first token read, one step for each token."""
     contexts = range(batch.length + 1, batch.length + batch.output)
-    return sum(step_bytes(layout, batch.prompts, context) for context in contexts)
+    cached = layout.kv_elements * batch.prompts * sum(contexts)
+    return ITEMSIZE * (weights * len(contexts) + cached)
 
 
 def seconds(layout: ModelLayout, batch: Batch, roofs: Roofs) -> float:
