@@ -1,9 +1,10 @@
-"""Run calibration text through the dense model, layer by layer, and keep what the methods need.
+"""Run calibration text through a dense model, layer by layer, and keep what the methods need.
 
-One layer's weights and covariances are in memory at a time, beside the hidden states of the
-calibration sequences. After each layer both are on disk, so a run that was stopped goes on there.
-A second pass, over fewer tokens, measures what each part of each layer is worth (sensitivity.py);
-a third one, if asked for, what gradients say (gradients.py).
+Memory holds the weights and covariances of one layer, and the hidden states of the calibration
+sequences. After each layer its statistics and the hidden states are on disk, so that a run that
+was stopped continues with the next layer. A second pass over fewer tokens measures by how much the
+loss grows if a part of a layer shrinks (probes.py). A third pass, if asked for, measures gradients
+of the loss (gradients.py).
 """
 
 import hashlib
@@ -63,8 +64,8 @@ from vllm_gac.layout.schema import METHODS
 
 logger = logging.getLogger(__name__)
 
-# For each channel of an MLP: measured on the demo model at 0.7 of its parameters and half its
-# cache, perplexity was 9.21 with 2.5 tokens, 8.53 with 9, 8.36 with 16, 8.30 with all of the text.
+# Tokens for each channel of an MLP. With 0.7 of the demo model's parameters and half its cache,
+# the perplexity was 9.21 with 2.5 tokens, 8.53 with 9, 8.36 with 16, and 8.30 with all of the text.
 _ENOUGH, _FEW = 16, 8
 _LEAST_TOKENS = 1 << 16
 DEFAULT_SEQUENCE_LENGTH = 512
@@ -180,7 +181,7 @@ def _work(layout: ModelLayout, file: StatsFile, metadata: Mapping[str, str]) -> 
 
 
 def _whole(tokens: int, length: int) -> int:
-    """As many tokens as whole sequences have; at least one, unless none are wanted."""
+    """`tokens` rounded down to whole sequences, but at least one sequence; 0 stays 0."""
     return max(tokens // length, 1) * length if tokens else 0
 
 
@@ -192,7 +193,7 @@ def _stream(
     device: str,
     progress: bool,
 ) -> None:
-    """Every layer not on disk yet: observe it, append its statistics, pass its output on."""
+    """For every layer not on disk yet: observe it, append its statistics, pass its output on."""
     model = reference(checkpoint, device=device)
     layers, value_group = len(model.layout.layers), int(metadata["value_group"])
     linears = kept_covariances(metadata)
@@ -255,7 +256,7 @@ def _evenly_spread(sequences: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 def _hidden_path(file: StatsFile, layer: int) -> Path:
-    """Where the hidden states that enter `layer` are kept until its statistics are written."""
+    """The file of the hidden states that enter `layer`, kept until its statistics are written."""
     return file.path.with_name(f"hidden-{layer:04}.safetensors")
 
 
@@ -267,11 +268,19 @@ def observe_layer(
     advance: Callable[[int], object] = lambda sequences: None,
     linears: Sequence[str] = STATISTICS,
 ) -> tuple[LayerStats, torch.Tensor]:
-    """Mean covariances of the inputs of a dense layer's `linears`, and what it makes of `hidden`.
+    """Mean covariances of the inputs of a dense layer's `linears`, and the layer's output.
 
-    hidden [count, length, d]; products are taken in the model's dtype, their sums in fp64.
-    o_proj's input is taken over `value_group` value heads. `advance` is told how many sequences
-    are done.
+    Args:
+        model: The dense model.
+        weights: The layer's tensors, as `layer_weights` returns them.
+        hidden: The hidden states that enter the layer, [count, length, hidden].
+        value_group: How many value heads the input of o_proj spans.
+        advance: Called with the number of sequences after each batch.
+        linears: The linears whose input covariances are wanted.
+
+    Returns:
+        The covariances [in, in] by linear, and the output [count, length, hidden]. Products are
+        computed in the model's dtype and summed in fp64.
     """
     layer, weights = _grouped_values(model, weights, value_group)
     sums = {
@@ -298,10 +307,10 @@ def observe_layer(
 def _grouped_values(
     model: Reference, weights: Mapping[str, torch.Tensor], group: int
 ) -> tuple[LayerLayout, Mapping[str, torch.Tensor]]:
-    """A dense layer written with value heads of `group` times the size: the same function.
+    """The same dense layer with value heads of `group` times the size.
 
-    o_proj ignores what a query head now reads from its neighbours' values, but its observer
-    sees it, and merged value heads are chosen by it.
+    Each query head then also reads the values of the neighbouring value heads. o_proj ignores
+    them, but they are part of the observed input, by which merged value heads are chosen.
     """
     layout, layer = model.layout, model.layout.layers[0]
     if group == 1:

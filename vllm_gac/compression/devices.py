@@ -1,4 +1,4 @@
-"""Which device computes where none is asked for."""
+"""The device to compute on if the user names none."""
 
 import torch
 

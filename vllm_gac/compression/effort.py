@@ -1,8 +1,8 @@
-"""What a calibration will take: minutes, memory and disk, told before it begins.
+"""An estimate of the time, memory and disk that a calibration needs, made before it begins.
 
-Memory and disk follow from the shapes. Time is that of the products that are to be done, by the
-speed of two small ones on the very device, doubled: on an H200 a model of Llama-3-8B's shape took
-twice as long as its products, and 19.9 GiB where 19 are said here.
+Memory and disk follow from the shapes. Time is twice that of all matrix products, at the speed of
+two small products that are timed on the device: on an H200 a model of Llama-3-8B's shape took twice
+as long as its products, and 19.9 GiB of memory where the estimate was 19 GiB.
 """
 
 import time
@@ -13,16 +13,27 @@ import torch
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 
 _OVERHEAD = 2.0
-# Inverses and eigenvectors run at about this share of the speed of products in fp64.
+# The speed of inverses and eigenvectors relative to products in fp64.
 _SOLVING = 0.25
-# Side of the products that are timed: tens of milliseconds on a core, one on a GPU.
+# Rows and columns of the products that are timed: tens of milliseconds on a core, one on a GPU.
 _SIDE = {"cpu": 512, "cuda": 4096}
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be measured. `covariances` are their sides n, `probes` how many there are a layer,
-    `file_bytes` the size of the statistics."""
+    """What a calibration measures.
+
+    Attributes:
+        layout: The dense model's layout.
+        tokens: Tokens of the calibration text.
+        sequence_length: Tokens of one sequence.
+        covariances: The side n of each covariance [n, n] of a layer.
+        pruned: Whether the errors of pruned MLPs are measured.
+        factorized: Whether the errors of low-rank linears are measured.
+        probes: Probes per layer.
+        probe_tokens: Tokens that each probe runs on.
+        file_bytes: Size of the statistics file.
+    """
 
     layout: ModelLayout
     tokens: int
@@ -36,7 +47,7 @@ class Work:
 
     @property
     def products(self) -> float:
-        """Floating-point operations in fp32: of tokens, covariances and probes."""
+        """fp32 operations: of the forward pass, the covariances and the probes."""
         layers, layer = len(self.layout.layers), 2 * _parameters(self.layout)
         attention = (
             4 * self.sequence_length * self.layout.num_attention_heads * self.layout.head_dim
@@ -48,7 +59,7 @@ class Work:
 
     @property
     def solving(self) -> float:
-        """Floating-point operations in fp64: what it takes to compare all dims of all layers."""
+        """fp64 operations: of measuring the errors of all dims of all layers."""
         layout, (dense, *_) = self.layout, self.layout.layers
         each = 3.0 * sum(n**3 for n in self.covariances[:2])
         if self.pruned:
@@ -60,7 +71,7 @@ class Work:
 
     @property
     def device_bytes(self) -> int:
-        """At most on the device: one layer, its covariances and their inverse, the probes."""
+        """Most bytes on the device: one layer, its covariances, an inverse, and the probes."""
         states = len(self.layout.layers) * self.probes * self.probe_tokens * self._state_bytes
         largest = max(self.covariances, default=0)
         head = 4 * self.layout.vocab_size * self.layout.hidden_size
@@ -69,12 +80,12 @@ class Work:
 
     @property
     def host_bytes(self) -> int:
-        """At most beside the device: the hidden states that enter and leave a layer."""
+        """Most bytes in host memory: the hidden states that enter and leave a layer."""
         return 3 * self.tokens * self._state_bytes + 4 * max(self.covariances, default=0) ** 2
 
     @property
     def disk_bytes(self) -> int:
-        """At most: the statistics, and the hidden states on both sides of a layer."""
+        """Most bytes on disk: the statistics, and the hidden states on both sides of a layer."""
         return self.file_bytes + 2 * self.tokens * self._state_bytes
 
     @property
@@ -83,7 +94,7 @@ class Work:
 
 
 def announcement(work: Work, device: str) -> str:
-    """One line: where, how long, and what it takes."""
+    """One line about the device, the time, the memory and the disk."""
     on_gpu = torch.device(device).type != "cpu"
     where = f"{device} ({torch.cuda.get_device_name(device)})" if on_gpu else "the CPU"
     memory = f"{_giga(work.host_bytes)} GB of memory"
@@ -99,13 +110,13 @@ def announcement(work: Work, device: str) -> str:
 
 
 def seconds(work: Work, device: str) -> float:
-    """How long it takes, by the speed of `device` now."""
+    """The estimated time, measured with the present speed of `device`."""
     products = work.products / _speed(device, torch.float32)
     return _OVERHEAD * (products + work.solving / (_SOLVING * _speed(device, torch.float64)))
 
 
 def _speed(device: str, dtype: torch.dtype) -> float:
-    """Floating-point operations a second in a product, the better of two tries."""
+    """Floating-point operations per second of a matrix product: the better of two tries."""
     side = _SIDE[torch.device(device).type]
     a = torch.ones(side, side, dtype=dtype, device=device)
     taken = []
@@ -117,7 +128,7 @@ def _speed(device: str, dtype: torch.dtype) -> float:
 
 
 def _parameters(layout: ModelLayout) -> int:
-    """Of the linears of one layer."""
+    """The number of weights in the linears of one layer."""
     shapes = (layout.linear_shape(layout.layers[0], name) for name in LINEARS)
     return sum(o * i for o, i in shapes)
 

@@ -1,8 +1,8 @@
-"""What the gradient of the loss says of every layer: one backward pass, a layer at a time.
+"""Statistics from gradients of the loss: one backward pass, one layer at a time.
 
-A forward pass keeps the hidden states that enter every layer. Then, from the last layer to the
-first, each is run again with autograd and handed the gradient of what it made, so that weights
-and gradients of one layer are in memory. Three things are measured:
+A forward pass keeps the hidden states that enter every layer. Then each layer, from the last to the
+first, runs again with autograd and receives the gradient of its output, so that memory holds the
+weights and gradients of one layer. Three things are measured:
 
 fisher         [layers, linears] the score of each of LINEARS in PaLU's rank search
 taylor         [layers, width] the score of each MLP channel in LLM-Pruner
@@ -41,8 +41,9 @@ def measure_gradients(
 ) -> dict[str, torch.Tensor]:
     """Fisher and Taylor scores, and K-FAC's curves of `linears`, by the names above.
 
-    `model` is dense; `covariances` gives a layer's; tokens [count, length], whose loss is the
-    cross entropy of each next token. The hidden states of all layers are kept on the CPU.
+    `model` is dense. `covariances` returns the covariances of a layer by its index. The loss is
+    the cross entropy of the next token over `tokens` [count, length]. The hidden states of all
+    layers are kept on the CPU.
     """
     layers = len(model.layout.layers)
     found: list[dict[str, torch.Tensor]] = []
@@ -89,7 +90,7 @@ def _head_gradient(
     hidden: torch.Tensor,
     tokens: torch.Tensor,
 ) -> torch.Tensor:
-    """The gradient of each sequence's loss, summed over its tokens, by what leaves the layers."""
+    """Gradient of each sequence's loss, summed over its tokens, by the last layer's output."""
     last, gradients = head_weights(model, read), []
     for states, sequence in zip(hidden, tokens, strict=True):
         leaf = states.to(model.device).requires_grad_()
@@ -101,12 +102,14 @@ def _head_gradient(
 
 @dataclass(frozen=True, slots=True)
 class _Gradients:
-    """Of one layer, of the losses of whole sequences.
+    """The gradients of the losses of whole sequences, for one layer.
 
-    `hidden` [count, length, d] by what enters the layer; `outputs` [tokens, out] by what leaves
-    each linear, for tokens that predict one; `weights` and `squares` [out, in] the mean over
-    sequences, and that of the squares, of the gradients by each linear's weight of a sequence's
-    mean loss.
+    Attributes:
+        hidden: By the layer's input, [count, length, hidden].
+        outputs: By the output of each linear, [tokens, out], for the tokens that predict a token.
+        weights: By the weight of each linear [out, in]: the gradient of a sequence's mean loss,
+            averaged over the sequences.
+        squares: The same with squared gradients.
     """
 
     hidden: torch.Tensor

@@ -1,10 +1,9 @@
-"""What a loss of information is worth: each part of each layer compressed alone, and measured.
+"""Probes: compress one part of one layer at a time, and measure how much worse the model gets.
 
-A method's errors say how much better one dim is than another within a layer; they say nothing
-about other layers or other methods. So every part is probed at two sizes, everything else dense.
-Two numbers come of it: the divergence of the model's predictions from the dense model's, which
-has little noise, and the increase of the loss on the text itself, which has much but is what
-counts.
+The errors of a method compare the dims of one part of one layer. They cannot be compared between
+layers or methods. So every part is probed at two sizes, while everything else stays dense. Each
+probe gives two numbers: the divergence of the model's predictions from those of the dense model,
+which has little noise; and the increase of the loss on the text, which is noisy but is what counts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +41,7 @@ METHOD_PARTS: Mapping[str, tuple[Part, ...]] = {
     "prune": ("width",),
     "lowrank": ("rank.self_attn", "rank.mlp"),
 }
-# Shares of the dense dim, or for ranks of the parameters: the stronger probe, then the weaker.
+# Shares of the dense dim (for ranks: of the parameters) of the stronger and of the weaker probe.
 _SHARES: Mapping[Part, tuple[float, float]] = {
     "rotary": (0.5, 0.75),
     "latent": (0.25, 0.5),
@@ -55,14 +54,14 @@ _SHARES: Mapping[Part, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A layer with one part smaller."""
+    """The dims of a layer in which one part is smaller."""
 
     part: Part
     layer: LayerLayout
 
 
 def probes(dense: ModelLayout, methods: Sequence[str]) -> list[Probe]:
-    """The probes of any layer of `dense`: of every part the stronger one, then the weaker."""
+    """The probes of any layer of `dense`: for every part the stronger one, then the weaker one."""
     parts = [part for method in METHOD_PARTS if method in methods for part in METHOD_PARTS[method]]
     return [Probe(part, _smaller(dense, part, share)) for part in parts for share in _SHARES[part]]
 
@@ -97,11 +96,21 @@ def measure(
     *,
     progress: bool = False,
 ) -> torch.Tensor:
-    """[layers, probes, 2]: Kullback-Leibler divergence and increase of the loss, nats per token.
+    """Measure every probe in every layer, in one pass over the layers.
 
-    `model` is dense; `covariances` gives a layer's; tokens [count, length]; `tried` in any layer.
-    One pass over the layers: the hidden states of every probe made so far go along, on the
-    model's device.
+    The hidden states of all probes so far are kept on the model's device.
+
+    Args:
+        model: The dense model.
+        read: Reads its tensors.
+        covariances: Returns the covariances of a layer by its index.
+        tokens: Token ids [count, length].
+        tried: The probes of a layer.
+        progress: Whether to show a progress bar on stderr.
+
+    Returns:
+        [layers, probes, 2]: the Kullback-Leibler divergence from the dense model's predictions and
+        the increase of the loss, both in nats per token.
     """
     dense, count = model.layout, len(model.layout.layers)
     states = {(-1, 0): embed(model, read, tokens)}  # the dense model's own
@@ -142,7 +151,7 @@ def _distances(
     layers: int,
     tried: int,
 ) -> torch.Tensor:
-    """Sequence by sequence: the logits of one are the most that is in memory."""
+    """As `measure`, one sequence at a time, so that memory holds the logits of one sequence."""
     last = head_weights(model, read)
 
     def log_probabilities(hidden: torch.Tensor) -> torch.Tensor:

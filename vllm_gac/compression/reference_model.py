@@ -1,8 +1,8 @@
-"""The reference model: a compressed or dense Llama in plain torch, straight from its layout.
+"""The reference model: a compressed or dense Llama in plain torch, built from its layout.
 
-Calibration, evaluation and the tests of everything that is served run on it. It knows neither
-vLLM nor transformers, computes in the dtype it is asked for, and lets a caller observe what
-goes into each linear and what comes out.
+Calibration and evaluation run on it, and the tests of serving compare with it. It uses neither vLLM
+nor transformers, computes in any dtype, and lets a caller observe the input and the output of each
+linear.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,16 +19,16 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 
 Tensor: TypeAlias = torch.Tensor
-# Called with a linear's name, e.g. "self_attn.o_proj", and its input [batch, tokens, in], or,
-# where outputs are observed, its output [batch, tokens, out].
+# Called with a linear's name, e.g. "self_attn.o_proj", and its input [batch, tokens, in] or its
+# output [batch, tokens, out].
 Observe: TypeAlias = Callable[[str, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A model's layout and the few numbers beside it, without its weights.
+    """A model without its weights: its layout, and the few other numbers that it needs.
 
-    `inv_freq` [head_dim / 2] belongs to layers without a table of their own.
+    `inv_freq` [head_dim / 2] holds the RoPE frequencies of layers without their own table.
     """
 
     layout: ModelLayout
@@ -57,7 +57,7 @@ def reference(
 def logits(model: Reference, read: Callable[[str], Tensor], tokens: Tensor) -> Tensor:
     """Logits [batch, tokens, vocab] of `tokens` [batch, tokens], one layer's weights at a time.
 
-    `read` gives a tensor by its full name: a `TensorReader`, or a dict's `__getitem__`.
+    `read` returns a tensor by its full name: a `TensorReader`, or the `__getitem__` of a dict.
     """
     hidden = embed(model, read, tokens)
     for index, layer in enumerate(model.layout.layers):
@@ -85,7 +85,7 @@ def refuse_unknown_tokens(layout: ModelLayout, tokens: Tensor) -> None:
 
 
 def layer_weights(model: Reference, read: Callable[[str], Tensor], index: int) -> dict[str, Tensor]:
-    """The tensors of layer `index` by their name within the layer, in the model's dtype."""
+    """The tensors of layer `index` by their names within the layer, in the model's dtype."""
 
     def read_cast(name: str) -> Tensor:
         return read(name).to(model.device, model.dtype)
@@ -120,11 +120,11 @@ def layer_forward(
     observe: Observe | None = None,
     observe_output: Observe | None = None,
 ) -> Tensor:
-    """One decoder layer: hidden states [batch, tokens, hidden] in and out, positions from 0.
+    """Run one decoder layer: hidden states [batch, tokens, hidden] in and out, positions from 0.
 
-    `weights` as `layer_weights` returns them. `observe` sees the input of q_proj (which k_proj
-    and v_proj share), o_proj, gate_proj (shared by up_proj) and down_proj; `observe_output` the
-    output of each of the seven, the very tensors of the autograd graph.
+    `weights` are as `layer_weights` returns them. `observe` gets the input of q_proj (which k_proj
+    and v_proj share), o_proj, gate_proj (shared by up_proj) and down_proj. `observe_output` gets
+    the outputs of all seven linears, as the tensors of the autograd graph.
     """
     observe, seen = observe or _ignore, observe_output or _ignore
     normed = _rms_norm(hidden, weights["input_layernorm.weight"], model.eps)
@@ -181,7 +181,7 @@ def _keys(
     normed: Tensor,
     seen: Observe,
 ) -> Tensor:
-    """Keys before RoPE [batch, tokens, heads, size]; latents are brought up to full heads."""
+    """Keys before RoPE [batch, tokens, heads, size]; latents are projected up to full heads."""
     batch, length, _ = normed.shape
     cached = _project(weights, "self_attn.k_proj", normed, seen)
     cached = cached.view(batch, length, layer.key.heads, layer.key.size)
@@ -192,7 +192,7 @@ def _keys(
 
 
 def _project(weights: Mapping[str, Tensor], name: str, x: Tensor, seen: Observe) -> Tensor:
-    """Linear `name`, stored whole or as its factors B @ A."""
+    """Apply linear `name`, which is stored as one matrix or as factors B @ A."""
     stored = name
     if f"{name}.A.weight" in weights:
         x, stored = linear(x, weights[f"{name}.A.weight"]), f"{name}.B"
@@ -202,13 +202,13 @@ def _project(weights: Mapping[str, Tensor], name: str, x: Tensor, seen: Observe)
 
 
 def _each_query(x: Tensor, layer: LayerLayout) -> Tensor:
-    """Repeat heads [..., heads, size] for the query heads that share them."""
+    """Repeat each of the heads [..., heads, size] for the query heads that share it."""
     heads = x.shape[-2]
     return x if heads == 1 and x.ndim == 3 else x.repeat_interleave(layer.query_heads // heads, -2)
 
 
 def _mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """True where query (row) may see key (column)."""
+    """A mask that is True where a query (row) may attend to a key (column)."""
     mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return mask if window is None else mask.triu(1 - window)
 

@@ -1,19 +1,21 @@
-"""stats.safetensors: what calibration measured of every layer, all fp32.
+"""stats.safetensors: the statistics that calibration measures of every layer, all fp32.
 
-layers.{i}.{linear}       [n * (n + 1) / 2] the upper triangle, row after row, of the covariance
-                          [n, n] of each distinct input of a layer that the methods need: q_proj
-                          (shared by k_proj and v_proj), o_proj, gate_proj (shared by up_proj) and
-                          down_proj; o_proj's over `value_group` neighbouring value heads, as many
-                          as are to be made one: there n = query_heads * value_group * head_dim
-layers.{i}.errors.{name}  [full + 1] what a method loses at every dim (methods/compressor.py)
-probes                    [layers, probes, 2] what losing that is worth (sensitivity.py)
-fisher, taylor, kfac.*    [layers, ...] what gradients say, where they were asked for (gradients.py)
+layers.{i}.{linear}       [n * (n + 1) / 2] the covariance [n, n] of an input of the layer, as its
+                          upper triangle, row after row. The inputs are those that the methods
+                          need, of q_proj (shared by k_proj and v_proj), o_proj, gate_proj (shared
+                          by up_proj) and down_proj. The input of o_proj spans `value_group`
+                          neighbouring value heads, as many as may be merged:
+                          n = query_heads * value_group * head_dim
+layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
+probes                    [layers, probes, 2] by how much the loss grows (probes.py)
+fisher, taylor, kfac.*    [layers, ...] statistics from gradients, if measured (gradients.py)
 
-"format" in the metadata is 2, "covariances" the linears. Files without them, of format 1, have all
-four linears as [n, n]; they are read, too.
+In the metadata, "format" is 2 and "covariances" names the linears. Files of format 1 lack both, and
+have the covariances of all four linears as [n, n]; they are read, too.
 
-The layers are appended one by one, which is why the file is laid out here: the header is known
-beforehand, and a file that holds k whole layers is a calibration that can go on with layer k.
+The layers are appended one by one. This is why the file is laid out here and not by safetensors:
+the header is known beforehand, and a calibration that was stopped after k layers leaves a file with
+k whole layers, and continues with layer k.
 """
 
 import json
@@ -38,7 +40,7 @@ from vllm_gac.errors import CheckpointError, DiskError, VersionError
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 from vllm_gac.layout.schema import METHODS
 
-# fp64 covariance [n, n] by the name of the linear whose input it is of.
+# The fp64 covariance [n, n] of the input of each linear, by the linear's name.
 LayerStats: TypeAlias = Mapping[str, torch.Tensor]
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -46,7 +48,7 @@ STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down
 FORMAT = "2"
 # Rows of a covariance that are copied from the device at a time.
 _ROWS = 256
-# Of fp32 sums over as many tokens as anyone calibrates on.
+# Relative rounding error of fp32 sums over any realistic number of tokens.
 _ROUNDING = 1e-3
 _NEEDED_BY: Mapping[str, Sequence[str]] = {
     "heads": ("self_attn.q_proj", "self_attn.o_proj"),
@@ -56,12 +58,12 @@ _NEEDED_BY: Mapping[str, Sequence[str]] = {
 
 
 def largest_value_group(layout: ModelLayout) -> int:
-    """As many value heads as can be made one in a model of `layout`."""
+    """How many value heads can be merged into one at most, in a model of `layout`."""
     return max(group for group in MERGEABLE if layout.num_key_value_heads % group == 0)
 
 
 def layer_shapes(layout: ModelLayout, value_group: int) -> dict[str, tuple[int, int]]:
-    """Shape of each covariance of a layer of a dense model."""
+    """The shape of each covariance of a layer of a dense model."""
     attended = layout.num_attention_heads * value_group * layout.head_dim
     width = layout.layers[0].intermediate_size
     sizes = (layout.hidden_size, attended, layout.hidden_size, width)
@@ -69,13 +71,13 @@ def layer_shapes(layout: ModelLayout, value_group: int) -> dict[str, tuple[int, 
 
 
 def covariances_of(methods: Sequence[str]) -> list[str]:
-    """The linears whose inputs' covariances `methods` need."""
+    """The linears whose input covariances `methods` need."""
     needed = {name for method in methods for name in _NEEDED_BY[method]}
     return [name for name in STATISTICS if name in needed]
 
 
 def covariances_for(dense: ModelLayout, layout: ModelLayout) -> list[str]:
-    """The linears whose inputs' covariances it takes to make `layout` of `dense`."""
+    """The linears whose input covariances are needed to make `layout` from `dense`."""
     needed = set()
     for before, after in zip(dense.layers, layout.layers, strict=True):
         if after.key != before.key:
@@ -89,18 +91,18 @@ def covariances_for(dense: ModelLayout, layout: ModelLayout) -> list[str]:
 
 
 def kept_covariances(metadata: Mapping[str, str]) -> list[str]:
-    """The linears whose inputs' covariances a file has."""
+    """The linears whose input covariances a file has."""
     kept = metadata.get("covariances", ",".join(STATISTICS)).split(",")
     return [name for name in STATISTICS if name in kept]
 
 
 def measured_choices(layout: ModelLayout, metadata: Mapping[str, str]) -> list[Compressor]:
-    """What errors were measured of."""
+    """The methods whose errors a file has."""
     return list(choices(layout, methods_of(metadata), int(metadata["value_group"])))
 
 
 def methods_of(metadata: Mapping[str, str]) -> list[str]:
-    """The methods that were calibrated for."""
+    """The names of the methods that can be planned with a file: heads, prune, lowrank."""
     return [method for method in metadata.get("methods", "").split(",") if method]
 
 
@@ -110,15 +112,21 @@ def has_gradients(metadata: Mapping[str, str]) -> bool:
 
 
 def linears_with_curves(metadata: Mapping[str, str]) -> tuple[str, ...]:
-    """The linears of which gradients tell a loss at every rank."""
+    """The linears for which a file has K-FAC's loss at every rank."""
     return LINEARS if has_gradients(metadata) and "lowrank" in methods_of(metadata) else ()
 
 
 @dataclass(frozen=True, slots=True)
 class StatsFile:
-    """A statistics file that is being written: its header, and where it is.
+    """A statistics file that is being written.
 
-    `last` are the tensors that follow on those of the layers, `size` its bytes once it is whole.
+    Attributes:
+        path: The file.
+        header: Its safetensors header.
+        layers: The model's number of layers.
+        layer_bytes: Bytes of the tensors of one layer.
+        last: Names of the tensors that follow the layers.
+        size: Bytes of the complete file.
     """
 
     path: Path
@@ -129,7 +137,7 @@ class StatsFile:
     size: int
 
     def whole_layers(self) -> int:
-        """Layers already on disk; 0 if the file is another calibration's or none."""
+        """How many layers are on disk; 0 if there is no file, or one of another calibration."""
         try:
             with self.path.open("rb") as file:
                 if file.read(len(self.header)) != self.header:
@@ -144,15 +152,15 @@ class StatsFile:
         self._write(0, [self.header])
 
     def append(self, index: int, stats: LayerStats) -> None:
-        """Write covariances and errors of layer `index`, which follows on what is there.
+        """Write the covariances and errors of layer `index` after those of the layers before it.
 
-        A torn layer is overwritten.
+        A layer that was written only in part is overwritten.
         """
         pieces = (piece for tensor in stats.values() for piece in _pieces(tensor))
         self._write(len(self.header) + index * self.layer_bytes, pieces)
 
     def finish(self, measured: Mapping[str, torch.Tensor]) -> None:
-        """Write what `whole_model_shapes` names, after every layer."""
+        """Write the tensors of `whole_model_shapes` after the last layer."""
         end = len(self.header) + self.layers * self.layer_bytes
         pieces = (measured[name].to("cpu", torch.float32).contiguous() for name in self.last)
         self._write(end, (piece.numpy().tobytes() for piece in pieces))
@@ -169,7 +177,7 @@ class StatsFile:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[bytes]:
-    """The bytes of a vector, or of a matrix's upper triangle, which may be gigabytes."""
+    """The bytes of a vector, or of the upper triangle of a matrix, in pieces of limited size."""
     if tensor.ndim == 1:
         yield tensor.to("cpu", torch.float32).numpy().tobytes()
         return
@@ -180,7 +188,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[bytes]:
 
 
 def _square(packed: torch.Tensor, device: str) -> torch.Tensor:
-    """The symmetric matrix, fp64 on `device`, of which `packed` is the upper triangle."""
+    """The symmetric fp64 matrix on `device` whose upper triangle is `packed`."""
     size = (math.isqrt(8 * len(packed) + 1) - 1) // 2
     upper, start = torch.zeros(size, size), 0
     for number in range(size):
@@ -191,10 +199,10 @@ def _square(packed: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def stats_file(path: Path, layout: ModelLayout, metadata: Mapping[str, str]) -> StatsFile:
-    """The statistics file of a model of `layout` at `path`; nothing is written yet.
+    """The statistics file at `path` for a model of `layout`; nothing is written yet.
 
-    `metadata` says what was measured how; its "value_group", "methods" and "gradient_tokens"
-    decide shapes.
+    `metadata` says what is measured and how. Its "value_group", "methods" and "gradient_tokens"
+    determine shapes.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
@@ -213,7 +221,7 @@ def stats_file(path: Path, layout: ModelLayout, metadata: Mapping[str, str]) -> 
 
 
 def _shapes(layout: ModelLayout, metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of the file, in its order."""
+    """The shape of every tensor of the file, in the order of the file."""
     square = layer_shapes(layout, int(metadata["value_group"]))
     packed = "format" in metadata
     layer: dict[str, tuple[int, ...]] = {
@@ -234,7 +242,7 @@ def _shapes(layout: ModelLayout, metadata: Mapping[str, str]) -> dict[str, tuple
 def whole_model_shapes(
     layout: ModelLayout, metadata: Mapping[str, str]
 ) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor that is measured once all layers are there."""
+    """The shape of every tensor that is measured after all layers have been."""
     layers = len(layout.layers)
     shapes: dict[str, tuple[int, ...]] = {
         "probes": (layers, len(probes(layout, methods_of(metadata))), 2)
@@ -256,11 +264,19 @@ def check_stats(
     value_group: int = 1,
     needed: Sequence[str] = (),
 ) -> dict[str, str]:
-    """The metadata of the statistics at `path`, for making up to `value_group` value heads one.
+    """Check the statistics at `path`, and return their metadata.
 
-    `needed` are linears whose inputs' covariances there must be.
+    Args:
+        path: The statistics file.
+        layout: The dense model's layout.
+        config_sha256: SHA-256 of the dense model's config.json.
+        value_group: How many value heads are to be merged into one.
+        needed: The linears whose input covariances are needed.
 
-    Raises CheckpointError if they are unreadable, incomplete, another model's or do not reach.
+    Raises:
+        CheckpointError: The statistics are unreadable, incomplete, of another model, or lack what
+            is needed.
+        VersionError: They have a format that this release does not read.
     """
     with open_safetensors(path, "a readable statistics file") as file:
         metadata: dict[str, str] = dict(file.metadata() or {})
@@ -299,7 +315,7 @@ def check_stats(
 
 
 def _entry(tensor: Any) -> tuple[str, tuple[int, ...]]:
-    """Type and shape of a tensor whose header was read."""
+    """The dtype and shape of a tensor."""
     return tensor.get_dtype(), tuple(tensor.get_shape())
 
 
@@ -308,7 +324,7 @@ def _said(entry: tuple[str, tuple[int, ...]] | None) -> str:
 
 
 def _metadata_fault(metadata: Mapping[str, str]) -> str | None:
-    """What is wrong with the keys that say what was measured; None if nothing."""
+    """What is wrong with the metadata; None if nothing is."""
     for key in ("methods", "value_group", "probe_tokens", "tokens", "sequence_length"):
         if key not in metadata:
             return f"{key}: missing"
@@ -326,7 +342,7 @@ def _metadata_fault(metadata: Mapping[str, str]) -> str | None:
 def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
     """The covariances of layer `index`, fp64 on `device`.
 
-    Raises CheckpointError for what is no covariance.
+    Raises CheckpointError if one of them is not a covariance.
     """
     stats = {}
     with safe_open(path, framework="pt") as file:
@@ -341,7 +357,10 @@ def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
 
 
 def _covariance_fault(matrix: torch.Tensor) -> str | None:
-    """Why `matrix` [n, n] is no covariance; None if nothing shows. A look at every number once."""
+    """Why `matrix` [n, n] is not a covariance; None if no fault is found.
+
+    Each number is looked at once.
+    """
     variances = matrix.diagonal()
     if not bool(matrix.sum().isfinite()):
         return "contains NaN or infinity"
@@ -349,7 +368,7 @@ def _covariance_fault(matrix: torch.Tensor) -> str | None:
         return "a variance is negative"
     if not float(variances.max()) > 0:
         return "all variances are zero"
-    # |c_ij| <= sqrt(c_ii c_jj), but for the rounding of what was added up.
+    # |c_ij| <= sqrt(c_ii c_jj), up to the rounding of the sums.
     deviations = variances.sqrt()
     rounding = _ROUNDING * float(variances.max())
     for start in range(0, len(matrix), _ROWS):
@@ -363,7 +382,7 @@ def _covariance_fault(matrix: torch.Tensor) -> str | None:
 def read_errors(
     path: Path, layout: ModelLayout, metadata: Mapping[str, str]
 ) -> list[dict[str, Floats]]:
-    """For every layer the errors of every method, by its name; `metadata` of `check_stats`.
+    """The errors of every method by its name, for every layer; `metadata` is from `check_stats`.
 
     Raises CheckpointError if one is negative or not finite.
     """
@@ -375,7 +394,7 @@ def read_errors(
 
 
 def read_probes(path: Path) -> Floats:
-    """[layers, probes, 2]: what sensitivity.py measured. Raises CheckpointError if not finite."""
+    """The probes [layers, probes, 2] (probes.py). Raises CheckpointError if not finite."""
     return _read(path, "probes")
 
 

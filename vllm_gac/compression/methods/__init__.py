@@ -1,1 +1,1 @@
-"""Compression methods, one a file: weights + statistics + dim -> smaller weights, all in fp64."""
+"""Compression methods: weights and statistics of a layer to smaller weights, all in fp64."""

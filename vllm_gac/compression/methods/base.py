@@ -1,4 +1,4 @@
-"""What a compression method is: what every dim would lose, and the weights of one."""
+"""What a compression method does: the error of every dim, and the weights for one dim."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +14,14 @@ MERGEABLE = (1, 2)
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLayer:
-    """One decoder layer of a dense model with what calibration measured of it.
+    """One decoder layer of a dense model, and its calibration statistics.
 
-    `weights` by name within the layer, `covariances` fp64 by the linear whose input they are of
-    (see stats.py), `inv_freq` [head_dim / 2] the model's RoPE frequencies, `taylor` [width] the
-    scores of its MLP channels by gradients.py, where there are any.
+    Attributes:
+        layout: The dense model's layout.
+        weights: The layer's tensors by their names within the layer.
+        covariances: fp64 covariances of the inputs of linears (statistics_file.py).
+        inv_freq: The model's RoPE frequencies, [head_dim / 2].
+        taylor: The scores of the MLP channels [width] (gradients.py), if they were measured.
     """
 
     layout: ModelLayout
@@ -29,30 +32,32 @@ class MeasuredLayer:
 
 
 class Compressor(Protocol):
-    """One method for one part of a layer. A new one has these members and a line in
-    `methods.layer`, which lists them."""
+    """One method for one part of a layer.
+
+    A new method implements these members, and is listed in compress_layer.py.
+    """
 
     @property
     def name(self) -> str:
-        """The name that its errors are kept under."""
+        """The name of the method in statistics files."""
 
     def full(self, dense: ModelLayout) -> int:
         """The dim at which nothing is lost."""
 
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
-        """fp64 [full + 1]: the squared error that remains if the dim is 0, 1, ..., full.
+        """fp64 [full + 1]: the squared error that is left at the dims 0, 1, ..., full.
 
-        It falls to 0. Its unit is the method's own; sensitivity.py measures what it is worth.
+        It decreases to 0. Its unit depends on the method; probes.py relates it to the loss.
         """
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
-        """`layer` with its part at the dims of `target`, in fp64; covariances follow.
+        """`layer` with the method's part in the dims of `target`, in fp64, covariances included.
 
-        Raises PlanError if the method does not lead there.
+        Raises PlanError if the method cannot make these dims.
         """
 
 
 def tail_sums(energies: torch.Tensor) -> torch.Tensor:
-    """[n] energies in the order in which they are kept -> [n + 1] what is left out at 0 ... n."""
+    """Energies [n] in the order in which they are kept -> sums [n + 1] that 0 ... n leave out."""
     zero = energies.new_zeros(1)
     return torch.cat((energies.flip(0).cumsum(0).flip(0), zero)).clamp_min(0)

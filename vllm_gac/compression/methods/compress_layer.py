@@ -1,4 +1,4 @@
-"""One decoder layer from its dense weights and statistics to the dims of a plan."""
+"""Compress one decoder layer, given its weights and statistics, to the dims of a plan."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,10 +19,10 @@ def compress_layer(
     whitening: Whitening = "svd-llm",
     criterion: Criterion = "obs",
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a layer of `target` dims, by their name within the layer.
+    """The tensors of a layer with the dims of `target`, by their names within the layer.
 
-    What does not shrink is the very tensor it was; the rest is fp64, RoPE tables fp32. Raises
-    PlanError if no method leads from the dense layer to `target`.
+    Tensors that do not shrink are returned unchanged. The others are fp64, and RoPE tables fp32.
+    Raises PlanError if no method makes `target` from the dense layer.
     """
     for compressor in compressors(layer.layout, target, whitening, criterion):
         layer = compressor.compress(layer, target)
@@ -35,7 +35,7 @@ def compressors(
     whitening: Whitening = "svd-llm",
     criterion: Criterion = "obs",
 ) -> Iterator[Compressor]:
-    """What leads to `target`, in the order it is to be done: factors are of what is left."""
+    """The methods that make `target`, in the order of their use: factorization is last."""
     heads = dense.num_key_value_heads
     for kind, fewer in (("value", target.value.heads), ("key", target.key.heads)):
         if heads % fewer:
@@ -49,9 +49,9 @@ def compressors(
 
 
 def choices(dense: ModelLayout, methods: Sequence[str], value_group: int) -> Iterator[Compressor]:
-    """What a planner may choose from: heads, prune, lowrank, whichever are among `methods`.
+    """The methods whose errors calibration measures, if `methods` has heads, prune or lowrank.
 
-    Up to `value_group` value heads can be made one.
+    Up to `value_group` value heads can be merged into one.
     """
     if "heads" in methods:
         for group in sorted({1, value_group}):

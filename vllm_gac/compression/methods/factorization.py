@@ -1,4 +1,4 @@
-"""Truncations of a matrix under the weights of its input and its output."""
+"""Low-rank factorization of a matrix, weighted by statistics of its input and output."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from vllm_gac.compression.methods.whitening import roots
 
 @dataclass(frozen=True, slots=True)
 class Factorization:
-    """W [out, in] = up [out, k] @ down [k, in], components in falling order of importance.
+    """W [out, in] = up [out, k] @ down [k, in], with the most important components first.
 
-    Dropping the components from r on costs sum(singular_values[r:] ** 2) of mean squared error.
-    `down` makes components of unit variance, so that they suit any cache dtype.
+    Keeping r components leaves a mean squared error of sum(singular_values[r:] ** 2). The outputs
+    of `down` have unit variance, so that they suit any cache dtype.
     """
 
     singular_values: torch.Tensor
@@ -59,9 +59,9 @@ def factorize(
 
 
 def whitened_spectrum(weight: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
-    """Squared singular values [min(out, in)] of W C^(1/2), falling: what each component keeps.
+    """Squared singular values [min(out, in)] of W C^(1/2), in descending order.
 
-    Any root of C has the same ones; the triangular one is the cheapest.
+    They are the same for any root of C; the triangular root is the cheapest.
     """
     gram, _ = _whitened_gram(weight.double(), covariance.double())
     squares: torch.Tensor = torch.linalg.eigvalsh((gram + gram.T) / 2).flip(0).clamp_min(0)
@@ -69,10 +69,10 @@ def whitened_spectrum(weight: torch.Tensor, covariance: torch.Tensor) -> torch.T
 
 
 def whitened_components(weight: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
-    """What each component of W C^(1/2) gives out, [out, min(out, in)], falling.
+    """The components of W C^(1/2) as columns [out, min(out, in)], the largest first.
 
-    Column j is s_j u_j, of singular value and left vector: as `factorize` has it in `up`, with
-    any root of C.
+    Column j is s_j u_j, the singular value times the left singular vector, as in `up` of
+    `factorize`. It is the same for any root of C.
     """
     gram, half = _whitened_gram(weight.double(), covariance.double())
     scale, vectors = _spectrum(gram)
@@ -80,7 +80,7 @@ def whitened_components(weight: torch.Tensor, covariance: torch.Tensor) -> torch
 
 
 def _whitened_gram(w: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The Gram matrix of W C^(1/2) on its smaller side; W times a root of C if that is right."""
+    """The Gram matrix of W C^(1/2) on its smaller side; and W C^(1/2) if that is the right side."""
     if w.shape[0] <= w.shape[1]:
         return w @ c @ w.T, None
     half, failed = torch.linalg.cholesky_ex(c)
@@ -89,6 +89,6 @@ def _whitened_gram(w: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _spectrum(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Singular values [k], falling and above zero, and vectors [n, k] by their Gram matrix."""
+    """Singular values [k], descending and positive, and vectors [n, k], from a Gram matrix."""
     squares, vectors = torch.linalg.eigh((gram + gram.T) / 2)
     return squares.flip(0).clamp_min(squares[-1] * 1e-16 + 1e-300).sqrt(), vectors.flip(1)

@@ -1,4 +1,4 @@
-"""Fewer and smaller key heads, in either of the forms that a cache can hold them in."""
+"""Fewer and smaller key heads, in either of the forms that can be cached."""
 
 from dataclasses import replace
 from typing import Literal
@@ -14,9 +14,10 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 
 class Keys:
-    """`group` neighbouring key heads become one.
+    """Merges `group` neighbouring key heads into one, and makes heads smaller.
 
-    rotary: pairs are selected, or mixed across the group and selected. latent: PaLU's.
+    rotary: RoPE pairs are selected; if `group` is above 1, they are mixed across the group first.
+    latent: as in PaLU.
     """
 
     def __init__(self, form: Literal["rotary", "latent"], group: int) -> None:
@@ -28,7 +29,7 @@ class Keys:
         return self.group * dense.head_dim
 
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
-        """Mean squared error of the logits at every size, summed over the query heads."""
+        """Mean squared error of the attention logits at every size, summed over query heads."""
         heads = layer.layout.num_key_value_heads
         query, key, covariance = _inputs(layer)
         if self.form == "latent":
@@ -38,11 +39,11 @@ class Keys:
         if self.group > 1:
             scores = principal_axes(query, key, covariance, heads, self.group).strength
         left = tail_sums(scores.sort(1, descending=True).values.sum(0))
-        # A pair is two dims; an odd size keeps what the even one below it does.
+        # A pair has two dims; an odd size keeps as many pairs as the even size below it.
         return left.repeat_interleave(2)[:-1]
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
-        """q_proj and k_proj with smaller heads, and the table or the up-projection they need."""
+        """Smaller q_proj and k_proj, and the RoPE table or the up-projection that they need."""
         dense, heads, size = layer.layout, target.key.heads, target.key.size
         full = dense.num_key_value_heads
         if heads * self.group != full or size > self.group * dense.head_dim:
@@ -72,7 +73,7 @@ class Keys:
 
 
 def _inputs(layer: MeasuredLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q_proj, k_proj and the covariance of what both read."""
+    """q_proj, k_proj and the covariance of their common input."""
     return (
         layer.weights["self_attn.q_proj.weight"],
         layer.weights["self_attn.k_proj.weight"],

@@ -1,4 +1,4 @@
-"""Latent keys (PaLU, Chang et al., ICLR 2025): cache what the key heads are made of."""
+"""Latent keys (PaLU, Chang et al., ICLR 2025): cache low-rank latents instead of keys."""
 
 import torch
 
@@ -21,8 +21,9 @@ def latent_keys(
     [key_heads / group, group * D, size], from which keys are rebuilt before RoPE. The latents are
     uncorrelated and of unit variance, so that any cache dtype suits them.
 
-    Unlike PaLU's, errors of the keys count by what queries ask of them. A query meets a key under
-    phases that RoPE spreads over the circle, which leaves of its covariance the energy per pair.
+    Unlike in PaLU, errors of the keys are weighted by the queries. RoPE turns a query against a
+    key by phases that are spread over the circle, so that only the energy per pair remains of the
+    queries' covariance.
     """
     factors = latent_factors(query, key, covariance, key_heads, group)
     ups, downs = zip(*(f.truncate(size) for f in factors), strict=True)

@@ -1,4 +1,4 @@
-"""Smaller rotary keys by dropping RoPE pairs, chosen per key head."""
+"""Smaller rotary keys: drop RoPE pairs, chosen for each key head."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ def select_pairs(
     key_heads: int,
     size: int,
 ) -> RotaryKeys:
-    """Keep size/2 pairs of each key head: those of the largest E|q_f|^2 E|k_f|^2.
+    """Keep the size/2 pairs of each key head that have the largest E|q_f|^2 E|k_f|^2.
 
     query [query_heads * D, hidden] and key [key_heads * D, hidden] with input covariance
     [hidden, hidden]; inv_freq [D / 2]. A pair's logit contribution is Re(conj(q_f) k_f), turned
@@ -46,7 +46,7 @@ def select_pairs(
 def pair_scores(
     query: torch.Tensor, key: torch.Tensor, covariance: torch.Tensor, key_heads: int
 ) -> torch.Tensor:
-    """E|q_f|^2 E|k_f|^2 [key_heads, D / 2]: twice what dropping pair f takes from the logits."""
+    """E|q_f|^2 E|k_f|^2 [key_heads, D / 2]: twice the logits' error if pair f is dropped."""
     pairs = key.shape[0] // key_heads // 2
     supply = pair_energy(to_pairs(key, key_heads, pairs), covariance)
     return supply * query_demand(query, covariance, key_heads, pairs)

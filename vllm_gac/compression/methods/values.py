@@ -1,4 +1,4 @@
-"""Fewer and smaller value heads, the way back absorbed in o_proj."""
+"""Fewer and smaller value heads; the projection back is absorbed in o_proj."""
 
 from dataclasses import replace
 
@@ -10,12 +10,12 @@ from vllm_gac.compression.methods.factorization import Factorization, factorize
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
-# Ridge of the o_proj refit, in units of the mean variance of its inputs.
+# Ridge of the refit of o_proj, relative to the mean variance of its inputs.
 _RIDGE = 1e-5
 
 
 class Values:
-    """Fewer and smaller value heads: `group` neighbouring ones become one."""
+    """Merges `group` neighbouring value heads into one, and makes heads smaller."""
 
     def __init__(self, group: int) -> None:
         self.group = group
@@ -26,7 +26,7 @@ class Values:
         return self.group * dense.head_dim
 
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
-        """Mean squared error of o_proj's output at every size, before o_proj is refitted."""
+        """Mean squared error of the output of o_proj at every size, before o_proj is refitted."""
         layout, (_, output, covariance) = layer.layout, self._inputs(layer)
         heads, size = layout.num_key_value_heads, layout.head_dim
         dense_output = spread_output(output.double(), heads, size, self.group)
@@ -34,7 +34,7 @@ class Values:
         return tail_sums(torch.stack([f.singular_values.square() for f in factors]).sum(0))
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
-        """v_proj with the merged heads, o_proj refitted."""
+        """v_proj with the merged heads, and the refitted o_proj."""
         layout, heads = layer.layout, target.value.heads
         if heads * self.group != layout.num_key_value_heads:
             raise PlanError(
@@ -54,7 +54,7 @@ class Values:
         )
 
     def _inputs(self, layer: MeasuredLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """v_proj, o_proj and what o_proj reads, over as many value heads as become one."""
+        """v_proj, o_proj and the covariance of its input over the value heads to be merged."""
         layout, covariance = layer.layout, layer.covariances["self_attn.o_proj"]
         spanned = len(covariance) // (layout.num_attention_heads * layout.head_dim)
         if self.group not in (1, spanned):
@@ -86,10 +86,11 @@ def merge_values(
     v_proj [value_heads / group * size, hidden] and o_proj [hidden, query_heads * size], and the
     covariance of the new o_proj's input.
 
-    `covariance` [query_heads * group * D] ^ 2 is that of what each query head reads from all
-    `group` value heads, its own among them. Attention is linear in the values, so a projection
-    of the values is the same projection of that. The best one per group under o_proj is taken
-    (`factorize` with both metrics); o_proj is then refitted by least squares to what it gave.
+    `covariance` [query_heads * group * D] ^ 2 is of what each query head reads from all `group`
+    value heads, including its own. Attention is linear in the values, so that projecting the
+    values projects what is read in the same way. Each group gets the projection that is best for
+    the output of o_proj (`factorize` with both metrics). Then o_proj is refitted to its old output
+    by least squares.
     """
     narrow = value.shape[0] // value_heads
     groups, wide = value_heads // group, narrow * group
@@ -114,8 +115,10 @@ def merge_values(
 def _factors(
     output: torch.Tensor, covariance: torch.Tensor, groups: int, wide: int
 ) -> list[Factorization]:
-    """For each group the identity [wide, wide], factorized under what its query heads read
-    and o_proj makes of it: every projection's best truncation."""
+    """The factorized identity [wide, wide] of each group, whose truncations are projections.
+
+    It is weighted by the covariance of what the query heads read, and by o_proj.
+    """
     identity = torch.eye(wide, dtype=torch.float64, device=output.device)
     factors = []
     for heads in torch.arange(output.shape[1] // wide).chunk(groups):

@@ -1,9 +1,9 @@
-"""Square roots of covariances, the weights under which a truncation is measured."""
+"""Square roots of covariances, which weight the errors of a truncation."""
 
 import torch
 
-# Directions with less than this share of the largest eigenvalue are noise of the calibration
-# sample; they are counted as this small, so that inverses stay bounded.
+# Eigenvalues below this share of the largest one are noise of the calibration sample. They are
+# raised to this share, so that inverses stay bounded.
 _FLOOR = 1e-7
 
 
