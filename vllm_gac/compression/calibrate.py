@@ -52,7 +52,7 @@ from vllm_gac.compression.statistics_file import (
     largest_value_group,
     layer_shapes,
     linears_with_curves,
-    measured_choices,
+    measured_methods,
     methods_of,
     read_layer_stats,
     stats_file,
@@ -137,8 +137,10 @@ def calibrate(
         "model_config_sha256": checkpoint.config_sha256,
         "tokens": str(tokens.numel()),
         "sequence_length": str(sequence_length),
-        "probe_tokens": str(min(_whole(probe_tokens, sequence_length), tokens.numel())),
-        "gradient_tokens": str(min(_whole(gradient_tokens, sequence_length), tokens.numel())),
+        "probe_tokens": str(min(_whole_sequences(probe_tokens, sequence_length), tokens.numel())),
+        "gradient_tokens": str(
+            min(_whole_sequences(gradient_tokens, sequence_length), tokens.numel())
+        ),
         "tokens_sha256": hashlib.sha256(tokens.numpy().tobytes()).hexdigest(),
         "methods": ",".join(method for method in METHODS if method in methods),
         "format": FORMAT,
@@ -180,7 +182,7 @@ def _work(layout: ModelLayout, file: StatsFile, metadata: Mapping[str, str]) -> 
     )
 
 
-def _whole(tokens: int, length: int) -> int:
+def _whole_sequences(tokens: int, length: int) -> int:
     """`tokens` rounded down to whole sequences, but at least one sequence; 0 stays 0."""
     return max(tokens // length, 1) * length if tokens else 0
 
@@ -197,7 +199,7 @@ def _stream(
     model = reference(checkpoint, device=device)
     layers, value_group = len(model.layout.layers), int(metadata["value_group"])
     linears = kept_covariances(metadata)
-    compressors = measured_choices(model.layout, metadata)
+    compressors = measured_methods(model.layout, metadata)
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
     with checkpoint.reader() as read, torch.inference_mode():

@@ -33,7 +33,7 @@ from safetensors import safe_open
 
 from vllm_gac.checkpoint.headers import open_safetensors
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor
-from vllm_gac.compression.methods.compress_layer import choices
+from vllm_gac.compression.methods.compress_layer import measurable_methods
 from vllm_gac.compression.methods.lowrank import LowRank, input_of
 from vllm_gac.compression.probes import probes
 from vllm_gac.errors import CheckpointError, DiskError, VersionError
@@ -96,9 +96,9 @@ def kept_covariances(metadata: Mapping[str, str]) -> list[str]:
     return [name for name in STATISTICS if name in kept]
 
 
-def measured_choices(layout: ModelLayout, metadata: Mapping[str, str]) -> list[Compressor]:
+def measured_methods(layout: ModelLayout, metadata: Mapping[str, str]) -> list[Compressor]:
     """The methods whose errors a file has."""
-    return list(choices(layout, methods_of(metadata), int(metadata["value_group"])))
+    return list(measurable_methods(layout, methods_of(metadata), int(metadata["value_group"])))
 
 
 def methods_of(metadata: Mapping[str, str]) -> list[str]:
@@ -229,7 +229,7 @@ def _shapes(layout: ModelLayout, metadata: Mapping[str, str]) -> dict[str, tuple
             name: (square[name][0] * (square[name][0] + 1) // 2,) if packed else square[name]
             for name in kept_covariances(metadata)
         },
-        **{f"errors.{c.name}": (c.full(layout) + 1,) for c in measured_choices(layout, metadata)},
+        **{f"errors.{c.name}": (c.full(layout) + 1,) for c in measured_methods(layout, metadata)},
     }
     shapes = {
         f"layers.{index}.{name}": shape
@@ -386,7 +386,7 @@ def read_errors(
 
     Raises CheckpointError if one is negative or not finite.
     """
-    names = [c.name for c in measured_choices(layout, metadata)]
+    names = [c.name for c in measured_methods(layout, metadata)]
     return [
         {name: _read(path, f"layers.{index}.errors.{name}", least=0.0) for name in names}
         for index in range(len(layout.layers))

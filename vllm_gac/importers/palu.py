@@ -184,16 +184,16 @@ def _attention_sources(
     sources: dict[str, Source] = {}
     if k := projections.get(f"{prefix}k_proj"):
         latent = layout.layers[index].key.form == "latent"
-        sources |= _latent_keys(layout, k, index) if latent else _whole(k)
+        sources |= _latent_keys(layout, k, index) if latent else _undo_factorization(k)
     if v := projections.get(f"{prefix}v_proj"):
         latent = layout.layers[index].value != ValueLayout(
             layout.num_key_value_heads, layout.head_dim
         )
-        sources |= _latent_values(layout, v, index) if latent else _whole(v)
+        sources |= _latent_values(layout, v, index) if latent else _undo_factorization(v)
     return sources
 
 
-def _whole(projection: Projection) -> dict[str, Source]:
+def _undo_factorization(projection: Projection) -> dict[str, Source]:
     """The linear before its factorization."""
     sources = {
         f"{projection.name}.weight": Source((projection.down, *projection.ups), palu_tensors.whole)

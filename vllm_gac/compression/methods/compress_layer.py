@@ -48,7 +48,9 @@ def compressors(
             yield LowRank(linear, whitening)
 
 
-def choices(dense: ModelLayout, methods: Sequence[str], value_group: int) -> Iterator[Compressor]:
+def measurable_methods(
+    dense: ModelLayout, methods: Sequence[str], value_group: int
+) -> Iterator[Compressor]:
     """The methods whose errors calibration measures, if `methods` has heads, prune or lowrank.
 
     Up to `value_group` value heads can be merged into one.
