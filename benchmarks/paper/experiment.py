@@ -1,8 +1,8 @@
-"""An experiment as a command: measure, keep the numbers, draw the paper's tables and plots.
+"""The command line of an experiment: measure, save the numbers, draw the paper's tables and plots.
 
 python -m benchmarks.paper.NAME                  writes NAME.json, NAME.md and NAME.svg
-python -m benchmarks.paper.NAME --measure-only   writes NAME.json alone
-python -m benchmarks.paper.NAME --redraw         the others again from NAME.json
+python -m benchmarks.paper.NAME --measure-only   writes only NAME.json
+python -m benchmarks.paper.NAME --redraw         writes the other two from NAME.json
 """
 
 import argparse
@@ -21,7 +21,7 @@ from benchmarks.common.page import add_commit, output_of, provenance
 from benchmarks.paper.timing import METHOD
 
 RESULTS = Path(__file__).parents[1] / "results" / "seeds"
-# What an experiment measured, as JSON has it.
+# The measurements of an experiment, as in its JSON file.
 Result: TypeAlias = dict[str, Any]
 
 
@@ -32,10 +32,13 @@ def run(
     *,
     needs_gpu: bool = True,
 ) -> None:
-    """The command line of the experiment that is being run as a module.
+    """Run the experiment whose module runs as `__main__`.
 
-    `measure(tiny)` takes the numbers, shrunk to what a CPU does in seconds if tiny; `draw` makes
-    of them the body of a Markdown page and the picture above it.
+    Args:
+        title: Title of the page.
+        measure: Takes the measurements; `measure(True)` shrinks them so that a CPU needs seconds.
+        draw: Makes the body of the Markdown page, and the figure above it, from the measurements.
+        needs_gpu: Whether only a tiny run is possible without a GPU.
     """
     name = sys.modules["__main__"].__spec__.name
     stem = name.rsplit(".", 1)[1]
@@ -43,11 +46,11 @@ def run(
     parser.add_argument(
         "--out", type=Path, default=RESULTS, help="directory (default: benchmarks/results/seeds)"
     )
-    parser.add_argument("--tiny", action="store_true", help="a dry run that a CPU can do")
+    parser.add_argument("--tiny", action="store_true", help="a dry run for a CPU")
     add_commit(parser)
     some = parser.add_mutually_exclusive_group()
-    some.add_argument("--measure-only", action="store_true", help="write the JSON file alone")
-    some.add_argument("--redraw", action="store_true", help="from the JSON file that is there")
+    some.add_argument("--measure-only", action="store_true", help="write only the JSON file")
+    some.add_argument("--redraw", action="store_true", help="draw the existing JSON file")
     options = parser.parse_args()
     can_measure = options.tiny or torch.cuda.is_available() or not needs_gpu
     if not (can_measure or options.redraw):
@@ -81,7 +84,7 @@ def _header(run: dict[str, str]) -> str:
 
 
 def _gpu() -> dict[str, str]:
-    """What else bears on attention and GEMMs: the GPU's SMs and L2, cuDNN and the driver."""
+    """What else the times depend on: SMs and L2 of the GPU, cuDNN and the driver."""
     if not torch.cuda.is_available():
         return {}
     properties = torch.cuda.get_device_properties()

@@ -1,4 +1,4 @@
-"""fp16 matrix products of given dims, and what alignment a dim has."""
+"""fp16 matrix products of given dims, and the alignment of a dim."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -8,13 +8,13 @@ from torch.nn.functional import linear
 
 from benchmarks.paper.timing import copies_past_l2
 
-# linear: x [M, K] and a weight [N, K], as models have them; matmul: a [M, K] and b [K, N], as the
-# paper has them.
+# linear: x [M, K] and a weight [N, K], as in models.
+# matmul: a [M, K] and b [K, N], as in the paper.
 Layout = Literal["linear", "matmul"]
 
 
 def products(m: int, n: int, k: int, layout: Layout) -> list[Callable[[], torch.Tensor]]:
-    """Calls that multiply random matrices, enough of them that no input is found in the L2."""
+    """Calls that multiply random matrices; enough of them that no input is still in the L2."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def one() -> Callable[[], torch.Tensor]:
@@ -33,10 +33,10 @@ def tflops(m: int, n: int, k: int, ms: float) -> float:
 
 
 def alignment(dim: int, most: int = 64) -> int:
-    """The largest power of two that divides `dim`, but not more than `most`."""
+    """The largest power of two that divides `dim`, at most `most`."""
     return min(dim & -dim, most)
 
 
 def class_name(aligned: int, most: int = 64) -> str:
-    """What a table calls the dims of one alignment."""
+    """The name of an alignment in a table."""
     return "odd" if aligned == 1 else f"{aligned}+" if aligned == most else str(aligned)

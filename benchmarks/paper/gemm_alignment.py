@@ -16,12 +16,12 @@ from benchmarks.paper.timing import apart, kernels_of, main_kernel, timed, wake_
 SIDE = 4096
 AROUND = range(SIDE - 64, SIDE + 65)
 SMALL_K = range(96, 129)
-# Whole 64-element steps of a kernel's loop over K against broken ones.
+# K in steps of 8: a kernel's loop over K takes 64 elements at once.
 STEPS_K = range(512, 769, 8)
 
 
 def measure(tiny: bool) -> Result:
-    """Times of every point of the sweeps."""
+    """The times of all points of the sweeps."""
     wake_up()
     side = 64 if tiny else SIDE
     large, some = (side if tiny else 8192), (8 if tiny else 1)
@@ -58,7 +58,7 @@ def _sweep(
 
 
 def draw(result: Result) -> tuple[str, Figure]:
-    """Throughput by alignment class, the paper's small-K tables, and steps of 8 against 64."""
+    """Throughput by alignment, the paper's tables for small K, and multiples of 8 against 64."""
     spreads = [row["spread"] for name, rows in result.items() if name != "run" for row in rows]
     text = (
         "fp16, inputs rotated past the L2; a linear layer (`x @ w.T`) unless said.\n"
@@ -85,7 +85,7 @@ def _classes(result: Result) -> str:
 
 
 def _kernel_names(result: Result) -> str:
-    """Kernels by what they serve; cuBLAS has several for each."""
+    """The kernels of each alignment; cuBLAS has several."""
     rows = []
     for swept in ("K", "N"):
         for name, wanted in (("odd", (1,)), ("2, 4", (2, 4)), ("8+", (8, 16, 32, 64))):
@@ -145,7 +145,7 @@ def _milliseconds(result: Result) -> str:
 
 
 def _steps(result: Result) -> str:
-    """How far the time of a class is above a straight line through the multiples of 64."""
+    """How far the times of an alignment are above the line through the multiples of 64."""
     rows = result["K in steps of 8"]
     whole = [(r["K"], r["ms"]) for r in rows if r["K"] % 64 == 0]
     slope, intercept = statistics.linear_regression(*zip(*whole, strict=True))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.paper.hardware_cases     runs each once, for a profiler to watch
 
-Before each case a marker kernel runs, by which the profiler's rows are told apart.
+A marker kernel runs before each case, so that the rows of the profiler can be assigned to cases.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import torch
 from benchmarks.paper.gemm import Layout, products
 from benchmarks.paper.sdpa import attention, inputs, nbytes
 
-MARKER = "spin_kernel"  # what torch.cuda._sleep runs
+MARKER = "spin_kernel"  # the kernel of torch.cuda._sleep
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """What a table calls it."""
+        """The name of the case in tables."""
         if self.dim:
             return f"attention {self.dim}" + (
                 "" if self.backend == "AUTO" else f", {self.backend} forced"
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        """Inputs and output once."""
+        """Bytes of the inputs and the output."""
         return (
             nbytes(self.dim)
             if self.dim
@@ -53,11 +53,11 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Of the dims as they are, without what a kernel pads."""
+        """FLOPs of the dims as they are, without a kernel's padding."""
         return nbytes(self.dim) * 2048 // 2 if self.dim else 2 * self.m * self.n * self.k
 
     def calls(self, tiny: bool = False) -> list[Callable[[], torch.Tensor]]:
-        """It on random inputs, as `timed` wants it; tiny: of a 64th of the size."""
+        """Calls on random inputs, for `timed`; if tiny, with M and N divided by 64."""
         if self.dim:
             return [attention(inputs(self.dim, tiny), self.backend)]
         m, n = (self.m // 64, self.n // 64) if tiny else (self.m, self.n)

@@ -1,6 +1,6 @@
 """What the hardware does with misaligned dims: the paper's hypotheses H1 to H4 (table 3).
 
-Times everywhere; hardware counters where Nsight Compute (ncu) may read them.
+Measures times, and hardware counters where Nsight Compute (ncu) may read them.
 """
 
 import statistics
@@ -23,12 +23,12 @@ from benchmarks.paper.timing import kernels_of, listed, timed, wake_up
 
 WORK = Path("build/seeds")
 SECTOR = 32  # bytes, of an L2
-# What a hypothesis must cost at least to be called confirmed.
+# A hypothesis is confirmed if it costs at least this share.
 CONFIRMED = 0.10
 
 
 def measure(tiny: bool) -> Result:
-    """The paper's own sweeps by time; then every case with its kernels and counters."""
+    """Times of the paper's sweeps; then times, kernels and counters of every case."""
     wake_up()
     times = {
         "H1": _gemms(range(104, 129), 64 if tiny else 8192),
@@ -55,7 +55,7 @@ def measure(tiny: bool) -> Result:
 
 
 def _gemms(ks: range | tuple[int, ...], side: int) -> dict[int, float]:
-    """Milliseconds of (side, side, K), a @ b, by K."""
+    """Milliseconds of a @ b with (side, side, K), by K."""
     return {k: timed(products(side, side, k, "matmul")).ms for k in ks}
 
 
@@ -65,7 +65,7 @@ def _peak(tiny: bool) -> float:
 
 
 def _counters() -> Result:
-    """Counters and opcodes of each case's kernels, or why there are none."""
+    """Counters and opcodes of the kernels of each case, or why there are none."""
     WORK.mkdir(parents=True, exist_ok=True)
     try:
         found = profile("benchmarks.paper.hardware_cases", MARKER, WORK)
@@ -79,7 +79,7 @@ def _counters() -> Result:
 
 
 def draw(result: Result) -> tuple[str, Figure]:
-    """Table 3, and what stands behind it: throughput, instructions, loads and traffic by case."""
+    """Table 3, and its evidence: throughput, instructions, loads and traffic of each case."""
     text = (
         f"Hardware counters: {result['ncu']}. us, TFLOP/s and counters: one launch with cold "
         "caches, as ncu sees it; of several\nkernels the counters are the longest's. us, repeated: "
@@ -93,7 +93,7 @@ def draw(result: Result) -> tuple[str, Figure]:
 
 
 def findings(result: Result) -> dict[str, tuple[float, str]]:
-    """Loss by hypothesis, as a share, and what the counters say of it ("" without them)."""
+    """By hypothesis: the loss as a share, and the evidence of the counters ("" without them)."""
     h1, _, h3, h4 = (_times(result, name) for name in ("H1", "H2", "H3", "H4"))
     near, whole = Case(4096, 4096, 4088), Case(4096, 4096, 4096)
 
@@ -132,7 +132,7 @@ def _times(result: Result, name: str) -> dict[int, float]:
 
 
 def _us(result: Result, case: Case) -> float:
-    """Microseconds of one launch as ncu has them; without it, of many."""
+    """Microseconds of one launch by ncu; without ncu, of the repeated launches."""
     kernels = result["counters"].get(case.label)
     if kernels is None:
         return 1e3 * float(result["cases"][case.label]["ms"])
@@ -140,7 +140,7 @@ def _us(result: Result, case: Case) -> float:
 
 
 def _change(result: Result, told: Callable[[Result, Case], str], *cases: Case) -> str:
-    """What `told` says of each case, from the aligned to the misaligned; "" without counters."""
+    """`told(result, case)` of each case, from aligned to misaligned; "" without counters."""
     if not result["counters"]:
         return ""
     return " -> ".join(f"{told(result, case)} ({case.swept})" for case in cases)
@@ -166,7 +166,7 @@ def _loads_of(result: Result, case: Case) -> str:
 
 
 def _traffic(result: Result, case: Case) -> float | None:
-    """Bytes that the SMs read from the L2 per byte of a case's inputs."""
+    """Bytes that the SMs read from the L2 for each byte of the inputs."""
     kernels = result["counters"].get(case.label, [])
     sectors = sum(kernel["counters"].get("l2_sectors_read", 0) for kernel in kernels)
     output = case.nbytes // 4 if case.dim else 2 * case.m * case.n
@@ -201,7 +201,7 @@ def _hypotheses(result: Result) -> str:
 
 
 def _gbs(k: int, ms: float, side: int = 2048) -> float:
-    """GB/s of inputs and output of (side, side, K), each counted once."""
+    """GB/s of the inputs and the output of (side, side, K), each counted once."""
     return 2 * (2 * side * k + side * side) / ms / 1e6
 
 
@@ -238,7 +238,7 @@ def _main(kernels: list[Result]) -> Result | None:
 
 
 def _instructions(kernel: Result | None) -> str | None:
-    """Which matrix instruction a kernel executes, in the shape that does most of the work."""
+    """The matrix instruction that a kernel executes most."""
     names = [op for op in (kernel or {"opcodes": {}})["opcodes"] if "MMA" in op]
     if kernel is None or not names:
         return None
@@ -248,7 +248,7 @@ def _instructions(kernel: Result | None) -> str | None:
 
 
 def loads(opcodes: Mapping[str, int]) -> str | None:
-    """How a kernel fetches its operands: by TMA, or the widths that make 5 % of its loads."""
+    """How a kernel fetches operands: by TMA, or the widths of at least 5 % of its loads."""
     widths: Counter[int] = Counter()
     for opcode, count in opcodes.items():
         width = load_bytes(opcode)
@@ -261,7 +261,7 @@ def loads(opcodes: Mapping[str, int]) -> str | None:
 
 
 def _kernel_table(result: Result) -> str:
-    """All kernels of a call, as torch's profiler sees them."""
+    """All kernels of a call, by torch's profiler."""
     rows = [
         [case.label, listed(kernels)]
         for case in CASES

@@ -1,4 +1,4 @@
-"""Hardware counters by Nsight Compute: what to ask it for, and how to read what it prints."""
+"""Hardware counters by Nsight Compute: the metrics, and a parser of its output."""
 
 import csv
 import itertools
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.paper.timing import short_name
 
-# By name in the results. Not every version and GPU has all of them: what it lacks is left out.
+# Metrics by their name in the results. A metric that a version or a GPU lacks is left out.
 METRICS = {
     "ns": "gpu__time_duration.sum",
     "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
@@ -33,12 +33,12 @@ _TOLD = re.compile(r"^(LDG|LDGSTS|LDS|LDSM|UTMA|UBLKCP|STG|[A-Z]*MMA)")
 
 
 class RefusedError(Exception):
-    """Nsight Compute is not there or may not read counters; the message is its own."""
+    """Nsight Compute is not installed or may not read counters; the message is its own."""
 
 
 @dataclass(slots=True)
 class Kernel:
-    """One kernel: the counters by the names of METRICS, and executed instructions by opcode."""
+    """One kernel: counters by the names of METRICS, and executed instructions by opcode."""
 
     name: str
     counters: dict[str, float]
@@ -46,10 +46,18 @@ class Kernel:
 
 
 def profile(module: str, marker: str, work: Path) -> list[list[Kernel]]:
-    """The kernels that `python -m module` runs between profiler.start and stop, by marker.
+    """Profile the kernels that `python -m module` runs between profiler.start and stop.
 
-    The report, for ncu-ui too, is left in `work`. Raises RefusedError if there is no Nsight
-    Compute, or it fails.
+    Args:
+        module: The module to run.
+        marker: Name of the kernel that runs before each case.
+        work: Directory for the report, which ncu-ui can open.
+
+    Returns:
+        The kernels of each case.
+
+    Raises:
+        RefusedError: Nsight Compute is not installed, or fails.
     """
     ncu = shutil.which("ncu")
     if ncu is None:
@@ -79,7 +87,7 @@ def _run(*command: str) -> str:
 
 
 def kernels_of(raw: str, source: str) -> list[Kernel]:
-    """All kernels in order, of ncu's raw and source pages as CSV."""
+    """All kernels in order, from ncu's raw and source pages in CSV."""
     header, _units, *rows = _csv(raw)
     name = header.index("Kernel Name")
     found = [Kernel(short_name(row[name]), _counters(header, row)) for row in rows]
@@ -91,7 +99,7 @@ def kernels_of(raw: str, source: str) -> list[Kernel]:
 
 
 def by_marker(kernels: Sequence[Kernel], marker: str) -> list[list[Kernel]]:
-    """What follows each kernel named like `marker`."""
+    """The kernels after each kernel whose name contains `marker`."""
     cases: list[list[Kernel]] = []
     for kernel in kernels:
         if marker in kernel.name:
@@ -102,7 +110,7 @@ def by_marker(kernels: Sequence[Kernel], marker: str) -> list[list[Kernel]]:
 
 
 def _csv(text: str) -> list[list[str]]:
-    """Rows of a page, without the lines that ncu says beside it."""
+    """Rows of a page, without ncu's messages."""
     return [row for row in csv.reader(text.splitlines()) if row and not row[0].startswith("==")]
 
 
@@ -113,7 +121,7 @@ def _counters(header: Sequence[str], row: Sequence[str]) -> dict[str, float]:
 
 
 def _opcodes(source: str) -> Iterator[Counter[str]]:
-    """Executed instructions by opcode, kernel by kernel."""
+    """Executed instructions by opcode, for each kernel."""
     for header, *rows in _listings(source):
         code, executed = header.index("Source"), header.index("Instructions Executed")
         counts: Counter[str] = Counter()
@@ -127,7 +135,7 @@ def _opcodes(source: str) -> Iterator[Counter[str]]:
 def _listings(source: str) -> Iterator[list[list[str]]]:
     """Header and rows of each kernel's SASS.
 
-    ncu 2025.3 prints those of templates twice. Samples tell two launches of one kernel apart.
+    ncu 2025.3 prints the listing of a template twice. Two launches of one kernel differ in samples.
     """
     listings: list[list[list[str]]] = []
     for row in _csv(source):
@@ -147,9 +155,9 @@ def opcode_of(instruction: str) -> str:
 
 
 def load_bytes(opcode: str) -> int | None:
-    """Bytes that one thread fetches from global memory; None if `opcode` is no such load.
+    """Bytes that one thread loads from global memory; None if `opcode` is another instruction.
 
-    TMA loads count as 0: one instruction fetches a whole tile.
+    A TMA load counts as 0, since one instruction loads a whole tile.
     """
     kind, *modifiers = opcode.split(".")
     if kind.startswith(("UTMALDG", "UBLKCP")):

@@ -1,4 +1,4 @@
-"""What padding with zeros costs and gives back (the paper's table 5), for GEMMs too."""
+"""Costs and gains of padding with zeros (the paper's table 5), also for GEMMs."""
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -24,7 +24,7 @@ TOKENS = (1, 64, 2048)
 
 
 def measure(tiny: bool) -> Result:
-    """Times of the first dim of each series and of its paddings, and how far outputs differ."""
+    """Times of the first dim of each series and of its paddings, and differences of outputs."""
     wake_up()
     tokens = (1, 4) if tiny else TOKENS
     hidden, ranks, widths = (64, (25, 32), (41, 48)) if tiny else (HIDDEN, RANKS, WIDTHS)
@@ -56,11 +56,11 @@ def _attention(tiny: bool) -> list[Result]:
 
 
 def _padded(dims: Sequence[int], calls_of: Callable[[int], list[Call]]) -> list[Result]:
-    """Time of each of `dims`, and the relative difference of its output from the first one's."""
+    """Time of each dim, and the relative difference of its output from the first dim's."""
     rows = []
     expected: torch.Tensor | None = None
     for dim in dims:
-        torch.manual_seed(0)  # the same weights and inputs, but for the padding
+        torch.manual_seed(0)  # equal weights and inputs except for the padding
         calls = calls_of(dim)
         output = calls[0]().float()
         expected = output if expected is None else expected
@@ -74,7 +74,7 @@ def _padded(dims: Sequence[int], calls_of: Callable[[int], list[Call]]) -> list[
 
 
 def _low_rank(tokens: int, hidden: int, rank: int, padded: int) -> list[Call]:
-    """x -> A x -> B A x with `rank` components, and zeros up to `padded` ones."""
+    """x -> A x -> B A x of rank `rank`, padded with zeros to `padded`."""
 
     def one() -> Call:
         x = _random(tokens, hidden)
@@ -86,7 +86,7 @@ def _low_rank(tokens: int, hidden: int, rank: int, padded: int) -> list[Call]:
 
 
 def _mlp(tokens: int, hidden: int, width: int, padded: int) -> list[Call]:
-    """A gated MLP of `width` channels, and dead ones up to `padded`."""
+    """A gated MLP of `width` channels, padded with zero channels to `padded`."""
 
     def one() -> Call:
         x = _random(tokens, hidden)
@@ -109,7 +109,7 @@ def _random(rows: int, columns: int) -> torch.Tensor:
 
 
 def draw(result: Result) -> tuple[str, Figure]:
-    """The paper's table, one for each series; its columns beside the attention's."""
+    """The paper's table for each series; that of attention has the paper's numbers, too."""
     sections = []
     for name, rows in result["series"].items():
         base = rows[0]
@@ -131,7 +131,7 @@ def draw(result: Result) -> tuple[str, Figure]:
                 ]
             )
         columns = ["dim", "memory", "ms", "speedup", "ROI", "difference", "A100, ms", "A100"]
-        # A memory overhead of a tenth of a percent makes no ratio to speak of.
+        # A memory overhead of a tenth of a percent gives no meaningful ratio.
         used = range(8) if "head size" in name else (0, 1, 2, 3, 5)
         page = table([columns[i] for i in used], [[row[i] for i in used] for row in cells])
         sections.append(f"## {name}\n\n{page}")

@@ -1,7 +1,7 @@
 """PaLU's ranks before and after aligned selection (the paper's figure 2), on a CPU.
 
-The ranks are of the demo model's key and value heads, 128 numbers each: it has real spectra and
-gradients, and fits into the repository. What an 8B model's would be, it does not say.
+The ranks are those of the demo model's key and value heads of 128 numbers. It has real spectra and
+gradients and fits into the repository, but it does not predict the ranks of an 8B model.
 """
 
 import math
@@ -23,10 +23,10 @@ from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.planning.knapsack import solve
 from vllm_gac.planning.knapsack.problem import KnapsackProblem
 
-# The paper's ratio, and one at which fewer heads stay whole.
+# The paper's ratio, and one that leaves fewer heads whole.
 RETAINED = (0.8, 0.5)
 ALIGNMENTS = (8, 16)
-# How far from PaLU's rank the paper's algorithm looks, in steps of the alignment.
+# The paper's algorithm looks so many steps of the alignment around PaLU's rank.
 RADIUS = 8
 TOKENS, LENGTH = 1 << 14, 512
 
@@ -63,7 +63,7 @@ def measure(tiny: bool) -> Result:
 def _observe(
     model: Llama, linears: Mapping[str, torch.nn.Module], tokens: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """By linear: mean square of its gradients [out, in], and mean covariance of its inputs."""
+    """By linear: the mean square of its gradients [out, in], and the covariance of its inputs."""
     sums: dict[str, Any] = dict.fromkeys(linears, 0.0)
     covariances: dict[str, Any] = dict.fromkeys(linears, 0.0)
 
@@ -86,9 +86,18 @@ def _observe(
 
 
 def proportional_ranks(importance: Sequence[float], most: int, total: int) -> list[int]:
-    """PaLU's search (Chang et al., ICLR 2025): ranks in proportion to importance, `total` of them.
+    """PaLU's search (Chang et al., ICLR 2025): ranks in proportion to importance.
 
-    What is more than `most`, or a fraction, is handed out one by one in turns.
+    Args:
+        importance: The importance of each head.
+        most: The largest rank.
+        total: The sum of the ranks.
+
+    Returns:
+        The rank of each head. Fractions, and what exceeds `most`, are distributed one by one.
+
+    Raises:
+        ValueError: The heads cannot have `total` ranks.
     """
     if not 0 <= total <= most * len(importance):
         raise ValueError(f"{total} ranks do not fit into {len(importance)} heads of {most}")
@@ -103,7 +112,7 @@ def proportional_ranks(importance: Sequence[float], most: int, total: int) -> li
 
 
 def rounded(ranks: Sequence[int], alignment: int, most: int) -> list[int]:
-    """Each rank at its nearest multiple, half a step upwards; the budget is nobody's business."""
+    """Each rank at its nearest multiple; halves go up. The budget is ignored."""
     return [
         min(most, max(alignment, (2 * rank + alignment) // (2 * alignment) * alignment))
         for rank in ranks
@@ -113,10 +122,10 @@ def rounded(ranks: Sequence[int], alignment: int, most: int) -> list[int]:
 def selected(
     ranks: Sequence[int], weights: Sequence[float], alignment: int, most: int
 ) -> list[int]:
-    """Aligned ranks near `ranks`, no more of them together: the paper's knapsack.
+    """The paper's knapsack: aligned ranks near `ranks` whose sum is no larger.
 
-    It loses as little as it can of the sum of weight x distance from PaLU's rank (the authors'
-    repository, scripts/gac_rank_allocation.py).
+    It minimizes the sum of weight x distance from PaLU's rank (scripts/gac_rank_allocation.py in
+    the authors' repository).
     """
     items = []
     for index, (rank, weight) in enumerate(zip(ranks, weights, strict=True)):
@@ -138,7 +147,7 @@ _STEPS = range(-RADIUS, RADIUS + 1)
 
 
 def by_energy(lost: Sequence[Sequence[float]], alignment: int, most: int, budget: int) -> list[int]:
-    """Aligned ranks within `budget` that lose the least: lost[head][rank], any rank is welcome."""
+    """The aligned ranks within `budget` that minimize the sum of lost[head][rank]."""
     items = [
         {
             "name": str(index),
@@ -159,7 +168,7 @@ def _solved(items: list[dict[str, Any]], budget: int) -> list[int]:
 
 
 def draw(result: Result) -> tuple[str, Figure]:
-    """Histograms, and what each way of choosing keeps."""
+    """Histograms of the ranks, and the energy that each choice loses."""
     most, fisher = result["head_dim"], result["fisher"]
     lost = lost_energy(result["spectra"], fisher)
     chosen = {ratio: _choices(fisher, lost, most, ratio) for ratio in RETAINED}
@@ -178,7 +187,7 @@ def draw(result: Result) -> tuple[str, Figure]:
 def _choices(
     fisher: Sequence[float], lost: Sequence[Sequence[float]], most: int, ratio: float
 ) -> dict[str, list[int]]:
-    """The ranks of all heads by how they were chosen, PaLU's first."""
+    """The ranks of all heads by method, PaLU's first."""
     budget = round(ratio * most * len(fisher))
     chosen = {"PaLU": proportional_ranks(fisher, most, budget)}
     for alignment in ALIGNMENTS:
@@ -212,7 +221,7 @@ def _comparison(chosen: Mapping[str, Sequence[int]], lost: Sequence[Sequence[flo
 
 
 def lost_energy(spectra: Sequence[Sequence[float]], weights: Sequence[float]) -> list[list[float]]:
-    """By head and rank from 0: weight x share of the squared singular values cut off there."""
+    """By head and rank from 0: weight x share of the squared singular values beyond the rank."""
     curves = []
     for spectrum, weight in zip(spectra, weights, strict=True):
         energy = np.maximum(spectrum, 0.0)

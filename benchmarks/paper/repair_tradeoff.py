@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,12 +11,11 @@ from benchmarks.paper import reported_numbers
 from benchmarks.paper.experiment import Result, run, table
 from benchmarks.paper.sdpa import SHAPE, attention, inputs
 from benchmarks.paper.timing import timed, wake_up
+from vllm_gac.alignment.rules import align
+from vllm_gac.layout.schema import Strategy
 
-if TYPE_CHECKING:
-    from vllm_gac.layout.schema import Strategy
-
-STRATEGIES: tuple["Strategy", ...] = ("minimal", "optimal", "predefined")
-# Those of table 8, whose means are the gains of table 7 per memory: what PaLU left misaligned.
+STRATEGIES: tuple[Strategy, ...] = ("minimal", "optimal", "predefined")
+# The misaligned sizes of table 8. Their mean gain, per memory, is the ROI of table 7.
 JUDGED = (114, 117, 121, 125)
 
 
@@ -32,22 +30,19 @@ def measure(tiny: bool) -> Result:
     }
 
 
-def repaired(dim: int, strategy: "Strategy") -> int:
+def repaired(dim: int, strategy: Strategy) -> int:
     """The head size that `dim` is padded to."""
-    # Here, so that a machine that only measures needs nothing but torch.
-    from vllm_gac.alignment.rules import align
-
     return align(dim, strategy, "head")
 
 
 def overhead(heads: Mapping[int, int], repair: Callable[[int], int]) -> float:
-    """Share of memory that repairing `heads` (how many there are of a size) adds."""
+    """The share of memory that repair adds to `heads`, the number of heads by size."""
     before = sum(dim * count for dim, count in heads.items())
     return sum(repair(dim) * count for dim, count in heads.items()) / before - 1
 
 
 def mean_gain(ms: Mapping[int, float], repair: Callable[[int], int], dims: Iterable[int]) -> float:
-    """Mean over `dims` of the share of latency that repairing one gains."""
+    """The share of latency that repair gains, as a mean over `dims`."""
     return statistics.mean(1 - ms[repair(dim)] / ms[dim] for dim in dims)
 
 
@@ -91,14 +86,14 @@ def _table_7(ms: Mapping[int, float]) -> str:
 
 
 def _their_gain(strategy: str) -> float:
-    """From the paper's table 8, over the same head sizes."""
+    """The mean gain in the paper's table 8, over the same head sizes."""
     column = ("minimal", "optimal").index(strategy) + 1
     return statistics.mean(
         1 - reported_numbers.REPAIR[dim][column] / reported_numbers.REPAIR[dim][0] for dim in JUDGED
     )
 
 
-def _repair(strategy: "Strategy") -> Callable[[int], int]:
+def _repair(strategy: Strategy) -> Callable[[int], int]:
     return lambda dim: repaired(dim, strategy)
 
 

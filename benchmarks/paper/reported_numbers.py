@@ -1,7 +1,7 @@
-"""The paper's figures, taken on an A100-80GB (PyTorch 2.9.1, CUDA 12.8, FlashAttention 2.7.4).
+"""The paper's numbers, from an A100-80GB (PyTorch 2.9.1, CUDA 12.8, FlashAttention 2.7.4).
 
-From Xin et al., "When Smaller Is Slower: Dimensional Collapse in Compressed LLMs", 2026, by table;
-where the paper prints only a plot or a summary, from the authors' repository
+The paper is Xin et al., "When Smaller Is Slower: Dimensional Collapse in Compressed LLMs", 2026.
+Where it has only a plot or a summary, the numbers are from the authors' repository
 https://github.com/JihaoXin/GAC (report.md, scripts/run_c4_dimension_repair.py).
 """
 
@@ -36,7 +36,7 @@ GEMM_MS = {107: 0.089, 112: 0.050, 128: 0.050}
 # Table 5: ms of attention with a head size of 107, padded.
 PADDING = {107: 2.192, 112: 1.523, 128: 1.445}
 
-# How many of Llama-3-8B's 512 KV heads PaLU leaves with which size at a ratio of 0.8
+# Llama-3-8B's 512 KV heads by the size that PaLU leaves at a ratio of 0.8
 # (scripts/run_c4_dimension_repair.py; figure 2 is a plot of such a distribution).
 PALU_HEADS = {
     114: 51, 116: 89, 117: 42, 118: 68, 120: 16, 121: 73, 122: 58, 123: 47, 124: 52, 125: 16,

@@ -20,7 +20,7 @@ SHAPE = "B=4, S=2048, H=32, fp16, not causal"
 def inputs(
     dim: int, tiny: bool = False, dtype: torch.dtype = torch.float16
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query, key and value [4, 32, 2048, dim]; tiny: [1, 2, 64, dim]."""
+    """Random query, key and value: [4, 32, 2048, dim]; if tiny, [1, 2, 64, dim]."""
     shape = (1, 2, 64, dim) if tiny else (BATCH, HEADS, LENGTH, dim)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
@@ -32,7 +32,7 @@ def attention(
     backend: str = "AUTO",
     scale: float | None = None,
 ) -> Callable[[], torch.Tensor]:
-    """The attention of `tensors` by `backend`, as a call; it raises where the backend refuses."""
+    """A call of attention by `backend`; it raises RuntimeError if the backend refuses."""
     chosen = BACKENDS[backend]
     if chosen is None:
         return lambda: scaled_dot_product_attention(*tensors, scale=scale)
@@ -45,7 +45,7 @@ def attention(
 
 
 def refusal(call: Callable[[], object]) -> str | None:
-    """What a backend says against its inputs; None if it takes them."""
+    """Why a backend refuses its inputs; None if it takes them."""
     try:
         call()
         if torch.cuda.is_available():
@@ -56,5 +56,5 @@ def refusal(call: Callable[[], object]) -> str | None:
 
 
 def nbytes(dim: int) -> int:
-    """Query, key, value and output once: what the paper divides by the time for a bandwidth."""
+    """Bytes of query, key, value and output; the paper's bandwidth is these over the time."""
     return 4 * BATCH * HEADS * LENGTH * dim * 2

@@ -14,14 +14,14 @@ from benchmarks.paper.sdpa import BACKENDS, SHAPE, attention, inputs, refusal
 from benchmarks.paper.timing import kernels_of, listed, timed, wake_up
 
 DIMS = (96, 104, 107, 112, 120, 128)
-# The paper counts 50 cases on 25 head sizes: here these are the two 16-bit types.
+# The paper has 50 cases of 25 head sizes; here each size has the two 16-bit types.
 TRIED = range(104, 129)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 COLOURS = dict(zip(BACKENDS, (BLUE, ORANGE, GREEN, PINK, GREY), strict=True))
 
 
 def measure(tiny: bool) -> Result:
-    """Times and kernels by backend and head size; who takes which head size at all."""
+    """Times and kernels by backend and head size, and the head sizes that a backend takes."""
     wake_up()
     times: dict[str, dict[int, Any]] = {}
     for backend in BACKENDS:
@@ -41,7 +41,7 @@ def measure(tiny: bool) -> Result:
 def _time(backend: str, dim: int, tiny: bool) -> Result:
     call = attention(inputs(dim, tiny), backend)
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")  # torch says there what each backend does not like
+        warnings.simplefilter("always")  # torch warns why a backend refuses
         refused = refusal(call)
     if refused is not None:
         reasons = [str(w.message).split(" (Triggered")[0] for w in caught]
@@ -51,7 +51,7 @@ def _time(backend: str, dim: int, tiny: bool) -> Result:
 
 
 def _range(dtype: str, tiny: bool) -> range:
-    """fp16 as far as the staircase goes, bf16 as far as table 2 does."""
+    """The head sizes to try: in fp16 those of the staircase, in bf16 those of table 2."""
     whole = range(64, 161) if dtype == "fp16" else TRIED
     return whole[::4] if tiny else whole
 
@@ -63,7 +63,7 @@ def _takes(backend: str, dim: int, tiny: bool, dtype: torch.dtype) -> bool:
 
 
 def _xformers() -> str:
-    """Its version; else why it is not there. MEM_EFFICIENT is its kernel, as torch ships it."""
+    """The version of xformers, whose kernel MEM_EFFICIENT is, or why it is missing."""
     try:
         return str(importlib.import_module("xformers").__version__)
     except ImportError as error:
@@ -71,7 +71,7 @@ def _xformers() -> str:
 
 
 def draw(result: Result) -> tuple[str, Figure]:
-    """Table 1, table 2, the kernels behind table 1, and both as pictures."""
+    """Tables 1 and 2, the kernels behind table 1, and plots of both."""
     text = (
         f"{SHAPE}. FAIL: the backend refuses. xformers: {result['xformers']};\n"
         "MEM_EFFICIENT is the kernel that torch took from it.\n\n"

@@ -10,14 +10,14 @@ from benchmarks.paper.experiment import Result, run, table
 from benchmarks.paper.sdpa import SHAPE, attention, inputs, refusal
 from benchmarks.paper.timing import apart, kernels_of, main_kernel, timed, wake_up
 
-# Rows of the table; the plot and the JSON file have every head size.
+# The rows of the table; the plot and the JSON file have all head sizes.
 SHOWN = (
     64, 72, 80, 88, 96, 97, 104, 107, 112, 113, 119, 120, 121, 127, 128, 129, 136, 144, 152, 160,
 )  # fmt: skip
 
 
 def measure(tiny: bool) -> Result:
-    """By head size: ms of torch's own choice and of FlashAttention, and the kernels they run."""
+    """By head size: ms and kernels of torch's choice and of FlashAttention."""
     wake_up()
     rows = []
     for dim in range(64, 161, 8 if tiny else 1):
@@ -40,7 +40,7 @@ def measure(tiny: bool) -> Result:
 
 
 def draw(result: Result) -> tuple[str, Figure]:
-    """The figure; latencies of chosen head sizes, and of multiples of 8 against the others."""
+    """The figure, latencies of some head sizes, and of multiples of 8 against the others."""
     auto = {row["dim"]: row["AUTO"]["ms"] for row in result["rows"]}
     flash = {row["dim"]: row["FLASH"]["ms"] for row in result["rows"] if "FLASH" in row}
     rows = []
@@ -87,7 +87,7 @@ def _summary(auto: dict[int, float]) -> str:
 
 
 def _kernels(result: Result) -> str:
-    """Which kernels do the work, by runs of head sizes that share one."""
+    """The longest kernel of each head size; sizes that share one are listed together."""
     groups: dict[str, list[int]] = {}
     for row in result["rows"]:
         if row["AUTO"]["kernel"]:

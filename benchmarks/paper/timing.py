@@ -54,7 +54,7 @@ def timed(calls: Sequence[Call]) -> Timing:
 
 
 def apart(spreads: Iterable[float]) -> str:
-    """A sentence on how far the trials of many points are apart."""
+    """A sentence on the spread of the trials of many points."""
     found = sorted(spreads)
     middle = statistics.median(found)
     return f"Trials of a point are {middle:.1%} apart in the median, {found[-1]:.1%} at most."
@@ -93,14 +93,14 @@ def main_kernel(kernels: Sequence[tuple[str, float]]) -> str | None:
 
 
 def listed(kernels: Sequence[tuple[str, float]]) -> str:
-    """The kernels of a call in a table's cell: how often each, and its microseconds together."""
+    """The kernels of a call for a table's cell: how often each runs, and its total microseconds."""
     names = dict.fromkeys(name for name, _ in kernels)
     found = {name: [us for other, us in kernels if other == name] for name in names}
     return "<br>".join(f"{len(us)} x `{name}` {sum(us):.0f} us" for name, us in found.items())
 
 
 def short_name(name: str) -> str:
-    """A demangled kernel name without return type, arguments and most namespaces, on one line."""
+    """A demangled kernel name on one line, without return type, arguments and most namespaces."""
     for noise in ("void ", "at::", "native::", "(anonymous namespace)::", "<unnamed>::", "(int)"):
         name = name.replace(noise, "")
     name = name.split("(")[0].strip()

@@ -1,4 +1,4 @@
-"""The combinations' arithmetic and page, on made-up engines."""
+"""The arithmetic and the page of the combinations, with invented results."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_logprobs_and_answers_are_summed_up_against_another_engine() -> None:
         "draft": 7,
         "mean_difference": 0.5,
         "largest_difference": 1.0,
-        "equal_tokens": 3,  # nothing counts after the first that differs
+        "equal_tokens": 3,  # tokens after the first difference do not count
         "tokens": 5,
     }
 

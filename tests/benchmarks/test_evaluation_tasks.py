@@ -1,4 +1,4 @@
-"""The lm-eval tasks ask what they say they ask."""
+"""The lm-eval tasks ask the questions that they describe."""
 
 import random
 

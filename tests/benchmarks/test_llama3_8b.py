@@ -1,4 +1,4 @@
-"""Models without weights have the dims planned, or just past them, and so does what uses them."""
+"""Models without weights have the planned dims, or slightly larger ones."""
 
 import shlex
 from pathlib import Path

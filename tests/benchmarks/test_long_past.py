@@ -1,4 +1,4 @@
-"""What the benchmark of long pasts says of the times that it takes."""
+"""The rows of the benchmark of long pasts."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from benchmarks.kernels import long_past
 
 
 def test_long_pasts_are_timed_for_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nothing behind the kernels: what is taken, and what that loses."""
+    """With faked kernels: which one is chosen, and how much slower that is."""
 
     def run(layer: Any, query: Any, *_: Any) -> None:
-        # A gathering kernel starts with a cost, and is then faster.
+        # Gathering costs something at first, and is then faster.
         took.append(100 + query.shape[0] / 1000 if layer.kernel == "FA4" else query.shape[0])
 
     took: list[float] = []

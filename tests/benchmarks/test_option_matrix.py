@@ -1,4 +1,4 @@
-"""The matrix of options: its cover of pairs, its verdicts, its page, and a handful of its cells."""
+"""The matrix of options: coverage of pairs, verdicts, the page, and a few of its cells."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ def test_every_two_levels_meet_in_few_rows() -> None:
         assert met == set(itertools.product(FACTORS[one], FACTORS[other]))
 
 
-def test_what_is_not_allowed_is_in_no_row_and_said() -> None:
+def test_a_pair_that_is_not_allowed_is_in_no_row_and_is_reported() -> None:
     def allowed(row: dict[str, str]) -> bool:
         return (row.get("a"), row.get("b")) != ("1", "x")
 
@@ -44,8 +44,8 @@ def test_what_is_not_allowed_is_in_no_row_and_said() -> None:
     assert all(map(allowed, rows))
 
 
-def test_a_pair_that_no_whole_row_can_have_is_said() -> None:
-    """With a = 1 no level of b is left."""
+def test_a_pair_that_no_whole_row_can_have_is_reported() -> None:
+    """With a = 1, no level of b is allowed."""
 
     def allowed(row: dict[str, str]) -> bool:
         return row.get("a") != "1" or "b" not in row
@@ -55,7 +55,7 @@ def test_a_pair_that_no_whole_row_can_have_is_said() -> None:
     assert (("a", "1"), ("c", "p")) in missing
 
 
-def test_a_cell_is_named_by_what_is_unusual_in_it() -> None:
+def test_a_cell_is_named_by_its_unusual_levels() -> None:
     factors = {
         "model": {"latent": Level()},
         "dtype": {"fp32": Level(), "bf16": Level({"dtype": "bfloat16"})},
@@ -80,7 +80,7 @@ def test_names_are_unique_and_pairs_missing_for_the_stated_reasons_only(matrix: 
     assert all(set(pair) in stated for pair in missing)
 
 
-def test_it_is_known_of_every_option_of_vllm_why_it_is_in_no_cell() -> None:
+def test_every_option_of_vllm_is_in_a_cell_or_has_a_reason_not_to_be() -> None:
     arg_utils = pytest.importorskip("vllm.engine.arg_utils")
     options = set(arg_utils.EngineArgs.__dataclass_fields__)
     tried = in_cells(asdict(cell) for matrix in (cpu, cuda) for cell in matrix.cells()[0])
@@ -219,7 +219,7 @@ def test_a_job_that_hangs_is_ended(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_handful_of_cells_is_right_or_refused(tmp_path: Path) -> None:
-    """The command itself, on a CPU; the rest of the matrix is in benchmarks/results."""
+    """The command on a CPU; benchmarks/results has the whole matrix."""
     names = ["every shape", "theta", "KV cache fp8", "embeddings of window", "structured outputs"]
     command = [sys.executable, "-m", "benchmarks.engines.option_matrix", str(tmp_path / "out")]
     only = "^(" + "|".join(names) + ")$"

@@ -1,4 +1,4 @@
-"""The models and the page of the benchmark on two GPUs; a GPU is not needed."""
+"""The models and the page of the benchmark on two GPUs; needs no GPU."""
 
 import json
 from pathlib import Path

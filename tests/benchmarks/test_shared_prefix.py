@@ -1,4 +1,4 @@
-"""The page of the shared prefix, on made-up rows; and how an answer that is missing is noticed."""
+"""The page of the shared prefix with invented rows, and the error for a missing answer."""
 
 from types import SimpleNamespace
 from typing import Any

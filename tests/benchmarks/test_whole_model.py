@@ -1,4 +1,4 @@
-"""The whole-model benchmark: its models are what it says, and a run that is ideal realizes 1."""
+"""The whole-model benchmark: its models have the stated dims, and an ideal run realizes 1."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_realized_is_the_promised_part_of_the_speedup() -> None:
 
 
 def ideal_run(model: Model, batches: tuple[Batch, ...]) -> dict[str, Any]:
-    """What engine.py would write if everything took as long as it ideally does."""
+    """The JSON of a model if everything took its ideal time."""
     bytes_of_a_block = 16 * 2 * model.layout.kv_elements
     return {
         "compiled_before": False,

@@ -1,4 +1,4 @@
-"""The arithmetic of the seeds' experiments, what is read of ncu, and that results are drawn."""
+"""The arithmetic of the paper's experiments, the parser of ncu's output, and the pages."""
 
 import importlib
 import itertools
