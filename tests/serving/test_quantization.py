@@ -24,7 +24,7 @@ from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.serving.config.hook import GacConfigHook
-from vllm_gac.serving.config.quantization import asked_quantization
+from vllm_gac.serving.config.quantization import requested_quantization
 from vllm_gac.serving.loading.loader import GacModelLoader
 from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme, check_packed
 from vllm_gac.steps.repair import repair
@@ -264,7 +264,7 @@ def asked(name: str | None, cache: str = "auto", config: dict[str, Any] | None =
         ),
         cache_config=SimpleNamespace(cache_dtype=cache),
     )
-    return asked_quantization(stub)  # type: ignore[arg-type]
+    return requested_quantization(stub)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ from vllm_gac.serving.vllm_internals import notes_on
 # Most sequences in one prefill call. For more, FlashAttention 4 compiles other kernels, which takes
 # seconds.
 MOST_SEQUENCES = 256
-_KEPT = "gac_step"
+# The attribute of vLLM's metadata under which builders share a step.
+_NOTE = "gac_step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +150,11 @@ def step_of(
         max_decode_query,
         most_gathered,
     )
-    kept: tuple[tuple[object, ...], StepBatch] | None = notes_on(common).get(_KEPT)
-    if kept is not None and all(map(operator.is_, kept[0], built_from)):
-        return kept[1]
+    known: tuple[tuple[object, ...], StepBatch] | None = notes_on(common).get(_NOTE)
+    if known is not None and all(map(operator.is_, known[0], built_from)):
+        return known[1]
     step = _build_step(common, max_decode_query, most_gathered)
-    notes_on(common)[_KEPT] = built_from, step
+    notes_on(common)[_NOTE] = built_from, step
     return step
 
 
@@ -227,10 +228,10 @@ class GacImpl(PackedImpl[GacMetadata]):
             kv_cache: Its cache, [blocks, value heads, block_size, row].
             slots: Slot of each token, int64 [tokens].
         """
-        kv_cache, k_scale, v_scale = self._as_held(layer, kv_cache)
+        kv_cache, k_scale, v_scale = self._cache_and_scales(layer, kv_cache)
         return CacheTarget(kv_cache, slots, k_scale, v_scale)
 
-    def _as_held(
+    def _cache_and_scales(
         self, layer: torch.nn.Module, kv_cache: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """The cache viewed in its real dtype, and the scales of keys and values if it is fp8."""
@@ -267,7 +268,7 @@ class GacImpl(PackedImpl[GacMetadata]):
             return output.fill_(0)
         step = attn_metadata.step
         decoded = step.decode_tokens
-        kv_cache, k_scale, v_scale = self._as_held(layer, kv_cache)
+        kv_cache, k_scale, v_scale = self._cache_and_scales(layer, kv_cache)
         if decoded:
             decode_attention(
                 query[:decoded],
@@ -302,10 +303,10 @@ class GacImpl(PackedImpl[GacMetadata]):
     def _reserve(self, query: torch.Tensor) -> None:
         """Allocate, and free at once, the most memory that prefill takes beside its arguments."""
         gathered = most_gathered(self.vllm_config, query.device)
-        most = prefill_bytes(
+        size = prefill_bytes(
             self.prefill_layer, query.shape[0], gathered, self.quantized, query.dtype
         )
-        torch.empty(most, dtype=torch.uint8, device=query.device)
+        torch.empty(size, dtype=torch.uint8, device=query.device)
 
 
 class GacBackend(AttentionBackend):

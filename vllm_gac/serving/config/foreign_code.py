@@ -74,7 +74,7 @@ def refuse_foreign_code(
         )
 
 
-def speaks_of_gac(path: Path) -> bool:
+def mentions_gac(path: Path) -> bool:
     """Whether a config.json contains the key "gac", even if it is not well-formed JSON."""
     with suppress(CheckpointError):
         return b'"gac"' in read_bounded(path, CheckpointError, MAX_BYTES)

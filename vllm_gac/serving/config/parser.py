@@ -18,7 +18,7 @@ from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.layout.names import ARCHITECTURE
-from vllm_gac.serving.config.foreign_code import refuse_foreign_code, speaks_of_gac
+from vllm_gac.serving.config.foreign_code import mentions_gac, refuse_foreign_code
 from vllm_gac.serving.loading.as_read import keep_as_read
 from vllm_gac.serving.loading.preflight import open_to_serve
 
@@ -61,7 +61,7 @@ def config_to_serve(directory: Path, trust_remote_code: bool = False) -> dict[st
     try:
         raw = read_json(directory / "config.json")
     except CheckpointError:
-        if speaks_of_gac(directory / "config.json"):
+        if mentions_gac(directory / "config.json"):
             raise
         return None  # a model on the Hub, or a fault that vLLM explains better
     from_tool = recognize(raw) is not None

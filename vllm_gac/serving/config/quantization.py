@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 
-def asked_quantization(vllm_config: "VllmConfig") -> Quantized:
+def requested_quantization(vllm_config: "VllmConfig") -> Quantized:
     """The multiples that `--quantization`, `--quantization-config` and `--kv-cache-dtype` need."""
     multiples = (LINEAR_MULTIPLES.get(name, 1) for name in _names(vllm_config.model_config))
     fp8_cache = vllm_config.cache_config.cache_dtype.startswith("fp8")

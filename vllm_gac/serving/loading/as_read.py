@@ -15,5 +15,5 @@ def keep_as_read(hf_config: "PreTrainedConfig") -> None:
 
 def as_read(hf_config: "PreTrainedConfig") -> dict[str, Any] | None:
     """The keys and values that `keep_as_read` stored; None if it was not called."""
-    kept: dict[str, Any] | None = getattr(hf_config, _AS_READ, None)
-    return kept
+    original: dict[str, Any] | None = getattr(hf_config, _AS_READ, None)
+    return original

@@ -46,7 +46,7 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 
 
 class GacModelLoader(DefaultModelLoader):
-    """Loads directories in any format that we serve."""
+    """Loads directories in any format that we serve, dense and quantized models included."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         refuse_if_unregistered()

@@ -39,7 +39,7 @@ def check_packed(directory: Path, layout: ModelLayout) -> None:
         _missing_or_misshapen(tensors, layout),
         _unscaled(tensors),
         _scaled_by_head(tensors),
-        _strangers(tensors, layout),
+        _unknown_tensors(tensors, layout),
     )
     shown = list(itertools.islice(faults, MAX_FAULTS_SHOWN))
     if shown:
@@ -120,7 +120,7 @@ def _scaled_by_head(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
             yield f"{info.file}: {name}: {count} scales, expected one for all heads"
 
 
-def _strangers(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
+def _unknown_tensors(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
     """Tensors that belong to no module of the model. Cache scales belong to the attention."""
     known = layout.tensors()
     modules = {_module(name) for name in known}
