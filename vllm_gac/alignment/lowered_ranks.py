@@ -1,7 +1,7 @@
-"""Re-decomposing a low-rank linear at an allowed rank nearby, instead of padding its factors.
+"""Re-decompose a low-rank linear at a lower allowed rank, instead of padding its factors.
 
-Going down is not exact, but makes the model smaller, not larger. It takes the factors only: the
-best approximation of B A in the Frobenius norm, blind to what the inputs are like.
+This is not exact, but makes the model smaller instead of larger. It uses only the factors: the
+result is the best approximation of B A in the Frobenius norm, without regard to the inputs.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from vllm_gac.layout.schema import Strategy
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A linear whose rank went down, and the share of || B A ||_F that is lost."""
+    """A linear whose rank went down; `relative_error` is the lost share of || B A ||_F."""
 
     name: str
     before: int
@@ -25,9 +25,9 @@ class Lowered:
 
 
 def lowered_layout(layout: ModelLayout, strategy: Strategy, gpu: str | None = None) -> ModelLayout:
-    """`layout` with each rank that has a nearer allowed rank below than above lowered to that one.
+    """`layout` with each rank lowered for which the nearest allowed rank is below it.
 
-    At equal distance it stays, to be padded, which is exact.
+    At equal distance the rank stays, because padding it is exact.
     """
     layers = [
         replace(
@@ -50,7 +50,7 @@ def _nearest(rank: int, strategy: Strategy, gpu: str | None) -> int:
 def lower_ranks(
     weights: dict[str, torch.Tensor], layer: LayerLayout, lowered: LayerLayout
 ) -> list[Lowered]:
-    """Replace the factors in `weights` of `layer` whose rank is another in `lowered`."""
+    """Replace the factors in `weights` of those linears whose rank is lower in `lowered`."""
     changes = []
     for name, rank in layer.ranks.items():
         if lowered.ranks[name] != rank:
@@ -64,9 +64,10 @@ def lower_ranks(
 def truncated(
     a: torch.Tensor, b: torch.Tensor, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """(A [rank, in], B [out, rank], lost share of the Frobenius norm) of b @ a truncated by SVD.
+    """Truncate b @ a to `rank` by SVD: (A [rank, in], B [out, rank], lost share of the norm).
 
-    a [r, in], b [out, r]; computed in fp64 on r x r matrices, returned in the dtypes given.
+    a [r, in] and b [out, r]. Computed in fp64 on r x r matrices, and returned in the dtypes of `a`
+    and `b`.
     """
     left, up = torch.linalg.qr(b.double())
     right, down = torch.linalg.qr(a.double().T)

@@ -1,4 +1,4 @@
-"""Which dims a repaired model has."""
+"""The layout of a model after its dims are padded."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from vllm_gac.layout.schema import Role, Strategy
 
 
 class Align(Protocol):
-    """An allowed dim not below the one given, for a role."""
+    """Returns the allowed dim of a role for `dim`, which is never below it."""
 
     def __call__(self, dim: int, *, role: Role, multiple: int) -> int: ...
 
@@ -28,13 +28,15 @@ def padded_layout(
 ) -> ModelLayout:
     """`layout` with every dim that compression may choose padded to one that `strategy` allows.
 
-    Head sizes, MLP widths (each of `tp` GPUs' parts by itself) and ranks, never the numbers of
-    query, key or value heads: a head of zeros would still be attended with. A rank stays within
-    the full rank of its padded linear, which is misaligned only if the hidden size is. Rotary
-    keys of another size than the model's heads bring their own RoPE table. Padding twice is
-    padding once. `quantized` is what weights and cache will be; for the sides of linears, the
-    heads of a GPU count together. Raises ProfileError if `strategy` is measured and there is no
-    profile of `gpu`, CheckpointError for dims so small that padding would be most of the model.
+    These dims are head sizes, MLP widths (the part on each of `tp` GPUs is padded by itself) and
+    ranks. The numbers of heads do not change, because attention to a head of zeros would change
+    the result. A rank never exceeds the full rank of its padded linear, which is misaligned only
+    if the hidden size is. Rotary keys whose size differs from the model's heads get their own RoPE
+    table. Padding a padded layout changes nothing. `quantized` is how weights and cache will be
+    quantized; for the sides of linears, all heads on a GPU count together.
+
+    Raises ProfileError if `strategy` is measured and there is no profile of `gpu`, and
+    CheckpointError if the dims are so small that most of the model would be padding.
     """
     if strategy == "none":
         return layout

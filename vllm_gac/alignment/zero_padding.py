@@ -1,13 +1,14 @@
-"""Zero padding of a model's tensors, exact: where a role's dim grows, both of its sides do.
+"""Exact zero padding of a model's tensors. If a dim grows, both tensors that it joins are padded.
 
     rank            rows of A and columns of B
-    rotary keys     each half of every query and key head by itself, for pair f is rows (f, f + P);
-                    the RoPE table keeps its frequencies, those of padded pairs turn nothing
-    latent keys     rows of k_proj and columns of k_up_proj; queries meet keys at full width
-    values          rows of each value head, columns of o_proj of each query head
+    rotary keys     each half of every query and key head by itself, because pair f of P pairs is
+                    the rows f and f + P; the RoPE table gets frequencies of 0 for padded pairs
+    latent keys     rows of k_proj and columns of k_up_proj; queries have the full width
+    values          rows of each value head, and columns of o_proj for each query head
     MLP width       rows of gate_proj and up_proj, columns of down_proj
 
-The softmax scale belongs to the layout and stays. What is added to a sum is a product of zeros.
+The padding only adds products of zeros to sums. The softmax scale, which is part of the layout,
+does not change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -38,10 +39,10 @@ def padded_tensors(
     rope: RopeParameters,
     tensors: Iterable[tuple[str, Tensor]],
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of `padded`, by name, made of the `tensors` of `stored` as they come.
+    """Yield the tensors of the layout `padded`, made from the `tensors` of the layout `stored`.
 
-    First the RoPE tables of those keys that had no need of one before. What is not part of the
-    model is passed on as it is.
+    The RoPE tables that padded keys need, and that are not stored, come first. Tensors that are not
+    part of the model are yielded unchanged.
     """
     known = stored.tensors().keys()
     for index in range(len(stored.layers)):
@@ -54,9 +55,10 @@ def padded_tensors(
 def new_table(
     stored: ModelLayout, padded: ModelLayout, rope: RopeParameters, index: int
 ) -> Tensor | None:
-    """The RoPE table fp32 [1, pairs] that padded keys of layer `index` need and none is stored of.
+    """The RoPE table fp32 [1, pairs] that the padded keys of layer `index` need.
 
-    The model's own frequencies, 0 for the padded pairs. None if nothing is needed.
+    It has the model's frequencies, and 0 for padded pairs. None if no table is needed, or if the
+    layer has one already.
     """
     if stored.layers[index].key.rope_table or not padded.layers[index].key.rope_table:
         return None
@@ -65,9 +67,9 @@ def new_table(
 
 
 def padded_tensor(stored: ModelLayout, padded: ModelLayout, name: str, tensor: Tensor) -> Tensor:
-    """Tensor `name` of `stored` with the shape that it has in `padded`; new entries are zero.
+    """Pad tensor `name` of `stored` with zeros to its shape in `padded`.
 
-    A table that all key heads share may have one row instead of one for each.
+    A RoPE table that all key heads share may have a single row.
     """
     parts = name.split(".", 3)
     if parts[:2] != ["model", "layers"]:
@@ -127,7 +129,7 @@ def linear_axes(layout: ModelLayout, layer: LayerLayout, name: str) -> tuple[Blo
 
 
 def grown(tensor: Tensor, axis: int, old: Blocks, new: Blocks) -> Tensor:
-    """`tensor` with blocks `old` along `axis` padded to `new`, which are as many."""
+    """Pad each of the blocks `old` along `axis` of `tensor` to the size of the blocks `new`."""
     if old == new:
         return tensor
     before, behind = tensor.shape[:axis], tensor.shape[axis + 1 :]

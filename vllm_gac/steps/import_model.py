@@ -126,7 +126,7 @@ def import_model(
 def _open(
     source: Path, pickle: Path | None, base: Path | None
 ) -> tuple[Imported, Mapping[str, bytes]]:
-    """The model in `pickle` or else `source`, and the files whose contents lie in that pickle."""
+    """The model in `pickle`, or else in `source`; and files that were pickled with it, by name."""
     if base is not None and not base.is_dir():
         raise CheckpointError(f"{base}: {not_a_directory(base)}")
     if pickle is not None:
@@ -144,7 +144,7 @@ def _open(
 
 
 def _pickle_of(source: Path) -> Path | None:
-    """The one pickle that `source` is or holds; None if there are safetensors, which come first."""
+    """The single pickle that `source` is or holds; None if it has safetensors, which are used."""
     if source.suffix == ".safetensors":
         raise CheckpointError(f"{source}: one file of a model; give the directory that it is in")
     if source.is_dir() and (fault := without_config(source)):
@@ -165,7 +165,7 @@ def _pickle_of(source: Path) -> Path | None:
 
 
 def _directory_of(pickle: Path) -> Path:
-    """The model directory that a state dict belongs to."""
+    """The model directory of a state dict."""
     if pickle not in state_dict_files(pickle.parent):
         raise CheckpointError(
             f"{pickle}: tensors without a model; put it beside the model's config.json as "
@@ -175,7 +175,7 @@ def _directory_of(pickle: Path) -> Path:
 
 
 def _dense(model: Checkpoint) -> Imported:
-    """A dense model in state dicts: its tensors stay what they are, and become safetensors."""
+    """A dense model in state dicts, whose tensors are stored unchanged as safetensors."""
     shapes = model.layout.tensors()
     tied = {"lm_head.weight"} if model.layout.tie_word_embeddings else set()
     return Imported(
@@ -192,7 +192,7 @@ def _dense(model: Checkpoint) -> Imported:
 
 
 def _widest(model: Imported) -> WeightDtype:
-    """The dtype that holds every matrix of `model` as it is."""
+    """The dtype of every matrix of `model`; float32 if they differ."""
     found = {model.tensors[name].dtype for name, shape in model.required().items() if shape[1:]}
     kinds = {WEIGHT_DTYPES[name] for name in found if name in WEIGHT_DTYPES}
     return kinds.pop() if len(kinds) == 1 else "float32"
@@ -220,9 +220,10 @@ def _write_shards(model: Imported, dtype: WeightDtype, directory: Path, progress
 
 
 def _cast(model: Imported, name: str, tensor: torch.Tensor, dtype: WeightDtype) -> torch.Tensor:
-    """`tensor` as it is stored. Raises CheckpointError if it has NaN or infinity then.
+    """`tensor` in the dtype in which it is stored.
 
-    RoPE tables are fp32; norms and biases stay so.
+    RoPE tables are always fp32; norms and biases stay fp32 if they were. Raises CheckpointError
+    if the result has NaN or infinity.
     """
     exact = name.endswith(".rope_inv_freq") or (tensor.ndim == 1 and tensor.dtype == torch.float32)
     stored = tensor.to(torch.float32 if exact else getattr(torch, dtype)).contiguous()
@@ -232,7 +233,7 @@ def _cast(model: Imported, name: str, tensor: torch.Tensor, dtype: WeightDtype) 
 
 
 def _not_finite(model: Imported, name: str, dtype: WeightDtype) -> str:
-    """Which of the tensors that `name` is made of is to blame, or that `dtype` is."""
+    """Say that a tensor from which `name` is made is not finite, or that `dtype` is too small."""
     originals = model.sources[name].names
     broken = [original for original in originals if not model.is_finite(original)]
     file = model.directory / model.tensors[(broken or originals)[0]].file
@@ -249,7 +250,7 @@ def _write_companions(
     beside: Path,
     directory: Path,
 ) -> None:
-    """Tokenizer and the like, config and model card."""
+    """Write the tokenizer and other companions, the config and the model card."""
     if beside.is_dir():
         copy_companions(beside, directory)
     for name, contents in companions.items():

@@ -20,9 +20,14 @@ _SECTION_KEYS = ("key", "value", "intermediate_size", "ranks")
 class Inspection:
     """What `vllm-gac inspect --json` prints.
 
-    `dims` counts the dims that compression may choose (head sizes, widths, ranks), `aligned_dims`
-    those of them that are multiples of 8. `kv_bytes_per_token` is over all layers, at 2 bytes a
-    number.
+    Attributes:
+        format: The format of the directory, e.g. "gac" or "dense".
+        layers: The dims of each layer.
+        parameters: Number of weights.
+        kv_bytes_per_token: Bytes of the KV cache of all layers, with 2 bytes per number.
+        dims: Number of dims that compression may choose: head sizes, widths and ranks.
+        aligned_dims: How many of these dims are multiples of 8.
+        aligned_fraction: Their share.
     """
 
     format: Format
@@ -34,7 +39,7 @@ class Inspection:
     aligned_fraction: float
 
     def as_json(self) -> dict[str, Any]:
-        """This, as JSON values."""
+        """The description as JSON values."""
         return asdict(self)
 
 

@@ -160,7 +160,7 @@ def _write_shards(
         write_layer_shards(
             directory, after, make_layer, read, description="repair", progress=progress
         )
-        # The run that wrote a shard that was there already did not keep what its ranks lost.
+        # For shards that an earlier run wrote, compute again what the lower ranks lose.
         for index, (layer, smaller) in enumerate(
             zip(source.layout.layers, lowered.layers, strict=True)
         ):
@@ -190,7 +190,7 @@ def _padded_layer(
 def _write_beside(
     source: Checkpoint, after: ModelLayout, entry: Mapping[str, Any], directory: Path
 ) -> None:
-    """Tokenizer and the like, config and model card."""
+    """Write the tokenizer and other companions, the config and the model card."""
     copy_companions(source.directory, directory)
     earlier = source.config.gac.source if source.config.gac else {}
     kept = {key: value for key, value in source.raw_config.items() if key != "auto_map"}
@@ -206,6 +206,6 @@ def _write_beside(
 
 
 def _recorded(out: Path) -> list[Lowered]:
-    """The ranks that went down when `out` was written."""
+    """The ranks that went down when `out` was written, from its config.json."""
     gac = open_checkpoint(out).config.gac
     return [Lowered(**change) for change in gac.source["repair"]["lowered"]] if gac else []

@@ -1,7 +1,7 @@
-"""What a repair costs in memory, and what it gains by a GPU's profile: the ROI of padding.
+"""The memory that a repair costs, and the time that it saves according to a GPU's profile.
 
-As tables 7 to 9 and figure 5 of the GAC paper: return on investment = time saved / memory added,
-both in percent. Gains are those of the kernels with that dim, not of a whole model.
+As in tables 7 to 9 and figure 5 of the GAC paper: return on investment (ROI) = time saved / memory
+added, both in percent. The time is that of the kernels with the padded dim, not of a whole model.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of something there is before and after."""
+    """A quantity before and after a repair."""
 
     before: int
     after: int
@@ -26,10 +26,10 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`count` dims of a role that all go the same way; a dim that stays goes to itself.
+    """`count` dims of a role that are padded from `before` to `after`, which may be equal.
 
-    `gain_percent` is the time that its kernels save, None without a profile that measured both
-    dims. `roi` is gain over overhead, None where either is missing or there is no overhead.
+    `gain_percent` is the time that the kernels save; None if no profile measured both dims. `roi`
+    is the gain divided by the overhead; None if either is missing or the overhead is 0.
     """
 
     role: Role
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RoleTotal:
-    """All dims of a role: how many change, memory added to their sum, mean gain of all of them."""
+    """All dims of a role: how many change, by how much their sum grows, and the mean gain."""
 
     dims: int
     changed: int
@@ -54,7 +54,7 @@ class RoleTotal:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """A repair in numbers. `kv_bytes_per_token` is over all layers, at 2 bytes a number."""
+    """A repair in numbers; `kv_bytes_per_token` is of all layers, with 2 bytes per number."""
 
     parameters: Size
     kv_bytes_per_token: Size
@@ -62,17 +62,17 @@ class RepairReport:
     changes: list[Change]
 
     def as_json(self) -> dict[str, Any]:
-        """This, as JSON values."""
+        """The report as JSON values."""
         return asdict(self)
 
 
 def repair_report(
     before: ModelLayout, after: ModelLayout, gpu: str | None = None, tp: int = 1
 ) -> RepairReport:
-    """What it takes to make `after`, which is `before` with other dims, of it.
+    """Report what padding the layout `before` to the layout `after` costs and gains.
 
-    With `gpu`, gains by its profile, of the parts of widths on each of `tp` GPUs. Raises
-    ProfileError if there is no such profile.
+    Gains are computed from the profile of `gpu`, if given, for the part of each width that one of
+    `tp` GPUs has. Raises ProfileError if there is no such profile.
     """
     pairs = Counter(
         (role, dim, other)

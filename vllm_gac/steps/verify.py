@@ -1,4 +1,4 @@
-"""Every reason why a model directory should not be served."""
+"""Finding every reason why a model directory should not be served."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ class Verification:
     parameters: int
 
     def as_json(self) -> dict[str, Any]:
-        """This, as JSON values."""
+        """The result as JSON values."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""The directory of a compressed model: shards layer by layer, then what lies beside them."""
+"""Writing the directory of a compressed model: its shards, then the files beside them."""
 
 import hashlib
 from collections.abc import Mapping
@@ -36,11 +36,11 @@ def write_compressed(
     device: str = "cpu",
     progress: bool = True,
 ) -> ModelLayout:
-    """Write the model that `plan` makes of `checkpoint`, all but the shards that are there already.
+    """Write the model that `plan` makes from the dense model `checkpoint` into `directory`.
 
-    `stats` may be None if nothing shrinks; they must have gradients if MLP channels are chosen by
-    the `criterion` taylor. One shard per layer and one for the embeddings, each
-    written atomically. Raises CheckpointError if a weight comes out as NaN or infinity.
+    Shards that exist are not written again. `stats` may be None if nothing shrinks. They must have
+    gradients if the `criterion` for MLP channels is taylor. Raises CheckpointError if a compressed
+    weight is NaN or infinity.
     """
     layout = planned_layout(checkpoint, plan)
     inv_freq = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim).to(device)
@@ -80,11 +80,11 @@ def _stored(
     weights: Mapping[str, torch.Tensor],
     smaller: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """The tensors of layer `index` of `layout` in the dtypes of its dense `weights`."""
+    """The `smaller` tensors of layer `index` of `layout`, in the dtypes of the dense `weights`."""
     stored = {}
     for full_name, shape in layout.layer_tensors(index):
         name = full_name.removeprefix(f"model.layers.{index}.")
-        # New tensors (factors, up-projections) are stored as the linear they come from.
+        # Factors and up-projections, which are new, get the dtype of the dense linears.
         origin = weights.get(name, weights["self_attn.k_proj.weight"])
         dtype = torch.float32 if name.endswith("rope_inv_freq") else origin.dtype
         tensor = smaller[name].to("cpu", dtype).contiguous()
@@ -105,7 +105,7 @@ def _write_companions(
     criterion: Criterion,
     directory: Path,
 ) -> None:
-    """Tokenizer and the like, plan, config and model card."""
+    """Write the tokenizer and other companions, the plan, the config and the model card."""
     copy_companions(checkpoint.directory, directory)
     measured = check_stats(stats, checkpoint.layout, checkpoint.config_sha256) if stats else {}
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
@@ -120,7 +120,7 @@ def _config(
     whitening: Whitening,
     criterion: Criterion,
 ) -> dict[str, Any]:
-    """config.json of the compressed model: the dense one's, with what differs."""
+    """config.json of the compressed model: that of the dense model, with changes."""
     source = {
         "tool": f"vllm-gac {__version__}",
         "methods": plan.methods,

@@ -1,9 +1,10 @@
 """An interpreter of the pickle opcodes that torch.save writes for models (protocols 2 to 5).
 
-Every opcode that can call something ends in a table of names.py, or is refused: GLOBAL and
-STACK_GLOBAL look names up there, REDUCE calls `Constructor`s only, NEWOBJ makes an inert
-`Instance`, BUILD stores a state. INST, OBJ, EXT*, PERSID, NEXT_BUFFER and the text opcodes of
-protocol 0 are unknown here. What a pickle makes of its bytes is bounded in number and size.
+Every opcode that can call something uses a table of names.py, or is refused: GLOBAL and
+STACK_GLOBAL look names up there, REDUCE calls only `Constructor`s, NEWOBJ makes an inert
+`Instance`, and BUILD stores a state. INST, OBJ, EXT*, PERSID, NEXT_BUFFER and the text opcodes of
+protocol 0 are not implemented. The number and the size of the values that a pickle makes are
+bounded.
 """
 
 import pickletools
@@ -15,7 +16,8 @@ from typing import Any, BinaryIO, TypeAlias
 from vllm_gac.checkpoint.pickles.names import hashable, meaning
 from vllm_gac.checkpoint.pickles.values import Class, Constructor, Instance, Refused
 
-# A Llama of 126 layers, each linear as two, is 450,000 opcodes; a tokenizer up to 30 MB of text.
+# A Llama of 126 layers with two factors for each linear has 450,000 opcodes. A tokenizer has up to
+# 30 MB of text.
 MAX_OPCODES = 600_000
 MAX_BYTES = 48 << 20
 _MAX_INT_BYTES = 32
@@ -29,16 +31,16 @@ Handler: TypeAlias = "Callable[[Interpreter], None]"
 
 
 def load(file: BinaryIO, limit: int, persistent: Callable[[Any], Any]) -> Any:
-    """The object that the pickle at `file`'s position makes, at most `limit` bytes long.
+    """Interpret the pickle at the position of `file`, at most `limit` bytes, and return its object.
 
-    `persistent` gives what a persistent id stands for. `file` is left right behind the pickle.
-    Raises Refused for what a model does not hold, and for what is no pickle.
+    `persistent` returns what a persistent id stands for. Afterwards `file` is at the end of the
+    pickle. Raises Refused if it is not a pickle, or holds what no model needs.
     """
     return Interpreter(file, min(limit, MAX_BYTES), persistent).run()
 
 
 class Interpreter:
-    """One run over one pickle: a stack of values, marks in it, and a memo."""
+    """Interprets one pickle, with a stack of values, marks in the stack, and a memo."""
 
     def __init__(self, file: BinaryIO, limit: int, persistent: Callable[[Any], Any]) -> None:
         self._file, self._limit, self._left = file, limit, limit
@@ -89,7 +91,8 @@ class Interpreter:
 
     def _text(self, size: int) -> str:
         data = self._bytes(size)
-        # One emoji makes four bytes of every character; only tokenizers are long, in Latin-1.
+        # A single emoji makes Python store four bytes for every character of a text. The only long
+        # texts are tokenizers, whose characters are Latin-1.
         if size > _LONG_TEXT and _BEYOND_LATIN1.search(data):
             raise Refused(f"has a text of {size} bytes")
         return data.decode("utf-8")
@@ -120,7 +123,7 @@ class Interpreter:
         return items
 
     def _top(self, kind: type, doing: str) -> Any:
-        """The container on top of the stack, which must be one that this pickle has made."""
+        """The container on top of the stack, which must be of `kind`."""
         top = self._stack[-1]
         if type(top) is not kind:
             raise Refused(f"{doing} a {_describe(top)}")
@@ -137,7 +140,7 @@ class Interpreter:
             raise Refused(f"has pickle protocol {version}; torch.save writes 2 to 5")
 
     def _frame(self) -> None:
-        self._bytes(8)  # how many bytes to buffer, which we need not know
+        self._bytes(8)  # how many bytes to buffer, which is not needed here
 
     def _discard(self) -> None:
         self._pop()
@@ -223,7 +226,7 @@ class Interpreter:
             raise Refused(f"calls a {_describe(function)}, which no model does; not opened")
         if type(arguments) is not tuple:
             raise Refused(f"calls {function.name} with a {_describe(arguments)}")
-        # What is copied was in the file once: a pickle cannot make much of little.
+        # Copying counts, too, so that a small pickle cannot make large values.
         self._opcodes += sum(len(a) for a in arguments if type(a) in (list, tuple))
         self._encoded += sum(len(a) for a in arguments if type(a) is str)
         if self._encoded > self._limit - self._left:

@@ -1,4 +1,4 @@
-"""The tensors of a pickled module, by the names that its state dict would have."""
+"""The tensors of a pickled module, by the names of its state dict."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from vllm_gac.checkpoint.pickles.values import Instance, StoredTensor
 from vllm_gac.errors import CheckpointError
 
-# Of a model: 126 layers, each linear as two, are 2,800 modules, 5 levels deep. A tree that shares
-# its branches could otherwise be far larger than the file.
+# A model of 126 layers, with two factors for each linear, has 2,800 modules in 5 levels. Without a
+# limit, a tree that shares its branches could be far larger than the file.
 _MAX_MODULES = 10_000
 _MAX_TENSORS = 20_000
-# In the dicts of all modules, with those that are None. Modules may share one dict, too.
+# Entries in the dicts of all modules, also those that are None. Modules may share a dict, too.
 _MAX_MEMBERS = 60_000
 _MAX_DEPTH = 12
 _MAX_NAME = 100
@@ -44,7 +44,7 @@ def named_tensors(model: Instance, where: str) -> dict[str, StoredTensor]:
 
 
 def rotary_size(model: Instance, where: str) -> int | None:
-    """The head size that the first table of RoPE frequencies is for: two for each pair."""
+    """The head size of the first table of RoPE frequencies: two numbers for each pair."""
     for path, module in modules(model, where):
         if path.endswith("rotary_emb."):
             table = dict(_members(module, "_buffers", f"{where}: {path or _ROOT}")).get("inv_freq")
@@ -54,7 +54,7 @@ def rotary_size(model: Instance, where: str) -> int | None:
 
 
 def modules(model: Instance, where: str) -> Iterator[tuple[str, Instance]]:
-    """Each module below and including `model`, with its path ("" or ending in a dot)."""
+    """`model` and every module below it, with its path ("" or ending in a dot)."""
     left: list[tuple[str, int, Instance]] = [("", 0, model)]
     seen = members = 0
     while left:
@@ -78,7 +78,7 @@ def modules(model: Instance, where: str) -> Iterator[tuple[str, Instance]]:
 
 
 def _members(module: Instance, kind: str, where: str) -> Iterator[tuple[str, Any]]:
-    """What is in the dict `kind` of a module's state, but None."""
+    """The entries of the dict `kind` in a module's state that are not None."""
     for name, member in _dict(module, kind, where).items():
         if type(name) is not str or not 0 < len(name) <= _MAX_NAME or "." in name:
             raise CheckpointError(f"{where}: {name!r:.100}: not the name of a module or tensor")

@@ -1,7 +1,7 @@
 """The names that a pickled model may refer to, and what each of them stands for here.
 
-Whatever is not in these tables is refused. Nothing that they name is imported: a class becomes a
-`Class`, and the few functions that torch.save has called on loading are written anew below.
+A name that is not in these tables is refused. Nothing is imported: a class becomes a `Class`, and
+the few functions that loading a file of torch.save calls are reimplemented below.
 """
 
 import re
@@ -18,7 +18,7 @@ from vllm_gac.checkpoint.pickles.values import (
     StoredTensor,
 )
 
-# Modules all of whose classes are parts of models, configs or tokenizers, with their submodules.
+# Modules, with submodules, whose classes are all parts of models, configs or tokenizers.
 _MODEL_MODULES = (
     "torch.nn.modules",
     "transformers.activations",
@@ -57,7 +57,7 @@ _MAX_DIMS = 8  # of a tensor; attention masks have 4
 
 
 def meaning(module: str, name: str) -> Any:
-    """What `module.name` stands for. Raises Refused if it is not part of a model."""
+    """What `module.name` stands for here. Raises Refused if it is not part of a model."""
     known = _KNOWN.get((module, name))
     if known is not None:
         return known
@@ -92,7 +92,7 @@ def _sizes(*values: Any) -> tuple[int, ...]:
 
 
 def _parameter(tensor: Any, requires_grad: Any, hooks: Any, state: Any = None) -> StoredTensor:
-    """torch._utils._rebuild_parameter, and _with_state: attributes that a tool has hung on it."""
+    """torch._utils._rebuild_parameter, and _with_state, which adds attributes set by a tool."""
     if not isinstance(tensor, StoredTensor):
         raise Refused("has a parameter that is no tensor")
     return tensor

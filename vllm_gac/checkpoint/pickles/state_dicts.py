@@ -1,7 +1,7 @@
-"""A model directory whose weights are state dicts in pytorch_model*.bin: their headers.
+"""The headers of state dicts in pytorch_model*.bin of a model directory.
 
-A tensor of such a file lies in it as it would in a safetensors file, so that once the pickle has
-been interpreted, all that follows is the same.
+A tensor has the same bytes in such a file as in a safetensors file, so that everything is the same
+once the pickle has been interpreted.
 """
 
 import math
@@ -26,12 +26,12 @@ INDEX_FILE = "pytorch_model.bin.index.json"
 
 
 def state_dict_files(directory: Path) -> list[Path]:
-    """The files that transformers wrote into `directory` before safetensors, by their names."""
+    """The state dict files of transformers in `directory`, sorted by name."""
     return sorted(directory.glob("pytorch_model*.bin"))
 
 
 def is_state_dict(file: TorchFile) -> bool:
-    """Whether what was saved is tensors by name, rather than a model of modules."""
+    """Whether the file holds tensors by name, and not a model of modules."""
     root = file.root
     return type(root) is dict and bool(root) and all(map(_is_entry, root.items()))
 
@@ -39,8 +39,8 @@ def is_state_dict(file: TorchFile) -> bool:
 def read_state_dict_headers(directory: Path) -> dict[str, TensorInfo]:
     """Every tensor of the state dicts in `directory`, by name.
 
-    Raises CheckpointError if a file is not a state dict, is outside of the directory or holds a
-    tensor in pieces, if two hold the same tensor, or if the index says otherwise.
+    Raises CheckpointError if a file is not a state dict, is outside the directory or holds a tensor
+    that is not contiguous, if two files hold the same tensor, or if the index does not match.
     """
     index_path = directory / INDEX_FILE
     weight_map = None
@@ -84,8 +84,8 @@ def _headers(directory: Path, path: Path) -> dict[str, TensorInfo]:
                 f"{list(tensor.stride)}, not in one piece; save the model with save_pretrained"
             )
         headers[name] = file.info(tensor)
-    # Two names may share one storage, as tied embeddings do; hundreds would be a small file that
-    # becomes a huge model.
+    # Two names may share one storage, as tied embeddings do. With hundreds of names, a small file
+    # could become a huge model.
     total = sum(file.bytes_of(tensor) for tensor in file.root.values())
     if total > 2 * path.stat().st_size:
         raise CheckpointError(f"{path}: tensors of {total} bytes, more than twice the file's size")
@@ -97,7 +97,7 @@ def _is_entry(item: tuple[object, object]) -> bool:
 
 
 def _is_whole(tensor: StoredTensor) -> bool:
-    """Whether a tensor's numbers lie one behind the other, the last dimension first."""
+    """Whether a tensor is contiguous in row-major order."""
     step = math.prod(tensor.shape)
     for size, stride in zip(tensor.shape, tensor.stride, strict=True):
         step //= max(size, 1)

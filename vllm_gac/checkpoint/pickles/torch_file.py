@@ -1,6 +1,6 @@
-"""A file of torch.save: what is in it, without torch; and its tensors, when they are read.
+"""Files of torch.save: their contents without torch, and their tensors when they are read.
 
-Both of its formats: the zip file of torch 1.6 and later, and the row of pickles before it.
+Both formats are read: the zip file of torch 1.6 and later, and the older sequence of pickles.
 """
 
 import math
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
-# A column slice of a matrix is spread over the whole of it; more than this is no slice.
+# A column slice of a matrix spans the whole matrix. A tensor that spans more than this many times
+# its own numbers is refused.
 _MAX_SPREAD = 64
 
 
@@ -35,7 +36,8 @@ class TorchFile:
     """A file of torch.save whose pickle has been read.
 
     `root` is what was saved: containers, scalars, `StoredTensor`s and `Instance`s (values.py).
-    `storages` says where the bytes of each storage lie, `identity` which file this was.
+    `storages` says where the bytes of each storage are. `identity` tells whether the file has
+    changed.
     """
 
     path: Path
@@ -44,7 +46,7 @@ class TorchFile:
     identity: tuple[int, ...]
 
     def info(self, tensor: StoredTensor) -> TensorInfo:
-        """What a safetensors header would say of `tensor`."""
+        """What a safetensors header would say about `tensor`."""
         size = DTYPES[tensor.storage.dtype].bytes
         start = self.storages[tensor.storage.key].start + tensor.offset * size
         version = self.identity[2], self.identity[3]
@@ -56,7 +58,7 @@ class TorchFile:
 
     @contextmanager
     def reader(self) -> "Iterator[ReadStored]":
-        """A function that reads a tensor of the file, contiguous, in its own dtype.
+        """A function that reads a tensor of the file as a contiguous tensor in its own dtype.
 
         Raises CheckpointError for a tensor that overlaps itself, and if the file has changed.
         """
@@ -86,9 +88,9 @@ class TorchFile:
 
 
 def open_torch_file(path: Path) -> TorchFile:
-    """Read the pickle in `path`, and where its tensors lie; nothing in it is run.
+    """Read the pickle in `path` and where its tensors are, without executing anything in it.
 
-    Raises CheckpointError if it holds what a model does not, or is not a file of torch.save.
+    Raises CheckpointError if it holds what no model needs, or is not a file of torch.save.
     """
     with opened(path) as file:
         identity = _identity(file)
@@ -104,7 +106,7 @@ def open_torch_file(path: Path) -> TorchFile:
 
 
 def _zip_file(file: BinaryIO, size: int) -> tuple[Any, dict[str, ByteRange]]:
-    """torch 1.6 and later: NAME/data.pkl, and NAME/data/KEY for each storage."""
+    """The format since torch 1.6: NAME/data.pkl, and NAME/data/KEY for each storage."""
     members = read_members(file, size)
     pickles = [name for name in members if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1 or any(name.endswith("/constants.pkl") for name in members):
@@ -134,7 +136,7 @@ def _zip_file(file: BinaryIO, size: int) -> tuple[Any, dict[str, ByteRange]]:
 
 
 def _legacy_file(file: BinaryIO, size: int) -> tuple[Any, dict[str, ByteRange]]:
-    """Before torch 1.6: five pickles in a row, then each storage behind its length."""
+    """The format before torch 1.6: five pickles, then each storage after its length."""
 
     def loaded(persistent: Callable[[Any], Any] = _no_storage) -> Any:
         return load(file, size - file.tell(), persistent)
@@ -154,9 +156,9 @@ def _legacy_file(file: BinaryIO, size: int) -> tuple[Any, dict[str, ByteRange]]:
 
     def persistent(pid: Any) -> Storage | Class:
         if type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[1]) is Class:
-            return pid[1]  # with its source code, which is not looked at
+            return pid[1]  # with its source code, which is ignored
         if type(pid) is tuple and len(pid) == 6 and pid[5] is None:
-            pid = pid[:5]  # the sixth is for views of storages, long gone
+            pid = pid[:5]  # the sixth was for views of storages, which no longer exist
         storage = _storage(pid)
         used.setdefault(storage.key, []).append(storage)
         return storage
@@ -209,7 +211,7 @@ def _check_size(storage: Storage, stored: ByteRange) -> None:
 
 
 def _overlaps(tensor: StoredTensor) -> bool:
-    """Whether two elements may lie in the same place: true of no slice or transpose."""
+    """Whether two elements may share a place in memory; never so for slices and transposes."""
     reach = 0
     for step, size in sorted(zip(tensor.stride, tensor.shape, strict=True)):
         if size > 1:

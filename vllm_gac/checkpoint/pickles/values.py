@@ -1,4 +1,4 @@
-"""What a pickle may hold beside plain containers and scalars: descriptions, all of them inert."""
+"""Inert descriptions of what a pickle may hold beside plain containers and scalars."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import Any
 
 
 class Refused(ValueError):  # noqa: N818  a verdict, which becomes a CheckpointError with the path
-    """Something in a pickle that a model does not have; the message says what."""
+    """A pickle holds something that no model needs; the message says what."""
 
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """A class (or a function that is only referred to) by its name; never imported or called."""
+    """The name of a class, or of a function; it is never imported or called."""
 
     module: str
     name: str
@@ -34,14 +34,14 @@ class Dtype:
 
 @dataclass(frozen=True, slots=True)
 class StorageType:
-    """A torch storage class, by its dtype as safetensors names it, e.g. "F16"."""
+    """A torch storage class; `dtype` is safetensors' name of its dtype, e.g. "F16"."""
 
     dtype: str
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """`count` numbers of type `dtype` that lie somewhere in the file, known by `key`."""
+    """`count` numbers of type `dtype` somewhere in the file, identified by `key`."""
 
     key: str
     dtype: str
@@ -50,7 +50,7 @@ class Storage:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StoredTensor:
-    """A strided view of a storage, within its bounds; offset and stride in numbers."""
+    """A strided view within the bounds of a storage; offset and stride count numbers."""
 
     storage: Storage
     offset: int
@@ -59,7 +59,7 @@ class StoredTensor:
 
     @property
     def span(self) -> int:
-        """How many numbers of the storage lie between its first and its last, these included."""
+        """How many numbers of the storage it spans, from its first to its last."""
         if 0 in self.shape:
             return 0
         steps = zip(self.shape, self.stride, strict=True)
@@ -68,7 +68,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Constructor:
-    """What a pickle may call: one of our own functions (names.py), by the name it goes under."""
+    """A function that a pickle may call: `make` is one of our own functions (names.py)."""
 
     name: str
     make: Callable[..., Any]

@@ -1,7 +1,8 @@
-"""The members of a zip file as byte ranges; just what torch.save writes is understood.
+"""The members of a zip file as byte ranges; only what torch.save writes is read.
 
-Stored members only, each of them within the file, none overlapping another: what is compressed,
-encrypted, split or appended to is refused, so that no member is larger than it is in the file.
+Members must be stored without compression, lie within the file, and not overlap. A file that is
+compressed, encrypted, split or appended to is refused, so that no member can be larger than the
+file.
 """
 
 import struct
@@ -14,7 +15,7 @@ from vllm_gac.checkpoint.pickles.values import Refused
 MAX_MEMBERS = 20_000  # a model of 100 layers has 2,000 tensors
 _MAX_DIRECTORY = 8 << 20
 
-# The records of a zip file, from their signatures on (PKWARE's APPNOTE, sections 4.3.7 to 4.3.16).
+# The records of a zip file with their signatures (PKWARE's APPNOTE, sections 4.3.7 to 4.3.16).
 _END = struct.Struct("<4s4H2LH")
 _END64_LOCATOR = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -27,14 +28,14 @@ _ENCRYPTED = 0x0001
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """`size` bytes of a file from `start` on."""
+    """`size` bytes of a file, beginning at `start`."""
 
     start: int
     size: int
 
 
 def read_members(file: BinaryIO, size: int) -> dict[str, ByteRange]:
-    """Where the data of each member of the zip `file` of `size` bytes lies.
+    """Where the data of each member of the zip `file` of `size` bytes is.
 
     Raises Refused for a file that is not such a zip.
     """
@@ -107,8 +108,8 @@ def _listed(directory: bytes, count: int) -> Iterator[tuple[str, int, int]]:
 
 
 def _wide(extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, int]:
-    """The three fields, those that did not fit taken from the zip64 part of `extra`."""
-    fields = [size, packed, header]  # in the order that they have there
+    """The three fields; those that need more than 32 bits are in the zip64 part of `extra`."""
+    fields = [size, packed, header]  # in their order there
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
@@ -123,7 +124,7 @@ def _wide(extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, 
 
 
 def _data_start(file: BinaryIO, name: str, header: int) -> int:
-    """Where the data of the member begins whose local header is at `header`."""
+    """Where the data of a member begins, given the position of its local header."""
     fields = _LOCAL.unpack(_read(file, header, _LOCAL.size))
     name_length, extra_length = fields[9:]
     if fields[0] != b"PK\x03\x04":
