@@ -1,4 +1,4 @@
-"""Linears of low rank."""
+"""Low-rank linears: one linear as two factors."""
 
 from dataclasses import replace
 from typing import Literal
@@ -14,10 +14,10 @@ from vllm_gac.compression.methods.factorization import (
 )
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
-# How many tokens are in fp64 at a time.
+# How many tokens are converted to fp64 at a time.
 _TOKENS = 4096
 Whitening = Literal["svd-llm", "asvd", "svd"]
-# Linears that share their input with the one whose covariance was taken.
+# Linears that share their input with another one, under whose name the covariance is kept.
 _INPUT_OF = {
     "self_attn.k_proj": "self_attn.q_proj",
     "self_attn.v_proj": "self_attn.q_proj",
@@ -31,7 +31,7 @@ def input_of(linear: str) -> str:
 
 
 class LowRank:
-    """One linear as two factors."""
+    """Replaces one linear by two factors."""
 
     def __init__(self, linear: str, whitening: Whitening = "svd-llm") -> None:
         self.linear, self.whitening = linear, whitening
@@ -42,18 +42,19 @@ class LowRank:
         return min(dense.linear_shape(dense.layers[0], self.linear))
 
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
-        """Share of the output's energy that is lost at every rank, by exact whitening."""
+        """The share of the output's energy that is lost at every rank, with exact whitening."""
         weight = layer.weights[f"{self.linear}.weight"]
         squares = whitened_spectrum(weight, self._covariance(layer))
         return tail_sums(squares / squares.sum().clamp_min(1e-300))
 
     def second_order_losses(self, layer: MeasuredLayer, gradients: torch.Tensor) -> torch.Tensor:
-        """fp64 [full + 1]: what every rank is expected to lose, in nats per token.
+        """The expected increase of the loss at every rank: fp64 [full + 1], nats per token.
 
-        gradients [tokens, out] of the loss, summed over tokens, by the linear's output. With
-        K-FAC's curvature (Martens and Grosse, ICML 2015), the product of the input's covariance
-        and G = E[g g^T], truncation to rank r costs 1/2 sum_{j > r} s_j^2 u_j^T G u_j for the
-        whitened singular values s and left vectors u: half the mean square of g by s_j u_j.
+        `gradients` [tokens, out] are of the loss, summed over tokens, by the linear's output g.
+        K-FAC's curvature (Martens and Grosse, ICML 2015) is the product of the input's covariance
+        and G = E[g g^T]. With it, truncation to rank r costs 1/2 sum_{j > r} s_j^2 u_j^T G u_j for
+        the whitened singular values s and left singular vectors u, which is half the mean square
+        of the products of g and s_j u_j.
         """
         weight = layer.weights[f"{self.linear}.weight"]
         components = whitened_components(weight, self._covariance(layer))
@@ -64,7 +65,7 @@ class LowRank:
         return tail_sums(energies / (2 * len(gradients)))
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
-        """The factors in place of the linear."""
+        """`layer` with the factors in place of the linear."""
         smaller, rank = dict(layer.weights), target.ranks[self.linear]
         weight = smaller.pop(f"{self.linear}.weight")
         a, b = low_rank(weight, self._covariance(layer), rank, self.whitening)
@@ -72,7 +73,7 @@ class LowRank:
         return replace(layer, weights=smaller)
 
     def _covariance(self, layer: MeasuredLayer) -> torch.Tensor:
-        """Of the linear's input; o_proj's may be measured over several value heads."""
+        """Covariance of the linear's input; that of o_proj may span several value heads."""
         covariance = layer.covariances[input_of(self.linear)]
         width = layer.weights[f"{self.linear}.weight"].shape[1]
         if len(covariance) == width:
@@ -92,8 +93,8 @@ def low_rank(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Factors A [rank, in] and B [out, rank] of a linear whose input has `covariance` [in, in].
 
-    svd-llm: exact whitening. asvd: by channel magnitudes to the power 1/2 (Yuan et al. 2023),
-    root mean squares in place of mean absolute values. svd: none.
+    The `whitening` svd-llm is exact. asvd scales each channel by its magnitude to the power 1/2
+    (Yuan et al. 2023), with root mean squares instead of mean absolute values. svd does nothing.
     """
     metric: torch.Tensor | None = None
     if whitening == "svd-llm":
@@ -102,6 +103,6 @@ def low_rank(
         metric = torch.diag(covariance.double().diagonal().clamp_min(1e-30).sqrt())
     factors = factorize(weight, metric)
     up, down = factors.truncate(rank)
-    # Equal scales in both factors: what quantizing them per tensor wants.
+    # Both factors get equal scales, which suits a later quantization per tensor.
     balance = factors.singular_values[:rank].sqrt()
     return down * balance[:, None], up / balance

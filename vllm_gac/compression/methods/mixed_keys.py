@@ -1,4 +1,4 @@
-"""Smaller rotary keys by mixing the heads of a group, frequency by frequency."""
+"""Fewer rotary key heads: mix the heads of a group, one RoPE frequency at a time."""
 
 from dataclasses import dataclass
 
@@ -17,18 +17,21 @@ def mix_pairs(
     group: int,
     size: int,
 ) -> RotaryKeys:
-    """One key head of `size` for each `group` of the model's `key_heads`.
+    """Merge each `group` of the model's `key_heads` into one key head of `size`.
 
     query [query_heads * D, hidden], key [key_heads * D, hidden], covariance [hidden, hidden],
-    inv_freq [D / 2]. RoPE turns pair f of every head by the same phase, so a complex matrix
-    across heads commutes with it. For each group and pair these are the principal axes of the
-    heads' keys, each head weighted by what its queries ask of that pair; of all the group's
-    (pair, axis) components the size/2 strongest are kept. With all of them the logits are exact.
+    inv_freq [D / 2]. RoPE turns pair f of every head by the same phase, so that it commutes with a
+    complex matrix across heads. For each group and pair, this matrix holds the principal axes of
+    the keys, where each head is weighted by the energy of its queries in that pair. The group
+    keeps the size/2 strongest of its (pair, axis) components. With all components, the logits are
+    exact.
     """
     pairs, groups = inv_freq.numel(), key_heads // group
     keys = to_pairs(key, key_heads, pairs).view(groups, group, pairs, -1)
     queries = to_pairs(query, -1, pairs)
-    queries = queries.view(groups, group, -1, pairs, queries.shape[-1])  # 2: heads that share a key
+    queries = queries.view(
+        groups, group, -1, pairs, queries.shape[-1]
+    )  # axis 2: query heads that share a key head
 
     axes = principal_axes(query, key, covariance, key_heads, group)
     to_key = axes.vectors.conj() * axes.weight[..., None]  # [groups, pairs, group, axes]
@@ -48,10 +51,13 @@ def mix_pairs(
 
 @dataclass(frozen=True, slots=True)
 class PrincipalAxes:
-    """The axes of each pair across the heads of a group.
+    """The principal axes of each pair across the heads of a group.
 
-    vectors complex [groups, pairs, group, group], weight of a head [groups, pairs, group] and
-    strength [groups, pairs * group] of a component, in the unit of `pair_scores`.
+    Attributes:
+        vectors: The axes, complex [groups, pairs, group, group].
+        weight: The weight of each head, [groups, pairs, group].
+        strength: The strength of each component, [groups, pairs * group], in the unit of
+            `pair_scores`.
     """
 
     vectors: torch.Tensor
@@ -62,12 +68,13 @@ class PrincipalAxes:
 def principal_axes(
     query: torch.Tensor, key: torch.Tensor, covariance: torch.Tensor, key_heads: int, group: int
 ) -> PrincipalAxes:
-    """How the heads of every group of `group` heads are best mixed; arguments as `mix_pairs`."""
+    """The best way to mix the heads of every group; arguments as in `mix_pairs`."""
     groups, pairs = key_heads // group, key.shape[0] // key_heads // 2
     keys = to_pairs(key, key_heads, pairs).view(groups, group, pairs, -1)
     demand = query_demand(query, covariance, key_heads, pairs)
     demand = demand.view(groups, group, pairs).transpose(1, 2)
-    # The geometric mean over the heads orders the pairs; taken out, neither q nor k is rescaled.
+    # The geometric mean over the heads is needed only to compare pairs. Without it, the weights
+    # rescale neither queries nor keys.
     common = demand.log().mean(-1, keepdim=True).exp()
     weight = (demand / common).sqrt()
     moment = torch.einsum("gjfd,de,gkfe->gfjk", keys, covariance.to(keys.dtype), keys.conj())

@@ -1,6 +1,6 @@
-"""RoPE's view of a projection: each pair of rows (f, f + P) of a head is one complex row.
+"""A projection as RoPE sees it: the rows f and f + P of a head form one complex row.
 
-RoPE multiplies pair f at position t by exp(i t inv_freq[f]); the logit of a query and a key is
+RoPE multiplies pair f at position t by exp(i t inv_freq[f]). The logit of a query and a key is
 Re(sum_f conj(q_f) k_f).
 """
 
@@ -19,7 +19,7 @@ def from_pairs(rows: torch.Tensor) -> torch.Tensor:
 
 
 def pair_energy(rows: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
-    """E|z x|^2 [heads, pairs] of complex rows z [heads, pairs, hidden] for x of `covariance`."""
+    """E|z x|^2 [heads, pairs] of complex rows z [heads, pairs, hidden]; x has `covariance`."""
     c = covariance.double()
     return (rows.real @ c * rows.real + rows.imag @ c * rows.imag).sum(-1)
 
@@ -27,8 +27,10 @@ def pair_energy(rows: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
 def query_demand(
     query: torch.Tensor, covariance: torch.Tensor, key_heads: int, pairs: int
 ) -> torch.Tensor:
-    """E|q_f|^2 [key_heads, pairs] of query [query_heads * 2 pairs, hidden], summed over the
-    query heads that share a key head; kept above zero, to be divided by."""
+    """E|q_f|^2 [key_heads, pairs], summed over the query heads that share a key head.
+
+    query [query_heads * 2 pairs, hidden]. The result is kept above zero, because it is a divisor.
+    """
     energy = pair_energy(to_pairs(query, -1, pairs), covariance)
     demand = energy.view(key_heads, -1, pairs).sum(1)
     return demand.clamp_min(demand.max() * 1e-12)

@@ -1,4 +1,4 @@
-"""Narrower MLPs: which channels to keep, and down_proj refitted to make up for the others."""
+"""Narrower MLPs: choose the channels to keep, and refit down_proj to replace the others."""
 
 from dataclasses import replace
 from typing import Literal
@@ -9,19 +9,19 @@ from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
-# Ridge of inverses and refits, in units of the mean variance of the channels.
+# Ridge of inverses and refits, relative to the mean variance of the channels.
 _RIDGE = 1e-4
-# In how many steps all channels would go. In the demo model the error is within 0.1 % of that of
-# one channel at a time.
+# The number of steps in which all channels would be removed. In the demo model the error is within
+# 0.1 % of that of removing one channel at a time.
 _STEPS = 128
 
-# By what channels are chosen: what the loss of one costs after the refit, its Taylor score
-# (gradients.py), or the energy of what it adds to the output.
+# How channels are chosen. obs: by the error that is left after the refit. taylor: by Taylor scores
+# (gradients.py). magnitude: by the energy that a channel adds to the output.
 Criterion = Literal["obs", "taylor", "magnitude"]
 
 
 class Channels:
-    """Fewer MLP channels. Whichever go, down_proj is refitted."""
+    """Removes MLP channels, and refits down_proj."""
 
     name = "width"
 
@@ -33,13 +33,13 @@ class Channels:
         return dense.layers[0].intermediate_size
 
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
-        """Mean squared error of down_proj's output at every width, channels chosen by obs."""
+        """Mean squared error of the output of down_proj at every width, chosen by obs."""
         down, covariance = layer.weights["mlp.down_proj.weight"], layer.covariances["mlp.down_proj"]
         _, costs = prune_order(down, covariance, down.shape[1])
         return tail_sums(costs.flip(0))
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
-        """gate_proj and up_proj with the best channels, down_proj refitted."""
+        """gate_proj and up_proj with the best channels, and the refitted down_proj."""
         full, width = layer.weights["mlp.down_proj.weight"].shape[1], target.intermediate_size
         if width > full:
             raise PlanError(f"intermediate_size {width} exceeds the dense {full}")
@@ -58,7 +58,7 @@ class Channels:
         )
 
     def _scores(self, layer: MeasuredLayer) -> torch.Tensor | None:
-        """[width] what each channel is worth by itself; None for obs, which takes them in turn."""
+        """A score for each channel [width]; None for obs, which removes them step by step."""
         if self.criterion == "obs":
             return None
         if self.criterion == "taylor":
@@ -73,13 +73,13 @@ class Channels:
 def prune_order(
     down: torch.Tensor, covariance: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` channels that can best be spared, the most dispensable first, and their costs.
+    """The `count` least important channels, the least important first, and their costs.
 
-    down [hidden, width], covariance [width, width] of down_proj's input. Optimal Brain Surgeon
-    (Hassibi and Stork 1992) for whole channels: repeatedly the one whose removal costs least after
-    the remaining columns have made up for it. Wide layers are taken a few channels at a time.
-    Costs are the mean squared error that each adds to down_proj's output; in one step, an even
-    share of it.
+    down [hidden, width], and covariance [width, width] of the input of down_proj. This is Optimal
+    Brain Surgeon (Hassibi and Stork 1992) for whole channels: remove the channel that costs least
+    after the remaining columns are refitted, and repeat. In wide layers a few channels are removed
+    in each step. The cost of a channel is the mean squared error that its step adds to the output
+    of down_proj, divided by the number of channels in the step.
     """
     width = down.shape[1]
     block = max(1, width // _STEPS)
@@ -110,11 +110,11 @@ def prune_channels(
     width: int,
     scores: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """gate and up [width, hidden], down [hidden, width] with the best `width` channels.
+    """gate and up [width, hidden] and down [hidden, width] with the best `width` channels.
 
-    The best are those of the highest `scores`, or what `prune_order` leaves. down is refitted by
-    least squares: W S[:, K] (S[K, K] + ridge)^-1 for kept channels K and covariance S. Also
-    returns K, in the order of the dense channels.
+    The best channels have the highest `scores`; without scores, they are those that `prune_order`
+    leaves. down is refitted by least squares: W S[:, K] (S[K, K] + ridge)^-1 for the kept channels
+    K and the covariance S. Also returns K as a mask of the dense channels.
     """
     kept, spare = torch.ones(down.shape[1], dtype=torch.bool), down.shape[1] - width
     if scores is None:
