@@ -163,7 +163,8 @@ def reload(llm: Any) -> None:
 
 def forget_prefixes(llm: Any) -> bool:
     """Empty the prefix cache on the GPU; copies that a KV connector made elsewhere stay."""
-    return llm.reset_prefix_cache()
+    emptied: bool = llm.reset_prefix_cache()
+    return emptied
 
 
 def drafts(llm: Any) -> dict[str, float]:
