@@ -50,7 +50,7 @@ class LowRank:
     def second_order_losses(self, layer: MeasuredLayer, gradients: torch.Tensor) -> torch.Tensor:
         """The expected increase of the loss at every rank: fp64 [full + 1], nats per token.
 
-        `gradients` [tokens, out] are of the loss, summed over tokens, by the linear's output g.
+        `gradients` g [tokens, out] are of the loss, summed over tokens, by the linear's output.
         K-FAC's curvature (Martens and Grosse, ICML 2015) is the product of the input's covariance
         and G = E[g g^T]. With it, truncation to rank r costs 1/2 sum_{j > r} s_j^2 u_j^T G u_j for
         the whitened singular values s and left singular vectors u, which is half the mean square
