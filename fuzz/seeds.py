@@ -92,12 +92,13 @@ _PROFILE: dict[str, Any] = {
 
 def _plan() -> bytes:
     from vllm_gac.checkpoint.open import open_checkpoint
-    from vllm_gac.planning.plan_file import uniform_plan
+    from vllm_gac.planning.planner import prior_plan
+    from vllm_gac.planning.request import PlanRequest
 
     with tempfile.TemporaryDirectory() as directory:
         write_model(Path(directory, "model"), config())
         model = open_checkpoint(Path(directory, "model"))
-        plan = uniform_plan(model, param_ratio=0.8, kv_ratio=0.5, methods=("heads", "prune"))
+        plan = prior_plan(model, PlanRequest(param_ratio=0.8, kv_ratio=0.5))
     return plan.model_dump_json().encode()
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from vllm_gac.checkpoint.open import open_checkpoint
     from vllm_gac.compression.calibrate import calibrate
     from vllm_gac.layout.dims import ModelLayout
+    from vllm_gac.planning.planner import plan
+    from vllm_gac.planning.request import PlanRequest
     from vllm_gac.steps.compress import compress
     from vllm_gac.steps.evaluate import evaluate
     from vllm_gac.steps.import_model import import_model
@@ -34,24 +36,28 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ModelLayout",
+    "PlanRequest",
     "calibrate",
     "compress",
     "evaluate",
     "import_model",
     "inspect",
     "open_checkpoint",
+    "plan",
     "repair",
     "verify",
 ]
 
 _MODULES = {
     "ModelLayout": "vllm_gac.layout.dims",
+    "PlanRequest": "vllm_gac.planning.request",
     "calibrate": "vllm_gac.compression.calibrate",
     "compress": "vllm_gac.steps.compress",
     "evaluate": "vllm_gac.steps.evaluate",
     "import_model": "vllm_gac.steps.import_model",
     "inspect": "vllm_gac.steps.inspect",
     "open_checkpoint": "vllm_gac.checkpoint.open",
+    "plan": "vllm_gac.planning.planner",
     "repair": "vllm_gac.steps.repair",
     "verify": "vllm_gac.steps.verify",
 }

@@ -19,7 +19,9 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.layout.schema import HfConfig
-from vllm_gac.planning.plan_file import Plan, uniform_plan
+from vllm_gac.planning.plan_file import Plan
+from vllm_gac.planning.planner import prior_plan
+from vllm_gac.planning.request import PlanRequest
 
 PARAM_RATIO, KV_RATIO = 0.8, 0.75
 DENSE: dict[str, Any] = {
@@ -68,7 +70,7 @@ def write_models(out: Path, dense: dict[str, Any] = DENSE) -> dict[str, ModelLay
     model = Checkpoint(
         out / "dense", dense, HfConfig.model_validate(dense), layout_of(dense), tensors={}
     )
-    plan = uniform_plan(model, param_ratio=PARAM_RATIO, kv_ratio=KV_RATIO)
+    plan = prior_plan(model, PlanRequest(param_ratio=PARAM_RATIO, kv_ratio=KV_RATIO))
     configs = {
         "dense": dense,
         "gac": _compressed(dense, plan, 0),

@@ -22,7 +22,8 @@ from benchmarks.common.engine_questions import complete, facts, score
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import KeyLayout, ValueLayout
-from vllm_gac.planning.plan_file import uniform_plan
+from vllm_gac.planning.planner import prior_plan
+from vllm_gac.planning.request import PlanRequest
 
 # Keys (form, heads, size) and values (heads, size) of each layer: sizes that vLLM's kernels take,
 # pairs of sizes that they refuse, and forms that they do not know.
@@ -45,7 +46,7 @@ TOP = 5  # logprobs of each step
 def plans(directory: Path) -> None:
     """Write plans of the demo model with each of ATTENTION."""
     model = open_checkpoint(demo.MODEL)
-    base = uniform_plan(model, param_ratio=0.9, kv_ratio=1.0, methods=["prune"])
+    base = prior_plan(model, PlanRequest(param_ratio=0.9, methods=("prune",)))
     for name, shapes in ATTENTION.items():
         layers = [
             replace(

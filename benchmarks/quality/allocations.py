@@ -20,10 +20,10 @@ from benchmarks.common.page import arguments, origin, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
 from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout
-from vllm_gac.planning.candidates import Dims
-from vllm_gac.planning.plan_file import budget_of, planned_layout, uniform_plan
-from vllm_gac.planning.planner import Asked, best_plan
+from vllm_gac.planning.plan_file import exact_budget, planned_layout
+from vllm_gac.planning.planner import best_plan, prior_plan
 from vllm_gac.planning.proportional import LossScores, proportional_layers
+from vllm_gac.planning.request import PlanRequest
 
 STRATEGIES = {
     "uniform": "a uniform, aligned",
@@ -99,7 +99,7 @@ def allocations(
 ) -> Iterator[tuple[str, Sequence[LayerLayout]]]:
     """The layers that each strategy chooses."""
     model, losses = calibrated.model, calibrated.losses
-    asked = Asked(
+    asked = PlanRequest(
         param_ratio=setting.param_ratio,
         kv_ratio=setting.kv_ratio,
         methods=setting.methods,
@@ -107,30 +107,22 @@ def allocations(
         key_group=1,
         value_group=1,
     )
-    plain = uniform_plan(
-        model,
-        param_ratio=asked.param_ratio,
-        kv_ratio=asked.kv_ratio,
-        methods=asked.methods,
-        key_form=asked.key_form,
-        key_group=1,
-        value_group=1,
-    )
+    plain = prior_plan(model, asked)
     yield "uniform", planned_layout(model, plain).layers
     proportional = proportional_layers(
         model.layout,
         LossScores(losses),
         asked.methods,
         asked.key_form,
-        budget_of(asked.param_ratio, model.layout.parameters).allowed,
-        budget_of(asked.kv_ratio, model.layout.kv_elements).allowed,
+        exact_budget(asked.param_ratio, model.layout.parameters).allowed,
+        exact_budget(asked.kv_ratio, model.layout.kv_elements).allowed,
     )
     yield "proportional", proportional
     yield "rounded", [rounded(model.layout, layer) for layer in proportional]
     for name, question in (
         ("linear", replace(asked, objective="linear")),
         ("ours", asked),
-        ("unaligned", replace(asked, dims=Dims("none"))),
+        ("unaligned", replace(asked, align="none")),
     ):
         yield name, planned_layout(model, best_plan(model, losses, question)).layers
 

@@ -28,7 +28,8 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.planning.planner import Asked, measured_plan
+from vllm_gac.planning.planner import measured_plan
+from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
 
 # Llama-3-70B: its layers, and the FLOPs of a layer as a multiple of the 8B model's. Eigenvectors
@@ -68,7 +69,7 @@ def _run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         print(name, steps[name], flush=True)
 
     def planned() -> None:
-        asked = Asked(param_ratio=0.8, kv_ratio=0.75)
+        asked = PlanRequest(param_ratio=0.8, kv_ratio=0.75)
         plan.write_text(measured_plan(open_checkpoint(model), stats, asked).model_dump_json())
 
     step(

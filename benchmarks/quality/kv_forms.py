@@ -11,12 +11,10 @@ from typing import Any
 from benchmarks.common.markdown import table
 from benchmarks.common.page import arguments, origin, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
-from vllm_gac.gpu.latency.layer import BatchMix
-from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
-from vllm_gac.planning.knapsack_items import Latency
 from vllm_gac.planning.plan_file import planned_layout
-from vllm_gac.planning.planner import Asked, best_plan, dense_microseconds
+from vllm_gac.planning.planner import best_plan
+from vllm_gac.planning.request import PlanRequest
 
 KEYS = {
     "rotary, pairs selected": ("rotary", 1),
@@ -76,20 +74,18 @@ def _cases(calibrated: Calibrated) -> Iterator[tuple[tuple[Any, ...], Sequence[L
             )
             yield ("together", name, (keys, values)), [layer] * count
     for ratio in KV_RATIOS:
-        for name, asked in _questions(dense, ratio):
-            plan = best_plan(calibrated.model, calibrated.losses, asked)
+        for name, request in _questions(ratio):
+            plan = best_plan(calibrated.model, calibrated.losses, request)
             yield ("planned", name, ratio), planned_layout(calibrated.model, plan).layers
 
 
-def _questions(dense: ModelLayout, ratio: float) -> Iterator[tuple[str, Asked]]:
-    latency = Latency(read_profile("h200"), BatchMix())
-    allowed = LATENCY_RATIO * dense_microseconds(dense, latency)
+def _questions(ratio: float) -> Iterator[tuple[str, PlanRequest]]:
     for form in ("rotary", "latent", "auto"):
-        asked = Asked(kv_ratio=ratio, methods=("heads",), key_form=form)
-        yield f"{form} keys", asked
+        request = PlanRequest(kv_ratio=ratio, methods=("heads",), key_form=form)
+        yield f"{form} keys", request
         yield (
             f"{form} keys, at most {LATENCY_RATIO:.0%} of the dense model's time",
-            replace(asked, latency=latency, microseconds=allowed),
+            replace(request, gpu="h200", latency_ratio=LATENCY_RATIO),
         )
 
 

@@ -8,7 +8,6 @@ which the expected loss is the same. Both models are compressed and measured.
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from benchmarks.common.markdown import table
@@ -17,9 +16,9 @@ from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_per
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.planning.knapsack_items import Latency
 from vllm_gac.planning.plan_file import Plan, planned_layout
-from vllm_gac.planning.planner import Asked, best_plan, dense_microseconds
+from vllm_gac.planning.planner import best_plan
+from vllm_gac.planning.request import Deployment, PlanRequest
 
 BUDGETS = ((0.9, 0.75), (0.8, 0.75), (0.8, 0.5), (0.7, 0.5))
 _STEPS = 9
@@ -44,7 +43,7 @@ def main() -> None:
     result = {
         **provenance(COMMAND, args.device, args.commit),
         "dense": dense_perplexity(args.device),
-        "dense_microseconds": dense_microseconds(seeds[0].model.layout, _latency()),
+        "dense_microseconds": _deployment().dense_microseconds(seeds[0].model.layout),
         "dense_parameters": seeds[0].model.layout.parameters,
         "dense_kv_elements": seeds[0].model.layout.kv_elements,
         "trials": [
@@ -57,14 +56,14 @@ def main() -> None:
     print(text)
 
 
-def _latency() -> Latency:
-    return Latency(read_profile("h200"), BatchMix())
+def _deployment() -> Deployment:
+    return Deployment(read_profile("h200"), BatchMix())
 
 
 def _plans(calibrated: Calibrated) -> Iterator[tuple[tuple[str, str], Plan]]:
     for params, kv in BUDGETS:
-        asked = Asked(param_ratio=params, kv_ratio=kv, latency=_latency())
-        sized = best_plan(calibrated.model, calibrated.losses, asked)
+        request = PlanRequest(param_ratio=params, kv_ratio=kv, gpu="h200")
+        sized = best_plan(calibrated.model, calibrated.losses, request)
         yield (f"parameters {params}, KV {kv}", "size"), sized
         timed = _as_good(calibrated, float(sized.expected_loss or 0), _used(sized) / 1000)
         yield (f"parameters {params}, KV {kv}", "time"), timed
@@ -73,12 +72,12 @@ def _plans(calibrated: Calibrated) -> Iterator[tuple[tuple[str, str], Plan]]:
 def _as_good(calibrated: Calibrated, loss: float, microseconds: float) -> Plan:
     """The fastest plan whose expected loss is at most `loss`, found by bisection."""
     best = None
-    low, high = 0.3 * microseconds, dense_microseconds(calibrated.model.layout, _latency())
+    low, high = 0.3 * microseconds, _deployment().dense_microseconds(calibrated.model.layout)
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        asked = replace(Asked(), latency=_latency(), microseconds=middle)
+        request = PlanRequest(gpu="h200", latency=middle)
         try:
-            plan = best_plan(calibrated.model, calibrated.losses, asked)
+            plan = best_plan(calibrated.model, calibrated.losses, request)
         except PlanError:
             low = middle
             continue

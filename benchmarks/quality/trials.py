@@ -16,7 +16,7 @@ from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.layout.schema import LayerSection
 from vllm_gac.planning.losses import MeasuredLosses, read_losses
-from vllm_gac.planning.plan_file import uniform_plan
+from vllm_gac.planning.plan_file import dense_plan
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.evaluate import evaluate
 from vllm_gac.steps.inspect import aligned_dims
@@ -107,7 +107,7 @@ def _perplexity(directory: Path, device: str) -> float:
 def _plan(model: Checkpoint, layers: Sequence[LayerLayout]) -> Mapping[str, Any]:
     """A plan.json of `layers` of any size; the table compares the size with the budget."""
     layout = replace(model.layout, layers=tuple(layers))
-    base = uniform_plan(model, param_ratio=1.0, kv_ratio=1.0).model_dump(mode="json")
+    base = dense_plan(model).model_dump(mode="json")
     return base | {
         "methods": ["heads", "prune", "lowrank"],
         "parameters": _all(layout.parameters),

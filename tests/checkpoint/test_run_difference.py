@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 
-from vllm_gac.alignment.rules import Quantized
 from vllm_gac.checkpoint.run_difference import difference
-from vllm_gac.planning.candidates import Dims
-from vllm_gac.planning.planner import Asked
+from vllm_gac.planning.request import PlanRequest
 
-ASKED = Asked(param_ratio=0.8, kv_ratio=0.75)
+ASKED = PlanRequest(param_ratio=0.8, kv_ratio=0.75)
 RUN: dict[str, Any] = {
     "tool_version": "1",
     "threads": 2,
@@ -32,12 +30,12 @@ def asked(**changes: Any) -> dict[str, Any]:
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "ratio": (asked(param_ratio=0.7), "with --param-ratio 0.8, not 0.7"),
     "method": (asked(methods=("heads",)), "with --method heads,prune, not heads"),
-    "align": (asked(dims=Dims("optimal")), "with --align minimal, not optimal"),
-    "tp": (asked(dims=Dims("minimal", None, 4)), "with --tp 1, not 4"),
-    "gpu": (asked(dims=Dims("minimal", "h200")), "with --gpu left out, not h200"),
+    "align": (asked(align="optimal"), "with --align minimal, not optimal"),
+    "tp": (asked(tensor_parallel_size=4), "with --tp 1, not 4"),
+    "gpu": (asked(gpu="h200"), "with --gpu left out, not h200"),
     "cache": (
-        asked(dims=Dims("minimal", None, 1, Quantized(1, 16))),
-        "with another --kv-cache-dtype",
+        asked(kv_cache_dtype="fp8"),
+        "with --kv-cache-dtype auto, not fp8",
     ),
     "group": (asked(key_group=2), "with --key-group left out, not 2"),
     "device": ({"device": "cuda"}, "with --device cpu, not cuda"),

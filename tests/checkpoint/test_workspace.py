@@ -12,7 +12,7 @@ from vllm_gac.checkpoint.atomic_files import write_json, write_tensors
 from vllm_gac.checkpoint.workspace import finished_before, workspace
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.errors import CheckpointError, DiskError, PlanError
-from vllm_gac.planning.planner import Asked
+from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.import_model import import_model
 from vllm_gac.steps.repair import repair
@@ -136,7 +136,7 @@ def test_what_is_not_ours_is_left_alone(theirs: str, exists: bool, resume: bool,
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "compress": lambda model, text, out, resume: compress(
-        model, out, Asked(param_ratio=0.8), calibration=[text], progress=False, resume=resume
+        model, out, PlanRequest(param_ratio=0.8), calibration=[text], progress=False, resume=resume
     ),
     "import": lambda model, text, out, resume: import_model(
         model, out, progress=False, resume=resume

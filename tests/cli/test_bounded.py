@@ -22,7 +22,8 @@ from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import HfConfig
-from vllm_gac.planning.plan_file import uniform_plan
+from vllm_gac.planning.planner import prior_plan
+from vllm_gac.planning.request import PlanRequest
 
 
 def a_socket(path: Path) -> None:
@@ -114,8 +115,8 @@ def test_the_widest_model_is_planned_in_little_memory() -> None:
     model = type("Known", (Checkpoint,), {"config_sha256": digest})(**vars(model))
     tracemalloc.start()
     try:
-        narrow = {"key_form": "latent", "key_group": 1, "value_group": 1}
-        plan = uniform_plan(model, param_ratio=0.9, kv_ratio=0.5, **narrow)
+        narrow: Any = {"key_form": "latent", "key_group": 1, "value_group": 1}
+        plan = prior_plan(model, PlanRequest(param_ratio=0.9, kv_ratio=0.5, **narrow))
         assert tracemalloc.get_traced_memory()[1] < 60 << 20
     finally:
         tracemalloc.stop()

@@ -11,9 +11,10 @@ from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.demo import CALIBRATION, MODEL, PLAN
 from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import planned_layout, read_plan
-from vllm_gac.planning.planner import Asked, best_plan
+from vllm_gac.planning.planner import best_plan
+from vllm_gac.planning.request import PlanRequest
 
-ASKED = Asked(param_ratio=0.85, kv_ratio=0.75)
+ASKED = PlanRequest(param_ratio=0.85, kv_ratio=0.75)
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,7 +23,7 @@ def test_it_fits_the_model_and_the_budgets() -> None:
     plan = read_plan(PLAN, dense)
     assert (plan.param_ratio, plan.kv_ratio) == (ASKED.param_ratio, ASKED.kv_ratio)
     assert plan.methods == list(ASKED.methods)
-    assert plan.align == ASKED.dims.strategy
+    assert plan.align == ASKED.align
     assert plan.notes["planner"] == "knapsack"
     assert plan.notes["calibration"]["tokens"] == str(1 << 16)
     # More of the cache would be fewer parameters elsewhere.

@@ -25,9 +25,8 @@ from vllm_gac.layout.tensor_parallel import (
     splits,
     with_heads_of,
 )
-from vllm_gac.planning.candidates import Dims
-from vllm_gac.planning.plan_file import uniform_plan
-from vllm_gac.planning.planner import Asked, check_feasible
+from vllm_gac.planning.planner import prior_plan
+from vllm_gac.planning.request import PlanRequest
 
 # Few heads of every kind, so that 2, 4 and 8 GPUs repeat some of them.
 FEW_HEADS = [
@@ -194,9 +193,10 @@ def test_align_takes_quantization(
     assert json.loads(capsys.readouterr().out) == {arguments[0]: aligned}
 
 
-def test_a_uniform_plan_is_aligned_after_sharding() -> None:
+def test_a_plan_is_aligned_after_sharding() -> None:
     model = open_checkpoint(demo.MODEL)
-    plan = uniform_plan(model, param_ratio=0.8, kv_ratio=0.75, tensor_parallel_size=4)
+    request = PlanRequest(param_ratio=0.8, kv_ratio=0.75, tensor_parallel_size=4)
+    plan = prior_plan(model, request)
     assert {section.intermediate_size % 32 for section in plan.layers} == {0}
 
 
@@ -204,6 +204,4 @@ def test_planning_for_gpus_that_cannot_share_the_heads_is_refused() -> None:
     model = open_checkpoint(demo.MODEL)
     sentence = r"--tp 3: layer 0 has query heads = 8, which 3 GPUs cannot share evenly; 2 or 4 can"
     with pytest.raises(PlanError, match=sentence):
-        uniform_plan(model, param_ratio=0.8, kv_ratio=0.75, tensor_parallel_size=3)
-    with pytest.raises(PlanError, match=sentence):
-        check_feasible(model, Asked(param_ratio=0.8, dims=Dims("minimal", None, 3)))
+        prior_plan(model, PlanRequest(param_ratio=0.8, tensor_parallel_size=3))

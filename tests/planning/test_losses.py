@@ -20,7 +20,8 @@ from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, 
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.planning.losses import MeasuredLosses, measured_losses, read_losses
-from vllm_gac.planning.planner import Asked, measured_plan
+from vllm_gac.planning.planner import measured_plan
+from vllm_gac.planning.request import PlanRequest
 
 METHODS = ("heads", "prune", "lowrank")
 RUN: dict[str, Any] = {
@@ -130,13 +131,13 @@ def test_a_plan_needs_what_was_calibrated_for(
 ) -> None:
     directory, text, stats = calibrated
     checkpoint = open_checkpoint(directory)
-    assert measured_plan(checkpoint, stats, Asked(kv_ratio=0.5)).expected_loss is not None
+    assert measured_plan(checkpoint, stats, PlanRequest(kv_ratio=0.5)).expected_loss is not None
     calibrate(directory, [text], tmp_path / "some", methods=["prune"], **RUN)
     with pytest.raises(PlanError, match=r"calibrated for prune, not for heads; .* --method"):
-        measured_plan(checkpoint, tmp_path / "some", Asked(kv_ratio=0.5))
+        measured_plan(checkpoint, tmp_path / "some", PlanRequest(kv_ratio=0.5))
     calibrate(directory, [text], tmp_path / "unprobed", **RUN | {"probe_tokens": 0})
     with pytest.raises(PlanError, match="no sensitivities were measured"):
-        measured_plan(checkpoint, tmp_path / "unprobed", Asked(kv_ratio=0.5))
+        measured_plan(checkpoint, tmp_path / "unprobed", PlanRequest(kv_ratio=0.5))
     calibrate(directory, [text], tmp_path / "single", value_group=1, **RUN)
-    plan = measured_plan(checkpoint, tmp_path / "single", Asked(kv_ratio=0.5))
+    plan = measured_plan(checkpoint, tmp_path / "single", PlanRequest(kv_ratio=0.5))
     assert {layer.value.heads for layer in plan.layers} == {2}

@@ -29,12 +29,13 @@ from vllm_gac.gpu.latency.layer import (
 )
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LayerLayout, layout_of
-from vllm_gac.planning.candidates import Dims
-from vllm_gac.planning.knapsack_items import Latency, items
-from vllm_gac.planning.plan_file import Plan, planned_layout, uniform_plan
-from vllm_gac.planning.planner import Asked, best_plan, check_feasible, dense_microseconds
+from vllm_gac.planning.knapsack_items import part_candidates
+from vllm_gac.planning.plan_file import Plan, planned_layout
+from vllm_gac.planning.planner import best_plan
+from vllm_gac.planning.problem import Problem
+from vllm_gac.planning.request import Deployment, PlanRequest
 
-LATENCY = Latency(read_profile("h200"), BatchMix())
+H200 = Deployment(read_profile("h200"), BatchMix())
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +69,15 @@ def test_no_budget_is_exceeded_and_every_dim_is_an_allowed_one(
     seed: int,
 ) -> None:
     dense = models[name].layout
-    asked = Asked(
+    request = PlanRequest(
         param_ratio=param_ratio,
         kv_ratio=kv_ratio,
         methods=sorted(methods),
-        dims=Dims(strategy),
+        align=strategy,
         objective=objective,
     )
     try:
-        plan = best_plan(models[name], made_up_losses(dense, seed), asked)
+        plan = best_plan(models[name], made_up_losses(dense, seed), request)
     except PlanError as e:
         assert "feasible" in str(e) or "infeasible" in str(e) or "no aligned size" in str(e)  # noqa: PT017
         return
@@ -92,7 +93,7 @@ def test_it_is_the_best_of_all_choices(models: dict[str, Checkpoint]) -> None:
     """Two layers with keys and values of their own sizes, every combination tried."""
     tiny = models["tiny"]
     dense, losses = tiny.layout, made_up_losses(models["tiny"].layout)
-    asked = Asked(
+    request = PlanRequest(
         param_ratio=1.0,
         kv_ratio=0.6,
         methods=("heads",),
@@ -100,8 +101,8 @@ def test_it_is_the_best_of_all_choices(models: dict[str, Checkpoint]) -> None:
         key_group=1,
         value_group=1,
     )
-    plan = best_plan(tiny, losses, asked)
-    sizes = asked.dims.upto(dense.head_dim, "head")
+    plan = best_plan(tiny, losses, request)
+    sizes = request.allowed_dims.up_to(dense.head_dim, "head")
     best = math.inf
     for k0, v0, k1, v1 in itertools.product(sizes, repeat=4):
         if dense.num_key_value_heads * (k0 + v0 + k1 + v1) <= plan.kv_elements.allowed:
@@ -121,19 +122,19 @@ def test_a_layer_that_suffers_more_keeps_more(models: dict[str, Checkpoint]) -> 
     width = (1 - np.arange(1025) / 1024) ** 2
     for index, worth in enumerate((0.01, 0.1, 1.0, 0.1)):
         losses.curves[index]["width"] = worth * width  # type: ignore[index]
-    plan = best_plan(demo, losses, Asked(param_ratio=0.85, methods=("prune",)))
+    plan = best_plan(demo, losses, PlanRequest(param_ratio=0.85, methods=("prune",)))
     widths = [layer.intermediate_size for layer in plan.layers]
     assert widths[0] < widths[1] == widths[3] < widths[2]
 
 
 def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) -> None:
     big = models["8B"]
-    before = dense_microseconds(big.layout, LATENCY)
+    before = H200.dense_microseconds(big.layout)
     for methods in (("heads", "prune"), ("lowrank",)):
-        asked = Asked(methods=methods, latency=LATENCY, microseconds=0.9 * before)
-        plan = best_plan(big, made_up_losses(big.layout), asked)
+        request = PlanRequest(methods=methods, gpu="h200", latency=0.9 * before)
+        plan = best_plan(big, made_up_losses(big.layout), request)
         layers = planned_layout(big, plan).layers
-        time = sum(layer_microseconds(big.layout, a, LATENCY.mix, LATENCY.profile) for a in layers)
+        time = sum(layer_microseconds(big.layout, a, H200.mix, H200.profile) for a in layers)
         assert time <= 0.9 * before
         assert plan.nanoseconds is not None
         assert plan.nanoseconds.used == pytest.approx(1000 * time, abs=2)
@@ -144,9 +145,11 @@ def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) ->
 def test_a_deployment_to_plan_for_without_a_budget_is_only_told(
     models: dict[str, Checkpoint],
 ) -> None:
-    plain = best_plan(models["demo"], made_up_losses(models["demo"].layout), Asked(kv_ratio=0.5))
-    asked = Asked(kv_ratio=0.5, latency=LATENCY)
-    told = best_plan(models["demo"], made_up_losses(models["demo"].layout), asked)
+    plain = best_plan(
+        models["demo"], made_up_losses(models["demo"].layout), PlanRequest(kv_ratio=0.5)
+    )
+    request = PlanRequest(kv_ratio=0.5, gpu="h200")
+    told = best_plan(models["demo"], made_up_losses(models["demo"].layout), request)
     assert plain.nanoseconds is None
     assert told.nanoseconds is not None
     assert told.layers == plain.layers
@@ -156,12 +159,12 @@ def test_a_dim_that_takes_as_long_as_a_larger_one_is_not_chosen(
     models: dict[str, Checkpoint],
 ) -> None:
     big = models["8B"]
-    asked = Asked(methods=("prune",), latency=LATENCY, dims=Dims("minimal"))
-    (item,) = items(big.layout, asked.methods, asked.dims, latency=LATENCY)
-    (every,) = items(big.layout, asked.methods, asked.dims)
+    request = PlanRequest(methods=("prune",), gpu="h200")
+    (item,) = part_candidates(big.layout, request, H200)
+    (every,) = part_candidates(big.layout, request, None)
 
     def time(layer: LayerLayout) -> float:
-        return mlp_microseconds(big.layout, layer, LATENCY.mix, LATENCY.profile)
+        return mlp_microseconds(big.layout, layer, H200.mix, H200.profile)
 
     times = [time(layer) for layer in item.layers]
     assert times == sorted(set(times))
@@ -180,44 +183,47 @@ def test_free_to_choose_it_takes_no_attention_slower_than_the_dense_one(
     losses = made_up_losses(big.layout)
     for layer in losses.curves:
         layer["latent1"][112:] = 0  # and rebuilding so many numbers takes long
-    slow = best_plan(big, losses, Asked(kv_ratio=0.95, methods=("heads",), key_form="latent"))
-    free = best_plan(big, losses, Asked(kv_ratio=0.95, methods=("heads",)))
+    slow = best_plan(big, losses, PlanRequest(kv_ratio=0.95, methods=("heads",), key_form="latent"))
+    free = best_plan(big, losses, PlanRequest(kv_ratio=0.95, methods=("heads",)))
 
     def times(plan: Plan) -> list[float]:
         layers = planned_layout(big, plan).layers
-        return [attention_microseconds(big.layout, a, LATENCY.mix, LATENCY.profile) for a in layers]
+        return [attention_microseconds(big.layout, a, H200.mix, H200.profile) for a in layers]
 
-    longest = attention_microseconds(big.layout, big.layout.layers[0], LATENCY.mix, LATENCY.profile)
+    longest = attention_microseconds(big.layout, big.layout.layers[0], H200.mix, H200.profile)
     assert max(times(free)) <= longest < max(times(slow))
 
 
 def test_widths_are_aligned_after_sharding(models: dict[str, Checkpoint]) -> None:
     big = models["8B"]
-    asked = Asked(param_ratio=0.8, dims=Dims("minimal", tensor_parallel_size=4))
-    plan = best_plan(big, made_up_losses(big.layout), asked)
+    request = PlanRequest(param_ratio=0.8, tensor_parallel_size=4)
+    plan = best_plan(big, made_up_losses(big.layout), request)
     for layer in plan.layers:
         assert layer.intermediate_size % 4 == 0
         assert layer.intermediate_size // 4 % 8 == 0
         assert layer.key.heads % 4 == layer.value.heads % 4 == 0
 
 
-@pytest.mark.parametrize("quantized", [Quantized(16, 16), Quantized(128)])
+@pytest.mark.parametrize(
+    ("quantization", "cache", "quantized"),
+    [("fp8_per_channel", "fp8", Quantized(16, 16)), ("fp8_per_block", "auto", Quantized(128))],
+)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_planned_dims_need_no_padding_for_quantization(
-    models: dict[str, Checkpoint], quantized: Quantized, tp: int
+    models: dict[str, Checkpoint], quantization: str, cache: str, quantized: Quantized, tp: int
 ) -> None:
     big = models["8B"]
-    dims = Dims("minimal", tensor_parallel_size=tp, quantized=quantized)
-    asked = Asked(0.7, 0.6, ("heads", "prune", "lowrank"), dims)
-    plans = [
-        best_plan(big, made_up_losses(big.layout), asked),
-        uniform_plan(
-            big, param_ratio=0.7, kv_ratio=0.6, tensor_parallel_size=tp, quantized=quantized
-        ),
-    ]
-    for plan in plans:
-        planned = planned_layout(big, plan)
-        assert padded_layout(planned, "minimal", None, tp, quantized) == planned
+    request = PlanRequest(
+        param_ratio=0.7,
+        kv_ratio=0.6,
+        methods=("heads", "prune", "lowrank"),
+        tensor_parallel_size=tp,
+        quantization=quantization,
+        kv_cache_dtype=cache,
+    )
+    assert request.allowed_dims.quantized == quantized
+    planned = planned_layout(big, best_plan(big, made_up_losses(big.layout), request))
+    assert padded_layout(planned, "minimal", None, tp, quantized) == planned
 
 
 def test_the_linear_objective_stays_near_the_proportional_dims(
@@ -225,9 +231,9 @@ def test_the_linear_objective_stays_near_the_proportional_dims(
 ) -> None:
     demo = models["demo"]
     losses = made_up_losses(demo.layout)
-    asked = Asked(param_ratio=0.8, methods=("prune",))
-    straight = best_plan(demo, losses, replace(asked, objective="linear"))
-    ours = best_plan(demo, losses, asked)
+    request = PlanRequest(param_ratio=0.8, methods=("prune",))
+    straight = best_plan(demo, losses, replace(request, objective="linear"))
+    ours = best_plan(demo, losses, request)
     assert straight.expected_loss is not None
     assert ours.expected_loss is not None
     assert ours.expected_loss <= straight.expected_loss
@@ -240,19 +246,19 @@ def test_an_infeasible_budget_names_the_least_that_is_feasible(
     demo, losses = models["demo"], made_up_losses(models["demo"].layout)
     flag = "--" + ratio.replace("_", "-")
     with pytest.raises(PlanError, match=rf"{flag} 0.02: not feasible .* at least 0\.\d+") as caught:
-        check_feasible(demo, Asked(**{ratio: 0.02}))
+        Problem(PlanRequest(**{ratio: 0.02}), demo).check_feasible()
     assert re.search(r"\(self_attn 0\.\d+.*\)$", str(caught.value))  # what it is made of
     least = float(str(caught.value).split("at least ")[1].split()[0])
-    best_plan(demo, losses, Asked(**{ratio: least}))
+    best_plan(demo, losses, PlanRequest(**{ratio: least}))
     with pytest.raises(PlanError, match="not feasible"):
-        best_plan(demo, losses, Asked(**{ratio: least - 2e-4}))
+        best_plan(demo, losses, PlanRequest(**{ratio: least - 2e-4}))
 
 
 def test_an_infeasible_time_is_explained(models: dict[str, Checkpoint]) -> None:
     demo = models["demo"]
-    asked = Asked(latency=LATENCY, microseconds=1.0)
+    request = PlanRequest(gpu="h200", latency=1.0)
     with pytest.raises(PlanError, match=r"--latency 1: not feasible .* at least \d+ microseconds"):
-        best_plan(demo, made_up_losses(demo.layout), asked)
+        best_plan(demo, made_up_losses(demo.layout), request)
 
 
 def test_a_compressed_model_is_not_planned_for(tmp_path: Path) -> None:
@@ -263,4 +269,4 @@ def test_a_compressed_model_is_not_planned_for(tmp_path: Path) -> None:
         compressed, config=compressed.config.model_validate(json.loads(json.dumps(raw)))
     )
     with pytest.raises(PlanError, match="compressed already"):
-        best_plan(compressed, made_up_losses(compressed.layout), Asked(kv_ratio=0.5))
+        best_plan(compressed, made_up_losses(compressed.layout), PlanRequest(kv_ratio=0.5))

@@ -12,16 +12,16 @@ from tests.support import dense_models
 from tests.support.command import usage
 from tests.support.measured_layers import made_up_losses
 from vllm_gac.cli import main
-from vllm_gac.planning.candidates import Dims
 from vllm_gac.planning.picture import Box, Picture, Text, png, svg
-from vllm_gac.planning.planner import Asked, best_plan
+from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.plot import draw_plan
+from vllm_gac.planning.request import PlanRequest
 
 
 def test_every_layer_is_drawn_in_its_own_frame(tmp_path: Path) -> None:
     demo = model(tmp_path / "demo", **DEMO)
     for strategy, red in (("minimal", False), ("none", True)):
-        asked = Asked(param_ratio=0.8, kv_ratio=0.6, dims=Dims(strategy))  # type: ignore[arg-type]
+        asked = PlanRequest(param_ratio=0.8, kv_ratio=0.6, align=strategy)  # type: ignore[arg-type]
         plan = best_plan(demo, made_up_losses(demo.layout), asked)
         drawn = draw_plan(plan, demo.layout)
         picture = svg(drawn)

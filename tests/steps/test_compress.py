@@ -16,14 +16,14 @@ from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, GacError, PlanError
 from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
-from vllm_gac.planning.plan_file import PlanBudget, uniform_plan
-from vllm_gac.planning.planner import Asked
+from vllm_gac.planning.plan_file import PlanBudget, dense_plan
+from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.evaluate import evaluate
 
 # Letters, as in the text that is calibrated on.
 TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26
-RATIOS: dict[str, Any] = {"asked": Asked(param_ratio=0.8, kv_ratio=0.75)}
+RATIOS: dict[str, Any] = {"request": PlanRequest(param_ratio=0.8, kv_ratio=0.75)}
 SMALL: dict[str, Any] = {"max_tokens": 1024, "sequence_length": 128, "progress": False}
 
 MODELS = {
@@ -64,7 +64,7 @@ def logits_of(directory: Path) -> torch.Tensor:
 def write_plan(path: Path, model: Path, layout: ModelLayout) -> Path:
     """plan.json for `layout`, as a planner with ample budgets would write it."""
     methods = ("heads", "prune", "lowrank")
-    plan = uniform_plan(open_checkpoint(model), param_ratio=1.0, kv_ratio=1.0, methods=methods)
+    plan = dense_plan(open_checkpoint(model), methods)
     changes: dict[str, Any] = {
         "parameters": plan.parameters.model_dump() | {"used": layout.parameters},
         "kv_elements": plan.kv_elements.model_dump() | {"used": layout.kv_elements},
@@ -81,7 +81,7 @@ def test_budgets_hold_and_the_result_can_be_served(
 ) -> None:
     raw, options = MODELS[name]
     model, out = write(tmp_path / "model", raw, **options), tmp_path / "out"
-    asked = Asked(param_ratio=0.8, kv_ratio=0.75, methods=methods)
+    asked = PlanRequest(param_ratio=0.8, kv_ratio=0.75, methods=methods)
     layout = compress(model, out, asked, calibration=[text], **SMALL)
     dense, small = open_checkpoint(model), open_checkpoint(out)
     assert small.layout == layout
@@ -104,7 +104,7 @@ def test_the_options_choose_the_attention(model: Path, text: Path, tmp_path: Pat
         layout = compress(
             model,
             tmp_path / f"{form}-{key_group}-{value_group}",
-            Asked(
+            PlanRequest(
                 param_ratio=0.95,
                 kv_ratio=0.5,
                 key_form=form,
@@ -142,7 +142,7 @@ def test_other_forms_of_full_size_are_the_same_function(
 ) -> None:
     # They have more parameters than the dense model, which no plan may have.
     ample = lambda ratio, whole: PlanBudget(dense=whole, allowed=2 * whole, used=0)  # noqa: E731
-    monkeypatch.setattr("vllm_gac.planning.plan_file.budget_of", ample)
+    monkeypatch.setattr("vllm_gac.planning.plan_file.exact_budget", ample)
     model = write(tmp_path / "model", config(rope_parameters=LLAMA3_ROPE))
     layout = open_checkpoint(model).layout
     layer = layout.layers[0]
@@ -200,8 +200,8 @@ class TestRefused:
 
     def test_a_budget_that_cannot_be_met(self) -> None:
         for flag, asked in (
-            ("--param-ratio 0.1", Asked(param_ratio=0.1)),
-            ("--kv-ratio 0.01", Asked(kv_ratio=0.01)),
+            ("--param-ratio 0.1", PlanRequest(param_ratio=0.1)),
+            ("--kv-ratio 0.01", PlanRequest(kv_ratio=0.01)),
         ):
             self.refused(rf"{flag}: not feasible .* at least 0\.\d+", PlanError, asked=asked)
 
@@ -302,7 +302,7 @@ class TestInterrupted:
         stats = self.partial / "stats.safetensors"  # of which the refusal says so
         compress(self.model, other, **self.arguments | {"calibration": (), "stats": stats})
         with pytest.raises(CheckpointError, match="was started with"):
-            self.run(resume=True, asked=Asked(param_ratio=0.7))
+            self.run(resume=True, request=PlanRequest(param_ratio=0.7))
         assert self.partial.is_dir()
         self.run(resume=True)
 

@@ -33,14 +33,14 @@ def _surveyed(directory: Path, step: int) -> dict[str, object]:
 
 
 def _child(directory: Path, step: int) -> dict[str, object]:
-    from vllm_gac.planning.planner import Asked
+    from vllm_gac.planning.request import PlanRequest
     from vllm_gac.steps.compress import compress
 
     def run(out: Path, resume: bool) -> None:
         compress(
             directory / "model",
             out,
-            Asked(param_ratio=0.8, kv_ratio=0.75),
+            PlanRequest(param_ratio=0.8, kv_ratio=0.75),
             calibration=[directory / "text.txt"],
             max_tokens=512,
             sequence_length=128,

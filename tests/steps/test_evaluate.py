@@ -14,7 +14,7 @@ from vllm_gac.checkpoint.token_text import windows
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
-from vllm_gac.planning.planner import Asked
+from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.evaluate import evaluate
 
@@ -77,7 +77,7 @@ class TestDemo:
         perplexities = [dense]
         for params, kv in ((0.9, 0.75), (0.8, 0.5), (0.65, 0.375)):
             out = tmp_path / f"{params}-{kv}"
-            asked = Asked(param_ratio=params, kv_ratio=kv)
+            asked = PlanRequest(param_ratio=params, kv_ratio=kv)
             compress(demo.MODEL, out, asked, stats=stats, progress=False)
             perplexities.append(evaluate(out, [demo.HELD_OUT], **self.WINDOWS)[0])
         assert perplexities == sorted(perplexities)
@@ -96,7 +96,7 @@ class TestDemo:
         loss = {}
         for form in ("latent", "rotary"):
             out = tmp_path / form
-            asked = Asked(kv_ratio=0.375, methods=["heads"], key_form=form)
+            asked = PlanRequest(kv_ratio=0.375, methods=["heads"], key_form=form)
             compress(demo.MODEL, out, asked, stats=stats, progress=False)
             loss[form] = math.log(evaluate(out, [demo.HELD_OUT], **self.WINDOWS)[0] / dense)
         assert 0 < 2 * loss["latent"] < loss["rotary"]

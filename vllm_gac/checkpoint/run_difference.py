@@ -6,16 +6,9 @@ from typing import Any
 _MODEL = "the model's files"
 _OPTIONS = {
     "strategy": "--strategy",
-    "dims.strategy": "--align",
     "methods": "--method",
-    "microseconds": "--latency",
     "quantized.linear": "--quantization",
     "quantized.cache": "--kv-cache-dtype",
-    "dims.quantized.linear": "--quantization",
-    "dims.quantized.cache": "--kv-cache-dtype",
-    "dims.gpu": "--gpu",
-    "latency.gpu": "--gpu",
-    "dims.tensor_parallel_size": "--tp",
     "tensor_parallel_size": "--tp",
     "tool_version": "vllm-gac",
     "torch_version": "PyTorch",

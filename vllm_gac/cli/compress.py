@@ -7,19 +7,19 @@ from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
     CALIBRATION_TOKENS,
-    PLANNING,
     TEXTS,
     Verbs,
     add_json,
     add_planning,
     add_restart,
     add_run,
-    asked,
     given,
     on_a_device,
     path,
+    plan_request,
 )
 from vllm_gac.cli.output import print_json, quoted, serve_hint
+from vllm_gac.planning.request import plan_options
 
 _BUDGETS = ("param_ratio", "kv_ratio", "latency", "latency_ratio")
 
@@ -45,7 +45,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--prune-criterion",
         choices=("obs", "taylor", "magnitude"),
-        help="what MLP channels are chosen by: their loss after the refit, LLM-Pruner's score, or "
+        help="how MLP channels are chosen: by their loss after the refit, LLM-Pruner's score, or "
         "the energy of their activations; default: obs",
     )
     data = parser.add_mutually_exclusive_group()
@@ -66,10 +66,11 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compress, and print what came out beside what there was."""
-    planning = given(args, *PLANNING)
+    options = plan_options()
+    planning = given(args, *options)
     if args.plan is not None and planning:
-        flag = next(iter(planning)).replace("_", "-")
-        args.usage_error(f"--{flag} has no effect with --plan")
+        flag = options[next(iter(planning))].flags[0]
+        args.usage_error(f"{flag} has no effect with --plan")
     if args.plan is None and not given(args, *_BUDGETS):
         args.usage_error("give --param-ratio, --kv-ratio, a --latency or a --plan")
 
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     layout = compress(
         args.model,
         args.out,
-        asked(args, dense),
+        plan_request(args),
         plan=args.plan,
         resume=args.resume,
         overwrite=args.overwrite,

@@ -2,16 +2,14 @@
 
 import argparse
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
-from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
+from vllm_gac.alignment.rules import LINEAR_MULTIPLES
 from vllm_gac.errors import GacError
 from vllm_gac.layout.schema import Method
-
-if TYPE_CHECKING:
-    from vllm_gac.layout.dims import ModelLayout
-    from vllm_gac.planning.planner import Asked
+from vllm_gac.planning.request import PlanRequest, plan_options
 
 # What `ArgumentParser.add_subparsers` returns.
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -36,114 +34,29 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_quantization(
     parser: "argparse.ArgumentParser | argparse._ArgumentGroup", help_text: str
 ) -> None:
-    """How linears will be quantized, for `contract.quantized_as`."""
+    """How linears will be quantized, for `alignment.rules.quantized_as`."""
     parser.add_argument("--quantization", choices=sorted(LINEAR_MULTIPLES), help=help_text)
 
 
 def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    """Budgets, methods and allowed dims; what is not given is None."""
-    group = parser.add_argument_group("what to keep, and how")
-    group.add_argument(
-        "--param-ratio", type=ratio, metavar="R", help="share of the parameters to keep, 0 to 1"
-    )
-    group.add_argument(
-        "--kv-ratio", type=ratio, metavar="R", help="share of the KV cache to keep, 0 to 1"
-    )
-    group.add_argument(
-        "--method",
-        type=methods,
-        metavar="M,...",
-        help="heads (fewer and smaller key and value heads), prune (narrower MLPs), lowrank "
-        "(factorized linears); default: heads,prune",
-    )
-    group.add_argument("--align", choices=STRATEGIES, help="allowed dims; default: minimal")
-    group.add_argument(
-        "--gpu", help="profile to plan for: h200, or a profile.json; it need not be this machine's"
-    )
-    group.add_argument(
-        "--key-form",
-        choices=("auto", "rotary", "latent"),
-        help="how keys are cached; default: auto",
-    )
-    group.add_argument(
-        "--key-group",
-        type=int,
-        choices=(1, 2),
-        help="key heads made one; default: whichever is best",
-    )
-    group.add_argument(
-        "--value-group", type=int, choices=(1, 2), help="value heads made one; likewise"
-    )
-    group.add_argument(
-        "--tp",
-        "--tensor-parallel-size",
-        "-tp",
-        type=positive,
-        metavar="N",
-        help="align widths for N tensor-parallel GPUs; default: 1",
-    )
-    add_quantization(
-        group,
-        "besides dims left as they are, only those that linears quantized so take without "
-        "padding; default: any",
-    )
-    group.add_argument(
-        "--kv-cache-dtype",
-        choices=("auto", "fp8"),
-        help="besides sizes left as they are, only head sizes that such a cache takes without "
-        "padding; default: auto, any",
-    )
-    group.add_argument(
-        "--objective",
-        choices=("concave", "linear", "fisher"),
-        help="value of a dim: what is measured to be lost without it, or for comparison in "
-        "proportion to it as in the GAC paper, scored by losses (linear) or as in PaLU (fisher); "
-        "default: concave",
-    )
-    group.add_argument(
-        "--sensitivity",
-        choices=("probe", "kfac"),
-        help="what low-rank linears are judged by: layers tried out, or gradients; default: probe",
-    )
+    """The options of a `PlanRequest`; an option that is not given is None."""
+    keep = parser.add_argument_group("what to keep, and how")
     time = parser.add_argument_group("predicted time of the decoder layers, on --gpu")
-    limit = time.add_mutually_exclusive_group()
-    limit.add_argument(
-        "--latency", type=above_zero, metavar="US", help="at most so many microseconds a step"
-    )
-    limit.add_argument(
-        "--latency-ratio", type=ratio, metavar="R", help="at most this share of the dense model's"
-    )
-    time.add_argument(
-        "--decode-batch", type=positive, metavar="N", help="sequences in a decode step; default: 64"
-    )
-    time.add_argument(
-        "--decode-context", type=positive, metavar="N", help="tokens of each; default: 2048"
-    )
-    time.add_argument(
-        "--prefill-tokens", type=positive, metavar="N", help="in a prefill step; default: 2048"
-    )
-    return group
+    groups = {"keep": keep, "time": time, "time limit": time.add_mutually_exclusive_group()}
+    for name, option in plan_options().items():
+        values: dict[str, Any] = {"choices": option.choices}
+        if option.kind != "text":
+            parse, metavar = _KINDS[option.kind]
+            values = {"type": parse, "metavar": metavar}
+        elif option.choices and isinstance(option.choices[0], int):
+            values["type"] = int
+        groups[option.group].add_argument(*option.flags, dest=name, help=option.help, **values)
+    return keep
 
 
-_MIX = ("decode_batch", "decode_context", "prefill_tokens")
-PLANNING = (
-    "param_ratio",
-    "kv_ratio",
-    "method",
-    "align",
-    "gpu",
-    "key_form",
-    "key_group",
-    "value_group",
-    "tp",
-    "quantization",
-    "kv_cache_dtype",
-    "objective",
-    "sensitivity",
-    "latency",
-    "latency_ratio",
-    *_MIX,
-)
+def plan_request(args: argparse.Namespace) -> PlanRequest:
+    """What the options of `add_planning` ask for."""
+    return PlanRequest(**given(args, *plan_options()))
 
 
 def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -151,43 +64,12 @@ def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
-def asked(args: argparse.Namespace, dense: "ModelLayout") -> "Asked":
-    """What the planning options ask for. Raises ProfileError if the profile cannot be had."""
-    from vllm_gac.gpu.latency.layer import BatchMix
-    from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
-    from vllm_gac.planning.candidates import Dims
-    from vllm_gac.planning.knapsack_items import Latency
-    from vllm_gac.planning.planner import Asked, dense_microseconds
-
-    latency = None
-    if given(args, "gpu", "latency", "latency_ratio", *_MIX):
-        latency = Latency(read_profile(args.gpu or DEFAULT_GPU), BatchMix(**given(args, *_MIX)))
-    microseconds = args.latency
-    if args.latency_ratio is not None and latency is not None:
-        microseconds = args.latency_ratio * dense_microseconds(dense, latency)
-    quantized = quantized_as(args.quantization, args.kv_cache_dtype == "fp8")
-    return Asked(
-        dims=Dims(args.align or "minimal", args.gpu, args.tp or 1, quantized),
-        methods=tuple(args.method or ("heads", "prune")),
-        latency=latency,
-        microseconds=microseconds,
-        **given(
-            args,
-            "param_ratio",
-            "kv_ratio",
-            "key_form",
-            "key_group",
-            "value_group",
-            "objective",
-            "sensitivity",
-        ),
-    )
-
-
 def add_run(parser: argparse.ArgumentParser, tokens: str) -> None:
-    """Options of verbs that run the model on text; what is not given is None.
+    """The options of verbs that run the model on text; an option that is not given is None.
 
-    `tokens` says how many are used by default, and how they are counted.
+    Args:
+        parser: The verb's parser.
+        tokens: How many tokens are used by default, and how they are counted.
     """
     parser.add_argument(
         "--max-tokens",
@@ -215,7 +97,7 @@ def on_a_device(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_restart(parser: argparse.ArgumentParser) -> None:
-    """What to do where there is something at the output, of verbs that write a model directory."""
+    """What a verb that writes a model directory does if its output exists already."""
     parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     parser.add_argument(
         "--overwrite",
@@ -301,3 +183,12 @@ def _number(kind: type[int] | type[float], text: str) -> float:
         return kind(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from e
+
+
+# How the values of a plan's options are read, and what --help calls them.
+_KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "ratio": (ratio, "R"),
+    "count": (positive, "N"),
+    "microseconds": (above_zero, "US"),
+    "methods": (methods, "M,..."),
+}

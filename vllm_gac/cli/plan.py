@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
-from vllm_gac.cli.options import Verbs, add_json, add_planning, asked, path
+from vllm_gac.cli.options import Verbs, add_json, add_planning, path, plan_request
 from vllm_gac.cli.output import print_json, quoted
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ def add_parser(verbs: Verbs) -> None:
         "plan",
         help="choose aligned dims for every layer under the budgets",
         description="Choose aligned dims for every layer of MODEL. Nothing is compressed yet: "
-        "give the written plan to compress --plan. Without --stats every layer is treated alike, "
-        "by what other models lose.",
+        "give the written plan to compress --plan. Without --stats the plan goes by what "
+        "other models lose, the same in every layer.",
     )
     parser.add_argument("model", type=path, metavar="MODEL", help="a model directory")
     parser.add_argument(
@@ -43,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.checkpoint.dense_model import open_dense
     from vllm_gac.errors import PlanError
     from vllm_gac.planning.picture import png, svg
-    from vllm_gac.planning.plan_file import uniform_plan
-    from vllm_gac.planning.planner import measured_plan
+    from vllm_gac.planning.planner import measured_plan, prior_plan
     from vllm_gac.planning.plot import draw_plan
 
     for file in (args.out, args.plot):
@@ -53,24 +52,13 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
         args.usage_error(f"--plot {args.plot}: only .svg and .png are drawn; name it so")
     model = open_dense(args.model)
-    wanted = asked(args, model.layout)
+    request = plan_request(args)
     if args.stats is not None:
-        plan = measured_plan(model, args.stats, wanted)
-    elif wanted.latency or wanted.objective != "concave" or wanted.needs_gradients:
-        args.usage_error("--latency, --gpu, --objective and --sensitivity need --stats")
+        plan = measured_plan(model, args.stats, request)
+    elif request.needs_gradients:
+        args.usage_error(f"{request.needs_gradients} needs --stats")
     else:
-        plan = uniform_plan(
-            model,
-            param_ratio=wanted.param_ratio,
-            kv_ratio=wanted.kv_ratio,
-            methods=wanted.methods,
-            align=wanted.dims.strategy,
-            tensor_parallel_size=wanted.dims.tensor_parallel_size,
-            quantized=wanted.dims.quantized,
-            key_form=wanted.key_form,
-            key_group=wanted.key_group,
-            value_group=wanted.value_group,
-        )
+        plan = prior_plan(model, request)
     as_json = plan.model_dump(mode="json")
     if args.out is not None:
         write_json(args.out, as_json)

@@ -1,8 +1,8 @@
-"""The knapsack's items: for every layer one choice of its attention and one of its MLP.
+"""The candidates for each part of a layer: its attention, its MLP, or single linears.
 
-The item of the attention is the whole choice (form, heads, r_k, r_v), with the ranks of its
-linears if these may be factorized; where heads stay as they are, every linear is an item.
-Layers of a model are alike, so costs are counted once and only losses differ by layer.
+A candidate for the attention says all of it: form, heads, r_k, r_v, and the ranks of its linears
+if these may be factorized. If heads stay as they are, every linear is a part of its own. The
+layers of a dense model are alike, so costs are counted once, and only losses differ by layer.
 """
 
 import math
@@ -18,32 +18,30 @@ from vllm_gac.gpu.latency.layer import BatchMix, attention_microseconds, mlp_mic
 from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
-from vllm_gac.planning.candidates import Dims, attentions, evenly_spread, factorized
+from vllm_gac.planning.allowed_dims import AllowedDims, evenly_spread
+from vllm_gac.planning.candidates import attention_candidates, paying_ranks
 from vllm_gac.planning.knapsack.instance import Ints
 from vllm_gac.planning.losses import Losses
+from vllm_gac.planning.request import Deployment, PlanRequest
 
 # Shares of its parameters that a factorized linear beside smaller heads may keep.
 _SHARES = tuple(i / 16 for i in range(15, 3, -1))
-# Of more ranks than these some evenly spread are tried.
+# The most ranks of a linear that are tried, evenly spread.
 _MOST_RANKS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
-    """The deployment whose time is budgeted."""
+class PartCandidates:
+    """The candidates for one part of a layer. They are the same in every layer.
 
-    profile: GpuProfile
-    mix: BatchMix
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Candidates for a part of every layer.
-
-    `layers` are dense but for the part, the linears whose names begin with `prefix`; costs
-    [candidates, budgets] are (parameters of the part, KV elements and, if time is budgeted, the
-    nanoseconds that the layer takes longer than the dense one, mostly below 0); `put` makes a
-    candidate part of a layer.
+    Attributes:
+        prefix: What the names of the part's linears begin with.
+        layers: The candidates, each as a dense layer with only this part changed.
+        costs: [candidates, budgets] the parameters of the part, its numbers in the KV cache per
+            token and, if time is budgeted, the nanoseconds that the layer takes longer than the
+            dense one (mostly below 0).
+        losses: The loss of every candidate [candidates], given the index of a layer.
+        put: A layer with a candidate in it.
     """
 
     prefix: str
@@ -53,92 +51,91 @@ class Item:
     put: Callable[[LayerLayout, LayerLayout], LayerLayout]
 
 
-def items(
-    dense: ModelLayout,
-    methods: Sequence[str],
-    dims: Dims,
-    *,
-    key_form: str = "auto",
-    key_group: int | None = None,
-    value_group: int | None = None,
-    latency: Latency | None = None,
-    timed: bool = False,
-) -> list[Item]:
-    """The items of any layer of `dense`; an item without candidates cannot be chosen from.
+def part_candidates(
+    dense: ModelLayout, request: PlanRequest, deployment: Deployment | None
+) -> list[PartCandidates]:
+    """The parts of a layer that the request's methods change; a part may have no candidates.
 
-    `losses` of an item gives those of its candidates in a layer by its index. Where the form of
-    keys is free (auto), attentions that take longer than the dense one are none: on the GPU that
-    is planned for (`latency`), or by default an H200. `timed`: time is budgeted.
+    If the form of keys is free (auto), attentions that take longer than the dense one are left
+    out. Their time is that on `deployment`, or on the default GPU if it is None.
+
+    Args:
+        dense: The dense model.
+        request: What is asked.
+        deployment: The deployment whose time is predicted, if the request has one.
     """
-    layer = dense.layers[0]
+    layer, dims, methods = dense.layers[0], request.allowed_dims, request.methods
     linears = linears_to_factorize(methods)
-    budgeted = latency if timed else None
-    found: list[Item] = []
+    budgeted = deployment if request.limits_time else None
+    parts: list[PartCandidates] = []
     if "heads" in methods:
-        whole = list(attentions(dense, dims, key_form, key_group, value_group))
-        if key_form == "auto":
-            whole = _no_slower(dense, whole, latency or Latency(read_profile(), BatchMix()))
+        groups = request.key_group, request.value_group
+        whole = list(attention_candidates(dense, dims, request.key_form, *groups))
+        if request.key_form == "auto":
+            whole = _no_slower(dense, whole, deployment or Deployment(read_profile(), BatchMix()))
         own = [name for name in linears if name.startswith("self_attn.")]
-        choices = [small for a in whole for small in _shares(dense, a, own, dims)]
-        found.append(_attention(dense, choices, budgeted))
+        layers = [small for a in whole for small in _rank_variants(dense, a, own, dims)]
+        parts.append(_attention(dense, layers, budgeted))
         linears = [name for name in linears if name not in own]
     if "prune" in methods:
-        widths = dims.upto(layer.intermediate_size, "width")
-        choices = [replace(layer, intermediate_size=width) for width in widths]
-        if latency is not None:
-            choices = _worth_their_time(dense, choices, mlp_microseconds, latency)
-        found.append(_mlp(dense, choices, budgeted))
+        widths = dims.up_to(layer.intermediate_size, "width")
+        layers = [replace(layer, intermediate_size=width) for width in widths]
+        if deployment is not None:
+            layers = _worth_their_time(dense, layers, mlp_microseconds, deployment)
+        parts.append(_mlp(dense, layers, budgeted))
     for name in linears:
-        ranks = evenly_spread(factorized(dense, layer, name, dims), _MOST_RANKS)
-        choices = [replace(layer, ranks=MappingProxyType({name: rank})) for rank in ranks]
-        if latency is not None:
+        ranks = evenly_spread(paying_ranks(dense, layer, name, dims), _MOST_RANKS)
+        layers = [replace(layer, ranks=MappingProxyType({name: rank})) for rank in ranks]
+        if deployment is not None:
             time = attention_microseconds if name.startswith("self_attn.") else mlp_microseconds
-            choices = _worth_their_time(dense, choices, time, latency)
-        choices = [layer, *choices]
-        found.append(_linear(dense, name, choices, budgeted))
-    return found
+            layers = _worth_their_time(dense, layers, time, deployment)
+        parts.append(_linear(dense, name, [layer, *layers], budgeted))
+    return parts
 
 
 def _worth_their_time(
     dense: ModelLayout,
     layers: Sequence[LayerLayout],
     time: Callable[[ModelLayout, LayerLayout, BatchMix, GpuProfile], float],
-    latency: Latency,
+    deployment: Deployment,
 ) -> list[LayerLayout]:
-    """`layers`, whose dims rise, without those that take as long as one of a larger dim."""
+    """The layers without those that take as long as one with a larger dim; dims rise."""
     kept: list[LayerLayout] = []
     shortest = math.inf
     for layer in reversed(layers):
-        if (needed := time(dense, layer, latency.mix, latency.profile)) < shortest:
+        if (needed := time(dense, layer, deployment.mix, deployment.profile)) < shortest:
             kept.insert(0, layer)
             shortest = needed
     return kept
 
 
 def _no_slower(
-    dense: ModelLayout, layers: Sequence[LayerLayout], latency: Latency
+    dense: ModelLayout, layers: Sequence[LayerLayout], deployment: Deployment
 ) -> list[LayerLayout]:
-    """Rebuilding latent keys costs time that their bytes do not always give back."""
-    time = partial(attention_microseconds, dense, mix=latency.mix, profile=latency.profile)
+    """The layers whose attention takes no longer than the dense one; all if there are none.
+
+    Latent keys are rebuilt for every step, which can take longer than reading fewer bytes saves.
+    """
+    time = partial(attention_microseconds, dense, mix=deployment.mix, profile=deployment.profile)
     longest = time(dense.layers[0])
     return [layer for layer in layers if time(layer) <= longest] or list(layers)
 
 
 def linears_to_factorize(methods: Sequence[str]) -> list[str]:
-    """MLPs that are made narrower are not factorized on top."""
+    """The linears that get ranks. MLPs that are pruned are not factorized as well."""
     if "lowrank" not in methods:
         return []
     return [name for name in LINEARS if not ("prune" in methods and name.startswith("mlp."))]
 
 
-def _shares(
-    dense: ModelLayout, attention: LayerLayout, linears: Sequence[str], dims: Dims
+def _rank_variants(
+    dense: ModelLayout, attention: LayerLayout, linears: Sequence[str], dims: AllowedDims
 ) -> list[LayerLayout]:
-    """`attention` with its linears whole, and factorized to every share of their parameters."""
+    """The layer with its attention's linears whole, and factorized to each share of `_SHARES`."""
     if not linears:
         return [attention]
     found: dict[tuple[tuple[str, int], ...], LayerLayout] = {(): attention}
-    paying = {name: factorized(dense, attention, name, dims) for name in linears}
+    paying = {name: paying_ranks(dense, attention, name, dims) for name in linears}
     for share in _SHARES:
         ranks = {}
         for name in linears:
@@ -149,7 +146,9 @@ def _shares(
     return list(found.values())
 
 
-def _attention(dense: ModelLayout, layers: Sequence[LayerLayout], latency: Latency | None) -> Item:
+def _attention(
+    dense: ModelLayout, layers: Sequence[LayerLayout], deployment: Deployment | None
+) -> PartCandidates:
     heads = dense.num_key_value_heads
 
     def of_layer(losses: Losses, index: int) -> NDArray[np.float64]:
@@ -166,27 +165,31 @@ def _attention(dense: ModelLayout, layers: Sequence[LayerLayout], latency: Laten
         ranks = MappingProxyType({**layer.ranks, **chosen.ranks})
         return replace(layer, key=chosen.key, value=chosen.value, ranks=ranks)
 
-    costs = _costs(dense, "self_attn.", layers, latency)
-    return Item("self_attn.", layers, costs, of_layer, put)
+    costs = _costs(dense, "self_attn.", layers, deployment)
+    return PartCandidates("self_attn.", layers, costs, of_layer, put)
 
 
-def _mlp(dense: ModelLayout, layers: Sequence[LayerLayout], latency: Latency | None) -> Item:
+def _mlp(
+    dense: ModelLayout, layers: Sequence[LayerLayout], deployment: Deployment | None
+) -> PartCandidates:
     widths = [layer.intermediate_size for layer in layers]
 
     def put(layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
         return replace(layer, intermediate_size=chosen.intermediate_size)
 
-    costs = _costs(dense, "mlp.", layers, latency)
-    return Item("mlp.", layers, costs, lambda losses, index: losses.width(index)[widths], put)
+    costs = _costs(dense, "mlp.", layers, deployment)
+    return PartCandidates(
+        "mlp.", layers, costs, lambda losses, index: losses.width(index)[widths], put
+    )
 
 
 def _linear(
     dense: ModelLayout,
     name: str,
     layers: Sequence[LayerLayout],
-    latency: Latency | None,
-) -> Item:
-    """The first of `layers` has the linear whole."""
+    deployment: Deployment | None,
+) -> PartCandidates:
+    """The candidates of one linear; the first of `layers` has it whole."""
     ranks = [layer.ranks[name] for layer in layers[1:]]
 
     def of_layer(losses: Losses, index: int) -> NDArray[np.float64]:
@@ -195,21 +198,21 @@ def _linear(
     def put(layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
         return replace(layer, ranks=MappingProxyType({**layer.ranks, **chosen.ranks}))
 
-    costs = _costs(dense, name, layers, latency)
-    return Item(name, layers, costs, of_layer, put)
+    costs = _costs(dense, name, layers, deployment)
+    return PartCandidates(name, layers, costs, of_layer, put)
 
 
 def _costs(
-    dense: ModelLayout, prefix: str, layers: Sequence[LayerLayout], latency: Latency | None
+    dense: ModelLayout, prefix: str, layers: Sequence[LayerLayout], deployment: Deployment | None
 ) -> Ints:
-    """[layers, budgets], as an item has them."""
+    """[layers, budgets], as in `PartCandidates`."""
     columns = [[part_parameters(dense, layer, prefix) for layer in layers]]
     attends = prefix == "self_attn."
     columns.append([layer.kv_elements if attends else 0 for layer in layers])
-    if latency is not None:
+    if deployment is not None:
         of_attention = prefix.startswith("self_attn.")
         time = attention_microseconds if of_attention else mlp_microseconds
-        microseconds = partial(time, dense, mix=latency.mix, profile=latency.profile)
+        microseconds = partial(time, dense, mix=deployment.mix, profile=deployment.profile)
         whole = microseconds(dense.layers[0])
         columns.append([round(1000 * (microseconds(layer) - whole)) for layer in layers])
     return np.array(columns, dtype=np.int64).T

@@ -9,7 +9,7 @@ For the ranks of linears there are also curves that come in nats as they are (gr
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,9 @@ from vllm_gac.compression.statistics_file import (
     read_probes,
 )
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
+from vllm_gac.planning.request import RankLossSource
 
 Curve: TypeAlias = NDArray[np.float64]
-# What the ranks of linears are judged by: probes of whole layers, or one backward pass.
-Sensitivity: TypeAlias = Literal["probe", "kfac"]
 
 # Two probes of one part tell a power up to their noise.
 _POWERS = (1.0, 2.0)
@@ -80,7 +79,7 @@ def read_losses(
     path: Path,
     dense: ModelLayout,
     metadata: Mapping[str, str],
-    sensitivity: Sensitivity = "probe",
+    sensitivity: RankLossSource = "probe",
 ) -> MeasuredLosses:
     """The losses that the statistics at `path` tell of; `metadata` is what `check_stats` said.
 

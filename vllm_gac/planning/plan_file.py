@@ -1,22 +1,18 @@
-"""Choose every layer's dims under a parameter and a KV budget, or read a plan that did.
+"""plan.json: the dims of every layer, and the budgets that they were chosen under.
 
-`uniform_plan` gives every layer the same attention and the same MLP, but for one step of width
-that some layers get on top. Budgets are exact integers and never exceeded.
+Budgets are exact integers and never exceeded.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from vllm_gac import __version__
-from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.compression.methods.base import MERGEABLE
@@ -33,9 +29,6 @@ from vllm_gac.layout.schema import (
     Version,
     validate,
 )
-from vllm_gac.layout.tensor_parallel import check_planned_for
-from vllm_gac.planning.candidates import Dims, Rung, attentions, layer_at, rungs
-from vllm_gac.planning.prior_losses import expected_loss
 
 
 class PlanBudget(StrictModel):
@@ -68,81 +61,23 @@ class Plan(StrictModel):
     notes: dict[str, Any] = Field(default_factory=dict)
 
 
-def uniform_plan(
-    model: Checkpoint,
-    *,
-    param_ratio: float,
-    kv_ratio: float,
-    methods: Sequence[str] = ("heads", "prune"),
-    align: Strategy = "minimal",
-    gpu: str | None = None,
-    tensor_parallel_size: int = 1,
-    quantized: Quantized = NOT_QUANTIZED,
-    key_form: str = "auto",
-    key_group: int | None = None,
-    value_group: int | None = None,
-) -> Plan:
-    """The plan that keeps at most the given shares of `model`'s parameters and KV cache.
-
-    `methods`: heads (fewer and smaller key and value heads), prune (narrower MLPs), lowrank
-    (factorized linears). `align`, `gpu`, `tensor_parallel_size` and `quantized` say which dims are
-    allowed (see contract.py).
-    `key_form` (auto, rotary, latent) and the groups (1 or 2 heads made one; None is free)
-    restrict the attention. Of all attentions that fit, with what they leave to the rest, the one
-    that prior.py expects to lose least is taken. Raises PlanError naming the smallest feasible
-    ratio if none fits.
-    """
-    if model.config.gac is not None:
-        raise PlanError(f"{model.directory}: is compressed already; plan for the dense model")
-    dense, dims = model.layout, Dims(align, gpu, tensor_parallel_size, quantized)
-    check_planned_for(dense, tensor_parallel_size)
-    kv_budget = budget_of(kv_ratio, dense.kv_elements)
-    budget = budget_of(param_ratio, dense.parameters)
-    choices = [dense.layers[0]]
-    if "heads" in methods:
-        choices = list(attentions(dense, dims, key_form, key_group, value_group))
-    if not choices:
-        raise PlanError(
-            f"--key-form {key_form}, --key-group {key_group or 'any'}, --value-group "
-            f"{value_group or 'any'}: no aligned size below {dense.head_dim} for "
-            f"{dense.num_key_value_heads} KV heads; groups must divide them, and a value head "
-            "must be shared by whole key heads"
-        )
-    fitting = [a for a in choices if a.kv_elements * len(dense.layers) <= kv_budget.allowed]
-    if not fitting:
-        smallest = min(a.kv_elements for a in choices) * len(dense.layers)
-        raise _infeasible("--kv-ratio", kv_ratio, smallest, dense.kv_elements, methods)
-
-    # Of attentions and rungs there may be thousands each: never all of their layers at a time.
-    steps = rungs(dense, methods, dims)
-    ladders = [_Ladder(dense, attention, steps, methods, dims) for attention in fitting]
-    outside = dense.parameters - len(dense.layers) * _parameters(dense, dense.layers[0])
-    plans = (p for ladder in ladders if (p := _climb(dense, ladder, budget.allowed - outside)))
-    rated = ((expected_loss(dense, layers), layers) for layers in plans)
-    best = min(rated, key=lambda pair: pair[0], default=None)
-    if best is None:
-        smallest = min(_parameters(dense, ladder[0]) for ladder in ladders) * len(dense.layers)
-        raise _infeasible(
-            "--param-ratio", param_ratio, smallest + outside, dense.parameters, methods
-        )
-    loss, layers = best
-    layout = replace(dense, layers=tuple(layers))
+def dense_plan(model: Checkpoint, methods: Sequence[str] = ("heads", "prune")) -> Plan:
+    """The plan that leaves the dense `model` as it is, and names `methods`."""
+    dense = model.layout
+    parameters = exact_budget(1.0, dense.parameters)
+    kv_elements = exact_budget(1.0, dense.kv_elements)
     return Plan(
         version=1,
         tool_version=__version__,
         model_config_sha256=model.config_sha256,
         methods=[m for m in METHODS if m in methods],
-        align=align,
-        param_ratio=param_ratio,
-        kv_ratio=kv_ratio,
-        parameters=budget.model_copy(update={"used": layout.parameters}),
-        kv_elements=kv_budget.model_copy(update={"used": layout.kv_elements}),
-        layers=[LayerSection.model_validate(layer.section()) for layer in layers],
-        notes={
-            "planner": "uniform",
-            "expected_loss": round(loss, 4),
-            "limited_by": _limited_by(dense, fitting, layers[0]),
-        },
+        align="minimal",
+        param_ratio=1.0,
+        kv_ratio=1.0,
+        parameters=parameters.model_copy(update={"used": dense.parameters}),
+        kv_elements=kv_elements.model_copy(update={"used": dense.kv_elements}),
+        layers=[LayerSection.model_validate(layer.section()) for layer in dense.layers],
+        notes={"planner": "dense"},
     )
 
 
@@ -183,7 +118,7 @@ def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelL
         ("parameters", plan.param_ratio, plan.parameters, dense.parameters, layout.parameters),
         ("kv_elements", plan.kv_ratio, plan.kv_elements, dense.kv_elements, layout.kv_elements),
     ):
-        asked = budget_of(ratio, whole)
+        asked = exact_budget(ratio, whole)
         if (budget.dense, budget.allowed) != (asked.dense, asked.allowed):
             raise PlanError(
                 f"{where}: {name}: {ratio} of the model's {asked.dense} is {asked.allowed}, it "
@@ -197,69 +132,9 @@ def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelL
     return layout
 
 
-def budget_of(ratio: float, dense: int) -> PlanBudget:
-    """`ratio` of `dense`, rounded down; a ratio of 0.7 is seven tenths, not the nearest double."""
+def exact_budget(ratio: float, dense: int) -> PlanBudget:
+    """`ratio` of `dense`, rounded down. A ratio of 0.7 is seven tenths, not the nearest double."""
     return PlanBudget(dense=dense, allowed=math.floor(Fraction(str(ratio)) * dense), used=0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ladder:
-    """Layers of one attention, from the least of the rest to the whole; made when asked for."""
-
-    dense: ModelLayout
-    attention: LayerLayout
-    steps: Sequence[Rung]
-    methods: Sequence[str]
-    dims: Dims
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __getitem__(self, index: int) -> LayerLayout:
-        return layer_at(self.dense, self.attention, self.steps[index], self.methods, self.dims)
-
-
-def _climb(dense: ModelLayout, ladder: _Ladder, allowed: int) -> list[LayerLayout] | None:
-    """Every layer on the highest rung that all can have, then as many as fit one rung higher.
-
-    `allowed` is for all layers; None if it does not suffice for the lowest rung.
-    """
-    count = len(dense.layers)
-    sizes = cache(lambda rung: _parameters(dense, ladder[rung]))
-    rung = bisect_right(range(len(ladder)), allowed // count, key=sizes) - 1
-    if rung < 0:
-        return None
-    layers = [ladder[rung]] * count
-    if rung + 1 < len(ladder):
-        raised = (allowed - count * sizes(rung)) // (sizes(rung + 1) - sizes(rung))
-        # The last ones: in the demo model that is worth 1.4 % of perplexity.
-        layers[count - raised :] = [ladder[rung + 1]] * raised
-    return layers
-
-
-def _limited_by(
-    dense: ModelLayout, attentions: Sequence[LayerLayout], chosen: LayerLayout
-) -> dict[str, list[str]]:
-    """As binding.py: the budgets that keep a uniform plan from using more of each budget.
-
-    `attentions` are all that the KV budget allows; the layer that was `chosen` has one of them.
-    """
-    whole, cached = dense.layers[0], chosen.kv_elements
-    by_cache = ["kv_elements"] if cached < whole.kv_elements else []
-    larger = any(attention.kv_elements > cached for attention in attentions)
-    narrower = chosen.intermediate_size < whole.intermediate_size or bool(chosen.ranks)
-    return {
-        "parameters": ["parameters"] if narrower else by_cache,
-        "kv_elements": ["parameters"] if larger else by_cache,
-    }
-
-
-def _parameters(dense: ModelLayout, layer: LayerLayout) -> int:
-    """Parameters of a layer, as `ModelLayout.parameters` counts them."""
-    model = replace(dense, layers=(layer,))
-    return sum(
-        math.prod(shape) for name, shape in model.layer_tensors(0) if "rope_inv_freq" not in name
-    )
 
 
 def _check_reachable(dense: ModelLayout, layer: LayerLayout, where: str) -> None:
@@ -304,13 +179,3 @@ def _check_methods(
                 f"{where}.{key}: only the method {method} changes it, and the plan's methods are "
                 f"{list(methods)}"
             )
-
-
-def _infeasible(
-    flag: str, asked: float, smallest: int, dense: int, methods: Sequence[str]
-) -> PlanError:
-    needed = math.ceil(10_000 * smallest / dense) / 10_000
-    return PlanError(
-        f"{flag} {asked}: not feasible with --method {','.join(methods)}; "
-        f"at least {needed} is needed"
-    )

@@ -1,15 +1,18 @@
 """What compression costs, before anything is measured on the model at hand.
 
-Losses in nats per token (logarithms of perplexity ratios) at shares of a layer's dims, each
-compressed alone in every layer: means of two small Llamas with eight query and four KV heads of
-128 (the demo model, and one of 28 M parameters). Their order and their bends are what the uniform
-plan goes by; the amounts are another model's.
+The tables hold losses in nats per token (logarithms of perplexity ratios) at shares of a layer's
+dims. Each part was compressed alone, in every layer. They are means of two small Llamas with eight
+query heads and four KV heads of 128: the demo model, and one of 28 M parameters. A plan uses the
+order and the curvature of these losses; the amounts belong to other models.
 """
 
-import itertools
 from collections.abc import Sequence
 
-from vllm_gac.layout.dims import LayerLayout, ModelLayout
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_gac.layout.dims import LINEARS, ModelLayout, breakeven_rank
+from vllm_gac.planning.losses import Curve
 
 _SHARES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 # By (form, heads made one) and share of the dense key elements.
@@ -30,35 +33,66 @@ _WIDTHS = (3.0, 0.90, 0.60, 0.40, 0.23, 0.125, 0.050, 0.0)
 _FACTORIZED = {"mlp": 0.7 / 3, "self_attn": 0.17 / 4}
 
 
-def expected_loss(dense: ModelLayout, layers: Sequence[LayerLayout]) -> float:
-    """Nats per token by which a model of `layers` is expected to be worse than `dense`."""
-    distinct = {id(layer): layer for layer in layers}  # of hundreds a plan makes two
-    known = {number: _layer_loss(dense, layer) for number, layer in distinct.items()}
-    return sum(known[id(layer)] for layer in layers) / len(layers)
+class PriorLosses:
+    """The losses of other models, for a dense model of which nothing is measured.
+
+    Every layer has the same curves. The losses of all layers add up to that of the model.
+    """
+
+    def __init__(self, dense: ModelLayout) -> None:
+        """Make the curves for the dims of `dense`."""
+        size, count = dense.head_dim, len(dense.layers)
+        self._keys = {
+            (form, group): _curve(losses, group * size) / count
+            for (form, group), losses in _KEYS.items()
+        }
+        self._values = {
+            group: _curve(losses, group * size) / count for group, losses in _VALUES.items()
+        }
+        self._width = _curve(_WIDTHS, dense.layers[0].intermediate_size) / count
+        self._ranks = {linear: _rank_curve(dense, linear) / count for linear in LINEARS}
+
+    def key(self, layer: int, form: str, group: int) -> Curve:
+        """By the size of a key head."""
+        return self._keys[form, group]
+
+    def value(self, layer: int, group: int) -> Curve:
+        """By the size of a value head."""
+        return self._values[group]
+
+    def width(self, layer: int) -> Curve:
+        """By the MLP's width."""
+        return self._width
+
+    def rank(self, layer: int, linear: str) -> Curve:
+        """By the rank of a linear; at ranks that save nothing, nothing is lost."""
+        return self._ranks[linear]
 
 
-def _layer_loss(dense: ModelLayout, layer: LayerLayout) -> float:
-    """The loss if every layer were like this one: what its parts lose alone, added up."""
-    heads, elements = dense.num_key_value_heads, dense.num_key_value_heads * dense.head_dim
-    key = _KEYS[layer.key.form, heads // layer.key.heads]
-    value = _VALUES[heads // layer.value.heads]
-    width = layer.intermediate_size / dense.layers[0].intermediate_size
-    loss = (
-        _at(key, layer.key.heads * layer.key.size / elements)
-        + _at(value, layer.value.heads * layer.value.size / elements)
-        + _at(_WIDTHS, width)
-    )
-    for name, rank in layer.ranks.items():
-        rows, columns = dense.linear_shape(layer, name)
-        kept = min(1.0, rank * (rows + columns) / (rows * columns))
-        loss += _FACTORIZED[name.split(".")[0]] * _at(_WIDTHS, kept)
-    return loss
+def _curve(losses: Sequence[float], full: int) -> Curve:
+    """[full + 1] losses at a dim of 0, 1, ..., full, if every layer has this dim."""
+    return _smooth(losses, np.arange(full + 1) / full)
 
 
-def _at(losses: Sequence[float], share: float) -> float:
-    """Linear interpolation at `share` in [0, 1]."""
-    points = itertools.pairwise(zip(_SHARES, losses, strict=True))
-    for (left, high), (right, low) in points:
-        if share <= right:
-            return high + (low - high) * (share - left) / (right - left)
-    return losses[-1]
+def _rank_curve(dense: ModelLayout, linear: str) -> Curve:
+    """[full + 1] losses at a rank of 0, 1, ..., full, if the linear has it in every layer."""
+    own = dense.layers[0]
+    ranks = np.arange(min(dense.linear_shape(own, linear)) + 1)
+    kept = np.minimum(ranks / breakeven_rank(dense, own, linear), 1.0)
+    return _FACTORIZED[linear.split(".")[0]] * _smooth(_WIDTHS, kept)
+
+
+def _smooth(losses: Sequence[float], shares: NDArray[np.float64]) -> Curve:
+    """A strictly convex curve through a table, at rising `shares`, the last of which is 1.
+
+    Straight lines between the points would make many plans equally good, and layers that are
+    alike would get different dims. So the slope is interpolated instead: each line's slope holds
+    in its middle, and it is 0 where nothing is taken away.
+    """
+    points = np.array(_SHARES)
+    middles = (points[1:] + points[:-1]) / 2
+    slopes = -np.diff(losses) / np.diff(points)
+    slope = np.interp(shares, [*middles, 1.0], [*slopes, 0.0])
+    steps = np.diff(shares) * (slope[1:] + slope[:-1]) / 2
+    curve: Curve = np.append(np.cumsum(steps[::-1])[::-1], 0.0)
+    return curve

@@ -125,11 +125,11 @@ def proportional_layers(
 
 def within_window(dense: ModelLayout, layer: LayerLayout, near: LayerLayout, prefix: str) -> bool:
     """Whether the dims of `layer` that belong to `prefix` are about those of `near`."""
-    pairs = zip(_shares(dense, layer, prefix), _shares(dense, near, prefix), strict=True)
+    pairs = zip(_kept_shares(dense, layer, prefix), _kept_shares(dense, near, prefix), strict=True)
     return all(abs(one - other) <= WINDOW for one, other in pairs)
 
 
-def _shares(dense: ModelLayout, layer: LayerLayout, prefix: str) -> list[float]:
+def _kept_shares(dense: ModelLayout, layer: LayerLayout, prefix: str) -> list[float]:
     own = dense.layers[0]
     if prefix == "mlp.":
         return [layer.intermediate_size / own.intermediate_size]
@@ -145,7 +145,7 @@ def _heads(
 ) -> list[LayerLayout]:
     heads, size = dense.num_key_value_heads, dense.head_dim
     shares = [
-        Share(score, heads, size, heads * size)
+        ProportionalShare(score, heads, size, heads * size)
         for index in range(len(layers))
         for score in (scores.key(index, form, 1), scores.value(index, 1))
     ]
@@ -166,7 +166,10 @@ def _widths(
 ) -> list[LayerLayout]:
     full, cost = dense.layers[0].intermediate_size, 3 * dense.hidden_size
     others = replace(dense, layers=tuple(layers)).parameters - len(layers) * cost * full
-    shares = [Share(scores.width(index), cost, full, cost * full) for index in range(len(layers))]
+    shares = [
+        ProportionalShare(scores.width(index), cost, full, cost * full)
+        for index in range(len(layers))
+    ]
     widths = proportional(shares, budget - others)
     return [replace(a, intermediate_size=w) for a, w in zip(layers, widths, strict=True)]
 
@@ -183,7 +186,7 @@ def _ranks(
     others = replace(dense, layers=tuple(layers)).parameters - sum(wholes)
     own = [scores.rank(index, name) for index in range(len(layers)) for name in linears]
     shares = [
-        Share(score, sum(shape), min(shape), whole)
+        ProportionalShare(score, sum(shape), min(shape), whole)
         for score, shape, whole in zip(own, shapes, wholes, strict=True)
     ]
     dims = iter(proportional(shares, budget - others))
@@ -199,7 +202,7 @@ def _ranks(
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ProportionalShare:
     """One dim to be chosen: its score, what one unit of it costs, its range.
 
     `whole` is what it costs at `full`, where it is left as it was; a linear of full rank costs
@@ -212,7 +215,7 @@ class Share:
     whole: int
 
 
-def proportional(dims: Sequence[Share], budget: int) -> list[int]:
+def proportional(dims: Sequence[ProportionalShare], budget: int) -> list[int]:
     """Dims in proportion to importance, none above its full one, within `budget` if it can be.
 
     What the capped ones leave is shared out among the others, in the same proportion.
@@ -227,13 +230,13 @@ def proportional(dims: Sequence[Share], budget: int) -> list[int]:
     return [_dim(d, low) for d in dims]
 
 
-def _dim(share: Share, factor: float) -> int:
+def _dim(share: ProportionalShare, factor: float) -> int:
     """Scores are of a whole part, so a factor gives a share of the dense dim."""
     dim = max(1, int(share.importance * factor * share.full))
     return share.full if dim >= share.full or dim * share.cost >= share.whole else dim
 
 
-def _cost(share: Share, factor: float) -> int:
+def _cost(share: ProportionalShare, factor: float) -> int:
     dim = _dim(share, factor)
     return share.whole if dim == share.full else dim * share.cost
 

@@ -24,15 +24,17 @@ from vllm_gac.compression.methods.prune import Criterion
 from vllm_gac.compression.statistics_file import check_gradients, check_stats, covariances_for
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.planning.plan_file import planned_layout, read_plan, uniform_plan
-from vllm_gac.planning.planner import Asked, check_feasible, measured_plan
+from vllm_gac.planning.plan_file import dense_plan, planned_layout, read_plan
+from vllm_gac.planning.planner import measured_plan
+from vllm_gac.planning.problem import Problem
+from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.write_compressed import write_compressed
 
 
 def compress(
     model: Path,
     out: Path,
-    asked: Asked | None = None,
+    request: PlanRequest | None = None,
     *,
     plan: Path | None = None,
     whitening: Whitening = "svd-llm",
@@ -54,7 +56,7 @@ def compress(
     Args:
         model: Directory of a dense Llama or Mistral.
         out: The directory to write; it appears only when it is complete.
-        asked: The budgets to plan for, and what the plan may use. Ignored if `plan` is given.
+        request: The budgets to plan for, and what the plan may use. Ignored if `plan` is given.
         plan: A plan file, whose dims are used.
         whitening: How low-rank factors take the statistics of their inputs into account.
         prune_criterion: How the MLP channels that stay are chosen.
@@ -79,32 +81,31 @@ def compress(
     Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
-        >>> from vllm_gac.planning.planner import Asked
         >>> layout = vllm_gac.compress(
         ...     Path("llama"),
         ...     Path("compressed"),
-        ...     Asked(param_ratio=0.9, kv_ratio=0.75),
+        ...     vllm_gac.PlanRequest(param_ratio=0.9, kv_ratio=0.75),
         ...     calibration=[Path("text.txt")],
         ...     max_tokens=512,
         ... )
         >>> layout.parameters <= 0.9 * 57744, layout.kv_elements <= 0.75 * 128
         (True, True)
     """
-    checkpoint, asked = open_dense(model), asked or Asked()
+    checkpoint, request = open_dense(model), request or PlanRequest()
     companions_of(model)  # refuses files that cannot be copied before the work begins
     chosen = None
     if plan is not None:
         chosen = read_plan(plan, checkpoint)
-    elif asked.everything:
-        chosen = uniform_plan(checkpoint, param_ratio=1.0, kv_ratio=1.0)
+    elif request.keeps_everything:
+        chosen = dense_plan(checkpoint)
     else:
-        check_feasible(checkpoint, asked)
+        Problem(request, checkpoint).check_feasible()
     layout = None if chosen is None else planned_layout(checkpoint, chosen)
     needed = layout != checkpoint.layout
     value_group = _value_group(layout)
     linears = None if layout is None else covariances_for(checkpoint.layout, layout)
     texts = _calibration_texts(checkpoint, calibration) if needed and stats is None else ()
-    gradients = _needs_gradients(asked, prune_criterion)
+    gradients = _needs_gradients(request, prune_criterion)
     if stats is not None and gradients:
         metadata = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
         check_gradients(stats, metadata, gradients)
@@ -115,7 +116,7 @@ def compress(
         "threads": threads,
         "device": device,
         "model": fingerprint(checkpoint),
-        "plan": asked.record() if chosen is None else chosen.model_dump(mode="json"),
+        "plan": request.record() if chosen is None else chosen.model_dump(mode="json"),
         "whitening": whitening,
         "prune_criterion": prune_criterion,
         "stats": _stats_fingerprint(stats, checkpoint, value_group, linears) if stats else None,
@@ -138,7 +139,7 @@ def compress(
                     progress=progress,
                     device=device,
                     # With a plan, nothing is left to choose.
-                    methods=asked.methods if chosen is None else (),
+                    methods=request.methods if chosen is None else (),
                     linears=linears,
                     # The same sums as in a run that plans here itself, and so the same bytes.
                     value_group=None
@@ -149,7 +150,7 @@ def compress(
                 )
         if chosen is None:
             assert stats is not None  # given, or measured above
-            chosen = measured_plan(checkpoint, stats, asked)
+            chosen = measured_plan(checkpoint, stats, request)
         return write_compressed(
             checkpoint,
             chosen,
@@ -162,11 +163,11 @@ def compress(
         )
 
 
-def _needs_gradients(asked: Asked, criterion: Criterion) -> str | None:
+def _needs_gradients(request: PlanRequest, criterion: Criterion) -> str | None:
     """The option that needs the gradients of the loss; None if no option does."""
     if criterion == "taylor":
         return "--prune-criterion taylor"
-    return asked.needs_gradients
+    return request.needs_gradients
 
 
 def _value_group(layout: ModelLayout | None) -> int:

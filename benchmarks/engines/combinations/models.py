@@ -11,7 +11,8 @@ from benchmarks.common import llama3_8b
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import KeyLayout, ValueLayout
-from vllm_gac.planning.plan_file import uniform_plan
+from vllm_gac.planning.planner import prior_plan
+from vllm_gac.planning.request import PlanRequest
 
 # Keys (form, heads, size) and values (heads, size) of each layer of the demo model. They differ
 # from each other, and no kernel takes one of these sizes without padding.
@@ -38,11 +39,10 @@ def shapes(out: Path, small: bool) -> dict[str, Path]:
 
 def compressed_demo(out: Path, device: str) -> Path:
     """The demo model as `make serve` compresses it."""
-    from vllm_gac.planning.planner import Asked
     from vllm_gac.steps.compress import compress
 
     if not out.exists():
-        asked = Asked(param_ratio=0.85, kv_ratio=0.75)
+        asked = PlanRequest(param_ratio=0.85, kv_ratio=0.75)
         compress(demo.MODEL, out, asked, max_tokens=TOKENS, device=device, progress=False)
     return out
 
@@ -61,7 +61,7 @@ def misaligned_demo(out: Path, device: str) -> Path:
 
 def _plan() -> dict[str, Any]:
     model = open_checkpoint(demo.MODEL)
-    base = uniform_plan(model, param_ratio=0.9, kv_ratio=1.0, methods=["prune"])
+    base = prior_plan(model, PlanRequest(param_ratio=0.9, methods=("prune",)))
     layers = [
         replace(
             dense,

@@ -20,16 +20,20 @@ from vllm_gac.planning.knapsack.search import best_choice
 
 # What the budget of a problem with only one is called.
 SINGLE = "cost"
-# Items that are named where a budget cannot be met.
+# How many items an error names if a budget cannot be met.
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The chosen dim by item name, the cost by budget ("cost" if it has no name), the value.
+    """The best choice that was found.
 
-    No choice is worth more than value + gap. The gap is 0, unless the problem was so hard that
-    the search gave up on proving it.
+    Attributes:
+        choice: The chosen dim by the item's name.
+        costs: The cost by the budget's name ("cost" if it has none).
+        value: The sum of the values.
+        gap: No choice is worth more than value + gap. It is 0 unless the problem was so hard that
+            the search gave up.
     """
 
     choice: Mapping[str, int]
@@ -44,13 +48,25 @@ def choose(
     limits: Mapping[str, int],
     names: Sequence[str] = (),
     progress: bool = False,
+    tolerance: float = 0.0,
 ) -> tuple[list[int], float]:
-    """The position of the best candidate of each item, and the gap; as `solve`, on arrays.
+    """The best candidate of each item, as `solve` finds it, from arrays.
 
-    costs [candidates, budgets] and values [candidates] by item, whose `names` are for the
-    PlanError that is raised if nothing is within the limits.
+    Args:
+        costs: [candidates, budgets] for each item.
+        values: [candidates] for each item.
+        limits: The limit of each budget by its name.
+        names: The items' names, for the message of the error.
+        progress: Whether to show bars if it takes long.
+        tolerance: The gap at which the search may stop.
+
+    Returns:
+        The position of the chosen candidate of each item, and the gap.
+
+    Raises:
+        PlanError: If no choice is within the limits.
     """
-    found = best_choice(instance_of(costs, values, list(limits.values())), progress)
+    found = best_choice(instance_of(costs, values, list(limits.values())), progress, tolerance)
     if found is None:
         raise PlanError(_infeasible(list(costs), limits, names, progress))
     return list(found.positions), found.gap

@@ -31,11 +31,19 @@ class Choice:
     gap: float
 
 
-def best_choice(instance: Instance | None, progress: bool = False) -> Choice | None:
-    """The best choice within the limits; None if there is none. `progress` shows a bar a pass.
+def best_choice(
+    instance: Instance | None, progress: bool = False, tolerance: float = 0.0
+) -> Choice | None:
+    """The best choice within the limits; None if there is none.
 
-    Raises PlanError if none was found, which does not prove that there is none; that takes
-    several budgets that hardly fit together.
+    Args:
+        instance: The problem; None if it has no solution.
+        progress: Whether to show a bar for each pass.
+        tolerance: A choice is good enough if no other is worth more than this above it.
+
+    Raises:
+        PlanError: If no choice was found. This does not prove that there is none; it takes
+            several budgets that hardly fit together.
     """
     if instance is None:
         return None
@@ -46,6 +54,8 @@ def best_choice(instance: Instance | None, progress: bool = False) -> Choice | N
         known = found or known
         if complete or (_is_tight(bounded, known) and beam >= _ENOUGH_FOR_TIES):
             return None if known is None else Choice(_positions(instance, known), 0.0)
+        if bounded.loss_of(known) * instance.unit <= tolerance:
+            break
     if known is None:
         raise PlanError("no choice within all budgets was found; larger ones make it easier")
     return Choice(_positions(instance, known), bounded.loss_of(known) * instance.unit)

@@ -1,0 +1,260 @@
+"""A request as one exact multi-choice knapsack: for every layer one candidate of each part."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.errors import PlanError
+from vllm_gac.layout.dims import LayerLayout
+from vllm_gac.layout.tensor_parallel import check_planned_for
+from vllm_gac.planning.binding import limited_by
+from vllm_gac.planning.knapsack import choose
+from vllm_gac.planning.knapsack.instance import Ints
+from vllm_gac.planning.knapsack_items import PartCandidates, part_candidates, part_parameters
+from vllm_gac.planning.losses import Curve, Losses
+from vllm_gac.planning.plan_file import exact_budget
+from vllm_gac.planning.proportional import (
+    LinearLosses,
+    LossScores,
+    Scores,
+    proportional_layers,
+    within_window,
+)
+from vllm_gac.planning.request import PlanRequest
+
+# Fused GEMMs make the time of a layer a little more or less than that of its parts. If a plan
+# takes too long, the time budget is lowered and the plan is made again, at most this often.
+_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The best layers.
+
+    Attributes:
+        layers: The layers of the model.
+        loss: What they are expected to lose, in nats per token.
+        gap: No other choice is better by more than this.
+        limited_by: For each budget, the budgets that keep the plan from using more of it.
+    """
+
+    layers: list[LayerLayout]
+    loss: float
+    gap: float
+    limited_by: Mapping[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """What the losses say about the candidates, with one entry for each part of each layer.
+
+    Attributes:
+        losses: [candidates] what each candidate loses.
+        values: [candidates] what candidates are chosen by.
+        allowed: The positions of the candidates that may be chosen.
+    """
+
+    losses: Sequence[Curve]
+    values: Sequence[Curve]
+    allowed: Sequence[NDArray[np.intp]]
+
+
+class Problem:
+    """What a request asks of a model: exact budgets, candidates with their costs, and limits.
+
+    Attributes:
+        deployment: The deployment whose time is predicted, or None.
+        microseconds: The budget of time, or None.
+        parameters: The budget of parameters.
+        kv_elements: The budget of numbers in the KV cache per token.
+    """
+
+    def __init__(self, request: PlanRequest, model: Checkpoint) -> None:
+        """Find the candidates.
+
+        Args:
+            request: What is asked.
+            model: The dense model.
+
+        Raises:
+            PlanError: If the model is compressed already, if its heads cannot be split over the
+                GPUs, or if the request leaves no candidate for some part.
+            ProfileError: If there is no profile of the request's GPU.
+        """
+        if model.config.gac is not None:
+            raise PlanError(f"{model.directory}: is compressed already; plan for the dense model")
+        self._request, self._dense = request, model.layout
+        check_planned_for(model.layout, request.tensor_parallel_size)
+        self.deployment = request.deployment()
+        self.microseconds = request.latency
+        if request.latency_ratio is not None and self.deployment is not None:
+            dense_time = self.deployment.dense_microseconds(model.layout)
+            self.microseconds = request.latency_ratio * dense_time
+        self.parameters = exact_budget(request.param_ratio, model.layout.parameters)
+        self.kv_elements = exact_budget(request.kv_ratio, model.layout.kv_elements)
+        self._parts = self._candidates()
+        self._limits = self._limits_for_items()
+
+    def check_feasible(self) -> None:
+        """Check the budgets before anything is measured.
+
+        Raises:
+            PlanError: If no plan is within the budgets. The message names the option, and the
+                least that it would have to allow.
+        """
+        unspent = self._unspent(self._limits)
+        methods = ",".join(self._request.methods)
+        for column, flag, ratio, budget in (
+            (1, "--kv-ratio", self._request.kv_ratio, self.kv_elements),
+            (0, "--param-ratio", self._request.param_ratio, self.parameters),
+        ):
+            if (short := -int(unspent[column])) > 0:
+                needed = budget.allowed + short
+                raise PlanError(
+                    f"{flag} {ratio}: not feasible with --method {methods}; at least "
+                    f"{math.ceil(10_000 * needed / budget.dense) / 10_000} is needed"
+                    + self._explain_binding_budget(column, needed, budget.dense)
+                )
+        self._check_time(unspent)
+
+    def solve(
+        self, losses: Losses, scores: Scores | None = None, tolerance: float = 0.0
+    ) -> Solution:
+        """Find the choice that loses least within every budget.
+
+        Time is checked on whole layers.
+
+        Args:
+            losses: What every dim of every layer is expected to lose.
+            scores: For the objectives linear and fisher, the importance of every part of every
+                layer. By default it is taken from `losses`.
+            tolerance: A choice is good enough if no other loses less by more than this.
+
+        Raises:
+            PlanError: If no plan is within the budgets.
+        """
+        values, limits = self._values(losses, scores), dict(self._limits)
+        self.check_feasible()
+        for _ in range(_ATTEMPTS):
+            found = self._choose(values, limits, tolerance)
+            if self.microseconds is None or self.deployment is None:
+                return found
+            time = self.deployment.nanoseconds(self._dense, found.layers)
+            if (over := time - 1000 * self.microseconds) <= 0:
+                return found
+            limits["nanoseconds"] -= math.ceil(over)
+            self._check_time(self._unspent(limits))
+        raise PlanError(
+            f"--latency {self.microseconds:.0f}: a plan of its parts fits, none of whole layers "
+            f"was found in {_ATTEMPTS} attempts; allow more"
+        )
+
+    def _candidates(self) -> list[PartCandidates]:
+        dense, request = self._dense, self._request
+        parts = part_candidates(dense, request, self.deployment)
+        if all(part.layers for part in parts):
+            return parts
+        raise PlanError(
+            f"--key-form {request.key_form}, --key-group {request.key_group or 'any'}, "
+            f"--value-group {request.value_group or 'any'}: no aligned size below "
+            f"{dense.head_dim} for {dense.num_key_value_heads} KV heads; groups must divide "
+            "them, and a value head must be shared by whole key heads"
+        )
+
+    def _limits_for_items(self) -> dict[str, int]:
+        """What the budgets leave for the parts, without what is not compressed."""
+        dense = self._dense
+        count, layer = len(dense.layers), dense.layers[0]
+        ours = sum(part_parameters(dense, layer, part.prefix) for part in self._parts)
+        caches = any(part.prefix == "self_attn." for part in self._parts)
+        limits = {
+            "parameters": self.parameters.allowed - (dense.parameters - count * ours),
+            "kv_elements": self.kv_elements.allowed - (0 if caches else dense.kv_elements),
+        }
+        if self.microseconds is not None and self.deployment is not None:
+            whole = self.deployment.nanoseconds(dense, dense.layers)
+            limits["nanoseconds"] = math.floor(1000 * self.microseconds - whole)
+        return limits
+
+    def _unspent(self, limits: Mapping[str, int]) -> Ints:
+        """[budgets]: what is left of the limits after the smallest candidates of all parts.
+
+        Time is counted from the dense model's.
+        """
+        least = sum(part.costs.min(0) for part in self._parts)
+        left: Ints = np.array(list(limits.values())) - len(self._dense.layers) * least
+        return left
+
+    def _check_time(self, unspent: Ints) -> None:
+        """Raise PlanError if no plan is as fast as the request wants it."""
+        if self.microseconds is not None and unspent[2] < 0:
+            raise PlanError(
+                f"--latency {self.microseconds:.0f}: not feasible with --method "
+                f"{','.join(self._request.methods)}; at least "
+                f"{self.microseconds - int(unspent[2]) / 1000:.0f} microseconds are needed"
+            )
+
+    def _explain_binding_budget(self, column: int, needed: int, whole: int) -> str:
+        """What the smallest candidates of every part add up to, as shares of the dense model."""
+        count = len(self._dense.layers)
+        parts = {
+            part.prefix.strip("."): count * int(part.costs[:, column].min()) for part in self._parts
+        }
+        parts["what is not compressed"] = needed - sum(parts.values())
+        shares = (f"{name} {size / whole:.3f}" for name, size in parts.items() if size)
+        return f" ({', '.join(shares)})"
+
+    def _values(self, losses: Losses, scores: Scores | None) -> _Values:
+        by_loss = self._curves(losses)
+        if self._request.objective == "concave":
+            every = [np.arange(len(loss)) for loss in by_loss]
+            return _Values(by_loss, [-loss for loss in by_loss], every)
+        scores = scores or LossScores(losses)
+        objective = self._curves(LinearLosses(losses, scores))
+        return _Values(by_loss, [-loss for loss in objective], self._windows(scores))
+
+    def _curves(self, losses: Losses) -> list[Curve]:
+        """[candidates] losses, with one entry for each part of each layer."""
+        layers = range(len(self._dense.layers))
+        return [part.losses(losses, index) for part in self._parts for index in layers]
+
+    def _windows(self, scores: Scores) -> list[NDArray[np.intp]]:
+        """For each part of each layer, the candidates near the proportional dims.
+
+        If none is near, all of them.
+        """
+        near = proportional_layers(
+            self._dense,
+            scores,
+            self._request.methods,
+            "latent" if self._request.key_form == "latent" else "rotary",
+            self.parameters.allowed,
+            self.kv_elements.allowed,
+        )
+        windows = []
+        for part in self._parts:
+            for layer in near:
+                about = [within_window(self._dense, c, layer, part.prefix) for c in part.layers]
+                windows.append(np.flatnonzero(about if any(about) else np.ones(len(about))))
+        return windows
+
+    def _choose(self, by: _Values, limits: Mapping[str, int], tolerance: float) -> Solution:
+        count = len(self._dense.layers)
+        # The smallest candidates are always paid for, so costs are counted from theirs.
+        above = [part.costs - part.costs.min(0) for part in self._parts]
+        every = [cost for cost in above for _ in range(count)]
+        costs = [cost[allowed] for cost, allowed in zip(every, by.allowed, strict=True)]
+        values = [value[allowed] for value, allowed in zip(by.values, by.allowed, strict=True)]
+        budgets = dict(zip(limits, self._unspent(limits).tolist(), strict=True))
+        positions, gap = choose(costs, values, budgets, tolerance=tolerance)
+        chosen = [int(a[position]) for a, position in zip(by.allowed, positions, strict=True)]
+        layers = list(self._dense.layers)
+        for number, position in enumerate(chosen):
+            part, index = self._parts[number // count], number % count
+            layers[index] = part.put(layers[index], part.layers[position])
+        loss = math.fsum(lost[p] for lost, p in zip(by.losses, chosen, strict=True))
+        return Solution(layers, loss, gap, limited_by(costs, values, positions, budgets))

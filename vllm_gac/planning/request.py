@@ -1,0 +1,265 @@
+"""What a plan is asked to keep, and what it may be made of.
+
+Every field of `PlanRequest` is also an option of the command line. Its flags, its help and the
+kind of its value stand beside it, and the CLI builds its parser from them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, TypeAlias
+
+from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
+from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
+from vllm_gac.gpu.profile import GpuProfile
+from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.schema import Strategy
+from vllm_gac.planning.allowed_dims import AllowedDims
+
+# What the ranks of linears are judged by: probes of whole layers, or one backward pass.
+RankLossSource: TypeAlias = Literal["probe", "kfac"]
+Objective: TypeAlias = Literal["concave", "linear", "fisher"]
+
+# The options that describe the steps of a deployment, as `BatchMix` calls them.
+_BATCH_MIX = ("decode_batch", "decode_context", "prefill_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The command line's side of a field.
+
+    Attributes:
+        flags: The spellings of the option, the usual one first.
+        help: What `--help` says.
+        kind: How the value is written.
+        choices: The values that are allowed, if there are only a few.
+        group: The part of `--help` that the option stands in. Of the group "time limit" only one
+            option can be given.
+    """
+
+    flags: tuple[str, ...]
+    help: str
+    kind: Literal["ratio", "count", "microseconds", "methods", "text"] = "text"
+    choices: Sequence[str | int] | None = None
+    group: Literal["keep", "time", "time limit"] = "keep"
+
+
+def _option(flags: str, help_text: str, **more: Any) -> dict[str, Option]:
+    """The metadata of a field; `flags` are separated by spaces."""
+    return {"option": Option(tuple(flags.split()), help_text, **more)}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What a plan is to keep, and what it may be made of.
+
+    Ratios are shares of the dense model, above 0 and at most 1. The time is that of all decoder
+    layers in a mean step, predicted from the profile of `gpu`. It is a budget only if `latency`
+    (in microseconds) or `latency_ratio` is given. The deployment is known if `gpu`, one of these
+    two or an option of the batch is given; then no dim is chosen that takes as long as a larger
+    one.
+
+    Example:
+        >>> import vllm_gac
+        >>> request = vllm_gac.PlanRequest(param_ratio=0.85, kv_ratio=0.75)
+        >>> request.methods, request.keeps_everything
+        (('heads', 'prune'), False)
+    """
+
+    param_ratio: float = field(
+        default=1.0,
+        metadata=_option("--param-ratio", "share of the parameters to keep, 0 to 1", kind="ratio"),
+    )
+    kv_ratio: float = field(
+        default=1.0,
+        metadata=_option("--kv-ratio", "share of the KV cache to keep, 0 to 1", kind="ratio"),
+    )
+    methods: Sequence[str] = field(
+        default=("heads", "prune"),
+        metadata=_option(
+            "--method",
+            "heads (fewer and smaller key and value heads), prune (narrower MLPs), lowrank "
+            "(factorized linears); default: heads,prune",
+            kind="methods",
+        ),
+    )
+    align: Strategy = field(
+        default="minimal",
+        metadata=_option("--align", "allowed dims; default: minimal", choices=STRATEGIES),
+    )
+    gpu: str | None = field(
+        default=None,
+        metadata=_option(
+            "--gpu",
+            "profile to plan for: h200, or a profile.json; it need not be this machine's",
+        ),
+    )
+    key_form: str = field(
+        default="auto",
+        metadata=_option(
+            "--key-form",
+            "how keys are cached; default: auto",
+            choices=("auto", "rotary", "latent"),
+        ),
+    )
+    key_group: int | None = field(
+        default=None,
+        metadata=_option(
+            "--key-group", "key heads made one; default: whichever is best", choices=(1, 2)
+        ),
+    )
+    value_group: int | None = field(
+        default=None,
+        metadata=_option(
+            "--value-group", "value heads made one; default: whichever is best", choices=(1, 2)
+        ),
+    )
+    tensor_parallel_size: int = field(
+        default=1,
+        metadata=_option(
+            "--tp --tensor-parallel-size -tp",
+            "align widths for N tensor-parallel GPUs; default: 1",
+            kind="count",
+        ),
+    )
+    quantization: str | None = field(
+        default=None,
+        metadata=_option(
+            "--quantization",
+            "allow only dims that linears quantized in this way take without padding, and dims "
+            "that stay as they are; default: any",
+            choices=sorted(LINEAR_MULTIPLES),
+        ),
+    )
+    kv_cache_dtype: str = field(
+        default="auto",
+        metadata=_option(
+            "--kv-cache-dtype",
+            "allow only head sizes that such a cache takes without padding, and sizes that stay as "
+            "they are; default: auto, any",
+            choices=("auto", "fp8"),
+        ),
+    )
+    objective: Objective = field(
+        default="concave",
+        metadata=_option(
+            "--objective",
+            "value of a dim: the loss without it, as measured (concave). For comparison, in "
+            "proportion to the dim as in the GAC paper, scored by losses (linear) or as in PaLU "
+            "(fisher); default: concave",
+            choices=("concave", "linear", "fisher"),
+        ),
+    )
+    sensitivity: RankLossSource = field(
+        default="probe",
+        metadata=_option(
+            "--sensitivity",
+            "what low-rank linears are judged by: layers tried out, or gradients; default: probe",
+            choices=("probe", "kfac"),
+        ),
+    )
+    latency: float | None = field(
+        default=None,
+        metadata=_option(
+            "--latency",
+            "at most so many microseconds a step",
+            kind="microseconds",
+            group="time limit",
+        ),
+    )
+    latency_ratio: float | None = field(
+        default=None,
+        metadata=_option(
+            "--latency-ratio",
+            "at most this share of the dense model's",
+            kind="ratio",
+            group="time limit",
+        ),
+    )
+    decode_batch: int | None = field(
+        default=None,
+        metadata=_option(
+            "--decode-batch",
+            "sequences in a decode step; default: 64",
+            kind="count",
+            group="time",
+        ),
+    )
+    decode_context: int | None = field(
+        default=None,
+        metadata=_option(
+            "--decode-context", "tokens of each; default: 2048", kind="count", group="time"
+        ),
+    )
+    prefill_tokens: int | None = field(
+        default=None,
+        metadata=_option(
+            "--prefill-tokens", "in a prefill step; default: 2048", kind="count", group="time"
+        ),
+    )
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether the request takes nothing away."""
+        return self.param_ratio == self.kv_ratio == 1 and not self.limits_time
+
+    @property
+    def limits_time(self) -> bool:
+        """Whether there is a budget of time."""
+        return self.latency is not None or self.latency_ratio is not None
+
+    @property
+    def needs_gradients(self) -> str | None:
+        """The option that needs the gradients of the loss, if one does."""
+        if self.sensitivity == "kfac":
+            return "--sensitivity kfac"
+        return "--objective fisher" if self.objective == "fisher" else None
+
+    @property
+    def allowed_dims(self) -> AllowedDims:
+        """The dims that the alignment, the GPUs and the quantization allow."""
+        quantized = quantized_as(self.quantization, self.kv_cache_dtype == "fp8")
+        return AllowedDims(self.align, self.gpu, self.tensor_parallel_size, quantized)
+
+    def deployment(self) -> "Deployment | None":
+        """The deployment that is planned for; None if the request does not say.
+
+        Raises:
+            ProfileError: If there is no profile of the GPU.
+        """
+        mix = {name: size for name in _BATCH_MIX if (size := getattr(self, name)) is not None}
+        if self.gpu is None and not mix and not self.limits_time:
+            return None
+        return Deployment(read_profile(self.gpu or DEFAULT_GPU), BatchMix(**mix))
+
+    def record(self) -> dict[str, Any]:
+        """The request as JSON values. A resumed run compares them with its own."""
+        return asdict(self) | {"methods": list(self.methods)}
+
+
+def plan_options() -> Mapping[str, Option]:
+    """The options of a plan by the name of their field, in the order of `--help`."""
+    return {field.name: field.metadata["option"] for field in fields(PlanRequest)}
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A GPU and what its steps are like."""
+
+    profile: GpuProfile
+    mix: BatchMix
+
+    def nanoseconds(self, dense: ModelLayout, layers: Sequence[LayerLayout]) -> float:
+        """The predicted time of `layers` in a mean step."""
+        times: dict[str, float] = {}
+        total = 0.0
+        for layer in layers:
+            key = str(layer)
+            if key not in times:
+                times[key] = layer_microseconds(dense, layer, self.mix, self.profile)
+            total += times[key]
+        return 1000 * total
+
+    def dense_microseconds(self, dense: ModelLayout) -> float:
+        """The predicted time of all decoder layers of the dense model in a mean step."""
+        return self.nanoseconds(dense, dense.layers) / 1000
