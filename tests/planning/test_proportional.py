@@ -14,7 +14,7 @@ from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning.proportional import (
     LinearLosses,
     LossScores,
-    Share,
+    ProportionalShare,
     importance,
     proportional,
     proportional_layers,
@@ -22,7 +22,7 @@ from vllm_gac.planning.proportional import (
 )
 
 SHARES = st.builds(
-    lambda importance, cost, full: Share(importance, cost, full, cost * full),
+    lambda importance, cost, full: ProportionalShare(importance, cost, full, cost * full),
     st.floats(1e-4, 1.0),
     st.integers(1, 50),
     st.integers(2, 500),
@@ -30,7 +30,7 @@ SHARES = st.builds(
 
 
 @given(st.lists(SHARES, min_size=1, max_size=12), st.floats(0.3, 1.0))
-def test_proportion_and_budget(shares: list[Share], ratio: float) -> None:
+def test_proportion_and_budget(shares: list[ProportionalShare], ratio: float) -> None:
     budget = int(ratio * sum(s.whole for s in shares)) + sum(s.cost for s in shares)
     dims = proportional(shares, budget)
     used = sum(d * s.cost for d, s in zip(dims, shares, strict=True))
