@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_gac.layout.dims import LINEARS, ModelLayout, breakeven_rank
+from vllm_gac.layout.dims import ModelLayout, breakeven_rank
 from vllm_gac.planning.losses import Curve
 
 _SHARES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
@@ -50,7 +50,8 @@ class PriorLosses:
             group: _curve(losses, group * size) / count for group, losses in _VALUES.items()
         }
         self._width = _curve(_WIDTHS, dense.layers[0].intermediate_size) / count
-        self._ranks = {linear: _rank_curve(dense, linear) / count for linear in LINEARS}
+        self._dense = dense
+        self._ranks: dict[str, Curve] = {}  # made when they are asked for: most plans have none
 
     def key(self, layer: int, form: str, group: int) -> Curve:
         """By the size of a key head."""
@@ -66,6 +67,8 @@ class PriorLosses:
 
     def rank(self, layer: int, linear: str) -> Curve:
         """By the rank of a linear; at ranks that save nothing, nothing is lost."""
+        if linear not in self._ranks:
+            self._ranks[linear] = _rank_curve(self._dense, linear) / len(self._dense.layers)
         return self._ranks[linear]
 
 
