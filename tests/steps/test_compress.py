@@ -199,11 +199,11 @@ class TestRefused:
         self.refused("exists; remove it or choose another")
 
     def test_a_budget_that_cannot_be_met(self) -> None:
-        for flag, asked in (
+        for flag, request in (
             ("--param-ratio 0.1", PlanRequest(param_ratio=0.1)),
             ("--kv-ratio 0.01", PlanRequest(kv_ratio=0.01)),
         ):
-            self.refused(rf"{flag}: not feasible .* at least 0\.\d+", PlanError, asked=asked)
+            self.refused(rf"{flag}: not feasible .* at least 0\.\d+", PlanError, request=request)
 
     def test_no_text_to_calibrate_on(self) -> None:
         self.refused("give files with --calibration", calibration=[])
