@@ -42,7 +42,7 @@ def plan(model: Path, request: PlanRequest | None = None, stats: Path | None = N
         PlanError: No plan is within the budgets, or the request needs statistics that are missing.
         ProfileError: There is no profile of the request's GPU.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> request = vllm_gac.PlanRequest(param_ratio=0.9, kv_ratio=0.75)

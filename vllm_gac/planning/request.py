@@ -59,7 +59,7 @@ class PlanRequest:
     two or an option of the batch is given; then no dim is chosen that takes as long as a larger
     one.
 
-    Example:
+    Examples:
         >>> import vllm_gac
         >>> request = vllm_gac.PlanRequest(param_ratio=0.85, kv_ratio=0.75)
         >>> request.methods, request.keeps_everything
