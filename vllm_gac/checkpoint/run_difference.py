@@ -1,4 +1,4 @@
-"""In what a resumed run differs from the one it is to go on with, by the names that users gave."""
+"""How a resumed run differs from the run that it continues, in the words of the command line."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,15 +16,15 @@ _OPTIONS = {
     "config_sha256": "config.json",
     "model_config_sha256": "config.json",
 }
-# Kept as what they mean: hashes of files, multiples of dims.
+# The records hold hashes of files and multiples of dims instead of what the user gave.
 _NOT_AS_GIVEN = ("calibration", "stats", "config_sha256", "linear", "cache")
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first thing that differs and both of its values; None if nothing does.
+    """A phrase with the first difference and both of its values; None if nothing differs.
 
-    Both are the `run` of a workspace: options by their names in Python, what was asked of a
-    planner or a plan's own contents under "plan", the model's files under "model".
+    Both are the `run` of a workspace: options by their names in Python; under "plan" the request
+    to the planner or the contents of a plan; under "model" the files of the model.
     """
     if _is_plan(before) != _is_plan(now):
         was, is_now = ("with", "without") if _is_plan(before) else ("without", "with")
@@ -36,7 +36,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def _is_plan(run: Mapping[str, Any]) -> bool:
-    """Whether the dims came from a file."""
+    """Whether the dims came from a plan file."""
     return isinstance(plan := run.get("plan"), Mapping) and "layers" in plan
 
 
@@ -57,7 +57,7 @@ def _difference(key: str, before: Any, now: Any) -> str:
 
 
 def _text(value: Any) -> str | None:
-    """A value as it is given on the command line; None for one that is not given so."""
+    """A value as on the command line; None if it cannot be given there."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
     if value is None:
