@@ -100,8 +100,8 @@ def test_only_what_vllm_gac_wrote_is_replaced(tmp_path: Path) -> None:
     nested = write_model(tmp_path / "nested", gac_config())
     (nested / "tokenizer").mkdir()
     for path, said in (
-        (tmp_path / "link", "is no directory of a model"),
-        (tmp_path / "file", "is no directory of a model"),
+        (tmp_path / "link", "is not a model directory"),
+        (tmp_path / "file", "is not a model directory"),
         (tmp_path / "empty", "holds no model that vllm-gac wrote"),
         (write_model(tmp_path / "dense", config()), "holds no model that vllm-gac wrote"),
         (noted, "notes.txt: vllm-gac did not write this"),

@@ -17,7 +17,7 @@ def check_replaceable(out: Path) -> None:
     if not os.path.lexists(out):
         return
     if out.is_symlink() or not out.is_dir():
-        raise DiskError(f"{out}: is no directory of a model; --overwrite replaces nothing else")
+        raise DiskError(f"{out}: is not a model directory; --overwrite replaces nothing else")
     for path in sorted(out.iterdir()):
         written = any(fnmatch(path.name, pattern) for pattern in _WRITTEN)
         if not written or path.is_symlink() or not path.is_file():

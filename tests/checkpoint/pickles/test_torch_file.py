@@ -132,15 +132,15 @@ FORGED: dict[str, tuple[bytes, str]] = {
     ),
     "a negative offset": (
         tensor(storage(), -1, ints(1), ints(1)),
-        "has a tensor whose sizes are no sizes",
+        "has a tensor with invalid sizes",
     ),
     "a negative stride": (
         tensor(storage(), 3, ints(2), ints(-1)),
-        "has a tensor whose sizes are no sizes",
+        "has a tensor with invalid sizes",
     ),
     "a bool for a size": (
         tensor(storage(), 0, b"\x88\x85", ints(1)),
-        "has a tensor whose sizes are no sizes",
+        "has a tensor with invalid sizes",
     ),
     "a shape that is no tuple": (
         tensor(storage(), 0, b"K\x04", ints(1)),
@@ -172,7 +172,7 @@ FORGED: dict[str, tuple[bytes, str]] = {
     ),
     "a storage of negative size": (
         tensor(storage(count=-1), 0, ints(0), ints(1)),
-        "has a storage '0' whose size is none",
+        "has a storage '0' with an invalid size",
     ),
     "a storage of a type that no model has": (
         tensor(storage(kind="ComplexFloatStorage"), 0, ints(1), ints(1)),

@@ -244,7 +244,7 @@ class Interpreter:
 
     def _new_object_ex(self) -> None:
         if type(self._pop()) is not dict:
-            raise Refused("makes an object with keywords that are none")
+            raise Refused("makes an object with invalid keywords")
         self._new_object()
 
     def _build(self) -> None:

@@ -87,14 +87,14 @@ def _tensor(
 def _sizes(*values: Any) -> tuple[int, ...]:
     for value in values:
         if type(value) is not int or not 0 <= value < 1 << 48:
-            raise Refused("has a tensor whose sizes are no sizes")
+            raise Refused("has a tensor with invalid sizes")
     return values
 
 
 def _parameter(tensor: Any, requires_grad: Any, hooks: Any, state: Any = None) -> StoredTensor:
     """torch._utils._rebuild_parameter, and _with_state, which adds attributes set by a tool."""
     if not isinstance(tensor, StoredTensor):
-        raise Refused("has a parameter that is no tensor")
+        raise Refused("has a parameter that is not a tensor")
     return tensor
 
 
@@ -125,14 +125,14 @@ def _frozenset(items: Any = ()) -> frozenset[Any]:
 def _size(sizes: Any) -> tuple[int, ...]:
     """torch.Size"""
     if type(sizes) is not tuple or len(sizes) > _MAX_DIMS:
-        raise Refused("has a torch.Size that is none")
+        raise Refused("has an invalid torch.Size")
     return _sizes(*sizes)
 
 
 def _device(kind: Any, index: Any = 0) -> str:
     """torch.device"""
     if type(kind) is not str or type(index) is not int:
-        raise Refused("has a torch.device that is none")
+        raise Refused("has an invalid torch.device")
     return kind
 
 

@@ -189,12 +189,12 @@ def _legacy_file(file: BinaryIO, size: int) -> tuple[Any, dict[str, ByteRange]]:
 def _storage(pid: Any) -> Storage:
     """The storage that a persistent id ("storage", type, key, device, count) stands for."""
     if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
-        raise Refused("has a persistent id that is no storage")
+        raise Refused("has a persistent id that is not a storage")
     _, kind, key, _, count = pid
     if type(kind) is not StorageType or type(key) is not str or not 0 < len(key) < 64:
         raise Refused("has a storage of unknown type")
     if type(count) is not int or not 0 <= count < 1 << 48:
-        raise Refused(f"has a storage {key!r} whose size is none")
+        raise Refused(f"has a storage {key!r} with an invalid size")
     return Storage(key, kind.dtype, count)
 
 
