@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_gac.alignment.rules import PREDEFINED_HEADS, ROLES, STRATEGIES, align, candidates
+from vllm_gac.alignment.rules import PREDEFINED_HEADS, ROLES, STRATEGIES, align, allowed_dims
 from vllm_gac.errors import PlanError, ProfileError
 from vllm_gac.gpu.profile_files import read_profile, shipped_profiles
 from vllm_gac.planning.plan_file import Plan
@@ -88,7 +88,7 @@ def test_candidates_are_the_dims_in_a_range_that_stay(
     low: int, length: int, strategy: Any, role: Any, tp: int
 ) -> None:
     high = low + length
-    found = list(candidates(low, high, strategy, role, tensor_parallel_size=tp))
+    found = list(allowed_dims(low, high, strategy, role, tensor_parallel_size=tp))
     assert found == [
         dim
         for dim in range(low, high + 1)
@@ -97,7 +97,7 @@ def test_candidates_are_the_dims_in_a_range_that_stay(
 
 
 def test_the_predefined_heads_are_the_candidates_of_their_range() -> None:
-    assert tuple(candidates(1, 256, "predefined")) == PREDEFINED_HEADS
+    assert tuple(allowed_dims(1, 256, "predefined")) == PREDEFINED_HEADS
 
 
 @pytest.mark.parametrize("dim", [0, -8])

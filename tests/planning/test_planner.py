@@ -18,7 +18,7 @@ from tests.planning.test_plan_file import DEMO, LLAMA_8B, model
 from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
 from vllm_gac.alignment.padded_layout import padded_layout
-from vllm_gac.alignment.rules import Quantized, align
+from vllm_gac.alignment.rules import QuantizationMultiples, align
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import (
@@ -206,11 +206,18 @@ def test_widths_are_aligned_after_sharding(models: dict[str, Checkpoint]) -> Non
 
 @pytest.mark.parametrize(
     ("quantization", "cache", "quantized"),
-    [("fp8_per_channel", "fp8", Quantized(16, 16)), ("fp8_per_block", "auto", Quantized(128))],
+    [
+        ("fp8_per_channel", "fp8", QuantizationMultiples(16, 16)),
+        ("fp8_per_block", "auto", QuantizationMultiples(128)),
+    ],
 )
 @pytest.mark.parametrize("tp", [1, 2])
 def test_planned_dims_need_no_padding_for_quantization(
-    models: dict[str, Checkpoint], quantization: str, cache: str, quantized: Quantized, tp: int
+    models: dict[str, Checkpoint],
+    quantization: str,
+    cache: str,
+    quantized: QuantizationMultiples,
+    tp: int,
 ) -> None:
     big = models["8B"]
     request = PlanRequest(

@@ -14,7 +14,7 @@ from vllm.config.load import LoadConfig
 from tests.serving import aligned_engines
 from tests.serving.models import layer, write_model
 from vllm_gac.alignment.padded_layout import padded_layout
-from vllm_gac.alignment.rules import Quantized
+from vllm_gac.alignment.rules import QuantizationMultiples
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
@@ -23,7 +23,7 @@ from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
 from vllm_gac.serving.loading.loader import GacModelLoader
 
 HEAD_DIM = 60
-FP8 = Quantized(linear=16, cache=16)
+FP8 = QuantizationMultiples(linear=16, cache=16)
 # Dense keys, latents of one head, selected pairs, latents of two heads. All run on the reference
 # attention, however they are padded. No sum has more than 512 terms: see test_padding_keeps....
 LAYERS = [

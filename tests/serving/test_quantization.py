@@ -20,7 +20,7 @@ from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from tests.serving.quantized import write_int8
 from tests.serving.stubs import ModelConfigStub
 from vllm_gac.alignment.padded_layout import padded_layout
-from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
+from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.serving.config.hook import GacConfigHook
@@ -257,7 +257,9 @@ def _stream(directory: Path) -> list[str]:
 # ---- multiples that quantization needs -------------------------------------------------------
 
 
-def asked(name: str | None, cache: str = "auto", config: dict[str, Any] | None = None) -> Quantized:
+def asked(
+    name: str | None, cache: str = "auto", config: dict[str, Any] | None = None
+) -> QuantizationMultiples:
     stub = SimpleNamespace(
         model_config=SimpleNamespace(
             quantization=name, quantization_config=resolve_quantization_config(name, config)
@@ -280,18 +282,18 @@ def asked(name: str | None, cache: str = "auto", config: dict[str, Any] | None =
     ],
 )
 def test_each_quantization_has_its_multiple(name: str | None, multiple: int) -> None:
-    assert asked(name) == Quantized(linear=multiple)
+    assert asked(name) == QuantizationMultiples(linear=multiple)
 
 
 def test_quantization_in_a_config_counts_like_the_flag() -> None:
-    assert asked("online", config={"linear": "fp8_per_block"}) == Quantized(linear=128)
+    assert asked("online", config={"linear": "fp8_per_block"}) == QuantizationMultiples(linear=128)
     targets = {"re:.*mlp.*": "fp8_per_tensor", "re:.*attn.*": "mxfp8"}
-    assert asked("online", config={"targets": targets}) == Quantized(linear=32)
+    assert asked("online", config={"targets": targets}) == QuantizationMultiples(linear=32)
     assert isinstance(resolve_quantization_config("online", {}), QuantizationConfigArgs)
 
 
 def test_an_fp8_cache_needs_multiples_of_16_bytes() -> None:
-    assert asked(None, "fp8_e4m3") == Quantized(cache=16)
+    assert asked(None, "fp8_e4m3") == QuantizationMultiples(cache=16)
     assert asked(None, "bfloat16") == NOT_QUANTIZED
 
 
@@ -311,7 +313,7 @@ def a_layout() -> ModelLayout:
 def test_both_dims_of_each_ranks_linears_are_multiples(
     strategy: Any, multiple: int, tp: int
 ) -> None:
-    padded = padded_layout(a_layout(), strategy, "h200", tp, Quantized(linear=multiple))
+    padded = padded_layout(a_layout(), strategy, "h200", tp, QuantizationMultiples(linear=multiple))
     for after, before in zip(padded.layers, a_layout().layers, strict=True):
         heads = (
             after.query_heads * padded.query_size(after),
@@ -322,7 +324,7 @@ def test_both_dims_of_each_ranks_linears_are_multiples(
         sides = [dim // tp for dim in (*heads, after.intermediate_size)] + [*after.ranks.values()]
         assert all(side % multiple == 0 for side in sides), sides
         assert after.kv_elements >= before.kv_elements
-    quantized = Quantized(linear=multiple)
+    quantized = QuantizationMultiples(linear=multiple)
     assert padded_layout(padded, strategy, "h200", tp, quantized) == padded
 
 
@@ -330,10 +332,15 @@ def test_heads_are_padded_together_for_linears_but_singly_for_the_cache() -> Non
     """Four heads of 72 make 288 = 18 x 16: enough for an FP8 linear, not for an FP8 cache."""
     sizes = {
         quantized: padded_layout(a_layout(), "minimal", quantized=quantized).layers[2].key.size
-        for quantized in (NOT_QUANTIZED, Quantized(16), Quantized(128), Quantized(1, 16))
+        for quantized in (
+            NOT_QUANTIZED,
+            QuantizationMultiples(16),
+            QuantizationMultiples(128),
+            QuantizationMultiples(1, 16),
+        )
     }
     assert list(sizes.values()) == [72, 72, 96, 80]
 
 
 def test_without_alignment_nothing_is_padded_for_quantization_either() -> None:
-    assert padded_layout(a_layout(), "none", quantized=Quantized(128, 16)) == a_layout()
+    assert padded_layout(a_layout(), "none", quantized=QuantizationMultiples(128, 16)) == a_layout()

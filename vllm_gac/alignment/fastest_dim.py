@@ -1,4 +1,4 @@
-"""Which dim nearby a GPU's kernels take fastest, by its profile."""
+"""The nearby dim at which a GPU's kernels are fastest, according to its profile."""
 
 import math
 from collections import defaultdict
@@ -10,21 +10,28 @@ from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.rounding import round_up
 from vllm_gac.layout.schema import Role
 
-# Where nothing was measured, a tensor core tile; kernels refuse or crawl off multiples of 8.
+# Where nothing was measured, dims become whole tensor core tiles. Dims that are not multiples of 8
+# are refused by some kernels and very slow in the others.
 _UNMEASURED_MULTIPLE = 16
 _KERNEL_MULTIPLE = 8
-# How far a faster dim is looked for: beyond the next multiple of 64 there is none that a larger
-# tile would explain, only a larger model.
+# The search ends at the next multiple of 64: no tile is larger, so a larger dim is only more work.
 _WINDOW_MULTIPLE = 64
 
 
 def fastest_dim(dim: int, role: Role, gpu: str | None = None) -> int:
-    """The fastest dim from `dim` to the next multiple of 64; of equally fast ones the smallest.
+    """The fastest dim from `dim` to the next multiple of 64; the smallest one if several are equal.
 
-    Only measured dims compete. If the next multiple of 16 is smaller than the winner but was not
-    measured, it is taken: nothing says that it is slower. Head sizes are judged by attention,
-    ranks and widths by the GEMMs with that dim as N and as K, with the same weight for every
-    batch size. Raises ProfileError if there is no profile of `gpu`.
+    Only measured dims compete. If the next multiple of 16 is smaller than the winner and was not
+    measured, the function returns that multiple: no measurement says that it is slower.
+
+    Args:
+        dim: the smallest dim to consider.
+        role: head sizes are compared by attention times; ranks and widths by the times of GEMMs
+            with that dim as N and as K. Every batch size has the same weight.
+        gpu: name of a shipped profile or path of a profile.json; None is the default GPU.
+
+    Raises:
+        ProfileError: if there is no profile of `gpu`.
     """
     profile = read_profile(gpu or DEFAULT_GPU)
     window = range(dim, round_up(dim, _WINDOW_MULTIPLE) + 1)
@@ -38,10 +45,14 @@ def fastest_dim(dim: int, role: Role, gpu: str | None = None) -> int:
 
 
 def time_ratio(dim: int, other: int, role: Role, gpu: str | None = None) -> float | None:
-    """The time of `role`'s kernels with `other` over theirs with `dim`, by the profile of `gpu`.
+    """The time of `role`'s kernels at `other` divided by their time at `dim`.
 
-    Geometric mean over batch sizes, of the sweeps that measured both dims; None if none did.
-    Raises ProfileError if there is no profile of `gpu`.
+    Returns:
+        The geometric mean over batch sizes, from the sweeps of `gpu`'s profile that measured both
+        dims; None if no sweep did.
+
+    Raises:
+        ProfileError: if there is no profile of `gpu`.
     """
     total: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for batch, times in _times(read_profile(gpu or DEFAULT_GPU), role):
@@ -55,7 +66,7 @@ def time_ratio(dim: int, other: int, role: Role, gpu: str | None = None) -> floa
 
 @cache
 def _times(profile: GpuProfile, role: Role) -> list[tuple[int, Mapping[int, float]]]:
-    """(batch size, microseconds by dim) of each sweep that speaks of `role`."""
+    """(batch size, microseconds by dim) of each sweep that covers `role`."""
     if role == "head":
         sweeps = [(s.batch, s) for s in profile.attention]
         return [(batch, dict(zip(s.dims, s.microseconds, strict=True))) for batch, s in sweeps]
@@ -69,9 +80,10 @@ def _times(profile: GpuProfile, role: Role) -> list[tuple[int, Mapping[int, floa
 def _slowdowns(
     sweeps: Sequence[tuple[int, Mapping[int, float]]], window: range
 ) -> dict[int, float]:
-    """Geometric mean over batch sizes of a dim's time against the best in `window`, by dim.
+    """By dim: its time over the best time in `window`, as the geometric mean over batch sizes.
 
-    Of the dims in `window` that are multiples of 8 and in every sweep that reaches into it.
+    Only dims in `window` count that are multiples of 8 and that every sweep reaching into the
+    window has measured.
     """
     covering = [(m, times) for m, times in sweeps if any(d in window for d in times)]
     if not covering:

@@ -43,7 +43,7 @@ def lowered_layout(layout: ModelLayout, strategy: Strategy, gpu: str | None = No
 
 def _nearest(rank: int, strategy: Strategy, gpu: str | None) -> int:
     above = rules.align(rank, strategy, "rank", gpu)
-    nearer = rules.candidates(max(1, 2 * rank - above + 1), rank, strategy, "rank", gpu)
+    nearer = rules.allowed_dims(max(1, 2 * rank - above + 1), rank, strategy, "rank", gpu)
     return max(nearer, default=rank)
 
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from vllm_gac.alignment import rules
-from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
+from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.growth import growth_fault
@@ -24,7 +24,7 @@ def padded_layout(
     strategy: Strategy,
     gpu: str | None = None,
     tp: int = 1,
-    quantized: Quantized = NOT_QUANTIZED,
+    quantized: QuantizationMultiples = NOT_QUANTIZED,
 ) -> ModelLayout:
     """`layout` with every dim that compression may choose padded to one that `strategy` allows.
 
@@ -51,7 +51,7 @@ def padded_layout(
 
 
 def _padded(
-    layout: ModelLayout, layer: LayerLayout, align: Align, tp: int, quantized: Quantized
+    layout: ModelLayout, layer: LayerLayout, align: Align, tp: int, quantized: QuantizationMultiples
 ) -> LayerLayout:
     def align_head(size: int, heads: int) -> int:
         return align(size, role="head", multiple=quantized.multiple("head", heads, tp))

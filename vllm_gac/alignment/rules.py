@@ -1,16 +1,16 @@
-"""The shape contract: which dims a GPU's kernels take at full speed.
+"""Alignment rules: which dims a GPU's kernels run at full speed.
 
 A dim has a role: `head` (size of a key or value head), `rank` (of a factorized linear) or `width`
-(MLP channels). Strategies, from the rules of thumb to the measurement:
+(MLP channels). The strategies go from rules of thumb to measurement:
 
-    none        every dim, as it is
-    minimal     multiples of 8: 16-byte rows in 16-bit types, without which kernels fall off a cliff
-    optimal     multiples of 16, a tensor core tile
-    predefined  head sizes that attention kernels are compiled for; otherwise as optimal
-    measured    the fastest dim nearby by the GPU's profile (see measured_dims.py)
+    none        every dim is allowed
+    minimal     multiples of 8: rows of 16 bytes in 16-bit types; other dims are far slower
+    optimal     multiples of 16, the size of a tensor core tile
+    predefined  head sizes that attention kernels are compiled for; for other roles like optimal
+    measured    the fastest nearby dim according to the GPU's profile (see fastest_dim.py)
 
-What quantization asks of dims comes on top, as multiples (`Quantized`): also rows of 16 bytes, of
-more numbers, and whole blocks where every block has a scale of its own.
+Quantization adds multiples of its own (`QuantizationMultiples`): rows of 16 bytes hold more numbers
+in smaller types, and a block of weights that shares one scale must be whole.
 """
 
 import math
@@ -32,23 +32,34 @@ PREDEFINED_HEADS = (32, 64, 96, 112, 128, 160, 192, 224, 256)
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
-    """What must be a multiple of what: each side of every linear, each head's row in the cache."""
+class QuantizationMultiples:
+    """The multiples that quantization requires.
+
+    Attributes:
+        linear: each side of every linear, and every rank, is a multiple of this.
+        cache: each head's row in the KV cache is a multiple of this.
+    """
 
     linear: int = 1
     cache: int = 1
 
     def multiple(self, role: Role, heads: int = 1, tensor_parallel_size: int = 1) -> int:
-        """What a dim must be a multiple of; a GPU's part of `heads` lies together in a linear."""
+        """The number that a dim must be a multiple of.
+
+        Args:
+            role: what the dim is.
+            heads: number of heads whose sizes add up to one side of a linear; only for `head`.
+            tensor_parallel_size: number of GPUs that share these heads.
+        """
         if role != "head":
             return self.linear
         together = max(1, heads // tensor_parallel_size)
         return math.lcm(self.linear // math.gcd(self.linear, together), self.cache)
 
 
-NOT_QUANTIZED = Quantized()
-# By vLLM's names for quantizing while loading. CUTLASS pads other dims of FP8 by itself, the
-# activations again in every step; a block's scale must not be shared by two fused linears.
+NOT_QUANTIZED = QuantizationMultiples()
+# Keys are vLLM's names for quantization at load time. CUTLASS can pad other dims of FP8, but then
+# it pads the activations in every step. Two fused linears must not share the scale of a block.
 LINEAR_MULTIPLES = {
     "fp8_per_tensor": 16,
     "fp8_per_channel": 16,
@@ -56,13 +67,13 @@ LINEAR_MULTIPLES = {
     "mxfp8": 32,
     "mxfp4": 32,
 }
-# FlashAttention takes no other head sizes from an FP8 cache.
+# FlashAttention accepts only these head sizes with an FP8 cache.
 FP8_CACHE_MULTIPLE = 16
 
 
-def quantized_as(quantization: str | None, fp8_cache: bool = False) -> Quantized:
-    """What one of LINEAR_MULTIPLES, or None, asks of dims, and an FP8 cache."""
-    return Quantized(
+def quantized_as(quantization: str | None, fp8_cache: bool = False) -> QuantizationMultiples:
+    """The multiples for `quantization` (a key of LINEAR_MULTIPLES or None) and for an FP8 cache."""
+    return QuantizationMultiples(
         LINEAR_MULTIPLES.get(quantization or "", 1), FP8_CACHE_MULTIPLE if fp8_cache else 1
     )
 
@@ -76,12 +87,23 @@ def align(
     tensor_parallel_size: int = 1,
     multiple: int = 1,
 ) -> int:
-    """The smallest allowed dim that is not below `dim`, among the multiples of `multiple`.
+    """The smallest allowed dim that is at least `dim`.
 
-    A `width` is split over `tensor_parallel_size` GPUs, and each part is aligned; head sizes and
-    ranks are whole on every GPU. `gpu` is the name of a shipped profile or the path of another
-    one, and only `measured` asks for it. Raises PlanError for a dim below 1 or an unknown
-    strategy or role, ProfileError for a profile that cannot be had.
+    Args:
+        dim: the dim to align, at least 1.
+        strategy: which dims are allowed (see the module's docstring).
+        role: what the dim is.
+        gpu: name of a shipped profile or path of a profile.json; only `measured` reads it.
+        tensor_parallel_size: a `width` is split over this many GPUs, and each part is aligned.
+            Head sizes and ranks are whole on every GPU.
+        multiple: only multiples of this are allowed, on top of the strategy.
+
+    Returns:
+        The aligned dim of the whole model, not of one GPU.
+
+    Raises:
+        PlanError: if `dim` is below 1, or the strategy or role is unknown.
+        ProfileError: if the profile of `gpu` cannot be read.
     """
     if dim < 1 or tensor_parallel_size < 1:
         raise PlanError(f"dim {dim} over {tensor_parallel_size} GPUs: both must be at least 1")
@@ -94,7 +116,7 @@ def align(
     return parts * part
 
 
-def candidates(
+def allowed_dims(
     low: int,
     high: int,
     strategy: Strategy,
@@ -104,7 +126,7 @@ def candidates(
     tensor_parallel_size: int = 1,
     multiple: int = 1,
 ) -> Iterator[int]:
-    """Every allowed dim from `low` to `high`, both included, in ascending order."""
+    """Every allowed dim from `low` to `high`, both included, ascending; see `align`."""
     more = {"tensor_parallel_size": tensor_parallel_size, "multiple": multiple}
     dim = low
     while (dim := align(dim, strategy, role, gpu, **more)) <= high:
@@ -113,7 +135,7 @@ def candidates(
 
 
 def aligned_dims(layout: ModelLayout) -> tuple[int, int]:
-    """How many of the dims that compression may choose are multiples of 8, and their number."""
+    """(number of multiples of 8, number of all) among the dims that compression may choose."""
     dims = [dim for _, _, dim in layout.dims()]
     return sum(align(dim, "minimal") == dim for dim in dims), len(dims)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from vllm_gac.alignment import rules
-from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
+from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.layout.schema import Role, Strategy
 
 # Preferred steps of dims by role. The first step that fits this often into the dense dim is taken.
@@ -25,7 +25,7 @@ class AllowedDims:
     strategy: Strategy
     gpu: str | None = None
     tensor_parallel_size: int = 1
-    quantized: Quantized = NOT_QUANTIZED
+    quantized: QuantizationMultiples = NOT_QUANTIZED
 
     def up_to(self, full: int, role: Role, heads: int = 1) -> tuple[int, ...]:
         """The allowed dims in rising order.
@@ -45,7 +45,7 @@ def _allowed_dims(
     full: int, strategy: Strategy, role: Role, gpu: str | None, parallel: int, multiple: int
 ) -> tuple[int, ...]:
     more = {"tensor_parallel_size": parallel, "multiple": multiple}
-    dims = {full, *rules.candidates(1, full, strategy, role, gpu, **more)}
+    dims = {full, *rules.allowed_dims(1, full, strategy, role, gpu, **more)}
     if strategy == "minimal":
         steps, fewest = _STEPS[role]
         step = next((s for s in steps if s * fewest <= full), steps[-1])

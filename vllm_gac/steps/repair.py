@@ -13,7 +13,7 @@ import torch
 from vllm_gac import __version__
 from vllm_gac.alignment.lowered_ranks import Lowered, lower_ranks, lowered_layout
 from vllm_gac.alignment.padded_layout import padded_layout
-from vllm_gac.alignment.rules import NOT_QUANTIZED, Quantized
+from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.alignment.zero_padding import new_table, padded_tensor
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
@@ -49,7 +49,7 @@ def repair(
     strategy: Strategy = "minimal",
     gpu: str | None = None,
     tp: int = 1,
-    quantized: Quantized = NOT_QUANTIZED,
+    quantized: QuantizationMultiples = NOT_QUANTIZED,
     redecompose: bool = False,
     resume: bool = False,
     overwrite: bool = False,

@@ -6,18 +6,18 @@ They are known before tensors are padded: vLLM quantizes a linear after all of i
 import math
 from typing import TYPE_CHECKING
 
-from vllm_gac.alignment.rules import FP8_CACHE_MULTIPLE, LINEAR_MULTIPLES, Quantized
+from vllm_gac.alignment.rules import FP8_CACHE_MULTIPLE, LINEAR_MULTIPLES, QuantizationMultiples
 from vllm_gac.serving.vllm_internals import online_quantizations
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 
-def requested_quantization(vllm_config: "VllmConfig") -> Quantized:
+def requested_quantization(vllm_config: "VllmConfig") -> QuantizationMultiples:
     """The multiples that `--quantization`, `--quantization-config` and `--kv-cache-dtype` need."""
     multiples = (LINEAR_MULTIPLES.get(name, 1) for name in _names(vllm_config.model_config))
     fp8_cache = vllm_config.cache_config.cache_dtype.startswith("fp8")
-    return Quantized(math.lcm(*multiples), FP8_CACHE_MULTIPLE if fp8_cache else 1)
+    return QuantizationMultiples(math.lcm(*multiples), FP8_CACHE_MULTIPLE if fp8_cache else 1)
 
 
 def _names(model_config: "ModelConfig") -> set[str]:
