@@ -1,6 +1,6 @@
-"""Load tests of OpenAI-compatible LLM servers: open loop, replayable, and honest about themselves.
+"""Load tests of OpenAI-compatible LLM servers: open loop, replayable, self-checking.
 
-The way of the data: a scenario (scenarios/*.yaml) becomes a schedule (traffic.py), which is a file;
-locustfile.py replays it against a server and writes one record per request; report.py reads the
-records of one or many runs. `python -m loadtest --help` lists the steps.
+A scenario (scenarios/*.yaml) becomes a schedule (traffic/generate.py), which is a file.
+locustfile.py replays the schedule against a server and writes one record per request.
+report/report.py reads the records of one or more runs. `python -m loadtest --help` lists the steps.
 """

@@ -124,9 +124,9 @@ def _locust(schedule: Path, base_url: str, model: str, out: Path) -> list[Record
     return run.records
 
 
-def _run(command: Sequence[str], good: Sequence[int]) -> None:
+def _run(command: Sequence[str], accepted: Sequence[int]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode not in good:
+    if done.returncode not in accepted:
         tail = "\n".join((done.stderr or done.stdout).splitlines()[-15:])
         raise LoadTestError(f"{command[0]} exited with {done.returncode}: {tail}")
 

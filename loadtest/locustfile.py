@@ -22,13 +22,13 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
-from loadtest.client.client import Target
 from loadtest.client.live_metrics import LiveMetrics, exported
 from loadtest.client.open_loop import Share, replay
 from loadtest.errors import LoadTestError
 from loadtest.runs.health import HealthMonitor, write_health
 from loadtest.runs.records import Record, to_line
 from loadtest.runs.run import begin_run, load_run
+from loadtest.runs.target import Target
 from loadtest.traffic.schedule import Schedule, read_schedule
 
 # Every process must have heard of the start by then.

@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from loadtest.ab.server import running_server
-from loadtest.ab.staircase import Step, take_apart, write_staircase
+from loadtest.ab.staircase import Step, split_into_runs, write_staircase
 from loadtest.errors import LoadTestError
 from loadtest.report.report import ReportOptions, write_report
 from loadtest.runs.server_metrics import Metrics, facts, gpu_memory_mib, scrape, write_facts
@@ -208,7 +208,7 @@ def _climb(
     scraper.join()
     scraped.append(scrape(url))
     runs = [out / "runs" / f"{name}-{step}" for step in staircase.names]
-    take_apart(directory, staircase.steps, runs, _command(comparison, server))
+    split_into_runs(directory, staircase.steps, runs, _command(comparison, server))
     for run, (before, after) in zip(runs, pairwise(scraped), strict=True):
         found = facts(before, after)
         # Of servers that are up together it is not known whose memory it is.

@@ -1,9 +1,9 @@
-"""Several schedules one after another in one run, and that run taken apart again.
+"""Several schedules one after another in one run, and that run split again.
 
-Between the steps of a staircase nothing stops, as little as traffic does: a request belongs to the
-step in which it was due, also if its answer comes in the next. So a measurement of several rates
-pays for starting the client and for the last answers once, and only the first step starts with an
-idle server.
+Nothing stops between the steps of a staircase, because real traffic does not stop either: a
+request belongs to the step in which it was due, even if its answer comes in the next one. So a
+measurement of several rates starts the client once and waits for last answers once, and only the
+first step starts with an idle server.
 """
 
 import dataclasses
@@ -27,18 +27,21 @@ from loadtest.traffic.schedule import (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: its own schedule file, and the second of the staircase's run that it begins at."""
+    """One step: its schedule file, and when it begins, in seconds from the start of the run."""
 
     schedule: Path
     begin: float
 
 
 def write_staircase(steps: Sequence[Step], seed: int, path: Path) -> None:
-    """Write the schedule of all steps, its prompts drawn from `seed`.
+    """Write one schedule of all steps, with prompts drawn from `seed`.
 
-    Steps never share a prompt, though their schedules may have the same hash ids: a server would
-    answer the second from its prefix cache. Raises LoadTestError for a step that begins before
-    the one before it ends, and for steps with prompts of different kinds.
+    Steps never share a prompt, even if their schedules have the same hash ids: otherwise a server
+    would answer the second one from its prefix cache.
+
+    Raises:
+        LoadTestError: if a step begins before the previous one ends, or if the steps' prompts
+            differ in block size or vocabulary.
     """
     requests: list[ScheduledRequest] = []
     rules: PromptRules | None = None
@@ -62,11 +65,18 @@ def write_staircase(steps: Sequence[Step], seed: int, path: Path) -> None:
     write_schedule(Schedule(tuple(requests), rules or PromptRules(), {}), path)
 
 
-def take_apart(directory: Path, steps: Sequence[Step], runs: Sequence[Path], about: str) -> None:
-    """Write the run of a staircase in `directory` as one run per step, each into its directory.
+def split_into_runs(
+    directory: Path, steps: Sequence[Step], runs: Sequence[Path], about: str
+) -> None:
+    """Split the run of a staircase into one run per step.
 
-    `about` is the command of the server, which run.json keeps. Processes are judged as a whole:
-    every step has the health of the staircase.
+    Client processes are judged as a whole: every step gets the health files of the staircase.
+
+    Args:
+        directory: the run of the staircase.
+        steps: its steps, in order.
+        runs: one directory per step, to be created.
+        about: the server's command, which run.json records.
     """
     info = json.loads((directory / "run.json").read_text(encoding="utf-8"))
     records = read_records(sorted(directory.glob("records.*.jsonl")))

@@ -1,8 +1,8 @@
-"""One streamed request to an OpenAI-compatible server, every event stamped as it arrives.
+"""One streamed request to an OpenAI-compatible server; every event gets a time stamp on arrival.
 
-Plain blocking standard library code: `HTTPResponse.read1` hands over what the socket has instead
-of waiting for a buffer to fill. Under locust, gevent makes it cooperative. Each request opens a
-connection of its own, as independent users do.
+This is plain blocking code of the standard library: `HTTPResponse.read1` returns what the socket
+has and does not wait for a full buffer. Under locust, gevent makes it cooperative. Each request
+opens its own connection, as independent users do.
 """
 
 import http.client
@@ -10,52 +10,23 @@ import json
 import os
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from loadtest.client.sse import SseParser
 from loadtest.errors import LoadTestError
 from loadtest.runs.records import Record
+from loadtest.runs.target import Target
 from loadtest.traffic import prompts
 from loadtest.traffic.schedule import PromptRules, ScheduledRequest
 
-Endpoint = Literal["completions", "chat"]
-_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _CHUNK = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go. `base_url` has no path; `timeout` is the seconds of silence allowed.
-
-    `ignore_eos` pins the answer to the scheduled length; it is vLLM's extension (SGLang's too),
-    and servers that refuse unknown fields need it off.
-    """
-
-    base_url: str
-    model: str
-    endpoint: Endpoint = "completions"
-    timeout: float = 300.0
-    ignore_eos: bool = True
-
-    def __post_init__(self) -> None:
-        url = urlsplit(self.base_url)
-        if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/"):
-            raise LoadTestError(
-                f"{self.base_url!r} is not the root of a server; expected http://HOST:PORT"
-            )
-
-    @property
-    def path(self) -> str:
-        """The path of the endpoint."""
-        return _PATHS[self.endpoint]
 
 
 def request_body(
     target: Target, request: ScheduledRequest, index: int, rules: PromptRules
 ) -> bytes:
-    """The JSON body of a scheduled request: temperature 0, streamed, usage at the end."""
+    """The JSON body of a scheduled request: temperature 0, streamed, with usage at the end."""
     body: dict[str, Any] = {
         "model": target.model,
         "temperature": 0,
@@ -77,9 +48,9 @@ def request_body(
 def send(
     target: Target, body: bytes, record: Record, clock: Callable[[], float], deadline: float
 ) -> None:
-    """Send `body` and fill in `record`; never raises, whatever the server does.
+    """Send `body` and fill in `record`. It never raises, whatever the server does.
 
-    `clock` gives the seconds since the start of the run; at `deadline` the request is given up.
+    `clock` returns seconds since the start of the run. The request is given up at `deadline`.
     """
     record.sent = clock()
     try:
@@ -113,8 +84,8 @@ _tls: list[ssl.SSLContext] = []
 
 
 def _tls_context() -> ssl.SSLContext:
-    # Built once: loading the root certificates takes tens of milliseconds, which would stop
-    # every other request of this process.
+    # Built once: loading the root certificates takes tens of milliseconds and blocks every other
+    # request of this process.
     if not _tls:
         _tls.append(ssl.create_default_context())
     return _tls[0]

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadtest.client.client import Target, request_body, send
+from loadtest.client.client import request_body, send
 from loadtest.runs.records import Record
+from loadtest.runs.target import Target
 from loadtest.traffic.schedule import Schedule
 
 

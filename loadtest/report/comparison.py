@@ -1,8 +1,8 @@
-"""One server against another under the same schedule: speedups, and how much of the ideal is real.
+"""One server against another under the same schedule: speedups, and the part of the ideal reached.
 
 realized fraction = (measured speedup - 1) / (ideal speedup - 1): 1 is all that the smaller model
-promises, 0 is nothing, below 0 the smaller model is slower. Prefill is judged by TTFT, decode by
-TPOT, both at the median.
+promises, 0 is no speedup, and below 0 the smaller model is slower. Prefill is judged by the median
+TTFT, decode by the median TPOT.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 
 from loadtest.errors import LoadTestError
 from loadtest.report.bootstrap import Estimate, Floats, interval, percentile_draws
-from loadtest.report.summary import MEASURES, PERCENTS, Group, Summary
+from loadtest.report.summary import MEASURES, PERCENTS, PooledRuns, Summary
 
 PHASES = {"prefill": "ttft", "decode": "tpot"}
 GOOD_ENOUGH = 0.99
@@ -33,7 +33,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The highest tested rate of requests per second up to which all rates kept 99 % good."""
+    """What one server can take: `rate` is the highest tested rate with 99 % goodput.
+
+    All lower tested rates reached 99 % goodput, too. None: not even the lowest did. Rates are
+    requests per second.
+    """
 
     label: str
     traffic: str
@@ -61,7 +65,7 @@ def parse_ideals(texts: Sequence[str]) -> dict[tuple[str, str], float]:
 
 
 def compare(
-    groups: Sequence[Group], baseline: str, ideals: Mapping[tuple[str, str], float]
+    groups: Sequence[PooledRuns], baseline: str, ideals: Mapping[tuple[str, str], float]
 ) -> list[Comparison]:
     """Every group against the baseline's group of the same schedule."""
     base = {group.schedule: group for group in groups if group.label == baseline}
@@ -78,8 +82,8 @@ def compare(
     ]
 
 
-def capacities(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[Capacity]:
-    """How much of each kind of traffic each server takes at 99 % goodput."""
+def capacities(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[Capacity]:
+    """For each server and each kind of traffic, the highest rate with 99 % goodput."""
     tested: dict[tuple[str, str], list[tuple[float, bool]]] = {}
     for group, summary in zip(groups, summaries, strict=True):
         kept = summary.good_fraction.value >= GOOD_ENOUGH
@@ -96,7 +100,9 @@ def capacities(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[Ca
     return found
 
 
-def _compare(base: Group, other: Group, ideals: Mapping[tuple[str, str], float]) -> Comparison:
+def _compare(
+    base: PooledRuns, other: PooledRuns, ideals: Mapping[tuple[str, str], float]
+) -> Comparison:
     speedup = {
         measure: {p: interval(*_ratio(base, other, measure, p)) for p in PERCENTS}
         for measure in MEASURES
@@ -111,9 +117,14 @@ def _compare(base: Group, other: Group, ideals: Mapping[tuple[str, str], float])
     return Comparison(other.label, base.label, other.traffic, other.rate, speedup, ideal, realized)
 
 
-def _ratio(base: Group, other: Group, measure: str, percent: float) -> tuple[float, Floats]:
-    """baseline / other. Where both have as many runs, a resample takes the same blocks of time
-    of both: the same requests, so their common luck cancels."""
+def _ratio(
+    base: PooledRuns, other: PooledRuns, measure: str, percent: float
+) -> tuple[float, Floats]:
+    """baseline / other, and the same for every resample.
+
+    If both have the same number of runs, a resample takes the same blocks of time from both, so
+    the same requests: what they have in common by chance cancels.
+    """
     a, a_draws = percentile_draws(base.samples[measure], percent, base.weights)
     b, b_draws = percentile_draws(other.samples[measure], percent, other.weights)
     with np.errstate(divide="ignore", invalid="ignore"):

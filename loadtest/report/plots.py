@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loadtest.report.bootstrap import Floats
-from loadtest.report.summary import Group, Summary
+from loadtest.report.summary import PooledRuns, Summary
 
 # Okabe and Ito's colours: told apart by colour-blind readers, and in print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -32,7 +32,7 @@ _STYLE: Any = {
 _NAMES = {"ttft": "Time to first token", "itl": "Inter-token latency", "e2e": "Whole answer"}
 
 
-def latency_cdfs(groups: Sequence[Group], labels: Sequence[str]) -> str:
+def latency_cdfs(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
     """Fraction of tokens or requests served within a time, for the groups of one rate."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(10.5, 3.1), layout="constrained")
@@ -55,7 +55,7 @@ def latency_cdfs(groups: Sequence[Group], labels: Sequence[str]) -> str:
         return _svg(figure)
 
 
-def timeline(groups: Sequence[Group], labels: Sequence[str]) -> str:
+def timeline(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
     """Arrivals, requests under way and TTFT over the first run of each group of one rate."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(10.5, 4.6), layout="constrained")
@@ -78,10 +78,10 @@ def timeline(groups: Sequence[Group], labels: Sequence[str]) -> str:
                 color=colour,
                 label=group.label,
             )
-            good = [r for r in records if r.ok]
+            answered = [r for r in records if r.ok]
             first.scatter(
-                [r.scheduled for r in good],
-                [r.ttft * 1e3 for r in good],
+                [r.scheduled for r in answered],
+                [r.ttft * 1e3 for r in answered],
                 s=5,
                 alpha=0.5,
                 linewidths=0,
@@ -99,7 +99,7 @@ def timeline(groups: Sequence[Group], labels: Sequence[str]) -> str:
 
 
 def latency_over_rate(
-    groups: Sequence[Group], summaries: Sequence[Summary], labels: Sequence[str]
+    groups: Sequence[PooledRuns], summaries: Sequence[Summary], labels: Sequence[str]
 ) -> str:
     """Median and 99th percentile of TTFT and TPOT, and goodput, against the scheduled rate."""
     with mpl.rc_context(_STYLE):
@@ -110,8 +110,8 @@ def latency_over_rate(
                 colour = _colour(mine[0][0], labels)
                 rates = [group.rate for group, _ in mine]
                 if measure == "goodput":
-                    good = [summary.good_fraction.value * 100 for _, summary in mine]
-                    axes.plot(rates, good, "o-", color=colour, label=label)
+                    within_slo = [summary.good_fraction.value * 100 for _, summary in mine]
+                    axes.plot(rates, within_slo, "o-", color=colour, label=label)
                     continue
                 for percent, style in ((50.0, "o-"), (99.0, "o--")):
                     line = [summary.latency[measure][percent] for _, summary in mine]
@@ -140,7 +140,7 @@ def _row(figure: Figure, count: int) -> list[Axes]:
     return [figure.add_subplot(1, count, i + 1) for i in range(count)]
 
 
-def _colour(group: Group, labels: Sequence[str]) -> str:
+def _colour(group: PooledRuns, labels: Sequence[str]) -> str:
     return _COLOURS[list(labels).index(group.label) % len(_COLOURS)]
 
 

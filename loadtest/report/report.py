@@ -20,7 +20,7 @@ from loadtest.errors import LoadTestError
 from loadtest.report import plots
 from loadtest.report.bootstrap import Estimate
 from loadtest.report.comparison import Capacity, Comparison, capacities, compare, parse_ideals
-from loadtest.report.summary import MEASURES, PERCENTS, Group, Summary, group_runs, summarize
+from loadtest.report.summary import MEASURES, PERCENTS, PooledRuns, Summary, group_runs, summarize
 from loadtest.runs.run import Run, load_run
 
 _UNITS = {"ttft": "s", "tpot": "s", "itl": "s", "e2e": "s"}
@@ -43,7 +43,7 @@ class Report:
     """Everything the page shows."""
 
     title: str
-    groups: list[Group]
+    groups: list[PooledRuns]
     summaries: list[Summary]
     comparisons: list[Comparison]
     capacities: list[Capacity]
@@ -101,7 +101,7 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
     )
 
 
-def _notes(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[str]:
+def _notes(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[str]:
     """What a careful reader would ask about, each with the runs that it concerns."""
     concerned: dict[str, list[str]] = {}
     many = len({group.traffic for group in groups}) > 1
@@ -115,7 +115,7 @@ def _notes(groups: Sequence[Group], summaries: Sequence[Summary]) -> list[str]:
     ]
 
 
-def _notes_on(group: Group, summary: Summary, alone: bool) -> Iterator[str]:
+def _notes_on(group: PooledRuns, summary: Summary, alone: bool) -> Iterator[str]:
     if len(group.runs) < 3 and not alone:
         yield "fewer than three repeats; a comparison wants three or more."
     if group.block < 10:
@@ -198,7 +198,7 @@ def _over_rate(report: Report) -> list[tuple[str, str, list[Capacity]]]:
     return found
 
 
-def _errors(groups: Sequence[Group]) -> list[tuple[str, str, int]]:
+def _errors(groups: Sequence[PooledRuns]) -> list[tuple[str, str, int]]:
     counts: dict[tuple[str, str], int] = {}
     for group in groups:
         for record in group.records:

@@ -1,7 +1,7 @@
-"""The numbers of a report: per server and rate, the latencies, throughput and goodput of its runs.
+"""The numbers of a report: latencies, throughput and goodput of each server at each rate.
 
-Runs with the same label and schedule are repeats and are pooled. Failed requests count in goodput
-and in the failure rate; latencies are of the answers that came.
+Runs with the same label and schedule are repeats, and they are pooled. Failed requests count in
+goodput and in the failure rate. Latencies cover answered requests only.
 """
 
 import math
@@ -27,13 +27,26 @@ from loadtest.traffic.scenario import Slo
 
 MEASURES = ("ttft", "tpot", "itl", "e2e")
 PERCENTS = (50.0, 90.0, 99.0)
-_BLOCK = 10.0  # seconds, as long as the queues that make neighbours alike
-_MIN_BLOCKS = 8  # per run; below, blocks get shorter, and the report says so
+_BLOCK = 10.0  # seconds, about as long as a queue that makes neighbouring requests alike
+_MIN_BLOCKS = 8  # per run; shorter runs get shorter blocks, and the report says so
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """All repeats of one server (`label`) under one schedule."""
+class PooledRuns:
+    """All repeats of one server under one schedule, pooled.
+
+    Attributes:
+        label: the server.
+        rate: scheduled requests per second.
+        schedule: SHA-256 of the schedule file.
+        runs: the repeats.
+        slo: what a request must meet.
+        warmup: seconds at the start of each run that do not count.
+        block: seconds of one bootstrap block.
+        samples: latencies in seconds, by measure.
+        kept_slo: 1.0 for each request that kept the SLO, 0.0 for the others.
+        weights: [draws, blocks], how often each bootstrap resample takes each block.
+    """
 
     label: str
     rate: float
@@ -43,7 +56,7 @@ class Group:
     warmup: float
     block: float
     samples: dict[str, Samples]
-    good: Samples
+    kept_slo: Samples
     weights: Ints
 
     @property
@@ -53,7 +66,7 @@ class Group:
 
     @property
     def scenario(self) -> dict[str, Any]:
-        """What the schedule was made from; nothing for a foreign trace."""
+        """The scenario that the schedule was made from; empty for a trace of another tool."""
         found: dict[str, Any] = self.runs[0].schedule.traffic.get("scenario", {})
         return found
 
@@ -80,8 +93,8 @@ class Summary:
 
 def group_runs(
     runs: Sequence[Run], warmup: float, slo_ttft: float | None, slo_tpot: float | None
-) -> list[Group]:
-    """Pool the repeats; groups by traffic, then in order of rate, then of first appearance."""
+) -> list[PooledRuns]:
+    """Pool the repeats. Groups are sorted by traffic, then by rate, then by first appearance."""
     by_key: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         key = (run.info["schedule_sha256"], run.info["label"])
@@ -94,7 +107,7 @@ def group_runs(
     return sorted(groups, key=lambda group: (kinds.index(group.traffic), group.rate))
 
 
-def summarize(group: Group) -> Summary:
+def summarize(group: PooledRuns) -> Summary:
     """The numbers of one group."""
     latency = {
         measure: {p: percentile(samples, p, group.weights) for p in PERCENTS}
@@ -103,7 +116,7 @@ def summarize(group: Group) -> Summary:
     answered = [record for record in group.records if record.ok]
     seconds = sum(_seconds(run, group.warmup) for run in group.runs)
     output = sum(record.output_tokens for record in answered)
-    good = interval(*mean_draws(group.good, group.weights))
+    kept_slo = interval(*mean_draws(group.kept_slo, group.weights))
     return Summary(
         latency=latency,
         requests=len(group.records),
@@ -111,8 +124,8 @@ def summarize(group: Group) -> Summary:
         requests_per_second=len(answered) / seconds,
         output_tokens_per_second=output / seconds,
         input_tokens_per_second=sum(r.prompt_tokens or r.input_length for r in answered) / seconds,
-        good_fraction=good,
-        goodput=float(group.good.values.sum()) / seconds,
+        good_fraction=kept_slo,
+        goodput=float(group.kept_slo.values.sum()) / seconds,
         tokens_per_event=output / max(sum(len(record.tokens) for record in answered), 1),
     )
 
@@ -125,27 +138,27 @@ def scheduled_rate(run: Run) -> float:
 
 
 def _slo(run: Run, ttft: float | None, tpot: float | None) -> Slo:
-    said = Slo.model_validate(run.schedule.traffic.get("scenario", {}).get("slo", {}))
-    return Slo(ttft=ttft or said.ttft, tpot=tpot or said.tpot)
+    given = Slo.model_validate(run.schedule.traffic.get("scenario", {}).get("slo", {}))
+    return Slo(ttft=ttft or given.ttft, tpot=tpot or given.tpot)
 
 
-def _group(label: str, sha: str, runs: Sequence[Run], warmup: float, slo: Slo) -> Group:
+def _group(label: str, sha: str, runs: Sequence[Run], warmup: float, slo: Slo) -> PooledRuns:
     span = max(runs[0].schedule.duration - warmup, 1e-3)
     block = min(_BLOCK, span / _MIN_BLOCKS)
     per_run = int(span / block) + 1
     values: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     blocks: dict[str, list[int]] = {measure: [] for measure in MEASURES}
-    good, good_blocks = [], []
+    kept_slo, request_blocks = [], []
     for number, run in enumerate(runs):
         records = [record for record in run.records if record.scheduled >= warmup]
-        where = block_numbers([r.scheduled for r in records], warmup, block, number * per_run)
-        for record, at in zip(records, where.tolist(), strict=True):
-            good.append(float(_is_good(record, slo)))
-            good_blocks.append(at)
+        numbers = block_numbers([r.scheduled for r in records], warmup, block, number * per_run)
+        for record, block_number in zip(records, numbers.tolist(), strict=True):
+            kept_slo.append(float(_keeps_slo(record, slo)))
+            request_blocks.append(block_number)
             for measure, latencies in _latencies(record).items():
                 values[measure] += latencies
-                blocks[measure] += [at] * len(latencies)
-    return Group(
+                blocks[measure] += [block_number] * len(latencies)
+    return PooledRuns(
         label=label,
         rate=scheduled_rate(runs[0]),
         schedule=sha,
@@ -157,7 +170,7 @@ def _group(label: str, sha: str, runs: Sequence[Run], warmup: float, slo: Slo) -
             measure: Samples(np.array(values[measure]), np.array(blocks[measure], dtype=np.int64))
             for measure in MEASURES
         },
-        good=Samples(np.array(good), np.array(good_blocks, dtype=np.int64)),
+        kept_slo=Samples(np.array(kept_slo), np.array(request_blocks, dtype=np.int64)),
         weights=block_weights(per_run * len(runs)),
     )
 
@@ -170,8 +183,8 @@ def _latencies(record: Record) -> dict[str, list[float]]:
     return single | {"itl": record.itls}
 
 
-def _is_good(record: Record, slo: Slo) -> bool:
-    # An answer of one token has no TPOT, and keeps that promise.
+def _keeps_slo(record: Record, slo: Slo) -> bool:
+    # An answer of one token has no TPOT, so it cannot miss the SLO for TPOT.
     return record.ok and record.ttft <= slo.ttft and not record.tpot > slo.tpot
 
 

@@ -1,0 +1,1 @@
+"""One run on disk: its target, records, machine, server metrics, client health and verdict."""

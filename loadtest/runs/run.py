@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.client.client import Target
 from loadtest.errors import LoadTestError
 from loadtest.runs.health import ProcessHealth, read_health
 from loadtest.runs.machine import hardware, server_version, versions
 from loadtest.runs.records import Record, read_records
 from loadtest.runs.server_metrics import read_facts
+from loadtest.runs.target import Target
 from loadtest.runs.verdict import Verdict, judge
 from loadtest.traffic.schedule import Schedule, fingerprint, read_schedule
 

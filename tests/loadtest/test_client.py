@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest.client.client import Endpoint, Target, request_body, send
+from loadtest.client.client import request_body, send
 from loadtest.errors import LoadTestError
 from loadtest.mock_server import Timing
 from loadtest.runs.records import Record
+from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.schedule import PromptRules, ScheduledRequest
 from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from loadtest.client.client import Target
 from loadtest.client.open_loop import Share, replay
 from loadtest.mock_server import Timing
 from loadtest.runs.records import Record
+from loadtest.runs.target import Target
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.ab.staircase import Step, take_apart, write_staircase
+from loadtest.ab.staircase import Step, split_into_runs, write_staircase
 from loadtest.errors import LoadTestError
 from loadtest.runs.health import ProcessHealth, write_health
 from loadtest.runs.records import Record, to_line
@@ -68,7 +68,7 @@ def test_each_step_is_the_run_that_it_would_have_been(tmp_path: Path) -> None:
     info = {"label": "x", "start_at": 100.0, "processes": 2, "schedule_sha256": ""}
     (directory / "run.json").write_text(json.dumps(info))
     out = [tmp_path / "a", tmp_path / "b"]
-    take_apart(directory, parts, out, "vllm serve x")
+    split_into_runs(directory, parts, out, "vllm serve x")
     for step, where in zip(parts, out, strict=True):
         run = load_run(where)
         assert run.verdict.valid, run.verdict.reasons

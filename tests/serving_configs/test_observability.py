@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.client.client import Target
 from loadtest.client.live_metrics import LiveMetrics, exported
 from loadtest.client.open_loop import Share, replay
 from loadtest.runs.health import HealthMonitor
 from loadtest.runs.records import Record
+from loadtest.runs.target import Target
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import find_scenario, load_scenario
 from tests.serving.server import Server, serve

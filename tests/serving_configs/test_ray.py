@@ -19,10 +19,10 @@ import openai
 import psutil
 import pytest
 
-from loadtest.client.client import Target
 from loadtest.client.open_loop import Share, replay
 from loadtest.runs.records import Record
 from loadtest.runs.server_metrics import scrape
+from loadtest.runs.target import Target
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import find_scenario, load_scenario
 from tests.serving.models import HETEROGENEOUS, write_model
