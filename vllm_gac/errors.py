@@ -1,12 +1,12 @@
-"""The errors a user can cause, each one line: what, where, expected and got, what to do."""
+"""The errors that a user can cause; each message is one line: what, where, and what to do."""
 
 from vllm_gac.shown import sentence
 
 
 class GacError(ValueError):
-    """Base of every error whose message is meant for the user as it stands.
+    """Base of every error whose message is shown to the user as it is.
 
-    Whatever of a stranger's text is in it, it is one printable line of less than 2 KB.
+    The message is one printable line of less than 2 KB, even if it quotes a stranger's file.
     """
 
     def __init__(self, message: object) -> None:
@@ -18,7 +18,7 @@ class CheckpointError(GacError):
 
 
 class DiskError(CheckpointError):
-    """A disk is full, fails, or holds what is in the way: once it does not, a run can go on."""
+    """A disk is full, fails, or holds a file that is in the way; the run can go on afterwards."""
 
 
 class PlanError(GacError):
@@ -26,12 +26,12 @@ class PlanError(GacError):
 
 
 class ProfileError(GacError):
-    """A GPU profile is missing, malformed or does not cover what was asked."""
+    """A GPU profile is missing, malformed, or lacks a measurement that is needed."""
 
 
 class VersionError(GacError):
-    """A file was written by a format version this release does not read."""
+    """A file has a format version that this release does not read."""
 
 
 class ServerError(GacError):
-    """A server cannot be reached, or does not answer what it was asked."""
+    """A server cannot be reached, or its answer is not what was requested."""

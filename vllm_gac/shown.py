@@ -1,7 +1,8 @@
-"""Strangers' text in our sentences, tables and cards: one line, printable, and no longer than that.
+"""Untrusted text in our messages, tables and cards: one printable line of bounded length.
 
-Names and values of files may hold megabytes, line ends and what steers a terminal. Every error
-passes through `sentence`; a name within one through `shown`, so that what is said of it remains.
+Names and values in files may hold megabytes, line ends and terminal escapes. Every error message
+passes through `sentence`. A name in it passes through `shown`, so that the rest of the message is
+not cut off.
 """
 
 import re
@@ -12,7 +13,7 @@ _CUT = " [...] "
 
 
 def shown(value: object, most: int = _NAME_BYTES) -> str:
-    """`value` as text that is printable and of at most `most` bytes, cut in its middle."""
+    """`value` as printable text of at most `most` bytes; longer text is cut in the middle."""
     text = str(value)
     if len(text) > 2 * most:  # escapes only lengthen it
         text = text[:most] + text[-most:]
@@ -21,19 +22,19 @@ def shown(value: object, most: int = _NAME_BYTES) -> str:
 
 
 def sentence(message: object) -> str:
-    """A whole message, as `shown`."""
+    """A whole message as printable text of less than 2 KB."""
     return shown(message, _SENTENCE_BYTES)
 
 
 def one_line(text: str) -> str:
-    """`text` with what would break the line or steer a terminal written as escapes."""
+    """`text` with line ends and control characters written as escapes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def in_markdown(value: object) -> str:
-    """`value` as `shown`, with nothing in it that Markdown or HTML takes for more than text."""
+    """`value` as `shown`, with the special characters of Markdown and HTML escaped."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|&~$:@])", r"\\\1", shown(value))
 
 

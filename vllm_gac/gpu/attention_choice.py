@@ -1,9 +1,9 @@
-"""Which attention kernels serve a layer: by a profile's measured times, else by the GPU's kind.
+"""Which attention kernels serve a layer: by a profile's times, or else by the kind of GPU.
 
-A layer has one backend in vLLM: vLLM's own (`stock`), which takes only as many key as value heads
-of one size, or ours (`gac`), whose decode kernel takes everything and whose prefill runs on one of
-several kernels. Heads count only in proportion, so every tensor-parallel rank, and the front end,
-which knows the whole layer, choose alike.
+A layer has one backend in vLLM. vLLM's own (`stock`) needs as many key as value heads, all of one
+size. Ours (`gac`) has a decode kernel for every layer, and its prefill runs on one of several
+kernels. The choice depends on ratios of head counts only. So every tensor-parallel rank chooses
+like the front end, which knows the whole layer.
 """
 
 import math
@@ -21,12 +21,12 @@ Backend: TypeAlias = Literal["stock", "gac"]
 
 STOCK: Final = "stock"
 GAC: Final = "gac"
-# FlashAttention of those versions; and the memory-efficient attention of xformers, which PyTorch
-# has as an operator of its own.
+# FlashAttention 2, 3 and 4, and the memory-efficient attention of xformers, which is also an
+# operator of PyTorch.
 PREFILL_KERNELS = ("FA2", "FA3", "FA4", "xformers")
 
 _LARGEST_HEAD = 256
-# What FlashAttention is compiled for without padding a head.
+# By major compute capability: the head sizes that FlashAttention runs without padding.
 _STOCK_SIZES = {8: (32, 64, 96, 128, 192, 256), 9: (64, 128, 192, 256)}
 
 
@@ -52,7 +52,16 @@ class Kernels:
 
 
 def select(heads: CacheGeometry, gpu: Gpu, profile: GpuProfile | None) -> Kernels | None:
-    """The fastest kernels for `heads`; None if no prefill kernel takes them."""
+    """The fastest kernels for a layer.
+
+    Args:
+        heads: the layer's heads and their sizes.
+        gpu: the machine.
+        profile: times of that GPU, or None if it was not measured.
+
+    Returns:
+        The backend and the kernel of each phase; None if no prefill kernel takes these heads.
+    """
     prefill, measured = _prefill_kernel(heads, gpu, profile)
     if stock_takes(heads) and gpu.capability >= (8, 0):
         gain = None if profile is None else _gain_over_stock(heads, prefill, profile)
@@ -65,8 +74,8 @@ def select(heads: CacheGeometry, gpu: Gpu, profile: GpuProfile | None) -> Kernel
 def widths(kernel: str, sizes: Sizes, capability: tuple[int, int]) -> Sizes | None:
     """The key and value sizes at which `kernel` runs heads of `sizes`, multiples of GRANULE.
 
-    Where they are larger, the surplus is computed for nothing. None: it refuses these heads, or
-    this GPU.
+    If they are larger than `sizes`, the heads are padded. None: the kernel does not support these
+    heads or this GPU.
     """
     r_k, r_v = sizes
     widest, major = max(sizes), capability[0]
@@ -75,7 +84,7 @@ def widths(kernel: str, sizes: Sizes, capability: tuple[int, int]) -> Sizes | No
     if kernel == "FA2" and major >= 8:
         return widest, widest
     if kernel == "FA3" and major == 9:
-        # It also takes larger values with keys up to 64, but slower than padded to them.
+        # It also takes keys up to 64 with larger values, but padding the keys is faster.
         takes = widest <= 64 or (128 < r_k <= 192 and 96 < r_v <= 128)
         return sizes if takes else (widest, widest)
     if kernel == "FA4" and major == 9:
@@ -88,74 +97,77 @@ def widths(kernel: str, sizes: Sizes, capability: tuple[int, int]) -> Sizes | No
 
 
 def _fits_fa4(sizes: Sizes) -> bool:
-    """Whether FlashAttention 4 of vLLM 0.32 is right on Hopper for heads of these sizes.
+    """Whether FlashAttention 4 of vLLM 0.32 computes heads of these sizes correctly on Hopper.
 
-    It stages the output where queries and keys were, tiles of 192 and twice 128 tokens: with larger
-    values than those hold it writes beyond its shared memory. Multiples of 8 were not tried.
+    It stages the output in the shared memory of its query and key tiles (192 and 2 x 128 tokens).
+    Values that are too large for them are written out of bounds. Sizes that are only multiples of
+    8 were not tried.
     """
     r_k, r_v = sizes
     return r_v <= 2 * r_k and r_k % 16 == r_v % 16 == 0
 
 
 def stock_takes(heads: CacheGeometry) -> bool:
-    """Whether vLLM's own backend takes a layer of these heads."""
+    """Whether vLLM's own backend supports a layer with these heads."""
     equal = heads.key_size == heads.value_size and heads.key_size % GRANULE == 0
     return heads.is_plain and equal and heads.key_size <= _LARGEST_HEAD
 
 
 @cache
 def prefill_times(profile: GpuProfile) -> Mapping[str, Mapping[Sizes, float]]:
-    """Microseconds by kernel and head sizes, at the batch and length with the most of them.
+    """Microseconds by kernel and head sizes, at the batch and length of `prefill_reference`.
 
-    Of a kernel that was measured on fresh and on cached keys and values, the geometric mean: a busy
-    server meets both.
+    For a kernel that was measured on fresh and on cached keys and values, this is the geometric
+    mean: a busy server has both.
     """
-    at = prefill_reference(profile)
+    reference = prefill_reference(profile)
     logs: dict[str, dict[Sizes, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in profile.prefill_kernels:
-        if (point.batch, point.length) == at:
+        if (point.batch, point.length) == reference:
             sizes = point.key_size, point.value_size
             logs[point.kernel][sizes].append(math.log(point.microseconds))
     return {
-        kernel: {sizes: math.exp(sum(of) / len(of)) for sizes, of in by.items()}
-        for kernel, by in logs.items()
+        kernel: {sizes: math.exp(sum(times) / len(times)) for sizes, times in logs_by_sizes.items()}
+        for kernel, logs_by_sizes in logs.items()
     }
 
 
 def prefill_reference(profile: GpuProfile) -> tuple[int, int] | None:
-    """The batch and length at which most was measured."""
+    """The batch and length with the most measured times; None if there are none."""
     counts = Counter((point.batch, point.length) for point in profile.prefill_kernels)
-    return max(counts, key=lambda at: (counts[at], at), default=None)
+    return max(counts, key=lambda point: (counts[point], point), default=None)
 
 
 def at_or_above(values: Mapping[Sizes, float], sizes: Sizes) -> float | None:
-    """The value at the smallest measured sizes that hold `sizes`; None if there are none.
+    """The value at the smallest measured sizes that are not below `sizes`; None if there are none.
 
-    Kernels are compiled for a few sizes, and run others as the next larger of them.
+    Kernels are compiled for a few sizes and pad other heads to the next larger ones.
     """
-    holding = [at for at in values if at[0] >= sizes[0] and at[1] >= sizes[1]]
-    return values[min(holding, key=lambda at: (sum(at), at))] if holding else None
+    larger = [
+        measured for measured in values if measured[0] >= sizes[0] and measured[1] >= sizes[1]
+    ]
+    return values[min(larger, key=lambda measured: (sum(measured), measured))] if larger else None
 
 
 def _prefill_kernel(
     heads: CacheGeometry, gpu: Gpu, profile: GpuProfile | None
 ) -> tuple[str | None, bool]:
-    """The prefill kernel, and whether a profile chose it."""
+    """(prefill kernel, whether a profile chose it)"""
     sizes = heads.head_sizes
     fitting = [k for k in gpu.installed if widths(k, sizes, gpu.capability) is not None]
     if profile is not None:
         known = prefill_times(profile)
         times = {k: at_or_above(known[k], sizes) for k in fitting if k in known}
-        found = {k: time for k, time in times.items() if time is not None}
-        if found:
-            return min(found, key=lambda k: found[k]), True
+        measured = {k: time for k, time in times.items() if time is not None}
+        if measured:
+            return min(measured, key=lambda k: measured[k]), True
     return _by_capability(fitting, sizes), False
 
 
 def _by_capability(fitting: Sequence[str], sizes: Sizes) -> str | None:
-    """Hopper: FA3 where it pads nothing, else FA4. Blackwell: FA4. Ampere: FA2.
+    """Hopper: FA3 if it pads nothing, otherwise FA4. Blackwell: FA4. Ampere: FA2.
 
-    With keys up to 64 and larger values FA4 is slower than FA3 (benchmarks/results/prefill_h200).
+    With keys up to 64 and larger values, FA4 is slower than FA3 (benchmarks/results/prefill_h200).
     """
     if "FA3" in fitting:
         pads_nothing = widths("FA3", sizes, (9, 0)) == sizes
@@ -167,7 +179,7 @@ def _by_capability(fitting: Sequence[str], sizes: Sizes) -> str | None:
 def _gain_over_stock(
     heads: CacheGeometry, prefill: str | None, profile: GpuProfile
 ) -> float | None:
-    """How many times as fast ours is, decode and prefill multiplied; None if not measured."""
+    """Our speedup over vLLM's backend: decode speedup times prefill speedup; None if unmeasured."""
     times = prefill_times(profile)
     if prefill is None or prefill not in times or STOCK not in times:
         return None
@@ -179,18 +191,21 @@ def _gain_over_stock(
 
 @cache
 def _decode_gains(profile: GpuProfile) -> Mapping[Sizes, float]:
-    """By equal head sizes: vLLM's time over ours, the geometric mean over batches and contexts."""
+    """By head sizes: vLLM's time over ours, as the geometric mean over batches and contexts.
+
+    Only equal key and value sizes count, because vLLM's backend takes no others.
+    """
     times: dict[Sizes, dict[tuple[str, int, int], float]] = defaultdict(dict)
     for point in profile.decode:
         if _is_plain(point) and point.key_size == point.value_size:
-            at = point.kernel, point.batch, point.context
-            times[point.key_size, point.value_size][at] = point.microseconds
+            key = point.kernel, point.batch, point.context
+            times[point.key_size, point.value_size][key] = point.microseconds
     gains = {}
-    for sizes, by in times.items():
+    for sizes, measured in times.items():
         ratios = [
-            time / by[GAC, batch, context]
-            for (kernel, batch, context), time in by.items()
-            if kernel == STOCK and (GAC, batch, context) in by
+            time / measured[GAC, batch, context]
+            for (kernel, batch, context), time in measured.items()
+            if kernel == STOCK and (GAC, batch, context) in measured
         ]
         if ratios:
             gains[sizes] = math.exp(sum(map(math.log, ratios)) / len(ratios))

@@ -1,4 +1,4 @@
-"""profile.json, as pydantic models: what was measured of a GPU's kernels."""
+"""profile.json as pydantic models: the measured times of a GPU's kernels."""
 
 from itertools import pairwise
 from typing import Annotated, Literal, Self
@@ -9,7 +9,7 @@ from vllm_gac.layout.schema import Dim, Heads, HeadSize, Positive, StrictModel, 
 
 
 class Sweep(StrictModel):
-    """Time of one kernel over a dim, everything else fixed."""
+    """Times of one kernel over a dim, with everything else fixed."""
 
     dims: Annotated[list[Dim], Field(min_length=1)]
     microseconds: list[Positive]
@@ -24,7 +24,7 @@ class Sweep(StrictModel):
 
 
 class AttentionSweep(Sweep):
-    """Attention over head sizes: `batch` sequences of `length` tokens; KV heads as query heads."""
+    """Attention over head sizes: `batch` sequences of `length` tokens, as many KV as Q heads."""
 
     kernel: str
     batch: Dim
@@ -34,10 +34,10 @@ class AttentionSweep(Sweep):
 
 
 class GemmSweep(Sweep):
-    """[m, k] @ [k, n] over the dim that is n or k; the other of them is `fixed`.
+    """[m, k] @ [k, n] over a dim on `axis` n or k; the other one is `fixed`.
 
-    `role` says which dims it speaks of, "any" both ranks and widths. `per_dim` is 2 where n is
-    twice the dim, as in the fused gate and up projections of an MLP.
+    `role` is the role of the dims; "any" stands for ranks and widths. `per_dim` is 2 if n is twice
+    the dim, as in the fused gate and up projections of an MLP.
     """
 
     role: Literal["rank", "width", "any"]
@@ -48,9 +48,9 @@ class GemmSweep(Sweep):
 
 
 class LinearSweep(Sweep):
-    """y[m, n] = x[m, k] w over the dim that is n or k; the other is `fixed`.
+    """y[m, n] = x[m, k] w over a dim on `axis` n or k; the other one is `fixed`.
 
-    Timed in a CUDA graph, with weights that come from memory and not from the L2 cache.
+    It is timed in a CUDA graph, with weights that come from memory and not from the L2 cache.
     """
 
     axis: Literal["n", "k"]
@@ -59,10 +59,10 @@ class LinearSweep(Sweep):
 
 
 class DecodeTime(StrictModel):
-    """Decode attention: one new token each of `batch` sequences that have `context` tokens.
+    """Decode attention: `batch` sequences of `context` tokens get one new token each.
 
-    Over a packed 16-bit cache. `kernel` is gac for ours, stock for vLLM's backend. `kv_heads`
-    and `head_dim` are those before compression; latent keys are rebuilt to them.
+    The cache is packed and 16-bit. `kernel` is gac for our kernel, stock for vLLM's backend.
+    `kv_heads` and `head_dim` are those before compression; latent keys are rebuilt to them.
     """
 
     kernel: str
@@ -89,9 +89,9 @@ class DecodeTime(StrictModel):
 class PrefillTime(StrictModel):
     """Prefill attention: `batch` sequences of `length` tokens, causal, in 16-bit types.
 
-    `kernel` is one of select.PREFILL_KERNELS, or stock for vLLM's own backend. As many key as value
-    heads. `context` says where keys and values come from: `fresh`, the step's own, or `cached`,
-    the paged cache; what brings them to the kernel counts.
+    `kernel` is one of attention_choice.PREFILL_KERNELS, or stock for vLLM's own backend. There are
+    as many key as value heads. `context` says where keys and values come from: the step itself
+    (`fresh`) or the paged cache (`cached`); the time includes bringing them to the kernel.
     """
 
     kernel: str
@@ -106,7 +106,7 @@ class PrefillTime(StrictModel):
 
 
 class Ceilings(StrictModel):
-    """What bounds every kernel: a copy (read plus written), and the fastest of large GEMMs."""
+    """What bounds every kernel: the rate of a copy (read plus written), and of the fastest GEMM."""
 
     terabytes_per_second: Positive
     teraflops: Positive
@@ -115,9 +115,10 @@ class Ceilings(StrictModel):
 class GpuProfile(StrictModel):
     """profile.json: times of a GPU's kernels over dims, and how they were measured.
 
-    `attention` and `gemm` say which dims are fast (contract.py); the rest predicts how long a layer
-    takes (latency.py) and which kernels serve it (select.py), and may be missing. `prefill` is
-    causal, over head sizes as `attention`, and counts where there are no `prefill_kernels`.
+    `attention` and `gemm` say which dims are fast (alignment/fastest_dim.py). The rest may be
+    missing: it predicts how long a layer takes (gpu/latency/) and chooses the kernels that serve it
+    (gpu/attention_choice.py). `prefill` holds causal sweeps over head sizes; it is only used if
+    there are no `prefill_kernels`.
     """
 
     version: Version
@@ -136,5 +137,5 @@ class GpuProfile(StrictModel):
     prefill_kernels: list[PrefillTime] = Field(default_factory=list)
 
     def __hash__(self) -> int:
-        """So that what is made of a profile can be kept by functools.cache; lists have none."""
+        """Makes profiles arguments of cached functions; pydantic would hash the fields' lists."""
         return hash((self.gpu, self.measured, self.method))

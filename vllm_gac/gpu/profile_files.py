@@ -15,15 +15,19 @@ _SHIPPED = Path(__file__).parent / "profiles"
 
 
 def shipped_profiles() -> list[str]:
-    """Names that `read_profile` knows."""
+    """Names of the profiles in the package, sorted."""
     return sorted(path.stem for path in _SHIPPED.glob("*.json"))
 
 
 @functools.cache
 def read_profile(gpu: str = DEFAULT_GPU) -> GpuProfile:
-    """The profile of `gpu`: the name of a shipped one, or the path of a profile.json.
+    """The profile of a GPU.
 
-    Raises ProfileError if there is none, or it is malformed.
+    Args:
+        gpu: name of a shipped profile, or path of a profile.json.
+
+    Raises:
+        ProfileError: if there is no such profile, or it is malformed.
     """
     if gpu.lower() in shipped_profiles():
         path = _SHIPPED / f"{gpu.lower()}.json"
@@ -39,13 +43,13 @@ def read_profile(gpu: str = DEFAULT_GPU) -> GpuProfile:
 
 
 def profile_of_gpu(name: str) -> GpuProfile | None:
-    """The shipped profile that was measured on a GPU of this name, as its driver gives it."""
+    """The shipped profile of the GPU that its driver calls `name`; None if there is none."""
     profiles = (read_profile(shipped) for shipped in shipped_profiles())
     return next((profile for profile in profiles if profile.gpu == name), None)
 
 
 def write_profile(path: Path, profile: GpuProfile) -> None:
-    """Write `path` atomically, one sweep a line. Raises CheckpointError if it cannot be written."""
+    """Write `path` atomically, one sweep per line. Raises CheckpointError if that fails."""
     members = []
     for key, value in profile.model_dump(exclude_defaults=True).items():
         if isinstance(value, list):

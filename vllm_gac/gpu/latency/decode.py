@@ -1,10 +1,13 @@
 """Predicted time of decode attention, from a profile's times.
 
-The kernels' unit of work is one value head of one sequence: a row of the cache per token, which the
-queries of its key heads share. Times were measured for many sizes at one batch and context (the
-reference), and over batches and contexts for few. So the reference's time comes from the sizes
-around, relative to reading the cache once, and is scaled as that of the few that took about as long
-a unit.
+The kernels' unit of work is one value head of one sequence: one row of the cache per token, shared
+by the queries of its key heads. A profile has times for many head sizes at one batch and context
+(the reference), and times over batches and contexts for a few sizes. A prediction takes two steps:
+
+1. The time at the reference is interpolated between measured sizes, as a slowdown relative to
+   reading the cache once.
+2. It is scaled to the batch and context like the sizes that were measured there and take about as
+   long per unit.
 """
 
 import math
@@ -21,31 +24,44 @@ from vllm_gac.gpu.profile import DecodeTime, GpuProfile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.rounding import round_up
 
-# Kernels are cut into powers of two from here on; a narrower rest is computed as if it were whole.
+# Kernels split heads into pieces of powers of two, this one the smallest; a narrower rest costs as
+# much as a whole piece.
 _PIECE = 16
 
 Sizes: TypeAlias = tuple[int, int]  # r_k, r_v
+_TimesByUnits: TypeAlias = dict[int, dict[int, float]]  # units -> context -> microseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What a kernel is made for, but for sizes."""
+    """What a kernel is compiled for, apart from head sizes."""
 
     form: str
-    merged: int  # KV heads before compression to a key head
-    shared: int  # key heads to a value head
+    merged: int  # KV heads before compression per key head
+    shared: int  # key heads per value head
 
     def row(self, sizes: Sizes) -> int:
-        """Numbers cached per token of a value head."""
+        """Numbers cached per token and value head."""
         return self.shared * sizes[0] + sizes[1]
 
 
 def decode_microseconds(
     dense: ModelLayout, layer: LayerLayout, batch: int, context: int, profile: GpuProfile
 ) -> float:
-    """One new token each of `batch` sequences of `context` tokens, over a 16-bit cache.
+    """Time of one layer's decode attention on the fastest measured kernel, with a 16-bit cache.
 
-    On the fastest kernel measured. Raises ProfileError if none was for this form of keys.
+    Args:
+        dense: the model before compression.
+        layer: the layer to predict.
+        batch: sequences, each with one new token.
+        context: tokens in the cache of each sequence.
+        profile: the GPU.
+
+    Returns:
+        Microseconds.
+
+    Raises:
+        ProfileError: if the profile has no decode times for this form of keys.
     """
     key_heads, value_heads = layer.key.heads, layer.value.heads
     heads = Heads(layer.key.form, dense.num_key_value_heads // key_heads, key_heads // value_heads)
@@ -55,68 +71,71 @@ def decode_microseconds(
 
 
 @dataclass(frozen=True, slots=True)
-class _Law:
+class _ScalingLaw:
     """How the time at one pair of sizes depends on units and context."""
 
-    unit: float  # microseconds a unit at the reference
-    by_units: Mapping[int, tuple[list[int], list[float]]]  # contexts and microseconds, rising
+    unit_time: float  # microseconds per unit at the reference
+    curves: Mapping[int, tuple[list[int], list[float]]]  # units -> (contexts, microseconds)
 
     def microseconds(self, units: int, context: int) -> float:
-        """Time of so many units of work, each of so many tokens."""
-        times = [extrapolate(*of, context) for of in self.by_units.values()]
-        return extrapolate(list(self.by_units), times, units)
+        """Time of `units` units of work with `context` tokens each."""
+        times = [
+            extrapolate(contexts, microseconds, context)
+            for contexts, microseconds in self.curves.values()
+        ]
+        return extrapolate(list(self.curves), times, units)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """Times at the batch and context at which all sizes of these heads were measured."""
+    """The units and context at which most sizes were measured, and the slowdowns there."""
 
     units: int
     context: int
-    slowdowns: Mapping[Sizes, float]  # log of the time over that of reading the cache
+    slowdowns: Mapping[Sizes, float]  # log of (time / time of reading the cache)
 
 
 class _DecodeTimes:
-    """Everything that predicting takes, made of a profile once."""
+    """Everything that a prediction needs, computed once per profile."""
 
     def __init__(self, profile: GpuProfile) -> None:
         self.gpu, self.roofline = profile.gpu, roofline(profile)
         self.head_dim = max((point.head_dim for point in profile.decode), default=1)
-        times: dict[tuple[Heads, Sizes], dict[int, dict[int, float]]] = defaultdict(dict)
+        measured: dict[Heads, dict[Sizes, _TimesByUnits]] = defaultdict(lambda: defaultdict(dict))
         for point in _fastest(profile.decode):
-            at = times[_heads(point), (point.key_size, point.value_size)]
-            at.setdefault(point.batch * point.value_heads, {})[point.context] = point.microseconds
+            times_by_units = measured[_heads(point)][point.key_size, point.value_size]
+            times_by_context = times_by_units.setdefault(point.batch * point.value_heads, {})
+            times_by_context[point.context] = point.microseconds
         self.references = {
-            heads: self._reference(heads, {s: at for (h, s), at in times.items() if h == heads})
-            for heads in {heads for heads, _ in times}
+            heads: self._reference(heads, times_by_sizes)
+            for heads, times_by_sizes in measured.items()
         }
-        self.laws: dict[str, list[_Law]] = defaultdict(list)
-        for (heads, sizes), at in times.items():
+        self.laws: dict[str, list[_ScalingLaw]] = defaultdict(list)
+        for heads, times_by_sizes in measured.items():
             reference = self.references[heads]
-            if len(at) > 1 and sizes in reference.slowdowns:
-                unit = at[reference.units][reference.context] / reference.units
-                by_units = {
-                    u: (sorted(t), [t[c] for c in sorted(t)]) for u, t in sorted(at.items())
-                }
-                self.laws[heads.form].append(_Law(unit, by_units))
+            for sizes, times_by_units in times_by_sizes.items():
+                if len(times_by_units) > 1 and sizes in reference.slowdowns:
+                    self.laws[heads.form].append(_scaling_law(times_by_units, reference))
         for laws in self.laws.values():
-            laws.sort(key=lambda law: law.unit)
+            laws.sort(key=lambda law: law.unit_time)
 
-    def _reference(
-        self, heads: Heads, times: Mapping[Sizes, Mapping[int, Mapping[int, float]]]
-    ) -> _Reference:
+    def _reference(self, heads: Heads, times_by_sizes: Mapping[Sizes, _TimesByUnits]) -> _Reference:
         """The units and context with the most sizes, and the slowdowns there."""
-        counts = Counter((u, c) for at in times.values() for u, by in at.items() for c in by)
-        units, context = max(counts, key=lambda at: (counts[at], at))
-        return _Reference(
-            units,
-            context,
-            {
-                sizes: math.log(at[units][context] / self._reading(heads, sizes, units, context))
-                for sizes, at in times.items()
-                if context in at.get(units, {})
-            },
+        counts = Counter(
+            (units, context)
+            for times_by_units in times_by_sizes.values()
+            for units, times_by_context in times_by_units.items()
+            for context in times_by_context
         )
+        units, context = max(counts, key=lambda point: (counts[point], point))
+        slowdowns = {
+            sizes: math.log(
+                times_by_units[units][context] / self._reading(heads, sizes, units, context)
+            )
+            for sizes, times_by_units in times_by_sizes.items()
+            if context in times_by_units.get(units, {})
+        }
+        return _Reference(units, context, slowdowns)
 
     @lru_cache(maxsize=1 << 16)  # noqa: B019 -- lives as long as the profile it belongs to
     def microseconds(
@@ -125,13 +144,13 @@ class _DecodeTimes:
         reference = self._nearest(heads)
         reading = self._reading(heads, sizes, reference.units, reference.context)
         time = reading * math.exp(_on_grid(reference.slowdowns, sizes))
-        if heads.form == "latent":  # what is not reading is rebuilding keys of this size
+        if heads.form == "latent":  # all but the reading rebuilds keys of this size
             time = reading + max(0.0, time - reading) * head_dim / self.head_dim
         laws = self.laws.get(heads.form) or self.laws.get("rotary")
         if not laws:
             return time * units / reference.units * context / reference.context
-        at = math.log(time / reference.units)
-        low, high, weight = between([math.log(law.unit) for law in laws], at)
+        log_unit_time = math.log(time / reference.units)
+        low, high, weight = between([math.log(law.unit_time) for law in laws], log_unit_time)
         ratios = [
             law.microseconds(units, context) / law.microseconds(reference.units, reference.context)
             for law in (laws[low], laws[high])
@@ -142,19 +161,31 @@ class _DecodeTimes:
         return self.roofline.moving(units * context * heads.row(sizes))
 
     def _nearest(self, heads: Heads) -> _Reference:
-        """The reference of these heads, or of the ones of this form that are most alike."""
+        """The reference of these heads, or of the most similar heads with this form of keys."""
         known = [other for other in self.references if other.form == heads.form]
         if not known:
             raise ProfileError(
                 f"the profile of {self.gpu} has no decode times of {heads.form} keys, which "
-                "predicting times takes; measure again with vllm-gac profile"
+                "predicting times needs; measure again with vllm-gac profile"
             )
         return self.references[
             min(
                 known,
-                key=lambda o: (abs(o.merged - heads.merged) + abs(o.shared - heads.shared), str(o)),
+                key=lambda other: (
+                    abs(other.merged - heads.merged) + abs(other.shared - heads.shared),
+                    str(other),
+                ),
             )
         ]
+
+
+def _scaling_law(times_by_units: _TimesByUnits, reference: _Reference) -> _ScalingLaw:
+    unit_time = times_by_units[reference.units][reference.context] / reference.units
+    curves = {}
+    for units, times_by_context in sorted(times_by_units.items()):
+        contexts = sorted(times_by_context)
+        curves[units] = (contexts, [times_by_context[context] for context in contexts])
+    return _ScalingLaw(unit_time, curves)
 
 
 @cache
@@ -163,7 +194,7 @@ def _decode_times(profile: GpuProfile) -> _DecodeTimes:
 
 
 def _fastest(points: Iterable[DecodeTime]) -> Iterable[DecodeTime]:
-    """Of several kernels measured at one point, the fastest."""
+    """Only the fastest kernel at each measured point."""
     slowest_first = sorted(points, key=lambda p: -p.microseconds)
     return {
         (_heads(p), p.key_size, p.value_size, p.batch, p.context): p for p in slowest_first
@@ -176,18 +207,18 @@ def _heads(point: DecodeTime) -> Heads:
     )
 
 
-def _on_grid(values: Mapping[Sizes, float], at: Sizes) -> float:
-    """Bilinear over the logs of the sizes; a corner that was not measured does not count."""
+def _on_grid(values: Mapping[Sizes, float], sizes: Sizes) -> float:
+    """`values` at `sizes`: bilinear over the logs of the sizes, without unmeasured corners."""
     weights: dict[Sizes, float] = {}
     (low_k, high_k, in_k), (low_v, high_v, in_v) = (
-        _bounds(sorted({size[axis] for size in values}), at[axis]) for axis in (0, 1)
+        _bounds(sorted({measured[axis] for measured in values}), sizes[axis]) for axis in (0, 1)
     )
-    for r_k, by_k in ((low_k, 1 - in_k), (high_k, in_k)):
-        for r_v, by_v in ((low_v, 1 - in_v), (high_v, in_v)):
-            if (r_k, r_v) in values and by_k * by_v > 0:
-                weights[r_k, r_v] = by_k * by_v
+    for r_k, weight_k in ((low_k, 1 - in_k), (high_k, in_k)):
+        for r_v, weight_v in ((low_v, 1 - in_v), (high_v, in_v)):
+            if (r_k, r_v) in values and weight_k * weight_v > 0:
+                weights[r_k, r_v] = weight_k * weight_v
     if not weights:
-        return values[min(values, key=lambda s: abs(s[0] - at[0]) + abs(s[1] - at[1]))]
+        return values[min(values, key=lambda s: abs(s[0] - sizes[0]) + abs(s[1] - sizes[1]))]
     return sum(values[s] * weight for s, weight in weights.items()) / sum(weights.values())
 
 

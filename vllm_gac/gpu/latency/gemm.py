@@ -1,9 +1,9 @@
 """Predicted time of a linear y[m, n] = x[m, k] w, from a profile's sweeps over n and over k.
 
-A time is the roofline, max(bytes / bandwidth, FLOP / peak), times a slowdown, whose logarithm is
-interpolated: over a coarse grid of (n, k), corrected by what two fine lines of the grid, one over n
-and one over k, say beside it. Dims that are not multiples of 64 run as the next multiple would, and
-pay what their alignment class (the largest power of two in them) was measured to cost on top.
+A time is the roofline, max(bytes / bandwidth, FLOP / peak), times a slowdown. The logarithm of the
+slowdown is interpolated over a coarse grid of (n, k), and corrected by two fine sweeps, one over n
+and one over k. A dim that is not a multiple of 64 takes the time of the next multiple, plus the
+measured cost of its alignment class (the largest power of two that divides it).
 """
 
 import math
@@ -19,38 +19,50 @@ from vllm_gac.gpu.profile import GpuProfile, LinearSweep
 from vllm_gac.layout.rounding import round_up
 
 Axis: TypeAlias = Literal["n", "k"]
-# Log of a slowdown, by log of a dim, ascending.
+# (logs of dims, ascending; logs of slowdowns)
 Curve: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 
-# Tiles of tensor cores end here; wider multiples differ by whole tiles, which the curve shows.
+# Within multiples of 64 the alignment of a dim decides; beyond, the number of whole tiles, which
+# the curves contain.
 _TILE = 64
 _BYTES = 2  # of a weight or an activation
 
 
 def gemm_microseconds(m: int, n: int, k: int, profile: GpuProfile) -> float:
-    """Time of y[m, n] = x[m, k] w in 16-bit types, the weights read from memory.
+    """Time of y[m, n] = x[m, k] w in 16-bit types, with weights that are read from memory.
 
-    Between measured m, slowdowns are interpolated over log m. Never below the fastest GEMM that was
-    measured, nor further below the roofline than any of that m. Raises ProfileError if the profile
-    has no sweep over n or none over k.
+    Between measured m, slowdowns are interpolated over log m. No prediction is below the fastest
+    measured GEMM, or further below the roofline than any measurement at that m.
+
+    Args:
+        m: tokens.
+        n: output features.
+        k: input features.
+        profile: the GPU.
+
+    Returns:
+        Microseconds.
+
+    Raises:
+        ProfileError: if the profile has no ceilings, no sweep over n or no sweep over k.
     """
     return _gemm_times(profile).microseconds(m, n, k)
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The two ceilings of a GPU: bytes and FLOP a microsecond."""
+    """The two ceilings of a GPU: bytes and FLOP per microsecond."""
 
     bandwidth: float
     peak: float
 
     def gemm(self, m: int, n: int, k: int) -> float:
-        """Microseconds below which no y[m, n] = x[m, k] w can be, in 16-bit types."""
+        """Least possible microseconds of y[m, n] = x[m, k] w in 16-bit types."""
         moved = _BYTES * (m * k + k * n + m * n)
         return max(moved / self.bandwidth, 2 * m * n * k / self.peak)
 
     def moving(self, elements: float) -> float:
-        """Microseconds of reading or writing so many 16-bit numbers."""
+        """Microseconds of reading or writing `elements` 16-bit numbers."""
         return _BYTES * elements / self.bandwidth
 
 
@@ -60,7 +72,7 @@ def roofline(profile: GpuProfile) -> Roofline:
     if profile.ceilings is None:
         raise ProfileError(
             f"the profile of {profile.gpu}, measured {profile.measured}, has no ceilings, which "
-            "predicting times starts from; measure again with vllm-gac profile"
+            "predicting times needs; measure again with vllm-gac profile"
         )
     rates = profile.ceilings
     return Roofline(rates.terabytes_per_second * 1e6, rates.teraflops * 1e6)
@@ -74,14 +86,16 @@ class _Line:
     classes: Mapping[int, Curve]  # extra cost by alignment class, at the next multiple of 64
 
     def cliff(self, dim: int) -> float:
-        """Log of what it costs on top that `dim` is not a multiple of 64; never negative.
+        """Log of the extra cost if `dim` is not a multiple of 64; never negative.
 
-        At least what better aligned dims cost.
+        It is at least the cost of better aligned dims.
         """
         if dim % _TILE == 0:
             return 0.0
         at, own = math.log(_next_tile(dim)), _alignment(dim)
-        costs = (interpolate(*c, at) for of, c in self.classes.items() if of >= own)
+        costs = (
+            interpolate(*curve, at) for alignment, curve in self.classes.items() if alignment >= own
+        )
         return max(0.0, *costs, 0.0)
 
 
@@ -90,14 +104,14 @@ class _Surface:
     """Slowdowns over both axes at one m."""
 
     m: int
-    rows: tuple[tuple[float, ...], tuple[Curve, ...]]  # log k, and the curve over n there
+    rows: tuple[tuple[float, ...], tuple[Curve, ...]]  # logs of k, and a curve over n at each
     lines: Mapping[Axis, _Line]
-    corrections: Mapping[Axis, Curve]  # what a line says beside the rows
+    corrections: Mapping[Axis, Curve]  # the line's slowdown minus the rows'
     least: float  # the least slowdown measured
     fastest: float  # microseconds of the fastest GEMM measured
 
     def slowdown(self, n: int, k: int) -> float:
-        """Log of the slowdown of [m, k] @ [k, n] against the roofline of its whole tiles."""
+        """Log of (time / roofline) of [m, k] @ [k, n], with n and k rounded up to whole tiles."""
         at_n, at_k = math.log(_next_tile(n)), math.log(_next_tile(k))
         low, high, weight = between(self.rows[0], at_k)
         curves = self.rows[1]
@@ -109,7 +123,7 @@ class _Surface:
 
 
 class _GemmTimes:
-    """Everything that predicting takes, made of a profile once."""
+    """Everything that a prediction needs, computed once per profile."""
 
     def __init__(self, profile: GpuProfile) -> None:
         self.roofline = roofline(profile)
@@ -140,7 +154,7 @@ def _gemm_times(profile: GpuProfile) -> _GemmTimes:
 
 
 def _surface(ceilings: Roofline, m: int, sweeps: Sequence[LinearSweep]) -> _Surface:
-    """What the sweeps at `m` say. The longest over each axis is its fine line."""
+    """The surface of the sweeps at `m`. The longest sweep over each axis is its fine line."""
     longest = {
         axis: max((s for s in sweeps if s.axis == axis), key=lambda s: len(s.dims))
         for axis in get_args(Axis)
@@ -180,11 +194,11 @@ def _line(ceilings: Roofline, sweep: LinearSweep) -> _Line:
             at = math.log(_next_tile(dim))
             whole = ideal(_next_tile(dim)) * math.exp(interpolate(*tiles, at))
             extra[_alignment(dim)].append((at, math.log(time / whole)))
-    return _Line(tiles, {of: _curve(costs) for of, costs in extra.items()})
+    return _Line(tiles, {alignment: _curve(costs) for alignment, costs in extra.items()})
 
 
 def _column(rows: Mapping[float, Curve], n: int) -> Curve:
-    """The slowdowns that `rows` have at `n`, over log k."""
+    """The curve over k at `n`, interpolated from `rows`."""
     return tuple(rows), tuple(interpolate(*curve, math.log(n)) for curve in rows.values())
 
 
@@ -197,12 +211,12 @@ def _only(curve: Curve, xs: Set[float]) -> Curve:
 
 
 def _curve(points: Iterable[tuple[float, float]]) -> Curve:
-    """The points in ascending order; those at the same place become their mean."""
-    at: dict[float, list[float]] = defaultdict(list)
+    """The points in ascending order; points with the same x become their mean."""
+    by_x: dict[float, list[float]] = defaultdict(list)
     for x, y in points:
-        at[x].append(y)
-    rising = sorted(at)
-    return tuple(rising), tuple(sum(at[x]) / len(at[x]) for x in rising)
+        by_x[x].append(y)
+    xs = sorted(by_x)
+    return tuple(xs), tuple(sum(by_x[x]) / len(by_x[x]) for x in xs)
 
 
 def _alignment(dim: int) -> int:

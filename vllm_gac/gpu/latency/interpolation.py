@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 
 def between(xs: Sequence[float], x: float) -> tuple[int, int, float]:
-    """The indices of the neighbours of `x` in rising `xs`, and the second one's weight.
+    """The indices of the neighbours of `x` in ascending `xs`, and the weight of the second one.
 
-    Beyond an end both are the end.
+    Beyond an end, both are the index of that end.
     """
     upper = bisect_left(xs, x)
     if upper in (0, len(xs)):
@@ -17,13 +17,13 @@ def between(xs: Sequence[float], x: float) -> tuple[int, int, float]:
 
 
 def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Linear between the points, constant beyond the ends."""
+    """The value at `x`: linear between the points, constant beyond the ends."""
     low, high, weight = between(xs, x)
     return (1 - weight) * ys[low] + weight * ys[high]
 
 
 def extrapolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Linear between the points, and above the last ones; constant below the first."""
+    """The value at `x`: linear between and above the points, constant below the first one."""
     if x <= xs[-1] or len(xs) == 1:
         return interpolate(xs, ys, x)
     return ys[-1] + (ys[-1] - ys[-2]) * (x - xs[-1]) / (xs[-1] - xs[-2])

@@ -1,8 +1,9 @@
 """Predicted time of a decoder layer on a GPU, from the GPU's profile.
 
-Time is that of a mean step of the batch mix: a decode step gives each of `decode_batch` sequences
-one token; a prefill step takes one chunk of a prompt. A layer is its attention (norm, projections,
-kernel) and its MLP (norm, gate and up, SiLU, down); the parts add up.
+The predicted time is that of a mean step of the batch mix. A decode step gives each of
+`decode_batch` sequences one token; a prefill step processes one chunk of a prompt. The time of a
+layer is the sum of its attention (norm, projections, kernel) and its MLP (norm, gate and up, SiLU,
+down).
 """
 
 from collections.abc import Callable
@@ -21,10 +22,17 @@ _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 
 @dataclass(frozen=True, slots=True)
 class BatchMix:
-    """What a deployment's steps are like, and how many of each kind there are.
+    """What a deployment's steps look like, and how often each kind occurs.
 
-    The default is requests of 2048 prompt and 256 answer tokens, 64 at a time: 64 of them take
-    256 decode steps and 64 prefill steps, 4 for 1.
+    The default stands for requests of 2048 prompt and 256 answer tokens, 64 at a time: 64 of them
+    take 256 decode steps and 64 prefill steps, a ratio of 4 to 1.
+
+    Attributes:
+        decode_batch: sequences per decode step.
+        decode_context: tokens in the cache of each of them.
+        prefill_tokens: tokens per prefill step.
+        decode_weight: relative number of decode steps.
+        prefill_weight: relative number of prefill steps.
     """
 
     decode_batch: int = 64
@@ -41,7 +49,7 @@ class BatchMix:
             raise PlanError(f"{self}: weights must not be negative, and one must be above 0")
 
     def mean(self, decode: Callable[[], float], prefill: Callable[[], float]) -> float:
-        """The weighted mean of a step's time; a phase of weight 0 is not asked for."""
+        """The weighted mean time of a step; a phase of weight 0 is not computed."""
         time = 0.0
         if self.decode_weight:
             time += self.decode_weight * decode()
@@ -55,8 +63,17 @@ def layer_microseconds(
 ) -> float:
     """Time of one decoder layer in a mean step of `mix`.
 
-    `dense` gives the model's hidden size and its heads before compression; its own layers do not
-    count. Raises ProfileError if the profile has no GEMMs.
+    Args:
+        dense: gives the hidden size and the heads before compression; its layers are not read.
+        layer: the layer to predict.
+        mix: the steps of the deployment.
+        profile: the GPU.
+
+    Returns:
+        Microseconds.
+
+    Raises:
+        ProfileError: if the profile has no GEMM, decode or prefill times.
     """
     return attention_microseconds(dense, layer, mix, profile) + mlp_microseconds(
         dense, layer, mix, profile
@@ -66,7 +83,7 @@ def layer_microseconds(
 def attention_microseconds(
     dense: ModelLayout, layer: LayerLayout, mix: BatchMix, profile: GpuProfile
 ) -> float:
-    """Time of a layer's norm, q, k, v and o projections, RoPE and attention kernel."""
+    """Microseconds of a layer's norm, q, k, v and o projections, RoPE and attention kernel."""
 
     def step(tokens: int, kernel: float) -> float:
         projected = sum(dense.linear_shape(layer, name)[0] for name in _QKV)
@@ -89,7 +106,7 @@ def attention_microseconds(
 def mlp_microseconds(
     dense: ModelLayout, layer: LayerLayout, mix: BatchMix, profile: GpuProfile
 ) -> float:
-    """Time of a layer's norm, gate, up and down projections and SiLU."""
+    """Microseconds of a layer's norm, gate, up and down projections and SiLU."""
 
     def step(tokens: int) -> float:
         return (
@@ -109,9 +126,11 @@ def _linears(
     tokens: int,
     profile: GpuProfile,
 ) -> float:
-    """Linears of one input: one GEMM together, unless one is of low rank; then each its own.
+    """Microseconds of linears that share one input.
 
-    A linear of low rank is two GEMMs, but the first ones of several are one (serving/linear.py).
+    They are one fused GEMM, unless one of them has low rank; then each is its own GEMM. A linear of
+    low rank is two GEMMs, and the first GEMMs of several such linears are fused if their ranks are
+    multiples of 8 (serving/model/linear.py).
     """
     shapes = {name: dense.linear_shape(layer, name) for name in names}
     _, in_size = shapes[names[0]]
@@ -127,5 +146,5 @@ def _linears(
 
 
 def _norm(dense: ModelLayout, tokens: int, profile: GpuProfile) -> float:
-    """RMSNorm with the residual added: two tensors read, two written."""
+    """Microseconds of RMSNorm with residual addition: it reads two tensors and writes two."""
     return roofline(profile).moving(4 * tokens * dense.hidden_size)

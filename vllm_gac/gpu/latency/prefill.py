@@ -1,8 +1,9 @@
 """Predicted time of attention within a prefill chunk, from a profile's times.
 
-All head sizes were measured at one batch and length (the reference), some at several lengths. So
-the reference's time, of the kernel that is fastest at the sizes, is scaled over lengths as that of
-the measured sizes most alike. A profile made without vLLM has torch's attention instead.
+All head sizes were measured at one batch and length (the reference), and some at several lengths. A
+prediction takes the fastest kernel's time at the reference. It scales that time to the length like
+the most similar sizes that were measured at several lengths. A profile made without vLLM has times
+of torch's attention instead.
 """
 
 import math
@@ -30,10 +31,21 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 def prefill_microseconds(
     dense: ModelLayout, layer: LayerLayout, tokens: int, profile: GpuProfile
 ) -> float:
-    """A chunk of `tokens`, the first of one prompt: causal attention within it.
+    """Time of one layer's causal attention within the first chunk of one prompt.
 
-    Latent keys are rebuilt before, and values that several key heads share are copied. Raises
-    ProfileError if the profile has no prefill times.
+    It includes rebuilding latent keys, and copying values that several key heads share.
+
+    Args:
+        dense: the model before compression.
+        layer: the layer to predict.
+        tokens: length of the chunk.
+        profile: the GPU.
+
+    Returns:
+        Microseconds.
+
+    Raises:
+        ProfileError: if the profile has no prefill times.
     """
     sizes = CacheGeometry.of(dense, layer).head_sizes
     time = layer.query_heads * _head_microseconds(sizes, tokens, profile)
@@ -48,79 +60,87 @@ def prefill_microseconds(
 
 
 def _head_microseconds(sizes: Sizes, tokens: int, profile: GpuProfile) -> float:
-    """One query head of one prompt."""
+    """Microseconds of one query head on one prompt."""
     measured = prefill_reference(profile)
     if measured is None:
         return _sdpa_microseconds(max(sizes), tokens, profile)
     batch, length = measured
     heads = profile.prefill_kernels[0].query_heads
     time = _reference(sizes, profile)
-    laws = _laws(profile)
-    if not laws:
+    curves = _length_curves(profile)
+    if not curves:
         return time / (batch * heads) * (tokens / length) ** 2
-    alike = min(laws, key=lambda at: abs(sum(at) - sum(sizes)))
-    return time / _reference(alike, profile) * laws[alike].microseconds(tokens) / heads
+    similar = min(curves, key=lambda measured_sizes: abs(sum(measured_sizes) - sum(sizes)))
+    return time / _reference(similar, profile) * curves[similar].microseconds(tokens) / heads
 
 
 def _reference(sizes: Sizes, profile: GpuProfile) -> float:
-    """The fastest of our kernels at the reference; heads larger than all measured by FLOP."""
-    times = [by for kernel, by in prefill_times(profile).items() if kernel != STOCK]
-    found = [time for by in times if (time := at_or_above(by, sizes)) is not None]
-    if found:
-        return min(found)
-    largest = max((at for by in times for at in by), key=lambda at: (sum(at), at))
-    return min(by[largest] for by in times if largest in by) * sum(sizes) / sum(largest)
+    """Microseconds of our fastest kernel at the reference.
+
+    Heads larger than all measured ones are extrapolated by FLOP.
+    """
+    kernels = [
+        times_by_sizes
+        for kernel, times_by_sizes in prefill_times(profile).items()
+        if kernel != STOCK
+    ]
+    times = [time for kernel in kernels if (time := at_or_above(kernel, sizes)) is not None]
+    if times:
+        return min(times)
+    measured = (measured_sizes for kernel in kernels for measured_sizes in kernel)
+    largest = max(measured, key=lambda measured_sizes: (sum(measured_sizes), measured_sizes))
+    time = min(kernel[largest] for kernel in kernels if largest in kernel)
+    return time * sum(sizes) / sum(largest)
 
 
 @dataclass(frozen=True, slots=True)
-class _Law:
-    """Logs of the lengths of one prompt, rising, and of what they took."""
+class _LengthCurve:
+    """How the time of one query head, or of all, depends on the length of one prompt."""
 
-    lengths: Sequence[float]
-    times: Sequence[float]
+    lengths: Sequence[float]  # logs of tokens, rising
+    times: Sequence[float]  # logs of microseconds
 
     def microseconds(self, tokens: int) -> float:
-        """Log-log between measured lengths, beyond the longest by FLOP."""
+        """Linear in logs between measured lengths; beyond the longest one, by FLOP."""
         beyond = max(1.0, tokens / math.exp(self.lengths[-1])) ** 2
         return beyond * math.exp(interpolate(self.lengths, self.times, math.log(tokens)))
 
 
 @cache
-def _laws(profile: GpuProfile) -> Mapping[Sizes, _Law]:
-    """By sizes of which several lengths were measured."""
+def _length_curves(profile: GpuProfile) -> Mapping[Sizes, _LengthCurve]:
+    """A curve for each pair of sizes that was measured at batch 1."""
     logs: dict[Sizes, dict[int, dict[str, list[float]]]] = {}
     for point in profile.prefill_kernels:
         if point.batch == 1 and point.kernel != STOCK:
-            by = logs.setdefault((point.key_size, point.value_size), {})
-            by.setdefault(point.length, defaultdict(list))[point.kernel].append(
-                math.log(point.microseconds)
-            )
+            by_length = logs.setdefault((point.key_size, point.value_size), {})
+            by_kernel = by_length.setdefault(point.length, defaultdict(list))
+            by_kernel[point.kernel].append(math.log(point.microseconds))
     return {
-        sizes: _Law(
-            [math.log(length) for length in sorted(by)],
-            [min(map(mean, by[length].values())) for length in sorted(by)],
+        sizes: _LengthCurve(
+            [math.log(length) for length in sorted(by_length)],
+            [min(map(mean, by_length[length].values())) for length in sorted(by_length)],
         )
-        for sizes, by in logs.items()
+        for sizes, by_length in logs.items()
     }
 
 
 def _sdpa_microseconds(size: int, tokens: int, profile: GpuProfile) -> float:
-    """One query head on torch's attention, keys and values as wide as the wider of them."""
+    """Microseconds of one query head with torch's attention, both sizes padded to the larger."""
     sweeps = sorted(profile.prefill, key=lambda sweep: sweep.length)
     if not sweeps:
         raise ProfileError(
-            f"the profile of {profile.gpu} has no prefill times, which predicting times takes; "
+            f"the profile of {profile.gpu} has no prefill times, which predicting times needs; "
             "measure again with vllm-gac profile"
         )
-    law = _Law(
+    curve = _LengthCurve(
         [math.log(sweep.length) for sweep in sweeps],
         [math.log(_at_size(sweep, size)) for sweep in sweeps],
     )
-    return law.microseconds(tokens)
+    return curve.microseconds(tokens)
 
 
 def _at_size(sweep: AttentionSweep, size: int) -> float:
-    """Microseconds a head at the next larger measured size; above the largest by FLOP."""
-    at = next((dim for dim in sweep.dims if dim >= size), sweep.dims[-1])
-    time = sweep.microseconds[sweep.dims.index(at)] * max(1.0, size / at)
+    """Microseconds per head at the next larger measured size; above the largest one, by FLOP."""
+    measured = next((dim for dim in sweep.dims if dim >= size), sweep.dims[-1])
+    time = sweep.microseconds[sweep.dims.index(measured)] * max(1.0, size / measured)
     return time / (sweep.batch * sweep.heads)
