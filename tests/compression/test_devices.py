@@ -107,7 +107,7 @@ def test_a_gpu_measures_what_a_cpu_does(tmp_path: Path) -> None:
             demo.MODEL,
             [demo.CALIBRATION],
             tmp_path / device,
-            max_tokens=8192,
+            max_tokens=2048,
             device=device,
             progress=False,
         )
