@@ -19,7 +19,8 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet 
 UV_VERSION := 0.13.8
 UV_INSTALL := $(BIN)/python -m uv pip install --quiet --no-deps --python $(BIN)/python
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-PYTEST := $(BIN)/python -m pytest --timeout 600
+# Two processes, each with whole files of tests: what a file's tests share is made once.
+PYTEST := $(BIN)/python -m pytest --timeout 600 -n 2 --dist loadfile
 UV     := build/uv/bin/uv
 DEBIAN := build/debian
 
@@ -28,7 +29,7 @@ DEBIAN := build/debian
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-gpu fuzz docs lint format hooks \
+.PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-all test-gpu fuzz docs lint format hooks \
         lock loadtest loadtest-smoke demo-plan clean distclean
 
 help:  ## show this list
@@ -76,7 +77,9 @@ loadtest:  ## on a GPU: compare dense, misaligned and GAC servers of Llama-3-8B'
 test: lint .venv/.extra-grafana $(DEBIAN)/.unpacked  ## lint, then every test but the slow and the GPU ones
 	$(PYTEST) -m "not slow and not gpu"
 
-test-slow: install .venv/.extra-ray  ## the tests that take minutes
+test-all: test test-slow  ## everything that needs no GPU
+
+test-slow: install .venv/.extra-ray .venv/.extra-grafana $(DEBIAN)/.unpacked  ## the tests that take minutes
 	$(PYTEST) -m "slow and not gpu"
 
 test-gpu:  ## the GPU tests, in PYTHON's environment: pip install -e '.[serve,dev]' before
