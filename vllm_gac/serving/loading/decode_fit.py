@@ -11,15 +11,13 @@ from vllm.platforms import current_platform
 
 from vllm_gac.alignment.rules import align
 from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.gpu.attention_choice import LARGEST_HEAD
 from vllm_gac.kernels.gpu_limits import HOPPER
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-# Layers with larger queries or values do not fit.
-_LARGEST_HEAD = 512
 
 
 def gpu_capability() -> tuple[int, int]:
@@ -34,7 +32,7 @@ def fits_decode_kernel(layout: ModelLayout, layer: LayerLayout) -> bool:
         _check(layout, layer, queries=1, itemsizes=(1, 2))
     except GacError:
         return False
-    return max(layout.query_size(layer), align(layer.value.size, "optimal")) <= _LARGEST_HEAD
+    return max(layout.query_size(layer), align(layer.value.size, "optimal")) <= LARGEST_HEAD
 
 
 def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
