@@ -13,7 +13,7 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.compress_layer import choices, compress_layer
+from vllm_gac.compression.methods.compress_layer import compress_layer, measurable_methods
 from vllm_gac.compression.probes import probes
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_probes
@@ -82,7 +82,7 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
     losses = read_losses(stats, dense, metadata)
     assert isinstance(losses, MeasuredLosses)
     for layer in losses.curves:
-        assert set(layer) == {c.name for c in choices(dense, METHODS, 2)}
+        assert set(layer) == {c.name for c in measurable_methods(dense, METHODS, 2)}
         for name, curve in layer.items():
             assert np.isfinite(curve).all()
             assert curve[-1] == pytest.approx(0, abs=1e-9)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan, PlanBudget
 
-# What is left of a budget is explained from this share of the dense model on.
+# What is left of a budget is explained if it is at least this share of the dense model.
 _WORTH_A_WORD = 0.005
 
 
@@ -38,7 +38,7 @@ def print_budgets(plan: "Plan") -> None:
 
 
 def _why_left(plan: "Plan", budget: str) -> str | None:
-    """A sentence; None for plans that do not say it."""
+    """A sentence that says why something is left; None if the plan does not tell."""
     limits = plan.notes.get("limited_by")
     if not isinstance(limits, dict) or not isinstance(limits.get(budget), list):
         return None

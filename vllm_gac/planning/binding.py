@@ -13,11 +13,12 @@ def limited_by(
     chosen: Sequence[int],
     limits: Mapping[str, int],
 ) -> dict[str, list[str]]:
-    """For each budget those which rule out every better candidate that it has room for, by name.
+    """Name for each budget the budgets that keep the plan from using more of it.
 
     A plan is the best one there is, so no candidate of more value fits into all budgets. Where
     what is left of a budget would pay for some of them, the budgets that these exceed are named.
-    Where it would pay for none, the budget itself is; where no item has a better candidate, none.
+    Where it would pay for none of them, the budget itself is named. No budget is named where no
+    item has a better candidate.
 
     Args:
         costs: [candidates, budgets] for each item.

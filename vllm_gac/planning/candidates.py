@@ -33,11 +33,11 @@ def attention_candidates(
         if merged > 1 and heads // merged % parallel:
             continue
         left = heads // merged
-        values = [ValueLayout(left, d) for d in dims.up_to(merged * size, "head", left)]
         for together in MERGEABLE if key_group is None else [key_group]:
             if heads % merged == 0 and merged % together == 0:
                 for key in _keys(dense, dims, form, together):
-                    yield from (replace(layer, key=key, value=value) for value in values)
+                    for smaller in dims.up_to(merged * size, "head", left):
+                        yield replace(layer, key=key, value=ValueLayout(left, smaller))
 
 
 def _keys(dense: ModelLayout, dims: AllowedDims, form: str, group: int) -> Iterator[KeyLayout]:

@@ -1,9 +1,11 @@
 """What every dim of every layer is expected to lose, in nats per token.
 
-The errors of a method (methods/compressor.py) times what they are worth (sensitivity.py). A loss
-is `strong * (error / error of the stronger probe) ** power`; the power comes from the weaker
-probe and is at least 1: errors are convex, so losses are too, and no allocation runs into a corner.
-For the ranks of linears there are also curves that come in nats as they are (gradients.py).
+A method has an error at every dim (compression/methods/base.py), and probes measure what two of
+these errors cost (compression/probes.py). The loss at a dim is
+`strong * (error / error of the stronger probe) ** power`. The power comes from the weaker probe
+and is at least 1: errors are convex, so losses are convex too, and no plan takes everything from
+one layer. For the ranks of linears, gradients also give losses directly
+(compression/gradients.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +30,10 @@ from vllm_gac.planning.request import RankLossSource
 
 Curve: TypeAlias = NDArray[np.float64]
 
-# Two probes of one part tell a power up to their noise.
+# The powers that are believed: two probes of a part are noisy.
 _POWERS = (1.0, 2.0)
-# The increase of the loss on the text, added up over the layers, corrects the divergences of a
-# part by no more than this factor either way.
+# The increase of the loss on the text, summed over the layers, corrects the divergences of a part
+# by at most this factor, up or down.
 _CORRECTION = 2.0
 _SMALLEST = 1e-12
 
@@ -81,10 +83,16 @@ def read_losses(
     metadata: Mapping[str, str],
     sensitivity: RankLossSource = "probe",
 ) -> MeasuredLosses:
-    """The losses that the statistics at `path` tell of; `metadata` is what `check_stats` said.
+    """The losses by the statistics of a model.
 
-    Those of ranks by `sensitivity`, all others by probes. Raises CheckpointError if kfac is asked
-    of statistics without gradients.
+    Args:
+        path: The statistics file.
+        dense: The model's layout.
+        metadata: The file's metadata, as `check_stats` returns it.
+        sensitivity: What the losses of ranks come from. All others come from probes.
+
+    Raises:
+        CheckpointError: If kfac is wanted and the file has no gradients.
     """
     errors = [
         {name: curve.astype(np.float64) for name, curve in layer.items()}
@@ -107,7 +115,13 @@ def measured_losses(
     errors: Sequence[Mapping[str, Curve]],
     measured: NDArray[np.float64],
 ) -> MeasuredLosses:
-    """Losses by `errors` of every layer and what was `measured` [layers, probes, 2] of `tried`."""
+    """Losses by errors and probes.
+
+    Args:
+        tried: The probes of any layer.
+        errors: The error curves of every layer, by name.
+        measured: [layers, probes, 2] divergence and increase of the loss, in nats per token.
+    """
     losses = np.maximum(measured[:, :, 0] * _corrections(measured), _SMALLEST)
     return MeasuredLosses(
         [_layer_curves(tried, layer, lost) for layer, lost in zip(errors, losses, strict=True)]

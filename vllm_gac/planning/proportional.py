@@ -21,8 +21,8 @@ from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, V
 from vllm_gac.planning.knapsack_items import linears_to_factorize, part_parameters
 from vllm_gac.planning.losses import Curve, Losses
 
-# How far from the proportional dim a candidate of the linear objective may be: the paper's
-# windows, as shares of the dense dim.
+# The largest distance of a candidate from the proportional dim for the linear objective, as a
+# share of the dense dim: the paper's windows.
 WINDOW = 1 / 8
 
 
@@ -94,7 +94,7 @@ class FisherScores:
 
 
 def read_fisher_scores(path: Path) -> FisherScores:
-    """Those of the statistics at `path`, which have gradients; their mean is 1."""
+    """The scores in the statistics at `path`, which have gradients. Their mean is 1."""
     fisher = np.maximum(read_gradients(path, "fisher").astype(np.float64), np.finfo(float).tiny)
     fisher /= fisher.mean()
     return FisherScores(np.maximum(fisher, 1e-9))
@@ -124,7 +124,7 @@ def proportional_layers(
 
 
 def within_window(dense: ModelLayout, layer: LayerLayout, near: LayerLayout, prefix: str) -> bool:
-    """Whether the dims of `layer` that belong to `prefix` are about those of `near`."""
+    """Whether the dims of a part of `layer` differ by at most WINDOW from those of `near`."""
     pairs = zip(_kept_shares(dense, layer, prefix), _kept_shares(dense, near, prefix), strict=True)
     return all(abs(one - other) <= WINDOW for one, other in pairs)
 
@@ -216,9 +216,10 @@ class ProportionalShare:
 
 
 def proportional(dims: Sequence[ProportionalShare], budget: int) -> list[int]:
-    """Dims in proportion to importance, none above its full one, within `budget` if it can be.
+    """Dims in proportion to importance, within `budget` if that is possible.
 
-    What the capped ones leave is shared out among the others, in the same proportion.
+    No dim exceeds its full one. What full dims leave of the budget goes to the others, in the same
+    proportion.
     """
     scores = [d.importance for d in dims]
     # Factors of proportion between which nothing and everything is kept.
