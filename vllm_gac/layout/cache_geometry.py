@@ -6,7 +6,7 @@ from typing import Literal, Self
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.rounding import round_up
 
-# Numbers of a row that kernels load at once: head sizes are multiples of it.
+# Kernels load this many numbers of a row at once, so head sizes are multiples of it.
 GRANULE = 8
 
 
@@ -16,8 +16,8 @@ class CacheGeometry:
 
     The cache is [blocks, value_heads, block_size, row]; the row of a value head holds the key
     parts of its key_heads / value_heads key heads, `key_size` numbers each, then its value.
-    Rotary keys are cached after RoPE. Latent keys are cached as latents, and `query_size` is the
-    size of the heads that are rebuilt from them; of rotary keys it is `key_size`.
+    Rotary keys are cached after RoPE, and `query_size` equals `key_size`. Latent keys are cached
+    as latents, and `query_size` is the size of the heads that are rebuilt from them.
     """
 
     query_heads: int
@@ -64,7 +64,7 @@ class CacheGeometry:
     def head_sizes(self) -> tuple[int, int]:
         """Sizes of keys and of values as prefill kernels run them: multiples of GRANULE.
 
-        Of latent keys, the size of the rebuilt heads.
+        For latent keys, it is the size of the rebuilt heads.
         """
         return round_up(self.query_size, GRANULE), round_up(self.value_size, GRANULE)
 

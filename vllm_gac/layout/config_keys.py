@@ -1,14 +1,14 @@
-"""Keys of a config.json that change what vLLM's Llama or Mistral computes, and not what we do.
+"""Keys of a config.json that change what vLLM's Llama or Mistral computes, but not what ours does.
 
-A key that one engine honours and another drops makes two models of one directory, so all of
-compression and serving refuse it by this table. tests/layout/test_config_keys.py reads vLLM's
+If one engine honours a key and another ignores it, one directory is two models. So compression and
+serving refuse such keys by this table. tests/layout/test_config_keys.py reads vLLM's
 sources and fails for a key that is neither honoured, nor refused, nor known to change nothing.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-# With the values at which they change nothing; null always is such a value.
+# Each key with the values that change nothing; null is always allowed.
 REFUSED: dict[str, tuple[object, ...]] = {
     "ada_rms_norm_t_cond": (False,),
     "alibi": (False,),
@@ -25,7 +25,7 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "rotary_pct": (),
     "rswa_window": (),
 }
-# The same, of RoPE parameters.
+# The same for RoPE parameters.
 REFUSED_IN_ROPE: dict[str, tuple[object, ...]] = {
     "mrope_section": (),
     "rope_dim": (),
@@ -58,7 +58,7 @@ def _refuse(given: Mapping[str, Any], refused: Mapping[str, tuple[object, ...]])
 
 
 def _refuse_odd_window(config: Mapping[str, Any]) -> None:
-    """A window of some layers only, or one that engines disagree about."""
+    """Refuse a sliding window that only some layers have, or that engines disagree about."""
     window, context = config.get("sliding_window"), config.get("max_position_embeddings")
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list):

@@ -1,7 +1,7 @@
 """The one description of a compressed model's dims.
 
-Importers, planner, compressor, loader, model and `inspect` all speak `ModelLayout`; none derives
-a dim by itself. A dense Llama is the layout in which nothing was taken away.
+Importers, planner, compressor, loader, model and `inspect` all use `ModelLayout`; none of them
+derives a dim by itself. A dense Llama is a layout, too: the one without any compression.
 """
 
 import math
@@ -26,10 +26,14 @@ LINEARS: tuple[str, ...] = get_args(LinearName)
 
 @dataclass(frozen=True, slots=True)
 class KeyLayout:
-    """Keys of a layer. `size` numbers per head and token are cached.
+    """Keys of a layer, as they are cached.
 
-    rotary: after RoPE, whose frequencies come from the layer's own table if `rope_table`.
-    latent: before up-projection to `head_dim` and RoPE (PaLU).
+    Attributes:
+        form: `rotary` keys are cached after RoPE; `latent` keys are cached before up-projection
+            to `head_dim` and RoPE (PaLU).
+        heads: number of key heads.
+        size: numbers cached per head and token.
+        rope_table: whether the layer stores RoPE frequencies of its own.
     """
 
     form: Literal["rotary", "latent"]
@@ -40,7 +44,7 @@ class KeyLayout:
 
 @dataclass(frozen=True, slots=True)
 class ValueLayout:
-    """Values of a layer. `size` numbers per head and token are cached."""
+    """Values of a layer: `heads` value heads, of which `size` numbers each are cached per token."""
 
     heads: int
     size: int
@@ -48,7 +52,16 @@ class ValueLayout:
 
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
-    """Dims of one decoder layer; `ranks` holds the linears that are stored as B @ A."""
+    """Dims of one decoder layer.
+
+    Attributes:
+        query_heads: number of query heads.
+        key: the cached keys.
+        value: the cached values.
+        intermediate_size: channels of the MLP.
+        ranks: rank by name of each linear that is stored as two factors, B @ A; A is
+            [rank, in] and B is [out, rank].
+    """
 
     query_heads: int
     key: KeyLayout
@@ -58,7 +71,7 @@ class LayerLayout:
 
     @property
     def kv_elements(self) -> int:
-        """Numbers cached per token."""
+        """Numbers cached per token in this layer."""
         return self.key.heads * self.key.size + self.value.heads * self.value.size
 
     @property
@@ -117,11 +130,15 @@ class ModelLayout:
     layers: tuple[LayerLayout, ...]
 
     def query_size(self, layer: LayerLayout) -> int:
-        """Width of one query head: latent keys are met at full width, after their up-projection."""
+        """Size of one query head: `head_dim` if keys are latent, otherwise the size of its key."""
         return self.head_dim if layer.key.form == "latent" else layer.key.size
 
     def linear_shape(self, layer: LayerLayout, name: str) -> tuple[int, int]:
-        """(out, in) of linear `name` of `layer`, before factorization."""
+        """Shape (out, in) of linear `name` of `layer`, before factorization.
+
+        Raises:
+            KeyError: if `name` is not one of LINEARS.
+        """
         match name:
             case "self_attn.q_proj":
                 return layer.query_heads * self.query_size(layer), self.hidden_size
@@ -138,7 +155,7 @@ class ModelLayout:
         raise KeyError(name)
 
     def has_bias(self, name: str) -> bool:
-        """Whether linear `name` carries a bias in this model."""
+        """Whether linear `name` has a bias in this model."""
         return self.attention_bias if name.startswith("self_attn.") else self.mlp_bias
 
     def layer_tensors(self, index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -167,7 +184,7 @@ class ModelLayout:
         yield prefix + "post_attention_layernorm.weight", (self.hidden_size,)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor of the model: what a checkpoint must hold, no more."""
+        """Name and shape of every tensor of the model: exactly what a checkpoint must hold."""
         embedding = (self.vocab_size, self.hidden_size)
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": embedding}
         for index in range(len(self.layers)):
@@ -179,7 +196,7 @@ class ModelLayout:
 
     @property
     def parameters(self) -> int:
-        """Number of weights, tied embeddings counted once, RoPE tables not counted."""
+        """Number of weights; tied embeddings count once, RoPE tables do not count."""
         return sum(
             math.prod(shape)
             for name, shape in self.tensors().items()
@@ -193,15 +210,15 @@ class ModelLayout:
 
     @property
     def cache_head_dim(self) -> int:
-        """config.json's head_dim, by which vLLM sizes scratch: the largest of its cache specs.
+        """head_dim in config.json: the largest head size in the cache, by which vLLM sizes buffers.
 
-        Even, as transformers wants it of any model that uses RoPE.
+        It is even, because transformers requires that of any model with RoPE.
         """
         largest = max(max(layer.cache_head_size, layer.value.size) for layer in self.layers)
         return largest + largest % 2
 
     def dims(self) -> Iterator[tuple[str, Role, int]]:
-        """(layer and name, role, dim) of every dim compression may choose."""
+        """(layer and name, role, dim) of every dim that compression may choose."""
         for index, layer in enumerate(self.layers):
             yield f"layers.{index}.key.size", "head", layer.key.size
             yield f"layers.{index}.value.size", "head", layer.value.size
@@ -239,9 +256,17 @@ def breakeven_rank(
 
 
 def layout_of(raw_config: Mapping[str, Any], where: str = "config.json") -> ModelLayout:
-    """The layout a parsed config.json describes: its `"gac"` object, or the dense model it is.
+    """The layout that a config.json describes.
 
-    Raises CheckpointError naming `where` and the key, if a dim is impossible.
+    Args:
+        raw_config: the parsed config.json, with a `"gac"` object or of a dense model.
+        where: what error messages call the file.
+
+    Returns:
+        The dims of every layer, defaults filled in and checked against each other.
+
+    Raises:
+        CheckpointError: naming `where` and the key, if a key is malformed or a dim is impossible.
     """
     config = validate(HfConfig, dict(raw_config), where)
     if config.gac is None:
@@ -264,7 +289,7 @@ def layout_of(raw_config: Mapping[str, Any], where: str = "config.json") -> Mode
 
 
 def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str) -> LayerLayout:
-    """The layout of one `section`, with defaults filled in from `config`, checked for sense."""
+    """The layout of `section`, with defaults from `config`; CheckpointError if it is impossible."""
     key, value = section.key, section.value
     query_heads = section.query_heads or config.num_attention_heads
     _check_heads(key, value, query_heads, where)

@@ -1,8 +1,8 @@
-"""What people hand us that is no Llama or Mistral in unquantized safetensors: one sentence each.
+"""Error messages for inputs that are not a Llama or Mistral in unquantized safetensors.
 
-Every verb and `vllm serve --load-format gac` ask here, so that each says the same. The functions
-return a sentence about a file or directory, which the caller names, None for what they do not
-refuse.
+Every verb and `vllm serve --load-format gac` take their messages from here, so that all say the
+same. Each function returns a sentence about a file or directory that the caller names, or None if
+there is nothing to refuse.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-# How names of model types begin; the longer ones first where one begins with another.
+# By the beginning of model_type; a longer name comes before one that it begins with.
 _FAMILIES = {
     "qwen": "Qwen",
     "gemma": "Gemma",
@@ -53,7 +53,7 @@ _GGUF = (
 
 
 def other_family(config: Mapping[str, Any]) -> str | None:
-    """Of a config.json whose model is of another architecture than ours."""
+    """The message for a config.json of an architecture that is not supported."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind in ("llama", "mistral") or not _NAME.fullmatch(kind):
         return None
@@ -68,7 +68,7 @@ def other_family(config: Mapping[str, Any]) -> str | None:
 
 
 def quantized(config: Mapping[str, Any], directory: Path) -> str | None:
-    """Of a model whose weights a quantizer has packed, naming the file that says so."""
+    """The message for a model with quantized weights; it names the file that says so."""
     section, file = config.get("quantization_config"), "config.json: quantization_config"
     method = section.get("quant_method") if isinstance(section, Mapping) else None
     if section is None and (directory / "hf_quant_config.json").exists():
@@ -84,7 +84,7 @@ def quantized(config: Mapping[str, Any], directory: Path) -> str | None:
 
 
 def not_a_directory(path: Path) -> str:
-    """Of what is given where a model directory is wanted, and is none."""
+    """The message for a path that is not a directory, where a model directory is expected."""
     if path.suffix == ".gguf" and path.is_file():
         return _GGUF
     if path.is_file():
@@ -97,7 +97,7 @@ def not_a_directory(path: Path) -> str:
 
 
 def without_config(directory: Path) -> str | None:
-    """Of a directory that has no config.json."""
+    """The message for a directory without config.json."""
     if (directory / "adapter_config.json").exists():
         return _adapter(directory)
     if any(directory.glob("*.gguf")):
@@ -116,7 +116,7 @@ def without_config(directory: Path) -> str | None:
 
 
 def without_weights(directory: Path) -> str:
-    """Of a directory in which there are no weights of a model that we read."""
+    """The message for a directory without weights in a format that is read."""
     if (directory / "adapter_config.json").exists():
         return _adapter(directory)
     if any(directory.glob("*.gguf")):
@@ -128,7 +128,7 @@ def without_weights(directory: Path) -> str:
 
 
 def lfs_pointer(start: bytes) -> str | None:
-    """Of a file that begins with `start`: Git LFS left a note in place of its contents."""
+    """The message for a file that is only a Git LFS pointer; `start` is how the file begins."""
     if not start.startswith(_LFS_POINTER):
         return None
     return "a Git LFS pointer and not the file itself; fetch it with 'git lfs pull'"

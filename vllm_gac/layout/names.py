@@ -1,6 +1,6 @@
-"""What a gac model calls itself in config.json, and how vLLM is told to load one.
+"""The architecture name of gac models in config.json, and the name of their load format in vLLM.
 
-The plugin reads them when vLLM starts, whatever it serves: nothing is imported here.
+The plugin reads both whenever vLLM starts, whatever model it serves, so this file imports nothing.
 """
 
 ARCHITECTURE = "GacLlamaForCausalLM"

@@ -1,6 +1,6 @@
 """Rotary position embedding: the frequencies of a config, and the rotation itself.
 
-Pair f of a head is its rows (f, f + size/2), as Hugging Face lays them out.
+Pair f of a head consists of its rows f and f + size / 2, as in Hugging Face's layout.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 
 def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
-    """Radians per position of each of the head_dim/2 pairs, fp32 [head_dim / 2].
+    """The frequency of each pair, as transformers computes it.
 
-    The default, linear and llama3 types as transformers computes them; in all three the
-    attention scaling is 1.
+    Args:
+        rope: parameters of type default, linear or llama3; all three have attention scaling 1.
+        head_dim: size of a head.
+
+    Returns:
+        Radians per position, fp32 [head_dim / 2].
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     inv_freq = 1.0 / (rope.rope_theta**exponents)
@@ -41,18 +45,23 @@ def _llama3(inv_freq: torch.Tensor, rope: RopeParameters) -> torch.Tensor:
 
 
 def cos_sin(positions: torch.Tensor, inv_freq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of every angle, fp32.
+    """Cosine and sine of every angle.
 
-    positions [tokens], inv_freq [heads, pairs] -> two tensors [tokens, heads, pairs].
+    Args:
+        positions: [tokens].
+        inv_freq: radians per position, [heads, pairs].
+
+    Returns:
+        Two fp32 tensors [tokens, heads, pairs].
     """
     angles = positions.to(torch.float32)[:, None, None] * inv_freq
     return angles.cos(), angles.sin()
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate each pair of x [..., size] by its angle; cos and sin broadcast as [..., size / 2].
+    """Rotate each pair of x [..., size] by its angle; cos and sin broadcast to [..., size / 2].
 
-    Computed in the precision of cos and sin, returned in that of x.
+    The rotation is computed in the dtype of cos and sin; the result has the dtype of x.
     """
     first, second = x.to(cos.dtype).chunk(2, dim=-1)
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

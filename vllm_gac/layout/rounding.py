@@ -1,4 +1,4 @@
-"""Whole multiples: of blocks, tiles, granules."""
+"""Integers rounded up to whole blocks, tiles and granules."""
 
 
 def ceil_div(number: int, divisor: int) -> int:
@@ -7,5 +7,5 @@ def ceil_div(number: int, divisor: int) -> int:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """`number`, or the next multiple of `multiple`."""
+    """The smallest multiple of `multiple` that is at least `number`."""
     return ceil_div(number, multiple) * multiple

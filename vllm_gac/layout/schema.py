@@ -36,7 +36,7 @@ Version = Annotated[int, AfterValidator(_known_version)]
 
 
 def between(least: float, most: float) -> AfterValidator:
-    """Of a float. Field(ge=, le=) would write the bounds out, in hundreds of digits."""
+    """Bounds of a float. The message of Field(ge=, le=) would print hundreds of digits."""
 
     def check(value: float) -> float:
         if not least <= value <= most:
@@ -46,7 +46,7 @@ def between(least: float, most: float) -> AfterValidator:
     return AfterValidator(check)
 
 
-# Far above any model there is, far below what would exhaust memory before a tensor is read.
+# Far above any existing model, and far below what would exhaust memory before a tensor is read.
 Dim = Annotated[int, Field(ge=1, le=1 << 20)]
 HeadSize = Annotated[int, Field(ge=1, le=1024)]
 Heads = Annotated[int, Field(ge=1, le=1024)]
@@ -55,7 +55,8 @@ Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-# What of the model may be made smaller, what a dim is, and which dims are allowed (contract.py).
+# Which parts compression may shrink, the roles of dims, and the alignment strategies
+# (alignment/rules.py).
 Method = Literal["heads", "prune", "lowrank"]
 METHODS: tuple[Method, ...] = get_args(Method)
 Role = Literal["head", "rank", "width"]
@@ -74,7 +75,7 @@ LinearName = Literal[
 
 
 class StrictModel(BaseModel):
-    """No unknown keys, and no "1" or 1.0 or true for 1."""
+    """Forbids unknown keys, and does not accept "1", 1.0 or true for 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -103,8 +104,8 @@ class LayerSection(StrictModel):
     ranks: dict[LinearName, Dim] = Field(default_factory=dict)
     # Fewer query heads than the model's config says; None keeps them all.
     query_heads: Heads | None = None
-    # Whether `self_attn.rope_inv_freq` is stored. None: exactly when the key heads are not
-    # the model's own, i.e. their number or size differs.
+    # Whether `self_attn.rope_inv_freq` is stored. None: it is stored exactly if the number or size
+    # of the key heads differs from the model's own.
     rope_table: bool | None = None
 
 
@@ -123,9 +124,9 @@ Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "GacLlamaForCau
 
 
 class RopeParameters(BaseModel):
-    """RoPE as transformers 5 writes it; the default, linear and llama3 types.
+    """RoPE as transformers 5 writes it: the types default, linear and llama3.
 
-    The bounds are far from any model there is, and keep every frequency finite in fp32.
+    The bounds are far from any existing model, and they keep every frequency finite in fp32.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -161,7 +162,7 @@ class RopeParameters(BaseModel):
         return self
 
 
-# What transformers fills in where a Mistral's config.json has no such key; null is none.
+# What transformers fills in if the config.json of a Mistral lacks a key; null stays null.
 _MISTRAL_DEFAULTS = {
     "max_position_embeddings": 131072,
     "num_key_value_heads": 8,
@@ -169,14 +170,14 @@ _MISTRAL_DEFAULTS = {
 }
 
 
-# vLLM computes cosines and sines of as many before it serves a model.
+# vLLM computes a cosine and sine table for all positions before it serves a model.
 _MAX_POSITIONS = 1 << 24
 
 
 class HfConfig(BaseModel):
-    """What this project reads of a Llama or Mistral config.json; the rest is carried along.
+    """What this project reads of a Llama or Mistral config.json; other keys are copied unread.
 
-    What of the rest vLLM would honour is refused (config_keys.py).
+    Other keys that vLLM would honour are refused (config_keys.py).
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -203,7 +204,7 @@ class HfConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_defaults(cls, raw: Any) -> Any:
-        """Fill in what transformers derives: KV heads, head_dim, and RoPE from its spellings."""
+        """Fill in what transformers derives: KV heads, head_dim, and RoPE in any spelling."""
         if not isinstance(raw, dict):
             return raw
         if fault := other_family(raw):
@@ -228,7 +229,7 @@ class HfConfig(BaseModel):
 
     @model_validator(mode="after")
     def _positions_are_bounded(self) -> Self:
-        """With linear RoPE vLLM computes as many as the factor makes of them."""
+        """With linear RoPE, vLLM computes a table for `factor` times as many positions."""
         if self.rope.rope_type != "linear":
             return self
         positions = self.max_position_embeddings * self.rope.factor
@@ -241,7 +242,7 @@ class HfConfig(BaseModel):
 
     @model_validator(mode="after")
     def _gac_is_served_as_gac(self) -> Self:
-        """Under another architecture's name vLLM would build the dense model."""
+        """Under another architecture's name, vLLM would build the dense model."""
         if self.gac is not None and self.architectures != [ARCHITECTURE]:
             raise ValueError(
                 f'architectures are {self.architectures}, but there is a "gac" object: '
@@ -255,9 +256,9 @@ class HfConfig(BaseModel):
 
 
 def _rope(config: dict[str, Any]) -> Any:
-    """RoPE parameters of a config, in whichever of its spellings they are.
+    """RoPE parameters of a config, in any of its spellings.
 
-    Spellings that say different things are refused: engines differ in which of them they believe.
+    Spellings that contradict each other are refused, because engines differ in which one they use.
     """
     rope: dict[str, Any] = {}
     for spelling in ("rope_parameters", "rope_scaling"):
@@ -295,7 +296,17 @@ _short.maxstring = _short.maxother = 60
 def validate(
     model: type[_Model], raw: Any, where: str, error: type[GacError] = CheckpointError
 ) -> _Model:
-    """`raw` as a `model`; a fault becomes one `error` sentence naming `where` and the key."""
+    """`raw` as a `model`.
+
+    Args:
+        model: the pydantic model.
+        raw: parsed JSON.
+        where: what error messages call the file.
+        error: class of the error to raise.
+
+    Raises:
+        error: one sentence that names `where` and the first wrong key.
+    """
     try:
         return model.model_validate(raw)
     except ValidationError as e:

@@ -1,10 +1,9 @@
 """How a layout is split over tensor-parallel GPUs, and which sizes can split it.
 
-Query heads, key heads, value heads and MLP channels are dealt out evenly, in their order, so that
-a query head stays with the key and the value head that it meets. Key or value heads that are fewer
-than the GPUs are repeated until each GPU has one: then several GPUs cache the same numbers, as
-they do for a dense model. Of a factorized linear one factor is split and the other is whole on
-every GPU, so ranks can be anything.
+Query heads, key heads, value heads and MLP channels are split evenly and in order, so that a query
+head stays with its key and value head. If there are fewer key or value heads than GPUs, they are
+repeated until each GPU has one: then several GPUs cache the same numbers, as with a dense model.
+One factor of a factorized linear is split and the other is whole on every GPU, so any rank works.
 """
 
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ def splits(layout: ModelLayout, tp: int) -> bool:
 def check_split(layout: ModelLayout, tp: int, pp: int = 1) -> None:
     """Raise CheckpointError unless `tp` GPUs can share each layer, and `pp` stages the layers.
 
-    It names the first layer and its dim that cannot be split, and the nearest that can.
+    The message names the first layer and dim that cannot be split, and the nearest dim that can.
     """
     if pp > len(layout.layers):
         raise CheckpointError(
@@ -49,9 +48,9 @@ def check_split(layout: ModelLayout, tp: int, pp: int = 1) -> None:
 
 
 def check_planned_for(dense: ModelLayout, tp: int) -> None:
-    """Raise PlanError if `tp` GPUs cannot share the heads of `dense`, which no plan adds to."""
+    """Raise PlanError if `tp` GPUs cannot share the heads of `dense`; a plan never adds heads."""
     for where, what, count, _ in _obstacles(dense, tp):
-        if what != _WIDTH:  # one that can be shared will be chosen, or this one padded
+        if what != _WIDTH:  # the plan chooses a width that can be split, or it is padded
             raise PlanError(
                 f"--tp {tp}: {where} has {what} = {count}, which {tp} GPUs cannot share evenly; "
                 f"{_sizes(dense, tp)} can share this model"
@@ -59,9 +58,9 @@ def check_planned_for(dense: ModelLayout, tp: int) -> None:
 
 
 def repeated_heads(layout: ModelLayout, tp: int) -> ModelLayout:
-    """`layout` with key and value heads repeated where they are fewer than `tp` GPUs.
+    """`layout` with key and value heads repeated where there are fewer of them than `tp` GPUs.
 
-    The heads that latent keys are rebuilt for are repeated likewise. For layouts that split.
+    The heads that latent keys are rebuilt to are repeated, too. `layout` must be splittable.
     """
     layers = tuple(
         replace(
@@ -75,7 +74,7 @@ def repeated_heads(layout: ModelLayout, tp: int) -> ModelLayout:
 
 
 def with_heads_of(layout: ModelLayout, stored: ModelLayout) -> ModelLayout:
-    """`layout` before its heads were repeated, with as many as `stored` has."""
+    """`layout` with the head counts of `stored`: the inverse of `repeated_heads`."""
     layers = tuple(
         replace(
             layer,
@@ -90,10 +89,11 @@ def with_heads_of(layout: ModelLayout, stored: ModelLayout) -> ModelLayout:
 def repeated_tensor(
     before: ModelLayout, after: ModelLayout, name: str, tensor: "torch.Tensor"
 ) -> "torch.Tensor":
-    """Tensor `name` of `before` with its heads repeated as in `after`, which is else the same.
+    """Tensor `name` of `before` with its heads repeated as in `after`.
 
-    Neighbours are copies of one head, as the query heads that meet them are neighbours. A RoPE
-    table of one row is shared by all heads already.
+    The two layouts differ in their numbers of key and value heads only. Copies of one head are
+    neighbours, because the query heads that use it are. A RoPE table of one row is already shared
+    by all heads.
     """
     parts = name.split(".", 4)
     if parts[:2] != ["model", "layers"] or parts[3] != "self_attn":
@@ -122,13 +122,13 @@ def repeated_tensor(
 
 
 def _obstacles(layout: ModelLayout, tp: int) -> Iterator[tuple[str, str, int, int]]:
-    """Dims that `tp` GPUs cannot share: where, what, the dim and the nearest that they can."""
+    """(where, what, dim, nearest dim that works) of every dim that `tp` GPUs cannot share."""
     for index, layer in enumerate(layout.layers):
         for what, dim, nearest in _layer_obstacles(layout, layer, tp):
             yield f"layer {index}", what, dim, nearest
     vocabulary = round_up(layout.vocab_size, _VOCABULARY_GRANULE)
     if vocabulary % tp:
-        fitting = _multiple(vocabulary, tp * _VOCABULARY_GRANULE)
+        fitting = _nearest_multiple(vocabulary, tp * _VOCABULARY_GRANULE)
         yield "the model", "vocab_size padded to a multiple of 64", vocabulary, fitting
 
 
@@ -136,7 +136,7 @@ def _layer_obstacles(
     layout: ModelLayout, layer: LayerLayout, tp: int
 ) -> Iterator[tuple[str, int, int]]:
     if layer.query_heads % tp:
-        yield "query heads", layer.query_heads, _multiple(layer.query_heads, tp)
+        yield "query heads", layer.query_heads, _nearest_multiple(layer.query_heads, tp)
     heads = [("key heads", layer.key.heads), ("value heads", layer.value.heads)]
     if layer.key.form == "latent":
         heads.append(("heads to rebuild keys for", layout.num_key_value_heads))
@@ -146,21 +146,17 @@ def _layer_obstacles(
             yield what, count, min(fitting, key=lambda n: abs(n - count))
     width = layer.intermediate_size
     if width % tp:
-        yield (
-            _WIDTH,
-            width,
-            round_up(width, 8 * tp),
-        )
+        yield _WIDTH, width, round_up(width, 8 * tp)
 
 
 def _sizes(layout: ModelLayout, tp: int) -> str:
-    """The sizes next below and above `tp` that split `layout`."""
+    """The numbers of GPUs next to `tp`, below and above, that can share `layout`."""
     most = layout.num_attention_heads
     below = next(n for n in range(min(tp, most), 0, -1) if splits(layout, n) or n == 1)
     above = next((n for n in range(tp + 1, most + 1) if splits(layout, n)), None)
     return f"{below} or {above}" if above else f"at most {below}"
 
 
-def _multiple(dim: int, of: int) -> int:
-    """The multiple of `of` nearest to `dim`, at least one."""
-    return max(1, round(dim / of)) * of
+def _nearest_multiple(dim: int, divisor: int) -> int:
+    """The multiple of `divisor` nearest to `dim`, at least `divisor`."""
+    return max(1, round(dim / divisor)) * divisor
