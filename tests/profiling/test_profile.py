@@ -17,7 +17,7 @@ from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile, write_profi
 from vllm_gac.layout.schema import validate
 from vllm_gac.profiling import attention, decode, gemms, prefill, profile
 from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
-from vllm_gac.profiling.gemms import contract_plans, linear_plans
+from vllm_gac.profiling.gemms import dim_plans, linear_plans
 from vllm_gac.profiling.prefill import prefill_plans, worth_measuring
 
 H200 = read_profile("h200")
@@ -140,8 +140,7 @@ def test_the_shipped_profile_is_what_this_release_measures() -> None:
         (plan.axis, plan.m, plan.fixed, plan.dims) for plan in linear_plans(quick=False)
     ]
     assert [(s.role, s.axis, s.m, s.per_dim, tuple(s.dims)) for s in H200.gemm] == [
-        (plan.role, plan.axis, plan.m, plan.per_dim, plan.dims)
-        for plan in contract_plans(quick=False)
+        (plan.role, plan.axis, plan.m, plan.per_dim, plan.dims) for plan in dim_plans(quick=False)
     ]
     assert [
         (p.form, p.key_heads, p.key_size, p.value_heads, p.value_size, p.batch, p.context)

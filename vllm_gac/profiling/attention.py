@@ -24,13 +24,13 @@ class AttentionPlan:
     dims: tuple[int, ...]
 
 
-def contract_plan(quick: bool) -> AttentionPlan:
-    """Which head sizes are fast: every one from 64 to 160."""
+def dim_plan(quick: bool) -> AttentionPlan:
+    """The sweep that shows which head sizes are fast: every size from 64 to 160."""
     return AttentionPlan(4, 2048, False, torch.float16, tuple(range(64, 161, 8 if quick else 1)))
 
 
 def causal_plans(quick: bool) -> list[AttentionPlan]:
-    """What prefill chunks of several lengths take, for machines without vLLM's kernels."""
+    """Sweeps over prefill chunks of several lengths, for machines without vLLM's kernels."""
     sizes = tuple(range(32, 257, 32 if quick else 16))
     return [
         AttentionPlan(1, length, True, torch.bfloat16, sizes) for length in (256, 1024, 2048, 8192)
@@ -38,7 +38,7 @@ def causal_plans(quick: bool) -> list[AttentionPlan]:
 
 
 def attention_sweep(plan: AttentionPlan, tick: Callable[[], object]) -> AttentionSweep:
-    """Measure `plan`; `tick` is called after each head size."""
+    """Measure `plan`. `tick` is called after each head size."""
     times = []
     for dim in plan.dims:
         shape = (3, plan.batch, _HEADS, plan.length, dim)

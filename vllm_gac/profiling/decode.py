@@ -1,4 +1,4 @@
-"""Times of our decode kernel over head sizes, key forms, batches and contexts; and of vLLM's."""
+"""Times of our decode kernel and of vLLM's, over head sizes, key forms, batches and contexts."""
 
 import itertools
 import multiprocessing
@@ -26,7 +26,7 @@ _Form: TypeAlias = Literal["rotary", "latent"]
 _Grid: TypeAlias = tuple[_Form, int, tuple[int, ...], int, tuple[int, ...]]
 
 _QUERY_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
-# What the tiling, PyTorch and Triton raise where a GPU has not what a point needs.
+# What the tiling, PyTorch and Triton raise if a GPU is too small for a point.
 _TOO_SMALL = (GacError, torch.OutOfMemoryError, OutOfResources)
 _MOST_WORKERS = 16
 _WORKER_MEMORY = 2 << 30  # of the GPU: a CUDA context and little else
@@ -45,7 +45,7 @@ class DecodePlan:
     context: int = 4096
 
     def decode_batch(self, only_compiled: bool = False) -> DecodeBatch:
-        """The batch on the GPU. Raises GacError if our kernel cannot hold its up-projections."""
+        """The batch on the GPU. Raises GacError if our kernel cannot hold the up-projections."""
         latent = self.form == "latent"
         geometry = CacheGeometry(
             _QUERY_HEADS,
@@ -66,8 +66,8 @@ class DecodePlan:
 
 
 _SIZES = tuple(range(32, 129, 16))
-# Key form, key heads, r_k, value heads, r_v: as many heads as before; two of them made one, or two
-# key heads to a value head; both.
+# Key form, key heads, r_k, value heads, r_v. The grids have all heads, or two KV heads merged into
+# one key head, or two key heads per value head, or both.
 _GRIDS: tuple[_Grid, ...] = (
     ("rotary", 8, _SIZES, 8, _SIZES),
     ("rotary", 8, (32, 64, 80, 96, 112, 128), 4, (64, 128, 192, 256)),
@@ -98,7 +98,7 @@ _VARIED = (
 
 
 def decode_plans(quick: bool) -> list[DecodePlan]:
-    """Every point: all sizes at one batch and context, then batches and contexts of some."""
+    """Every point: all sizes at one batch and context, then some sizes at others."""
     plans = []
     for form, key_heads, key_sizes, value_heads, value_sizes in _QUICK_GRIDS if quick else _GRIDS:
         plans += [
@@ -114,7 +114,7 @@ def decode_plans(quick: bool) -> list[DecodePlan]:
 
 
 def kernels_of(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
-    """One plan for each kernel to compile, the slowest to compile first."""
+    """One plan for each kernel to compile, the slowest one first."""
     kernels = {replace(plan, context=0): plan for plan in plans}.values()
     return sorted(
         kernels, key=lambda p: (p.form == "latent", p.key_size + p.value_size), reverse=True
@@ -122,10 +122,10 @@ def kernels_of(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
 
 
 def compile_kernels(kernels: Sequence[DecodePlan], tick: Callable[[], object]) -> None:
-    """Compile with as many processes as the machine is good for; `tick` after each kernel.
+    """Compile with as many processes as the machine can run. `tick` is called after each kernel.
 
-    What they make is in Triton's cache on disk, from which the measuring process has it at once.
-    What cannot be compiled is not reported: measuring will meet it.
+    The kernels go to Triton's cache on disk, where the measuring process finds them. Failures are
+    not reported here: the measurement will see them again.
     """
     free, _ = torch.cuda.mem_get_info()
     room = max(1, free // 2 // _WORKER_MEMORY)
@@ -138,7 +138,7 @@ def compile_kernels(kernels: Sequence[DecodePlan], tick: Callable[[], object]) -
     workers = [
         context.Process(target=_compile, args=(tasks, done), daemon=True) for _ in range(count)
     ]
-    # Ctrl-C reaches every process of a terminal: the workers inherit that they do not hear it.
+    # Ctrl-C reaches every process of a terminal; the workers inherit this mask and ignore it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for worker in workers:
@@ -156,7 +156,7 @@ def compile_kernels(kernels: Sequence[DecodePlan], tick: Callable[[], object]) -
 
 
 def stock_plans(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
-    """Those of `plans` that vLLM's own backend takes: equal heads and sizes, not latent."""
+    """The plans that vLLM's own backend supports: rotary keys, equal heads and sizes."""
     return [
         plan
         for plan in plans
@@ -166,14 +166,14 @@ def stock_plans(plans: Iterable[DecodePlan]) -> list[DecodePlan]:
 
 
 def measure_decode(plans: Iterable[DecodePlan], tick: Callable[[], object]) -> list[DecodeTime]:
-    """Times of `plans`, without those for which the GPU is too small; `tick` after each."""
+    """Times of `plans`, except those that the GPU is too small for. `tick` is called after each."""
     return _measured(plans, GAC, lambda batch: batch.own, tick)
 
 
 def measure_stock_decode(
     plans: Iterable[DecodePlan], tick: Callable[[], object]
 ) -> list[DecodeTime]:
-    """Times of vLLM's own backend; none where vLLM is not installed."""
+    """Times of vLLM's own backend; empty if vLLM is not installed."""
     if find_spec("vllm") is None:
         return []
     return _measured(plans, STOCK, lambda batch: batch.stock(), tick)

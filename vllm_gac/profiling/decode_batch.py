@@ -1,4 +1,4 @@
-"""A decode batch on the GPU for our kernel, of any head sizes."""
+"""A decode batch on the GPU, of any head sizes."""
 
 import itertools
 from collections.abc import Callable
@@ -15,12 +15,20 @@ _MORE_THAN_L2 = 300_000_000  # bytes
 
 
 class DecodeBatch:
-    """Sequences of one context length, random numbers, pages in random order.
+    """Sequences of one context length, with random numbers and pages in random order.
 
-    Small caches come in several copies, met in turn, so that none is read from L2. With `head_dim`,
-    keys are latent: each gives as many keys of that size as make up `kv_heads`, by default one.
-    With `only_compiled`, all sequences share one page: enough to have the kernel compiled. In
-    memory a page's heads come first, or with `tokens_first` its tokens.
+    A small cache has several copies that are read in turn, so that none is read from L2.
+
+    Args:
+        geometry: the heads and their sizes.
+        sequences: number of sequences, each with one new token.
+        context: tokens in the cache of each sequence.
+        block_size: tokens per page.
+        dtype: of the cache.
+        head_dim: if given, keys are latent and rebuilt to heads of this size.
+        kv_heads: number of rebuilt heads; by default one per latent key head.
+        only_compiled: all sequences share one page, which is enough to compile the kernel.
+        tokens_first: whether a page stores tokens before heads in memory.
     """
 
     def __init__(
@@ -64,7 +72,7 @@ class DecodeBatch:
 
     @property
     def calls(self) -> int:
-        """How many calls in a row meet every copy, and are enough to time."""
+        """Number of calls to time: enough to read every copy of the cache."""
         return max(5, self.copies)
 
     def next_table(self) -> torch.Tensor:
@@ -90,8 +98,8 @@ class DecodeBatch:
         )
 
     def stock(self) -> Callable[[], None]:
-        """What decodes with vLLM's own backend, which takes equal heads and sizes only."""
-        # Not at the top: our kernel is measured without vLLM.
+        """A function that decodes with vLLM's backend, for equal heads and sizes only."""
+        # Imported here, because our kernel can be measured without vLLM.
         from vllm_gac.profiling.stock_attention import stock_decode
 
         return stock_decode(

@@ -11,9 +11,9 @@ from vllm_gac.gpu.profile import GemmSweep, LinearSweep
 from vllm_gac.layout.rounding import ceil_div, round_up
 from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds
 
-FIXED = 4096  # the other dim of a sweep, but for coarse ones
+FIXED = 4096  # the other dim of a sweep, except for coarse ones
 
-# Around the ranks and widths of an 8B model, for contract.py: good and bad dims side by side.
+# For alignment/fastest_dim.py: fast and slow dims around the ranks and widths of an 8B model.
 _RANKS = (
     1000, 1001, 1002, 1004, 1008, 1016, 1024, 1025, 1032, 1040, 1056, 1088, 1100, 1101, 1104, 1120,
     1152, 1232, 1237, 1240, 1248, 1280,
@@ -22,13 +22,13 @@ _WIDTHS = (
     11008, 11009, 11010, 11012, 11016, 11136, 11264, 12160, 12176, 12184, 12185, 12192, 12224,
     12288, 14336,
 )  # fmt: skip
-_CONTRACT_BATCHES = (1, 16, 128, 512, 2048, 8192)
+_DIM_BATCHES = (1, 16, 128, 512, 2048, 8192)
 _HEAD_RANKS = (107, 112, 114, 120, 128)
 _STAIRCASE = range(4032, 4161)
 _STAIRCASE_BATCH = 4096
 
-# For gemm_latency.py: multiples of 64 as far as MLPs go, at some of them every alignment class, and
-# a coarse grid of both dims.
+# For gpu/latency/gemm.py: multiples of 64 up to the widths of MLPs, every alignment class at some
+# of them, and a coarse grid of both dims.
 _BATCHES = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _TILES = {
     "n": (
@@ -58,10 +58,10 @@ class GemmPlan:
     fixed: int = FIXED
 
 
-def contract_plans(quick: bool) -> list[GemmPlan]:
-    """Sweeps that say which dims are fast."""
+def dim_plans(quick: bool) -> list[GemmPlan]:
+    """Sweeps that show which dims are fast."""
     plans = []
-    for m in _QUICK_BATCHES if quick else _CONTRACT_BATCHES:
+    for m in _QUICK_BATCHES if quick else _DIM_BATCHES:
         plans += [
             GemmPlan("n", m, _RANKS, "rank"),
             GemmPlan("k", m, _RANKS, "rank"),
@@ -88,7 +88,7 @@ def linear_plans(quick: bool) -> list[GemmPlan]:
 
 
 class Gemms:
-    """Times GEMMs on random bf16 numbers in buffers that are made once."""
+    """Times GEMMs on random bf16 numbers, in buffers that are allocated once."""
 
     def __init__(self, plans: Iterable[GemmPlan]) -> None:
         widest = max(plan.per_dim * plan.dims[-1] for plan in plans)
@@ -99,8 +99,8 @@ class Gemms:
         self.outputs = torch.empty_like(self.inputs)
 
     def measure(self, m: int, n: int, k: int) -> float:
-        """Microseconds of x[m, k] @ w[n, k].T, as torch's linear does it."""
-        size = round_up(n * k, 64)  # each weight begins on a whole cache line
+        """Microseconds of x[m, k] @ w[n, k].T, as in torch's linear."""
+        size = round_up(n * k, 64)  # each weight begins at a cache line
         copies = min(256, ceil_div(MORE_THAN_L2, 2 * size))
         weights = [self.weights[i * size :][: n * k].view(n, k).t() for i in range(copies)]
         x = self.inputs[: m * k].view(m, k)
@@ -110,7 +110,7 @@ class Gemms:
         return microseconds(lambda: torch.mm(x, next(turn), out=y), calls, replays=5)
 
     def sweep(self, plan: GemmPlan, tick: Callable[[], object]) -> list[float]:
-        """Times of one sweep; `tick` is called after each."""
+        """Microseconds at each dim of `plan`. `tick` is called after each."""
         times = []
         for dim in plan.dims:
             along = plan.per_dim * dim if plan.axis == "n" else dim
@@ -120,8 +120,8 @@ class Gemms:
         return times
 
 
-def contract_sweep(plan: GemmPlan, times: list[float]) -> GemmSweep:
-    """The measured sweep, as the profile holds it."""
+def dim_sweep(plan: GemmPlan, times: list[float]) -> GemmSweep:
+    """The measured sweep in the form of the profile."""
     assert plan.role
     return GemmSweep(
         role=plan.role,
@@ -135,7 +135,7 @@ def contract_sweep(plan: GemmPlan, times: list[float]) -> GemmSweep:
 
 
 def linear_sweep(plan: GemmPlan, times: list[float]) -> LinearSweep:
-    """The measured sweep, as the profile holds it."""
+    """The measured sweep in the form of the profile."""
     return LinearSweep(
         axis=plan.axis, m=plan.m, fixed=plan.fixed, dims=list(plan.dims), microseconds=times
     )

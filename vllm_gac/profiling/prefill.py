@@ -1,4 +1,4 @@
-"""Times of every prefill kernel at hand over head sizes, and of vLLM's own backend."""
+"""Times of every installed prefill kernel and of vLLM's own backend, over head sizes."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +21,7 @@ _TOO_SMALL = (GacError, torch.OutOfMemoryError, OutOfResources)
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """One point to be measured, on every kernel that takes it."""
+    """One point to be measured, on every kernel that supports it."""
 
     key_size: int
     value_size: int
@@ -38,19 +38,19 @@ _VARIED = ((64, 64), (96, 96), (128, 128))
 
 
 def prefill_plans(quick: bool) -> list[PrefillPlan]:
-    """Every point: all sizes at one batch and length, then other lengths of some."""
+    """Every point: all sizes at one batch and length, then some sizes at others."""
     sizes = [*itertools.product(_QUICK_SIZES if quick else _SIZES, repeat=2)]
     varied = _VARIED[-1:] if quick else _VARIED
     return [
         *(PrefillPlan(*pair) for pair in (sizes if quick else [*sizes, *_WIDE])),
-        *(PrefillPlan(*pair, *of) for pair in varied for of in _LENGTHS),
+        *(PrefillPlan(*pair, batch, length) for pair in varied for batch, length in _LENGTHS),
     ]
 
 
 def measure_prefill(plans: Iterable[PrefillPlan], tick: Callable[[], object]) -> list[PrefillTime]:
-    """Times of `plans`, none without vLLM; `tick` after each plan.
+    """Times of `plans`; empty without vLLM. `tick` is called after each plan.
 
-    Leaves out what the GPU is too small for.
+    Points that the GPU is too small for are left out.
     """
     times: list[PrefillTime] = []
     for plan in plans:
@@ -61,7 +61,7 @@ def measure_prefill(plans: Iterable[PrefillPlan], tick: Callable[[], object]) ->
 
 
 def _measure(plan: PrefillPlan) -> Iterator[PrefillTime]:
-    # Not at the top: profiling does without vLLM, whose kernels most of these are.
+    # Imported here, because profiling works without vLLM, which ships most of these kernels.
     from vllm_gac.profiling.prefill_batch import PrefillChunk
     from vllm_gac.profiling.stock_attention import stock_prefill_kernel
     from vllm_gac.serving.attention.prefill_kernels import installed_gpu
@@ -81,11 +81,11 @@ def _measure(plan: PrefillPlan) -> Iterator[PrefillTime]:
 
 
 def worth_measuring(sizes: tuple[int, int], gpu: Gpu) -> list[str]:
-    """Installed kernels that take `sizes`, but FA2 where there are later ones.
+    """Installed kernels that support `sizes`, without FA2 if there is a later one.
 
-    FA4 for few sizes, and not for those that FA3 takes as they are.
+    FA4 is measured at few sizes, and not at those that FA3 runs without padding.
     """
-    kernels = {k: at for k in gpu.installed if (at := widths(k, sizes, gpu.capability))}
+    kernels = {k: run_at for k in gpu.installed if (run_at := widths(k, sizes, gpu.capability))}
     if {"FA3", "FA4"} & set(kernels):
         kernels.pop("FA2", None)
     if "FA3" in kernels and (kernels["FA3"] == sizes or not set(sizes) <= set(_FA4_SIZES)):

@@ -1,4 +1,4 @@
-"""A prefill chunk on the GPU, on the path that serves it, for any kernel and head sizes."""
+"""A prefill chunk on the GPU, computed by the code that serves it, for any kernel and sizes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +14,10 @@ _DEVICE = torch.device("cuda")
 
 
 class PrefillChunk:
-    """Whole prompts of one length, random numbers, pages in random order; bfloat16.
+    """Whole prompts of one length, with random bfloat16 numbers and pages in random order.
 
-    With `head_dim`, keys are latent: each gives as many keys of that size as make up `kv_heads`, by
-    default one.
+    With `head_dim`, keys are latent: they are rebuilt to `kv_heads` heads of that size, by default
+    one per latent key head.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PrefillChunk:
             sequences * blocks, g.value_heads, block_size, g.key_width + g.value_size
         )
         self.query = _random(tokens, g.query_heads, g.query_size)
-        # As the projection gives them: keys of their own, values beside the queries.
+        # As the projections return them: keys in their own tensor, values beside the queries.
         self.key = _random(tokens, g.value_heads, g.key_width)
         packed = _random(tokens, g.query_heads * g.query_size + g.value_heads * g.value_size)
         values = packed[:, -g.value_heads * g.value_size :]
@@ -61,13 +61,13 @@ class PrefillChunk:
 
     @property
     def flops(self) -> int:
-        """Of the two products under the causal mask, at the sizes that heads are attended at."""
+        """FLOP of the two products under the causal mask, without padding."""
         g = self.geometry
         pairs = self.sequences * self.length * (self.length + 1) // 2
         return 2 * pairs * g.query_heads * (g.query_size + g.value_size)
 
     def attention(self, kernel: str, *, cached: bool) -> Callable[[], None]:
-        """Prefill by `kernel`, of the step's own keys and values or of what is cached."""
+        """A function that runs `kernel` on the step's own keys and values, or on cached ones."""
         batch = replace(self.batch, has_past=cached)
         layer = PrefillLayer(
             self.geometry,
@@ -85,7 +85,7 @@ class PrefillChunk:
         return call
 
     def error(self) -> float:
-        """Relative error of what is in `output` on the first sequence, against fp32."""
+        """Relative error of `output` on the first sequence, against fp32."""
         found = self.output[: self.length]
         expected = torch.empty(found.shape, device=_DEVICE)
         paged_attention(

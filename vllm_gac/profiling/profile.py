@@ -1,4 +1,4 @@
-"""Everything `vllm-gac profile` measures, in the order in which it is measured."""
+"""All measurements of `vllm-gac profile`, in their order."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -11,7 +11,7 @@ from tqdm import tqdm
 from vllm_gac import __version__
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.profile import Ceilings, GemmSweep, GpuProfile, LinearSweep
-from vllm_gac.profiling.attention import attention_sweep, causal_plans, contract_plan
+from vllm_gac.profiling.attention import attention_sweep, causal_plans, dim_plan
 from vllm_gac.profiling.decode import (
     compile_kernels,
     decode_plans,
@@ -23,8 +23,8 @@ from vllm_gac.profiling.decode import (
 from vllm_gac.profiling.gemms import (
     GemmPlan,
     Gemms,
-    contract_plans,
-    contract_sweep,
+    dim_plans,
+    dim_sweep,
     linear_plans,
     linear_sweep,
 )
@@ -43,9 +43,14 @@ _METHOD = (
 
 
 def measure_profile(*, quick: bool = False, progress: bool = True) -> GpuProfile:
-    """Measure the first CUDA GPU that PyTorch sees: some minutes, `quick` a minute.
+    """Measure the first CUDA GPU that PyTorch sees. Nothing else should run on it meanwhile.
 
-    Nothing else should run on the GPU meanwhile. Raises ProfileError if it has too little memory.
+    Args:
+        quick: measure fewer points: one minute instead of several.
+        progress: show a progress bar.
+
+    Raises:
+        ProfileError: if the GPU has too little free memory.
     """
     try:
         return _measure(quick, progress)
@@ -58,11 +63,11 @@ def measure_profile(*, quick: bool = False, progress: bool = True) -> GpuProfile
 
 
 def _measure(quick: bool, progress: bool) -> GpuProfile:
-    contract, linear = contract_plans(quick), linear_plans(quick)
-    heads, causal = contract_plan(quick), causal_plans(quick)
+    by_dim, linear = dim_plans(quick), linear_plans(quick)
+    heads, causal = dim_plan(quick), causal_plans(quick)
     decode, prefill = decode_plans(quick), prefill_plans(quick)
     kernels, stock = kernels_of(decode), stock_plans(decode)
-    gemms = sum(len(plan.dims) for plan in contract + linear)
+    gemms = sum(len(plan.dims) for plan in by_dim + linear)
     sizes = sum(len(plan.dims) for plan in [heads, *causal])
     steps = len(kernels) + gemms + sizes + len(decode) + len(stock) + len(prefill)
     with tqdm(total=steps, disable=not progress, unit="kernel") as bar:
@@ -72,7 +77,7 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
         warm_up()
         bandwidth = copy_bandwidth()
         bar.set_description("linears")
-        peak, gemm, linears = _gemms(contract, linear, bar)
+        peak, gemm, linears = _gemms(by_dim, linear, bar)
         bar.set_description("attention by head size")
         attention = attention_sweep(heads, bar.update)
         causals = [attention_sweep(plan, bar.update) for plan in causal]
@@ -103,12 +108,12 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
 
 
 def _gemms(
-    contract: Sequence[GemmPlan], linear: Sequence[GemmPlan], bar: "tqdm[Any]"
+    by_dim: Sequence[GemmPlan], linear: Sequence[GemmPlan], bar: "tqdm[Any]"
 ) -> tuple[float, list[GemmSweep], list[LinearSweep]]:
     """TFLOP/s of the fastest GEMM, and both kinds of sweeps."""
-    buffers = Gemms([*contract, *linear])
+    buffers = Gemms([*by_dim, *linear])
     rates = [2 * _PEAK**3 / buffers.measure(_PEAK, _PEAK, _PEAK)]
-    swept = [contract_sweep(plan, buffers.sweep(plan, bar.update)) for plan in contract]
+    swept = [dim_sweep(plan, buffers.sweep(plan, bar.update)) for plan in by_dim]
     linears = [linear_sweep(plan, buffers.sweep(plan, bar.update)) for plan in linear]
     for found in linears:
         flops = 2 * found.m * found.fixed

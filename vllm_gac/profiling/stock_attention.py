@@ -72,7 +72,7 @@ def stock_decode(
 
 
 def stock_prefill_kernel() -> str:
-    """The FlashAttention of vLLM's choice, by its name in select.py; it reads pages."""
+    """The FlashAttention that vLLM chooses, by its name in gpu/attention_choice.py."""
     from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
     assert current_platform.is_cuda()

@@ -1,4 +1,4 @@
-"""How long a kernel takes, and what no kernel can exceed."""
+"""How long a kernel takes, and the copy bandwidth that no kernel can exceed."""
 
 import statistics
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-# What is met in turn must be more than any L2 cache holds (H200: 60 MB).
+# Data that is read in turn must be larger than any L2 cache (H200: 60 MB).
 MORE_THAN_L2 = 160_000_000
 _WARM_SECONDS = 0.5
 _LONGEST_REST = 0.05
@@ -20,8 +20,8 @@ def microseconds(call: Callable[[], object], calls: int = 5, replays: int = 9) -
 def replay_microseconds(call: Callable[[], object], calls: int, replays: int) -> list[float]:
     """Time of one `call` by each of `replays` replays of a CUDA graph of `calls` calls.
 
-    Afterwards the GPU rests as long: one that multiplies all the time runs into its power limit,
-    and then a kernel's time depends on what ran before it.
+    After each replay the GPU rests for as long: a GPU that is always busy runs into its power
+    limit, and then a kernel's time depends on what ran before it.
     """
     call()  # compiles, and picks algorithms
     torch.cuda.synchronize()
