@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from vllm_gac import demo
-from vllm_gac.alignment.rules import align, candidates
+from vllm_gac.alignment.rules import align, allowed_dims
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.compression.reference_model import logits, reference
@@ -168,7 +168,7 @@ def test_each_part_of_an_aligned_width_is_aligned(width: int, tp: int) -> None:
 
 
 def test_candidates_are_aligned_after_sharding() -> None:
-    widths = list(candidates(1, 512, "minimal", "width", tensor_parallel_size=4))
+    widths = list(allowed_dims(1, 512, "minimal", "width", tensor_parallel_size=4))
     assert widths == list(range(32, 513, 32))
 
 
