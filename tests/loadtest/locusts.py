@@ -46,5 +46,5 @@ def command(schedule: Path, server: str, out: Path, *more: str) -> list[str]:
 
 def locust(*arguments: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
