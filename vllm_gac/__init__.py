@@ -19,6 +19,8 @@ plugin discovery start fast: a public name is imported when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from vllm_gac.layout.names import VERSION
+
 if TYPE_CHECKING:
     from vllm_gac.checkpoint.open import open_checkpoint
     from vllm_gac.compression.calibrate import calibrate
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from vllm_gac.steps.repair import repair
     from vllm_gac.steps.verify import verify
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "ModelLayout",

@@ -23,7 +23,7 @@ from vllm_gac.checkpoint.replaceable import check_replaceable
 from vllm_gac.checkpoint.run_difference import difference
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError, DiskError, GacError
-from vllm_gac.shown import shown
+from vllm_gac.errors.shown import shown
 
 _FORMAT = 1
 _RECORD, _LOCK, _MODEL, _REPLACED = "run.json", "lock", "model", "replaced"

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from vllm_gac import __version__
 from vllm_gac.cli import (
     align,
     calibrate,
@@ -28,7 +27,8 @@ from vllm_gac.cli import (
 from vllm_gac.cli.output import logged_to_stderr
 from vllm_gac.cli.parser import Parser
 from vllm_gac.errors import GacError
-from vllm_gac.shown import sentence
+from vllm_gac.errors.shown import sentence
+from vllm_gac.layout.names import VERSION
 
 _EXAMPLE = """\
   vllm-gac compress MODEL --out DIR --param-ratio 0.85 --kv-ratio 0.75 --calibration TEXT
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"vllm-gac {__version__}")
+    parser.add_argument("--version", action="version", version=f"vllm-gac {VERSION}")
     parser.set_defaults(hint="")  # a verb says here how to go on after an interrupt
     verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
     for verb in _VERBS:

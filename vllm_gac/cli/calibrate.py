@@ -15,7 +15,7 @@ from vllm_gac.cli.options import (
     path,
 )
 from vllm_gac.cli.output import print_json, quoted
-from vllm_gac.shown import one_line
+from vllm_gac.errors.shown import one_line
 
 
 def add_parser(verbs: Verbs) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.shown import one_line, sentence, shown
+from vllm_gac.errors.shown import one_line, sentence, shown
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import argparse
 from typing import NoReturn
 
-from vllm_gac.shown import sentence
+from vllm_gac.errors.shown import sentence
 
 
 class Parser(argparse.ArgumentParser):

@@ -5,7 +5,7 @@ import sys
 
 from vllm_gac.cli.options import Verbs, add_json, path
 from vllm_gac.cli.output import print_json, print_table
-from vllm_gac.shown import shown
+from vllm_gac.errors.shown import shown
 
 # Room for 37,000 candidates with three budgets, twice what the largest models have.
 _MAX_PARTS = 1 << 18

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import shown
 from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
 from vllm_gac.importers.imported import Imported
 from vllm_gac.layout.schema import Dim, Heads, validate
-from vllm_gac.shown import shown
 
 
 class _Attention(BaseModel):

@@ -13,10 +13,10 @@ from typing import Any
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import shown
 from vllm_gac.importers.imported import Format, Imported, Source, as_stored, imported
 from vllm_gac.importers.products import product, the_same
 from vllm_gac.layout.dims import LINEARS, ModelLayout
-from vllm_gac.shown import shown
 
 LM_HEAD = "lm_head"
 

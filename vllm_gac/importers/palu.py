@@ -29,11 +29,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_gac.checkpoint.headers import MAX_TENSORS, TensorInfo
 from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import shown
 from vllm_gac.importers import palu_tensors
 from vllm_gac.importers.imported import Imported, Source, dense_of, imported
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.schema import Dim, validate
-from vllm_gac.shown import shown
 
 # Tokens in the cache of a GPU under load. Beside an 8B model in 16 bits, an 80 GB GPU has room for
 # several times as many tokens.

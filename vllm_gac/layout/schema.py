@@ -20,10 +20,10 @@ from pydantic import (
 )
 
 from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.errors.shown import shown
 from vllm_gac.layout.config_keys import refuse_unserved, refuse_unserved_rope
 from vllm_gac.layout.foreign import other_family
 from vllm_gac.layout.names import ARCHITECTURE
-from vllm_gac.shown import shown
 
 
 def _known_version(version: int) -> int:

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vllm_gac import __version__
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.compression.methods.base import MERGEABLE
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layer_of
+from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.schema import (
     METHODS,
     Count,
@@ -68,7 +68,7 @@ def dense_plan(model: Checkpoint, methods: Sequence[str] = ("heads", "prune")) -
     kv_elements = exact_budget(1.0, dense.kv_elements)
     return Plan(
         version=1,
-        tool_version=__version__,
+        tool_version=VERSION,
         model_config_sha256=model.config_sha256,
         methods=[m for m in METHODS if m in methods],
         align="minimal",

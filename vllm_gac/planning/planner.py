@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vllm_gac import __version__
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.statistics_file import check_gradients, check_stats, methods_of
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.schema import METHODS, LayerSection
 from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import Plan, PlanBudget
@@ -135,7 +135,7 @@ def best_plan(
     layout = replace(model.layout, layers=tuple(found.layers))
     return Plan(
         version=1,
-        tool_version=__version__,
+        tool_version=VERSION,
         model_config_sha256=model.config_sha256,
         methods=[m for m in METHODS if m in request.methods],
         align=request.align,

@@ -8,9 +8,9 @@ import torch
 import triton
 from tqdm import tqdm
 
-from vllm_gac import __version__
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.profile import Ceilings, GemmSweep, GpuProfile, LinearSweep
+from vllm_gac.layout.names import VERSION
 from vllm_gac.profiling.attention import attention_sweep, causal_plans, dim_plan
 from vllm_gac.profiling.decode import (
     compile_kernels,
@@ -91,7 +91,7 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
         gpu=torch.cuda.get_device_name(),
         measured=date.today().isoformat(),
         software={
-            "vllm-gac": __version__,
+            "vllm-gac": VERSION,
             "torch": str(torch.__version__),
             "triton": str(triton.__version__),
         },

@@ -16,12 +16,11 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from vllm_gac import __version__
 from vllm_gac.alignment.rules import aligned_dims
 from vllm_gac.gpu.attention_choice import STOCK
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.names import ARCHITECTURE, VERSION
 from vllm_gac.serving.hf_layouts import layout_of_hf
 from vllm_gac.serving.vllm_internals import is_first_api_server
 
@@ -108,13 +107,13 @@ def start_line(
         f"{count} x {backend} ({decode} decode, {prefill} prefill; keys {keys}, values {values})"
         for (backend, decode, prefill, keys, values), count in kernels.most_common()
     )
-    return f"vllm-gac {__version__}: {'; '.join(parts)}; attention by layer: {layers}"
+    return f"vllm-gac {VERSION}: {'; '.join(parts)}; attention by layer: {layers}"
 
 
 def _publish(layout: ModelLayout, dense: ModelLayout, model: str, element_bytes: int) -> None:
     aligned, dims = aligned_dims(layout)
     text = "Always 1; its label is the version of vllm-gac that serves the model."
-    _gauge("gac_model_info", text, "version").labels(model, __version__).set(1)
+    _gauge("gac_model_info", text, "version").labels(model, VERSION).set(1)
     for metric, text, value in (
         (
             "gac_kv_token_bytes",

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vllm_gac import __version__, demo
+from vllm_gac import demo
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.workspace import finished_before, recorded, workspace
@@ -24,6 +24,7 @@ from vllm_gac.compression.methods.prune import Criterion
 from vllm_gac.compression.statistics_file import check_gradients, check_stats, covariances_for
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.names import VERSION
 from vllm_gac.planning.plan_file import dense_plan, planned_layout, read_plan
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.problem import Problem
@@ -111,7 +112,7 @@ def compress(
         check_gradients(stats, metadata, gradients)
     threads = _threads(out)
     run = {
-        "tool_version": __version__,
+        "tool_version": VERSION,
         "torch_version": torch.__version__,
         "threads": threads,
         "device": device,

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from vllm_gac import __version__
 from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
@@ -29,6 +28,7 @@ from vllm_gac.checkpoint.writer import (
     write_index,
 )
 from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import shown
 from vllm_gac.importers import llm_pruner, svd_llm
 from vllm_gac.importers.imported import Format, Imported, Source
 from vllm_gac.importers.open_any import open_any_format
@@ -36,7 +36,7 @@ from vllm_gac.importers.pickled_companions import pickled_companions
 from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.foreign import not_a_directory, without_config
-from vllm_gac.shown import shown
+from vllm_gac.layout.names import VERSION
 from vllm_gac.steps.model_card import imported_card
 
 _PICKLES = (".bin", ".pt", ".pth")
@@ -104,7 +104,7 @@ def import_model(
         raise CheckpointError(fault)
     stored = dtype or _widest(model)
     run = {
-        "tool_version": __version__,
+        "tool_version": VERSION,
         "format": model.format,
         "files": {str(path): size_and_time(path) for path in _files(model)},
         "config_sha256": hashlib.sha256(json.dumps(model.raw_config).encode()).hexdigest(),
@@ -265,7 +265,7 @@ def _config(model: Imported, dtype: WeightDtype) -> dict[str, Any]:
     kept = {key: value for key, value in model.raw_config.items() if key != "torch_dtype"}
     if "gac" not in kept:
         return kept | {"dtype": dtype}
-    source = kept["gac"]["source"] | {"tool": f"vllm-gac {__version__}"}
+    source = kept["gac"]["source"] | {"tool": f"vllm-gac {VERSION}"}
     return kept | {"dtype": dtype, "gac": kept["gac"] | {"source": source}}
 
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_gac import __version__
 from vllm_gac.checkpoint.base_model import BaseModel, base_model
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.errors.shown import in_markdown
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.names import VERSION
 from vllm_gac.planning.plan_file import Plan, PlanBudget
-from vllm_gac.shown import in_markdown
 
 _SERVE = "Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin)."
 
@@ -31,7 +31,7 @@ def compressed_card(
     base = base_model(checkpoint)
     return _card(
         base,
-        f"compressed by vllm-gac {__version__}",
+        f"compressed by vllm-gac {VERSION}",
         _SERVE,
         "| | dense | compressed | share | budget |\n"
         "|---|---:|---:|---:|---:|\n"
@@ -57,7 +57,7 @@ def imported_card(source: Checkpoint, format: str, files: Sequence[Path], dtype:
     base = base_model(source)
     return _card(
         base,
-        f"converted by vllm-gac {__version__} from {format}",
+        f"converted by vllm-gac {VERSION} from {format}",
         f"{_SERVE}\n{base.licence_sentence()}",
         f"Made from these files, whose weights are unchanged but for their type, now {dtype}, and "
         "products of\nfactors that were larger than the matrix:",
@@ -83,7 +83,7 @@ def repaired_card(source: Checkpoint, after: ModelLayout, entry: Mapping[str, An
     base = base_model(source)
     return _card(
         base,
-        f"repaired by vllm-gac {__version__}",
+        f"repaired by vllm-gac {VERSION}",
         f"{_SERVE}\n{base.licence_sentence()}",
         "| | before | repaired |\n"
         "|---|---:|---:|\n"

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from vllm_gac import __version__
 from vllm_gac.alignment.lowered_ranks import Lowered, lower_ranks, lowered_layout
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
@@ -28,7 +27,7 @@ from vllm_gac.checkpoint.writer import (
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.names import ARCHITECTURE, VERSION
 from vllm_gac.layout.schema import Strategy
 from vllm_gac.steps.model_card import repaired_card
 
@@ -108,7 +107,7 @@ def repair(
         "quantized": asdict(quantized),
     }
     run = wanted | {
-        "tool_version": __version__,
+        "tool_version": VERSION,
         "model": fingerprint(source),
         "redecompose": redecompose,
     }
@@ -117,7 +116,7 @@ def repair(
     with workspace(out, "repair", run, resume, overwrite) as directory:
         changes = _write_shards(source, lowered, after, directory / "model", progress)
         entry = wanted | {
-            "tool": f"vllm-gac {__version__}",
+            "tool": f"vllm-gac {VERSION}",
             "lowered": [asdict(change) for change in changes],
         }
         _write_beside(source, after, entry, directory / "model")

@@ -6,8 +6,8 @@ from typing import Any
 
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import sentence
 from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.shown import sentence
 
 
 @dataclass(frozen=True, slots=True)

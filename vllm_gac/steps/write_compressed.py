@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from vllm_gac import __version__
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
@@ -19,7 +18,7 @@ from vllm_gac.compression.methods.prune import Criterion
 from vllm_gac.compression.statistics_file import check_stats, read_gradients, read_layer_stats
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.names import ARCHITECTURE, VERSION
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.steps.model_card import compressed_card
@@ -122,7 +121,7 @@ def _config(
 ) -> dict[str, Any]:
     """config.json of the compressed model: that of the dense model, with changes."""
     source = {
-        "tool": f"vllm-gac {__version__}",
+        "tool": f"vllm-gac {VERSION}",
         "methods": plan.methods,
         "whitening": whitening,
         "prune_criterion": criterion,

@@ -7,8 +7,8 @@ others would fail later at a tensor's shape, with an error that does not name th
 from typing import TYPE_CHECKING
 
 from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import shown
 from vllm_gac.serving.loading.as_read import as_read
-from vllm_gac.shown import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

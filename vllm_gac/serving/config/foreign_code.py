@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_gac.checkpoint.strict_json import MAX_BYTES, read_bounded, read_json
 from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import shown
 from vllm_gac.layout.names import ARCHITECTURE
-from vllm_gac.shown import shown
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from vllm_gac.checkpoint.headers import TensorInfo, read_headers
 from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import shown
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.serving.loading.preflight import MAX_FAULTS_SHOWN
-from vllm_gac.shown import shown
 
 if TYPE_CHECKING:
     import torch

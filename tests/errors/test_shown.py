@@ -8,7 +8,7 @@ import pytest
 from vllm_gac import errors
 from vllm_gac.cli.output import print_table
 from vllm_gac.errors import CheckpointError, GacError
-from vllm_gac.shown import in_markdown, one_line, sentence, shown
+from vllm_gac.errors.shown import in_markdown, one_line, sentence, shown
 
 HOSTILE = {
     "long": "x" * (3 << 20),
