@@ -139,11 +139,11 @@ def _take(event: bytes, now: float, record: Record) -> None:
 def _carries_a_token(choice: dict[str, Any]) -> bool:
     delta = choice.get("delta")
     if delta is None:
-        # vLLM sends empty text while a character's bytes are incomplete: a token all the same.
+        # vLLM sends empty text while a character's bytes are incomplete. That is a token, too.
         return bool(choice["text"]) or choice.get("finish_reason") is None
     if delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
         return True
-    # The first chunk of a chat names the role and, without content, carries no token.
+    # The first chunk of a chat only names the role. It carries no token.
     return bool(delta.get("tool_calls")) or (
         "role" not in delta and choice.get("finish_reason") is None
     )

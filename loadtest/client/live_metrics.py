@@ -1,7 +1,7 @@
-"""What a client process knows of itself while it runs, for Prometheus to scrape.
+"""The metrics of one client process during a run, for Prometheus to scrape.
 
-Histograms, since a scrape must not keep the process from its work. They let an alert say during
-a run what the verdict, from exact records, will say after it.
+Latencies are histograms, because a scrape must not keep the process from its work. An alert on them
+can warn during a run. The verdict after the run is computed from the exact records.
 """
 
 import bisect
@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from loadtest.runs.health import HealthMonitor
 from loadtest.runs.records import Record
 
-# Seconds. The limits of verdict.py are among the first; the others are vLLM's own for TTFT and
-# ITL, so that client and server can be laid over each other.
+# Bounds in seconds. LATE_BUCKETS contains the limits of runs/verdict.py. The other two are vLLM's
+# own buckets for TTFT and ITL, so that one panel can show client and server.
 LATE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
                 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)  # fmt: skip
@@ -27,7 +27,7 @@ ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.
 
 
 class Histogram:
-    """Counts of seconds up to each bound."""
+    """A histogram of durations in seconds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -35,13 +35,13 @@ class Histogram:
         self._sum = 0.0
 
     def add(self, values: Iterable[float]) -> None:
-        """Count `values`, all finite."""
+        """Count `values`, which must be finite."""
         for value in values:
             self._counts[bisect.bisect_left(self._bounds, value)] += 1
             self._sum += value
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
-        """The samples of `name` in Prometheus' text format."""
+        """The samples of the metric `name` in Prometheus' text format."""
         total = 0
         for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
             total += count
@@ -51,7 +51,7 @@ class Histogram:
 
 
 class LiveMetrics:
-    """The metrics of one client process, labelled with the model it asks for."""
+    """The metrics of one client process, labelled with the name of the model that it requests."""
 
     def __init__(self, model: str, monitor: HealthMonitor, process: int) -> None:
         # JSON escapes quotes, backslashes and line ends as Prometheus' format does.
@@ -64,7 +64,7 @@ class LiveMetrics:
         self._ttft, self._itl = Histogram(TTFT_BUCKETS), Histogram(ITL_BUCKETS)
 
     def add(self, record: Record) -> None:
-        """Count a request that has ended; one that was never sent has no lag."""
+        """Count a request that has ended. A request that was never sent has no lag."""
         self._requests["ok" if record.ok else "failed"] += 1
         if record.sent == record.sent:  # not NaN
             self._send_lag.add([record.lag])
@@ -73,7 +73,7 @@ class LiveMetrics:
             self._itl.add(record.itls)
 
     def text(self) -> str:
-        """Everything so far, in Prometheus' text format."""
+        """All metrics so far, in Prometheus' text format."""
         naps = self._monitor.late_since(self._naps)
         self._naps += len(naps)
         self._wake_lag.add(naps)
@@ -103,17 +103,20 @@ class LiveMetrics:
 
 
 class _Server(socketserver.TCPServer):
-    """One scrape at a time. Not http.server's, which looks its own name up before it listens."""
+    """A server of one scrape at a time.
+
+    http.server.HTTPServer would look up its own host name before it listens.
+    """
 
     allow_reuse_address = True
 
 
 @contextlib.contextmanager
 def exported(metrics: LiveMetrics, port: int | None, process: int = 0) -> Iterator[int | None]:
-    """Serve `metrics` on `port` + `process` (0: any free one) while the block runs.
+    """Serve `metrics` on `port` + `process` while the block runs; port 0 takes any free port.
 
-    Yields the port, or None if `port` is None or cannot be had: that is said, and no reason to
-    give up a run.
+    Yields the port, or None if `port` is None or taken. A taken port is reported, but it does not
+    stop the run.
     """
     server = None if port is None else _listening(metrics, port, process)
     if server is None:
@@ -139,7 +142,7 @@ def _listening(metrics: LiveMetrics, port: int, process: int) -> _Server | None:
 
 def _handler(metrics: LiveMetrics) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
-        timeout = 10  # seconds for a scraper to say what it wants
+        timeout = 10  # seconds in which a scraper must send its request
 
         def do_GET(self) -> None:
             found = self.path.split("?")[0] == "/metrics"
@@ -151,6 +154,6 @@ def _handler(metrics: LiveMetrics) -> type[http.server.BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: locust's console is for the run."""
+            """Log nothing: locust's console is for the run."""
 
     return Handler

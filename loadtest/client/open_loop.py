@@ -1,7 +1,8 @@
-"""Send each request when it is due, whether or not earlier ones were answered (open loop).
+"""Send each request when it is due, whether or not earlier requests were answered (open loop).
 
-A closed loop, where a user waits for an answer before asking again, slows down together with the
-server and so hides its queues. Threads here are greenlets under locust.
+In a closed loop a user waits for an answer before the next request. Such a client slows down
+together with the server, and so it hides the server's queues. Under locust these threads are
+greenlets.
 """
 
 import threading
@@ -17,7 +18,7 @@ from loadtest.traffic.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The requests of one of `count` processes: every count-th, from `index` on."""
+    """The requests of one of `count` processes: every `count`-th request, starting at `index`."""
 
     index: int = 0
     count: int = 1
@@ -32,10 +33,11 @@ def replay(
     on_record: Callable[[Record], None],
     stopped: threading.Event | None = None,
 ) -> None:
-    """Replay one share of `schedule`, starting at `start_at` (seconds since the epoch).
+    """Replay one share of `schedule`. It starts at `start_at` (seconds since the epoch).
 
-    Calls `on_record` as each request ends. Returns once all have; those unanswered `drain`
-    seconds after the last arrival are given up. Setting `stopped` ends the sending.
+    Calls `on_record` when a request ends, and returns when all requests have ended. Requests that
+    are unanswered `drain` seconds after the last arrival are given up. Setting `stopped` ends the
+    sending.
     """
     clock = _clock(start_at)
     deadline = schedule.duration + drain
@@ -45,7 +47,7 @@ def replay(
         record = Record(
             index, request.timestamp / 1000, request.input_length, request.output_length
         )
-        # Before its time comes: building a long prompt takes milliseconds.
+        # Build the body before the request is due: a long prompt takes milliseconds.
         body = request_body(target, request, index, schedule.prompts)
         if not _wait_until(record.scheduled, clock, stopped):
             break
@@ -61,14 +63,14 @@ def replay(
 
 
 def _clock(start_at: float) -> Callable[[], float]:
-    """Seconds since `start_at`, immune to steps of the wall clock from now on."""
+    """A clock of seconds since `start_at`. Later steps of the wall clock do not change it."""
     offset = time.time() - time.perf_counter() - start_at
     return lambda: time.perf_counter() + offset
 
 
 def _wait_until(due: float, clock: Callable[[], float], stopped: threading.Event | None) -> bool:
     while (left := due - clock()) > 0:
-        # In short naps, so that a run can be stopped in the silences of its traffic.
+        # Sleep in short pieces, so that a run can also be stopped while it sends nothing.
         time.sleep(min(left, 0.2))
         if stopped is not None and stopped.is_set():
             return False

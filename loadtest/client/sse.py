@@ -1,8 +1,9 @@
-"""Server-sent events from a byte stream, each complete the moment its last byte is fed.
+"""An incremental parser of server-sent events.
 
-Incremental, so that the caller can stamp every event with the time its chunk came off the socket.
-Readers that wait for a buffer to fill (1 KB in many clients) see tokens in clumps instead, and
-report inter-token latencies of zero. Format: WHATWG HTML standard, section 9.2.
+It returns an event as soon as the last byte of the event is fed. So the caller can stamp every
+event with the time at which its chunk was read from the socket. Many clients wait until a buffer of
+1 KB is full. They see several tokens at once and report inter-token latencies of zero. Format:
+WHATWG HTML standard, section 9.2.
 """
 
 from loadtest.errors import LoadTestError
@@ -11,24 +12,24 @@ _MAX_EVENT = 8 << 20
 
 
 class SseParser:
-    """Feed chunks, get the `data` of each event that they complete."""
+    """Takes chunks of bytes and returns the `data` of each event that they complete."""
 
     def __init__(self) -> None:
-        self._line = bytearray()  # the line whose end has not come yet
-        self._data: list[bytes] = []  # data lines of the event whose end has not come yet
+        self._line = bytearray()  # the incomplete last line
+        self._data: list[bytes] = []  # the data lines of the incomplete event
         self._size = 0
         self._after_cr = False
         self._at_start = True
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The payloads completed by `chunk`, in order; comments and other fields are dropped.
+        """The payloads that `chunk` completes, in order. Comments and other fields are dropped.
 
         Raises LoadTestError for an event of more than 8 MiB.
         """
         if not chunk:
             return []
         if self._after_cr and chunk.startswith(b"\n"):
-            chunk = chunk[1:]  # the second half of a CRLF that two chunks split
+            chunk = chunk[1:]  # the second half of a CRLF that was split between two chunks
         self._after_cr = chunk.endswith(b"\r")
         lines = chunk.splitlines(keepends=True)
         events: list[bytes] = []

@@ -1,7 +1,7 @@
-"""How well the client itself kept up: its CPU share, and how late its loop woke from short sleeps.
+"""The health of a client process: its CPU share, and how late its loop wakes from short sleeps.
 
-A busy process stamps tokens late and sends late; both would be blamed on the server. So every
-process of a run measures itself while it measures.
+A busy process sends requests late and stamps tokens late. Both would look like a slow server. So
+every client process also measures itself during a run.
 """
 
 import json
@@ -19,7 +19,7 @@ _NAP = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ProcessHealth:
-    """One client process: CPU seconds per second, and seconds by which 20 ms sleeps overran."""
+    """One client process: CPU seconds per second, and by how many seconds 20 ms sleeps overran."""
 
     process: int
     cpu: float
@@ -29,7 +29,7 @@ class ProcessHealth:
 
 
 class HealthMonitor:
-    """Measures from construction until `stop`."""
+    """Measures this process from construction until `stop`."""
 
     def __init__(self, process: int) -> None:
         self._process = process
@@ -41,7 +41,7 @@ class HealthMonitor:
         self._thread.start()
 
     def stop(self) -> ProcessHealth:
-        """End the measurement."""
+        """End the measurement and return its result."""
         self._done.set()
         self._thread.join()
         wall = time.perf_counter() - self._wall
@@ -52,7 +52,7 @@ class HealthMonitor:
         )
 
     def late_since(self, count: int) -> list[float]:
-        """Seconds by which sleeps overran, all but the first `count` of them."""
+        """The seconds by which sleeps overran, without the first `count` sleeps."""
         return self._late[count:]
 
     def _watch(self) -> None:
@@ -63,12 +63,12 @@ class HealthMonitor:
 
 
 def write_health(health: ProcessHealth, path: Path) -> None:
-    """Write one JSON file."""
+    """Write `health` to `path` as JSON."""
     path.write_text(json.dumps(asdict(health)) + "\n", encoding="utf-8")
 
 
 def read_health(path: Path) -> ProcessHealth:
-    """Read it back; LoadTestError if it is something else."""
+    """Read the file of `write_health`. Raises LoadTestError for any other content."""
     try:
         return ProcessHealth(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What a measurement was made with: versions and hardware of the client, version of the server."""
+"""The environment of a measurement: the client's versions and hardware, the server's version."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def versions() -> dict[str, str]:
-    """Versions of what is installed of the packages that matter here."""
+    """The versions of the relevant packages that are installed."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
     for name in ("vllm-gac", "vllm", "torch", "locust", "gevent", "numpy", "matplotlib"):
         try:
@@ -21,7 +21,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, str]:
-    """CPU, memory and GPUs of this machine in words."""
+    """The CPU, memory and GPUs of this machine, in words."""
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": f"{_cpu_model()}, {os.cpu_count()} logical cores",
@@ -31,7 +31,7 @@ def hardware() -> dict[str, str]:
 
 
 def server_version(base_url: str) -> str:
-    """What the server says at /version (vLLM does), or "unknown"."""
+    """The version that the server reports at /version, as vLLM does, or "unknown"."""
     try:
         with urllib.request.urlopen(f"{base_url.rstrip('/')}/version", timeout=5) as response:
             return str(json.loads(response.read(10_000))["version"])

@@ -1,8 +1,9 @@
-"""One record per request: when it was due, sent, answered token by token, and how it ended.
+"""One record per request: when it was due, when it was sent, when each token came, how it ended.
 
-Times are seconds since the start of the run, so records of several processes line up. Latencies
-count from `scheduled`, not `sent`: a client or server that falls behind must not look faster for
-it (coordinated omission). Every percentile in a report comes from these, none from a histogram.
+Times are seconds since the start of the run, so records of several processes share one clock.
+Latencies count from `scheduled`, not from `sent`: otherwise a client or server that falls behind
+looks faster (coordinated omission). Every percentile in a report comes from records, none from a
+histogram.
 """
 
 import json
@@ -18,10 +19,10 @@ from loadtest.errors import LoadTestError
 
 @dataclass(slots=True)
 class Record:
-    """What happened to one request. `index` is its place in the schedule.
+    """One request. `index` is its place in the schedule.
 
-    `tokens` holds the arrival time of each streamed event that carried text. An engine may put
-    several tokens into one event; `completion_tokens` is the server's own count.
+    `tokens` holds the arrival time of each streamed event with text. An engine may put several
+    tokens into one event; `completion_tokens` is the server's own count of tokens.
     """
 
     index: int
@@ -39,27 +40,27 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Whether a complete answer came."""
+        """Whether the request got a complete answer."""
         return self.error is None
 
     @property
     def lag(self) -> float:
-        """Seconds by which the client sent it late."""
+        """By how many seconds the client sent the request late."""
         return self.sent - self.scheduled
 
     @property
     def ttft(self) -> float:
-        """Seconds from when it was due to its first token; NaN without one."""
+        """Seconds from when the request was due to its first token; NaN without a token."""
         return self.tokens[0] - self.scheduled if self.tokens else math.nan
 
     @property
     def e2e(self) -> float:
-        """Seconds from when it was due to its last token; NaN without one."""
+        """Seconds from when the request was due to its last token; NaN without a token."""
         return self.tokens[-1] - self.scheduled if self.tokens else math.nan
 
     @property
     def tpot(self) -> float:
-        """Seconds per output token after the first; NaN for answers of fewer than two."""
+        """Seconds per output token after the first; NaN for answers of fewer than two tokens."""
         count = self.output_tokens
         if count < 2 or len(self.tokens) < 2:
             return math.nan
@@ -72,12 +73,12 @@ class Record:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens answered: as the server counts them, or else the events with text."""
+        """Output tokens by the server's count; without one, the number of events with text."""
         return len(self.tokens) if self.completion_tokens is None else self.completion_tokens
 
 
 def to_line(record: Record) -> str:
-    """The record as one line of JSON, times to the microsecond."""
+    """The record as one line of JSON. Times are rounded to microseconds."""
     content = asdict(record)
     for key in ("scheduled", "sent", "ended"):
         content[key] = None if math.isnan(content[key]) else round(content[key], 6)
@@ -86,9 +87,9 @@ def to_line(record: Record) -> str:
 
 
 def read_records(paths: Iterable[Path]) -> list[Record]:
-    """The records of all files, in the order of the schedule.
+    """Read the records of all files, in the order of the schedule.
 
-    Raises LoadTestError for a malformed line, and for a request recorded twice.
+    Raises LoadTestError for a malformed line and for a request that is recorded twice.
     """
     records: dict[int, Record] = {}
     for path in paths:

@@ -1,7 +1,7 @@
 """A run's directory: run.json, the schedule it replayed, records.N.jsonl, health.N.json.
 
-Each client process writes its own two files; whoever reads the directory puts them together, so
-the parts of a run that was spread over machines only need to be copied into one place.
+Each client process writes its own two files, and the reader of the directory joins them. So a run
+that was spread over several machines only needs its files copied into one directory.
 """
 
 import json
@@ -24,7 +24,7 @@ from loadtest.traffic.schedule import Schedule, fingerprint, read_schedule
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything known about one run. `info` is run.json, `server` what the server said."""
+    """One run. `info` is the content of run.json; `server` holds the facts of server_metrics.py."""
 
     directory: Path
     info: dict[str, Any]
@@ -38,9 +38,10 @@ class Run:
 def begin_run(
     directory: Path, schedule: Path, target: Target, label: str, processes: int, start_at: float
 ) -> None:
-    """Create the directory and write what is known before the first request.
+    """Create the directory, and write run.json and a copy of the schedule.
 
-    Raises LoadTestError if a run is there already: records are never mixed or overwritten.
+    Raises LoadTestError if the directory holds a run already: records are never mixed or
+    overwritten.
     """
     if (directory / "run.json").exists():
         raise LoadTestError(f"{directory}: holds a run already; name another --out")
@@ -66,7 +67,7 @@ def begin_run(
 
 
 def load_run(directory: Path) -> Run:
-    """Read a run's directory and judge the run; LoadTestError for what does not belong."""
+    """Read a run's directory and judge the run. Raises LoadTestError if the files do not fit."""
     try:
         info = json.loads((directory / "run.json").read_text(encoding="utf-8"))
         processes_expected = int(info["processes"])

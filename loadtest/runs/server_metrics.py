@@ -1,6 +1,7 @@
-"""What the server itself says about a run: differences of its /metrics, and GPU memory.
+"""The server's own numbers of a run: differences of its /metrics, and the GPU memory in use.
 
-Names are vLLM's (vllm:...) and this project's (gac_...); a server without them gives no facts.
+The metrics are vLLM's (vllm:...) and this project's (gac_...). A server without them gives no
+facts.
 """
 
 import json
@@ -18,7 +19,7 @@ Metrics = Mapping[str, float]
 
 
 def scrape(base_url: str) -> dict[str, float]:
-    """Every metric of the server, summed over its labels; nothing if it has none."""
+    """Every metric of the server, summed over its labels. Empty if the server has none."""
     try:
         with urllib.request.urlopen(f"{base_url}/metrics", timeout=10) as response:
             return parse(response.read(16 << 20).decode(errors="replace"))
@@ -27,9 +28,9 @@ def scrape(base_url: str) -> dict[str, float]:
 
 
 def parse(text: str) -> dict[str, float]:
-    """The Prometheus text format as {name: sum over labels}.
+    """Parse the Prometheus text format into {name: sum over labels}.
 
-    `vllm:cache_config_info` carries its numbers in labels; they become `kv_cache_tokens`.
+    `vllm:cache_config_info` has its numbers in labels; they become `kv_cache_tokens`.
     """
     metrics: dict[str, float] = {}
     for line in text.splitlines():
@@ -51,11 +52,14 @@ def parse(text: str) -> dict[str, float]:
 
 
 def facts(before: Metrics, after: Metrics) -> dict[str, float]:
-    """The numbers a report shows, from two scrapes around a run; only those that exist."""
+    """The numbers that a report shows, from the scrapes before and after a run.
+
+    A number is left out if the server lacks its metric.
+    """
     found: dict[str, float] = {}
     for fact, name in (
         ("kv_cache_tokens", "kv_cache_tokens"),
-        # Ours is exact, also where layers have caches of different widths.
+        # Our metric is also exact if layers have caches of different widths.
         ("kv_cache_tokens", "gac_kv_cache_tokens"),
         ("kv_bytes_per_token", "gac_kv_token_bytes"),
         ("parameters", "gac_parameters"),
@@ -76,7 +80,7 @@ def facts(before: Metrics, after: Metrics) -> dict[str, float]:
 
 
 def gpu_memory_mib() -> float | None:
-    """Memory in use on all GPUs of this machine, or None without any."""
+    """Memory in use on all GPUs of this machine in MiB, or None without a GPU."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
@@ -86,13 +90,13 @@ def gpu_memory_mib() -> float | None:
 
 
 def write_facts(found: Mapping[str, float], directory: Path) -> None:
-    """Keep the facts beside the records of the run."""
+    """Write the facts into the run's directory."""
     content = json.dumps(dict(found), indent=2) + "\n"
     (directory / "server.json").write_text(content, encoding="utf-8")
 
 
 def read_facts(directory: Path) -> dict[str, float]:
-    """Read them back; nothing if there are none."""
+    """Read the facts of a run. Empty if the run has none."""
     path = directory / "server.json"
     if not path.exists():
         return {}

@@ -1,4 +1,4 @@
-"""Whether a run may be believed: INVALID when the client, not the server, was the bottleneck."""
+"""The verdict on a run: it is INVALID if the client, not the server, was the bottleneck."""
 
 import math
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from loadtest.runs.records import Record
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client may cost. Times in seconds; a relative limit applies where it is larger."""
+    """Limits on a valid client. Times are in seconds. The larger of both limits applies."""
 
-    lag: float = 0.010  # p99 of sending late
-    lag_of_ttft: float = 0.05  # the same as a fraction of the median TTFT
-    wake: float = 0.010  # p99 of waking late: the error of a token's time stamp
-    wake_of_itl: float = 0.25  # the same as a fraction of the median ITL
-    cpu: float = 0.80  # of one core, per process: a greenlet loop cannot use more than one
+    lag: float = 0.010  # of the p99 by which requests are sent late
+    lag_of_ttft: float = 0.05  # the same, as a fraction of the median TTFT
+    wake: float = 0.010  # of the p99 by which sleeps overrun: the error of a token's time stamp
+    wake_of_itl: float = 0.25  # the same, as a fraction of the median ITL
+    cpu: float = 0.80  # of one core, for each process: a greenlet loop uses one core at most
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`reasons` why the run is INVALID, each with the number, the limit and what to do."""
+    """`reasons` say why the run is INVALID. Each names the number, the limit and a remedy."""
 
     reasons: tuple[str, ...]
     lag_p50: float
@@ -43,7 +43,7 @@ def judge(
     expected_processes: int,
     limits: Limits | None = None,
 ) -> Verdict:
-    """Judge the client of a run of `scheduled` requests over `expected_processes` processes."""
+    """Judge the client of a run of `scheduled` requests by `expected_processes` processes."""
     limits = limits or Limits()
     lags = np.array([r.lag for r in records if not math.isnan(r.sent)])
     p50, p99 = (

@@ -1,9 +1,9 @@
-"""When requests arrive: a renewal process of given burstiness, run on a clock that a curve bends.
+"""Arrival times: a renewal process of given burstiness that follows a rate curve.
 
-Gaps have mean 1 and coefficient of variation `cv` (1 is Poisson, 0 a metronome) and are laid on
-operational time; arrivals are where the cumulative rate reaches them. Bursts thus stay as bursty
-when the rate ramps, and the expected count is exactly rate x duration because the first gap is
-drawn from the equilibrium (residual life) distribution.
+Gaps have mean 1 and coefficient of variation `cv` (1 is Poisson, 0 is equal gaps). They are drawn
+in operational time; the cumulative rate maps them to seconds. So the burstiness stays the same when
+the rate changes. The first gap is drawn from the equilibrium (residual life) distribution, so the
+expected count is exactly rate x duration.
 """
 
 import math
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Process = Literal["gamma", "weibull"]
 
-# Below it the gaps are taken as equal: the shapes of both distributions grow without bound.
+# Below this cv the gaps are equal: the shapes of both distributions would grow without bound.
 _STEADY = 0.01
 
 
@@ -28,12 +28,12 @@ def arrival_times(
 ) -> NDArray[np.float64]:
     """Ascending arrival times in seconds.
 
-    `edges` (n + 1 seconds, ascending) cuts the run into cells; in cell i the rate is
+    `edges` [n + 1], ascending, in seconds, cuts the run into cells. In cell i the rate is
     `rate` x `factors[i]` requests per second.
     """
     cumulative = np.concatenate(([0.0], np.cumsum(np.diff(edges) * factors) * rate))
     operational = _renewals(process, cv, cumulative[-1], rng)
-    # side="left" puts an arrival into the cell that reaches it, never into one of rate zero.
+    # side="left" puts an arrival into the cell that reaches it, never into a cell of rate zero.
     cell = np.searchsorted(cumulative, operational, side="left") - 1
     cell = np.clip(cell, 0, len(factors) - 1)
     inside = (operational - cumulative[cell]) / (rate * np.maximum(factors[cell], 1e-300))
@@ -58,15 +58,18 @@ def _renewals(
 ) -> NDArray[np.float64]:
     times = np.array([_first_gap(process, cv, rng)])
     while times[-1] < until:
-        # Enough in one go nearly always; the loop is for the rest.
+        # This is nearly always enough. The loop handles the other cases.
         more = int(1.1 * (until - times[-1]) + 10 * (1 + cv) * math.sqrt(until) + 10)
         times = np.concatenate((times, times[-1] + np.cumsum(_gaps(process, cv, more, rng))))
     return times[times < until]
 
 
 def _first_gap(process: Process, cv: float, rng: np.random.Generator) -> float:
-    """A uniform part of a gap drawn in proportion to its length: what an observer who comes in
-    at a random moment waits (Cox, Renewal Theory, 1962, chapter 5)."""
+    """How long an observer who arrives at a random moment waits for the next arrival.
+
+    This is a uniform part of a gap, and the gap is drawn in proportion to its length (Cox, Renewal
+    Theory, 1962, chapter 5).
+    """
     if cv < _STEADY:
         return float(rng.random())
     if process == "gamma":

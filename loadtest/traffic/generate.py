@@ -1,7 +1,7 @@
-"""Scenario -> schedule. Pure and seeded: the same scenario gives the same schedule, bit for bit.
+"""Generates the schedule of a scenario. The same scenario gives the same schedule, bit for bit.
 
-Lengths, arrivals, rate curve and prefixes draw from streams of their own, so that changing the
-rate does not change which lengths are drawn.
+Lengths, arrivals, rate curve and prefixes draw from separate random streams, so that a change of
+the rate does not change the lengths.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ Lengths = NDArray[np.int64]
 
 
 def generate(scenario: Scenario) -> Schedule:
-    """The schedule of a scenario; LoadTestError if not one request falls into its duration."""
+    """The schedule of a scenario. Raises LoadTestError if its duration contains no request."""
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(5)]
     edges, factors = rate_cells(scenario.curve, scenario.duration, streams[0])
     process = scenario.process
@@ -62,7 +62,7 @@ def _lengths(
     input_rng: np.random.Generator,
     output_rng: np.random.Generator,
 ) -> tuple[Lengths, Lengths, float]:
-    """Input and output lengths, cut to the context; and the fraction of requests cut."""
+    """Input and output lengths, cut to the context, and the fraction of requests that were cut."""
     if isinstance(scenario.lengths, FixedLengths):
         inputs = np.full(count, scenario.lengths.input)
         outputs = np.full(count, scenario.lengths.output)
@@ -76,7 +76,7 @@ def _lengths(
         return inputs, outputs, 0.0
     if scenario.max_model_len < 2:
         raise LoadTestError(f"{scenario.name}: max_model_len must be at least 2")
-    # The answer gives way last: at most half of the context, the prompt takes what is left.
+    # The answer gets at most half of the context, and the prompt is cut to the rest.
     answer = np.minimum(outputs, max(scenario.max_model_len // 2, 1))
     answer = np.where(inputs + outputs > scenario.max_model_len, answer, outputs)
     prompt = np.minimum(inputs, scenario.max_model_len - answer)
@@ -90,7 +90,7 @@ def _hash_ids(
     prefixes: SharedPrefixes | None,
     rng: np.random.Generator,
 ) -> tuple[list[tuple[int, ...]], float]:
-    """Block ids per request, and the fraction of all prompt tokens inside shared prefixes."""
+    """The block ids of each request, and the fraction of prompt tokens in shared prefixes."""
     count = len(input_lengths)
     blocks = -(-input_lengths // block_tokens)
     shared = np.zeros(count, dtype=np.int64)
@@ -99,7 +99,8 @@ def _hash_ids(
     if prefixes is not None:
         weights = 1 / np.arange(1, prefixes.groups + 1)
         group = rng.choice(prefixes.groups, count, p=weights / weights.sum())
-        # Whole blocks only, and at least one token of its own: engines never reuse a full prompt.
+        # Only whole blocks are shared, and every prompt has at least one token of its own: engines
+        # never reuse a full prompt.
         fits = np.minimum(prefixes.blocks, (input_lengths - 1) // block_tokens)
         shared = np.where(rng.random(count) < prefixes.share, fits, 0)
         first_own = prefixes.groups * prefixes.blocks

@@ -1,9 +1,9 @@
 """Prompt and output lengths drawn from quantile tables of public production traces.
 
-No single lognormal, gamma or Weibull fits these traces (Kolmogorov-Smirnov distance .13 to .21);
-24 quantiles with log-linear interpolation between them do (<= .034). Input and output are drawn
-independently: their rank correlation in the traces is below .08. Sources and licences are in
-length_tables.json and are copied into every schedule.
+No single lognormal, gamma or Weibull distribution fits these traces: the Kolmogorov-Smirnov
+distance is .13 to .21. But 24 quantiles with log-linear interpolation between them fit (<= .034).
+Input and output lengths are drawn independently: their rank correlation in the traces is below .08.
+Sources and licences are in length_tables.json and are copied into every schedule.
 """
 
 import functools
@@ -31,7 +31,7 @@ class LengthTable:
 
 
 def length_table(name: str) -> LengthTable:
-    """The table called `name`; LoadTestError if there is none."""
+    """The table called `name`. Raises LoadTestError if there is no such table."""
     tables = length_tables()
     if name not in tables:
         raise LoadTestError(f"no length table {name!r}; there are {', '.join(sorted(tables))}")
@@ -59,7 +59,7 @@ def sample_lengths(
     count: int,
     rng: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """`count` lengths in tokens, by inversion of the log-linearly interpolated quantiles."""
+    """Draw `count` lengths in tokens by inverting the log-linearly interpolated quantiles."""
     logs = np.interp(rng.random(count), probabilities, np.log(quantiles))
     lengths: NDArray[np.int64] = np.rint(np.exp(logs)).astype(np.int64)
     return lengths

@@ -1,7 +1,8 @@
-"""Scheduled request -> prompt: token ids of exactly the scheduled length, or words for chat.
+"""The prompt of a scheduled request: token ids of exactly the scheduled length, or words for chat.
 
-A block's tokens follow from its hash id and the schedule's seed alone, so requests with equal ids
-share a prefix, all others share none, and every run of a schedule sends the same bytes.
+The tokens of a block depend only on its hash id and the schedule's seed. So requests with equal
+leading ids share a prefix, other requests share none, and every run of a schedule sends the same
+bytes.
 """
 
 import numpy as np
@@ -9,8 +10,9 @@ from numpy.typing import NDArray
 
 from loadtest.traffic.schedule import PromptRules, ScheduledRequest
 
-# One token each (with the space before) in the tokenizers of the Llama, Mistral, Qwen and GPT
-# families, so the length in tokens is close; the server's usage says what it was.
+# With the space before it, each word is one token in the tokenizers of the Llama, Mistral, Qwen and
+# GPT families. So the length in tokens is close to the scheduled one. The server's usage field
+# reports the true length.
 _TEXT = """
 time year people way day man thing woman life child world school state family student group
 country problem hand part place case week company system program question work government
@@ -22,8 +24,11 @@ _WORDS = tuple(_TEXT.split())
 
 
 def token_ids(request: ScheduledRequest, index: int, rules: PromptRules) -> list[int]:
-    """`request.input_length` token ids. `index`, its place in the schedule, makes prompts of
-    traces without hash ids unique."""
+    """`request.input_length` token ids.
+
+    `index` is the request's place in the schedule. It makes prompts unique if a trace has no hash
+    ids.
+    """
     blocks = [_block(rules, 0, hash_id) for hash_id in request.hash_ids]
     if not blocks:
         count = -(-request.input_length // rules.block_tokens)
@@ -33,7 +38,7 @@ def token_ids(request: ScheduledRequest, index: int, rules: PromptRules) -> list
 
 
 def text(request: ScheduledRequest, index: int, rules: PromptRules) -> str:
-    """`request.input_length` common words with the same sharing as `token_ids`."""
+    """`request.input_length` common words. They share prefixes as `token_ids` do."""
     return " ".join(_WORDS[i % len(_WORDS)] for i in token_ids(request, index, rules))
 
 

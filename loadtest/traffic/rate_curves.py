@@ -1,7 +1,7 @@
-"""How the request rate moves over a run: constant, ramp, spike, diurnal, on-off.
+"""How the request rate changes over a run: constant, ramp, spike, diurnal, on-off.
 
-A curve is relative: its mean over the run is 1, so that a scenario's `rate` is the mean rate
-whatever the curve, and runs with different curves send equally many requests.
+A curve is relative: its mean over the run is 1. So a scenario's `rate` is the mean rate of any
+curve, and runs with different curves send equally many requests.
 """
 
 import math
@@ -29,7 +29,7 @@ class Constant(_Curve):
 
 
 class Ramp(_Curve):
-    """From `start` to `end` in a straight line, both relative to each other."""
+    """A straight line from `start` to `end`. Only the ratio of the two matters."""
 
     kind: Literal["ramp"]
     start: Factor
@@ -37,7 +37,7 @@ class Ramp(_Curve):
 
 
 class Spike(_Curve):
-    """`factor` times the usual rate for `width` of the run's length, from the fraction `at` on."""
+    """A rate `factor` times the usual one. `at` and `width` are fractions of the run's length."""
 
     kind: Literal["spike"]
     factor: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
@@ -46,7 +46,7 @@ class Spike(_Curve):
 
 
 class Diurnal(_Curve):
-    """A sine with `peak` times its mean at the top, one day per `period` seconds, trough first."""
+    """A sine of `period` seconds that starts at its trough. Its top is `peak` times its mean."""
 
     kind: Literal["diurnal"]
     peak: Annotated[float, Field(ge=1, le=2)]
@@ -54,7 +54,7 @@ class Diurnal(_Curve):
 
 
 class OnOff(_Curve):
-    """Exponential spells of traffic and silence with these mean lengths in seconds."""
+    """Traffic and silence take turns. Their lengths are exponential with these means in seconds."""
 
     kind: Literal["on-off"]
     busy: Seconds
@@ -67,7 +67,7 @@ RateCurve = Annotated[Constant | Ramp | Spike | Diurnal | OnOff, Field(discrimin
 def rate_cells(
     curve: Constant | Ramp | Spike | Diurnal | OnOff, duration: float, rng: np.random.Generator
 ) -> Cells:
-    """The curve as (n + 1 edges in seconds, n relative rates of time-weighted mean 1)."""
+    """The edges [n + 1] of cells in seconds and their rates [n], whose time-weighted mean is 1."""
     edges, factors = _raw_cells(curve, duration, rng)
     return edges, factors * (duration / float(np.sum(np.diff(edges) * factors)))
 
@@ -85,7 +85,7 @@ def _raw_cells(
         case Ramp():
             return edges, curve.start + (curve.end - curve.start) * middle / duration
         case Spike():
-            # At least the cell in which it starts, however narrow the spike.
+            # A spike covers at least the cell in which it starts.
             first = min(int(curve.at * _CELLS), _CELLS - 1)
             factors = np.ones(_CELLS)
             factors[first : first + max(1, round(curve.width * _CELLS))] = curve.factor
@@ -99,7 +99,7 @@ def _spells(curve: OnOff, duration: float, rng: np.random.Generator) -> Cells:
     edges: list[float] = [0.0]
     factors: list[float] = []
     while edges[-1] < duration:
-        # A run starts with traffic, so that none is empty.
+        # A run starts with traffic, so that no run is empty.
         busy = len(factors) % 2 == 0
         spell = rng.exponential(curve.busy if busy else curve.silent)
         edges.append(min(edges[-1] + spell, duration))

@@ -1,4 +1,4 @@
-"""A scenario: the traffic to generate and the promises (SLOs) to hold it against, as YAML."""
+"""A scenario in YAML: the traffic to generate, and the SLOs that answers should meet."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,8 +14,8 @@ _SHIPPED = Path(__file__).parents[1] / "scenarios"
 
 Tokens = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 
-# Burstiness of known services: (process, coefficient of variation of the gaps). The Azure ones
-# are fitted to the 2023 traces, ServeGen's are medians of its client groups (Xiang et al., 2025),
+# Burstiness of known services: (process, coefficient of variation of the gaps). The Azure presets
+# are fitted to the 2023 traces. ServeGen's are medians of its client groups (Xiang et al., 2025).
 # AlpaServe's is the burstiest of its evaluation (Li et al., OSDI 2023).
 PRESETS: dict[str, tuple[Literal["gamma", "weibull"], float]] = {
     "steady": ("gamma", 0.0),
@@ -40,14 +40,14 @@ class Arrivals(_Strict):
 
 
 class FixedLengths(_Strict):
-    """Every request alike: for calibration, and for comparison with other tools."""
+    """All requests have the same lengths: for calibration and for comparison with other tools."""
 
     input: Tokens
     output: Tokens
 
 
 class Scale(_Strict):
-    """Factors on the lengths, to shrink a production trace to a small model."""
+    """Factors on the lengths. They shrink a production trace to fit a small model."""
 
     input: Annotated[float, Field(gt=0, le=100)] = 1.0
     output: Annotated[float, Field(gt=0, le=100)] = 1.0
@@ -56,7 +56,7 @@ class Scale(_Strict):
 class SharedPrefixes(_Strict):
     """`share` of the requests start with one of `groups` system prompts of `blocks` blocks.
 
-    Group k is used in proportion to 1 / k (Zipf). Prompts keep their length.
+    Group k is used in proportion to 1 / k (Zipf). The lengths of prompts do not change.
     """
 
     share: Fraction
@@ -65,14 +65,14 @@ class SharedPrefixes(_Strict):
 
 
 class Slo(_Strict):
-    """What a request must meet to count as good: seconds, from the moment it was due."""
+    """What a request must meet to count as good, in seconds. TTFT counts from when it was due."""
 
     ttft: Annotated[float, Field(gt=0)] = 1.0
     tpot: Annotated[float, Field(gt=0)] = 0.05
 
 
 class Scenario(_Strict):
-    """One scenario file. Rates are requests per second, times seconds, lengths tokens."""
+    """One scenario file. Rates are in requests per second, times in seconds, lengths in tokens."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
     description: str = ""
@@ -84,10 +84,10 @@ class Scenario(_Strict):
     prefixes: SharedPrefixes | None = None
     scale: Scale = Scale()
     max_model_len: Tokens | None = None
-    # Mooncake's block. A schedule for a small model wants smaller ones.
+    # The block size of Mooncake. A schedule for a small model needs smaller blocks.
     block_tokens: Annotated[int, Field(strict=True, ge=1, le=65536)] = 512
-    # Token ids of prompts are drawn from [low, high): away from special tokens, which most
-    # tokenizers keep at either end, and inside small vocabularies.
+    # Token ids of prompts are drawn from [low, high). This range lies inside small vocabularies and
+    # avoids special tokens, which most tokenizers keep at either end.
     vocabulary: tuple[Tokens, Tokens] = (256, 4096)
     seed: Annotated[int, Field(strict=True, ge=0, le=(1 << 63) - 1)] = 0
     slo: Slo = Slo()
@@ -115,7 +115,7 @@ class Scenario(_Strict):
 
     @property
     def process(self) -> Arrivals:
-        """The arrivals with a preset's name resolved."""
+        """The arrival process; a preset's name is resolved."""
         if isinstance(self.arrivals, Arrivals):
             return self.arrivals
         process, cv = PRESETS[self.arrivals]
@@ -125,13 +125,13 @@ class Scenario(_Strict):
 def load_scenario(path: Path, **overrides: object) -> Scenario:
     """Read a YAML scenario; `overrides` (rate, duration, seed, ...) replace what it says.
 
-    Raises LoadTestError naming the file and every field that is wrong.
+    Raises LoadTestError, which names the file and every wrong field.
     """
     return load_yaml(path, Scenario, **overrides)
 
 
 def find_scenario(name: str) -> Path:
-    """The file of a shipped scenario, or `name` itself if it is a .yaml file."""
+    """The file of the shipped scenario `name`, or `name` itself if it is a .yaml file."""
     if name.endswith(".yaml"):
         return Path(name)
     path = _SHIPPED / f"{name}.yaml"

@@ -1,9 +1,9 @@
-"""A schedule: every request of a run, written down before the run, so that any run can replay it.
+"""A schedule: a file of every request of a run, written before the run, so that runs can replay it.
 
-One JSON object a line with Mooncake's key names: `timestamp` (ms), `input_length` and
-`output_length` (tokens) and `hash_ids`, one id per block of the prompt; equal leading ids are a
-shared prefix. Other tools replay the file, and their traces can be replayed here. What the lines
-cannot say (block size, vocabulary, seed, the scenario) is in NAME.traffic.json beside NAME.jsonl.
+Each line is a JSON object with Mooncake's key names: `timestamp` (ms), `input_length` and
+`output_length` (tokens), and `hash_ids`, one id per block of the prompt. Equal leading ids are a
+shared prefix. Other tools can replay the file, and we can replay their traces. NAME.traffic.json
+beside NAME.jsonl holds the rest: block size, vocabulary, seed and scenario.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _MAX_LINE = 16 << 20
 class ScheduledRequest(BaseModel):
     """One line of a schedule."""
 
-    # A foreign trace may carry more keys; they do not matter here.
+    # Traces of other tools may have more keys. They are ignored.
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     timestamp: Annotated[int, Field(ge=0, le=10**12)]
@@ -34,7 +34,7 @@ class ScheduledRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """How hash ids become token ids: `block_tokens` ids per block, from [low, high)."""
+    """How hash ids become token ids: `block_tokens` ids per block, drawn from [low, high)."""
 
     block_tokens: int = 512
     low: int = 256
@@ -44,7 +44,7 @@ class PromptRules:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Requests in order of their timestamps, and where they come from (`traffic`, for reports)."""
+    """Requests in order of their timestamps. `traffic` says where they come from, for reports."""
 
     requests: tuple[ScheduledRequest, ...]
     prompts: PromptRules
@@ -57,7 +57,7 @@ class Schedule:
 
 
 def write_schedule(schedule: Schedule, path: Path) -> None:
-    """Write PATH and, beside it, PATH's .traffic.json."""
+    """Write the schedule to `path`, and its .traffic.json beside it."""
     lines = (request.model_dump_json(exclude_defaults=True) for request in schedule.requests)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     about = {"prompts": asdict(schedule.prompts), "traffic": schedule.traffic}
@@ -65,9 +65,9 @@ def write_schedule(schedule: Schedule, path: Path) -> None:
 
 
 def read_schedule(path: Path) -> Schedule:
-    """Read a schedule written here, or a Mooncake trace without its .traffic.json.
+    """Read a schedule, or a Mooncake trace, which has no .traffic.json.
 
-    Raises LoadTestError naming file and line for anything malformed or out of order.
+    Raises LoadTestError, which names the file and the line, if a line is malformed or out of order.
     """
     requests: list[ScheduledRequest] = []
     try:
@@ -85,7 +85,7 @@ def read_schedule(path: Path) -> Schedule:
 
 
 def fingerprint(path: Path) -> str:
-    """SHA-256 of the file: two runs with the same one saw the same traffic."""
+    """SHA-256 of the file. Two runs with the same fingerprint had the same traffic."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
