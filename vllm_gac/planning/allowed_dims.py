@@ -8,13 +8,14 @@ from vllm_gac.alignment import rules
 from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.layout.schema import Role, Strategy
 
-# Preferred steps of dims by role. The first step that fits this often into the dense dim is taken.
+# Preferred steps between dims by role, and how often a step must fit into the dense dim. The first
+# step that does is taken.
 _STEPS: dict[Role, tuple[tuple[int, ...], int]] = {
     "head": ((16, 8, 2), 4),
     "width": ((64, 16, 8), 16),
     "rank": ((16, 8), 4),
 }
-# The most dims that are tried. Without alignment there are more; some of them are left out.
+# At most this many dims are tried. Without alignment there are more, and some are left out.
 _MOST: dict[Role, int] = {"head": 24, "width": 1 << 16, "rank": 1 << 16}
 
 
@@ -56,6 +57,6 @@ def _allowed_dims(
 
 
 def evenly_spread(rising: Sequence[int], most: int) -> list[int]:
-    """At most `most` of the dims, evenly spread, with the last one."""
+    """Pick at most `most` of the dims, evenly spread. The last dim is always among them."""
     count = min(len(rising), most)
     return [rising[(i + 1) * len(rising) // count - 1] for i in range(count)]

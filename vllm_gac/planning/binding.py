@@ -1,4 +1,4 @@
-"""Which budgets keep a plan from using more of each budget."""
+"""The budgets that keep a plan from using more of each budget."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,10 +15,10 @@ def limited_by(
 ) -> dict[str, list[str]]:
     """Name for each budget the budgets that keep the plan from using more of it.
 
-    A plan is the best one there is, so no candidate of more value fits into all budgets. Where
-    what is left of a budget would pay for some of them, the budgets that these exceed are named.
-    Where it would pay for none of them, the budget itself is named. No budget is named where no
-    item has a better candidate.
+    A plan is optimal, so no single candidate with a larger value fits into all budgets. If the rest
+    of a budget suffices for some of these candidates, the budgets that they exceed are named. If it
+    suffices for none of them, the budget itself is named. If no item has a better candidate, no
+    budget is named.
 
     Args:
         costs: [candidates, budgets] for each item.

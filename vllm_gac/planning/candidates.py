@@ -15,17 +15,20 @@ def attention_candidates(
     key_group: int | None,
     value_group: int | None,
 ) -> Iterator[LayerLayout]:
-    """The dense layer with every attention that the methods can make of its own.
+    """Yield the dense layer with each attention that the methods can make.
 
-    There are at least as many key heads as value heads, and every value head is shared by the
-    same number of key heads.
+    There are at least as many key heads as value heads, and the same number of key heads shares
+    every value head.
 
     Args:
         dense: The dense model.
-        dims: The head sizes that are allowed.
-        form: rotary, latent, or auto for both.
-        key_group: How many key heads are merged into one; None for any number.
-        value_group: How many value heads are merged into one; None for any number.
+        dims: The allowed head sizes.
+        form: The form of the keys: rotary, latent, or auto for both.
+        key_group: How many key heads become one; None for any number.
+        value_group: How many value heads become one; None for any number.
+
+    Yields:
+        The dense layer with another attention.
     """
     layer, heads, size = dense.layers[0], dense.num_key_value_heads, dense.head_dim
     parallel = dims.tensor_parallel_size
@@ -52,7 +55,7 @@ def _keys(dense: ModelLayout, dims: AllowedDims, form: str, group: int) -> Itera
 def paying_ranks(
     dense: ModelLayout, layer: LayerLayout, linear: str, dims: AllowedDims
 ) -> list[int]:
-    """The allowed ranks, rising, at which the factors of a linear are smaller than the linear."""
+    """The allowed ranks, in rising order, whose factors have fewer parameters than the linear."""
     whole = breakeven_rank(dense, layer, linear)
     full = min(dense.linear_shape(layer, linear))
     return [rank for rank in dims.up_to(full, "rank") if rank < whole]

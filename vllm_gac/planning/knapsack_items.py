@@ -1,8 +1,9 @@
-"""The candidates for each part of a layer: its attention, its MLP, or single linears.
+"""The candidates for each part of a layer: its attention, its MLP, or a single linear.
 
-A candidate for the attention says all of it: form, heads, r_k, r_v, and the ranks of its linears
-if these may be factorized. If heads stay as they are, every linear is a part of its own. The
-layers of a dense model are alike, so costs are counted once, and only losses differ by layer.
+A candidate for the attention fixes everything about it: the form of the keys, the heads, r_k, r_v,
+and the ranks of its linears if the plan may factorize them. If the heads do not change, every
+linear is a part of its own. All layers of a dense model have the same dims. So costs are counted
+once, and only the losses differ from layer to layer.
 """
 
 import math
@@ -24,9 +25,9 @@ from vllm_gac.planning.knapsack.instance import Ints
 from vllm_gac.planning.losses import Losses
 from vllm_gac.planning.request import Deployment, PlanRequest
 
-# Shares of its parameters that a factorized linear beside smaller heads may keep.
+# The shares of its parameters that a factorized linear may keep in a layer with smaller heads.
 _SHARES = tuple(i / 16 for i in range(15, 3, -1))
-# The most ranks of a linear that are tried, evenly spread.
+# At most this many ranks are tried for a linear. They are evenly spread.
 _MOST_RANKS = 48
 
 
@@ -35,13 +36,14 @@ class PartCandidates:
     """The candidates for one part of a layer. They are the same in every layer.
 
     Attributes:
-        prefix: What the names of the part's linears begin with.
-        layers: The candidates, each as a dense layer with only this part changed.
+        prefix: The names of the part's linears begin with this.
+        layers: The candidates. Each is a dense layer in which only this part is changed.
         costs: [candidates, budgets] the parameters of the part, its numbers in the KV cache per
-            token and, if time is budgeted, the nanoseconds that the layer takes longer than the
-            dense one (mostly below 0).
-        losses: The loss of every candidate [candidates], given the index of a layer.
-        put: A layer with a candidate in it.
+            token and, if there is a budget of time, the time of the layer minus that of the dense
+            layer, in nanoseconds (mostly below 0).
+        losses: A function from losses and the index of a layer to the loss of every candidate
+            [candidates], in nats per token.
+        put: A function from a layer and a candidate to that layer with this part of the candidate.
     """
 
     prefix: str
@@ -54,15 +56,19 @@ class PartCandidates:
 def part_candidates(
     dense: ModelLayout, request: PlanRequest, deployment: Deployment | None
 ) -> list[PartCandidates]:
-    """The parts of a layer that the request's methods change; a part may have no candidates.
+    """Make the candidates for the parts of a layer that the request's methods change.
 
-    If the form of keys is free (auto), attentions that take longer than the dense one are left
-    out. Their time is that on `deployment`, or on the default GPU if it is None.
+    If the planner may choose the form of the keys (auto), attentions that take longer than the
+    dense one are left out. Their time is predicted for `deployment`, or for the default GPU if it
+    is None.
 
     Args:
         dense: The dense model.
-        request: What is asked.
+        request: What the plan is to keep.
         deployment: The deployment whose time is predicted, if the request has one.
+
+    Returns:
+        One entry for each part. An entry may have no candidates.
     """
     layer, dims, methods = dense.layers[0], request.allowed_dims, request.methods
     linears = linears_to_factorize(methods)
@@ -99,7 +105,10 @@ def _worth_their_time(
     time: Callable[[ModelLayout, LayerLayout, BatchMix, GpuProfile], float],
     deployment: Deployment,
 ) -> list[LayerLayout]:
-    """The layers without those that take as long as one with a larger dim; dims rise."""
+    """Leave out layers that take as long as one with a larger dim.
+
+    `layers` are in the order of rising dims.
+    """
     kept: list[LayerLayout] = []
     shortest = math.inf
     for layer in reversed(layers):
@@ -112,9 +121,9 @@ def _worth_their_time(
 def _no_slower(
     dense: ModelLayout, layers: Sequence[LayerLayout], deployment: Deployment
 ) -> list[LayerLayout]:
-    """The layers whose attention takes no longer than the dense one; all if there are none.
+    """The layers whose attention takes no longer than the dense one, or all if there are none.
 
-    Latent keys are rebuilt for every step, which can take longer than reading fewer bytes saves.
+    Latent keys are rebuilt in every step. That can take longer than reading fewer bytes saves.
     """
     time = partial(attention_microseconds, dense, mix=deployment.mix, profile=deployment.profile)
     longest = time(dense.layers[0])
@@ -122,7 +131,7 @@ def _no_slower(
 
 
 def linears_to_factorize(methods: Sequence[str]) -> list[str]:
-    """The linears that get ranks. MLPs that are pruned are not factorized as well."""
+    """The linears that get ranks. If MLPs are pruned, their linears are not factorized."""
     if "lowrank" not in methods:
         return []
     return [name for name in LINEARS if not ("prune" in methods and name.startswith("mlp."))]
@@ -131,7 +140,7 @@ def linears_to_factorize(methods: Sequence[str]) -> list[str]:
 def _rank_variants(
     dense: ModelLayout, attention: LayerLayout, linears: Sequence[str], dims: AllowedDims
 ) -> list[LayerLayout]:
-    """The layer with its attention's linears whole, and factorized to each share of `_SHARES`."""
+    """The layer with whole attention linears, and with linears factorized to each of `_SHARES`."""
     if not linears:
         return [attention]
     found: dict[tuple[tuple[str, int], ...], LayerLayout] = {(): attention}
@@ -189,7 +198,7 @@ def _linear(
     layers: Sequence[LayerLayout],
     deployment: Deployment | None,
 ) -> PartCandidates:
-    """The candidates of one linear; the first of `layers` has it whole."""
+    """The candidates for one linear. The first of `layers` has the whole linear."""
     ranks = [layer.ranks[name] for layer in layers[1:]]
 
     def of_layer(losses: Losses, index: int) -> NDArray[np.float64]:
@@ -205,7 +214,7 @@ def _linear(
 def _costs(
     dense: ModelLayout, prefix: str, layers: Sequence[LayerLayout], deployment: Deployment | None
 ) -> Ints:
-    """[layers, budgets], as in `PartCandidates`."""
+    """The costs [layers, budgets], as in `PartCandidates`."""
     columns = [[part_parameters(dense, layer, prefix) for layer in layers]]
     attends = prefix == "self_attn."
     columns.append([layer.kv_elements if attends else 0 for layer in layers])
@@ -219,7 +228,7 @@ def _costs(
 
 
 def part_parameters(dense: ModelLayout, layer: LayerLayout, prefix: str) -> int:
-    """Parameters of the linears of `layer` whose names begin with `prefix`."""
+    """The number of parameters in the linears of `layer` whose names begin with `prefix`."""
     model = replace(dense, layers=(layer,))
     return sum(
         math.prod(shape)

@@ -1,11 +1,11 @@
-"""What every dim of every layer is expected to lose, in nats per token.
+"""The expected loss of every dim of every layer, in nats per token.
 
-A method has an error at every dim (compression/methods/base.py), and probes measure what two of
-these errors cost (compression/probes.py). The loss at a dim is
-`strong * (error / error of the stronger probe) ** power`. The power comes from the weaker probe
-and is at least 1: errors are convex, so losses are convex too, and no plan takes everything from
-one layer. For the ranks of linears, gradients also give losses directly
-(compression/gradients.py).
+A method has an error at every dim (compression/methods/base.py). Probes measure the loss at two of
+these errors (compression/probes.py). The loss at a dim is
+`strong * (error / error of the stronger probe) ** power`, where `strong` is the loss of the
+stronger probe. The weaker probe determines the power, which is at least 1. Errors are convex, so
+losses are convex too, and no plan removes everything from one layer. For the ranks of linears,
+gradients also give losses directly (compression/gradients.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,16 +30,16 @@ from vllm_gac.planning.request import RankLossSource
 
 Curve: TypeAlias = NDArray[np.float64]
 
-# The powers that are believed: two probes of a part are noisy.
+# Powers are clipped to this range, because two probes of a part are noisy.
 _POWERS = (1.0, 2.0)
-# The increase of the loss on the text, summed over the layers, corrects the divergences of a part
-# by at most this factor, up or down.
+# The increase of the loss on the text, summed over the layers, corrects the divergences of a part.
+# The correction is at most this factor, up or down.
 _CORRECTION = 2.0
 _SMALLEST = 1e-12
 
 
 class Losses(Protocol):
-    """Curves [full + 1] of a layer: the loss at a dim of 0, 1, ..., full, where it is 0."""
+    """Curves [full + 1] of each layer: the loss at a dim of 0, 1, ..., full. The last one is 0."""
 
     def key(self, layer: int, form: str, group: int) -> Curve:
         """By the size of a key head."""
@@ -83,16 +83,16 @@ def read_losses(
     metadata: Mapping[str, str],
     sensitivity: RankLossSource = "probe",
 ) -> MeasuredLosses:
-    """The losses by the statistics of a model.
+    """Read the losses from the statistics of a model.
 
     Args:
         path: The statistics file.
         dense: The model's layout.
         metadata: The file's metadata, as `check_stats` returns it.
-        sensitivity: What the losses of ranks come from. All others come from probes.
+        sensitivity: Where the losses of ranks come from. All other losses come from probes.
 
     Raises:
-        CheckpointError: If kfac is wanted and the file has no gradients.
+        CheckpointError: If the source is kfac and the file has no gradients.
     """
     errors = [
         {name: curve.astype(np.float64) for name, curve in layer.items()}
@@ -115,12 +115,13 @@ def measured_losses(
     errors: Sequence[Mapping[str, Curve]],
     measured: NDArray[np.float64],
 ) -> MeasuredLosses:
-    """Losses by errors and probes.
+    """Combine errors and probes into losses.
 
     Args:
-        tried: The probes of any layer.
+        tried: The probes, which are the same in every layer.
         errors: The error curves of every layer, by name.
-        measured: [layers, probes, 2] divergence and increase of the loss, in nats per token.
+        measured: [layers, probes, 2] the divergence and the increase of the loss, in nats per
+            token.
     """
     losses = np.maximum(measured[:, :, 0] * _corrections(measured), _SMALLEST)
     return MeasuredLosses(
@@ -129,7 +130,7 @@ def measured_losses(
 
 
 def _corrections(measured: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[probes]: how much more the text loses than the divergence says, by part."""
+    """[probes]: by part, the increase of the loss on the text relative to the divergence."""
     total = measured[:, ::2].sum(0)  # the stronger probes: [parts, 2]
     ratio = total[:, 1] / np.maximum(total[:, 0], _SMALLEST)
     corrections: NDArray[np.float64] = np.clip(ratio, 1 / _CORRECTION, _CORRECTION).repeat(2)
@@ -139,18 +140,18 @@ def _corrections(measured: NDArray[np.float64]) -> NDArray[np.float64]:
 def _layer_curves(
     tried: Sequence[Probe], errors: Mapping[str, Curve], losses: NDArray[np.float64]
 ) -> dict[str, Curve]:
-    """Curves by name; `losses` [probes] of one layer."""
+    """The curves of one layer by name. `losses` is [probes] of this layer."""
     curves: dict[str, Curve] = {}
     for number in range(0, len(tried), 2):
         part, strong, weak = tried[number].part, losses[number], losses[number + 1]
         left, right = (_probed(errors, p.part, p.layer) for p in tried[number : number + 2])
         if part.startswith("rank."):
-            # Linears add up, so their losses must be in proportion to their errors.
+            # The losses of linears are added, so they must be proportional to their errors.
             worth = np.sqrt(strong / left * weak / right)
             names = [f"rank.{n}" for n in LINEARS if n.startswith(part.removeprefix("rank."))]
             curves |= {name: worth * errors[name] for name in names}
             continue
-        with np.errstate(divide="ignore", invalid="ignore"):  # probes that lose alike
+        with np.errstate(divide="ignore", invalid="ignore"):  # two probes may lose the same
             power = np.log(strong / weak) / np.log(left / right)
         power = np.clip(np.nan_to_num(power, nan=1.0), *_POWERS)
         for name in (name for name in errors if name.rstrip("12") == part):

@@ -1,4 +1,4 @@
-"""Pictures of boxes and words, as SVG and as PNG."""
+"""Pictures made of boxes and text, as SVG and as PNG."""
 
 import io
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from xml.sax.saxutils import escape
 
-# Pixels of a PNG for each unit of length.
+# Pixels of a PNG per unit of length.
 _SCALE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A filled rectangle; `x` and `y` are its upper left corner."""
+    """A filled rectangle. `x` and `y` are its upper left corner."""
 
     x: float
     y: float
@@ -23,7 +23,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A word of `size` whose baseline begins at `x`, `y`, or has its middle there."""
+    """A line of text. Its baseline begins at `x`, `y`, or has its middle there if `middle`."""
 
     x: float
     y: float
@@ -38,7 +38,7 @@ Shape: TypeAlias = Box | Text
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Shapes on white, the later ones above the earlier ones."""
+    """Shapes on a white background. Later shapes cover earlier ones."""
 
     width: int
     height: int
@@ -46,7 +46,7 @@ class Picture:
 
 
 def svg(picture: Picture) -> str:
-    """`picture` as an SVG document."""
+    """Write `picture` as an SVG document."""
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {picture.width} {picture.height}' "
         f"font-family='Helvetica,Arial,sans-serif'><rect width='100%' height='100%' fill='white'/>"
@@ -68,7 +68,7 @@ def _element(shape: Shape) -> str:
 
 
 def png(picture: Picture) -> bytes:
-    """`picture` as a PNG file, by Pillow, which vLLM brings."""
+    """Write `picture` as a PNG file. vLLM installs Pillow, which draws it."""
     from PIL import Image, ImageDraw, ImageFont
 
     image = Image.new("RGB", (_SCALE * picture.width, _SCALE * picture.height), "white")
@@ -77,7 +77,7 @@ def png(picture: Picture) -> bytes:
         x, y = _SCALE * shape.x, _SCALE * shape.y
         if isinstance(shape, Box):
             right, bottom = x + _SCALE * shape.width, y + _SCALE * shape.height
-            if right - x >= 1 and bottom - y >= 1:  # Pillow counts the last pixel in
+            if right - x >= 1 and bottom - y >= 1:  # Pillow draws the last pixel, too
                 draw.rectangle((x, y, right - 1, bottom - 1), fill=shape.fill)
         else:
             font = ImageFont.load_default(_SCALE * shape.size)

@@ -1,6 +1,6 @@
-"""plan.json: the dims of every layer, and the budgets that they were chosen under.
+"""plan.json: the dims of every layer, and the budgets that they were chosen for.
 
-Budgets are exact integers and never exceeded.
+Budgets are exact integers. No plan exceeds them.
 """
 
 import math
@@ -32,7 +32,7 @@ from vllm_gac.layout.schema import (
 
 
 class PlanBudget(StrictModel):
-    """A budget in exact units: what the dense model has, what is allowed, what the plan uses."""
+    """A budget in exact units: the amount in the dense model, the limit, and the plan's amount."""
 
     dense: Count
     allowed: Count
@@ -40,11 +40,11 @@ class PlanBudget(StrictModel):
 
 
 class Plan(StrictModel):
-    """plan.json: the chosen dims of every layer, and what they were chosen under."""
+    """plan.json: the chosen dims of every layer, and the budgets and methods of the choice."""
 
     version: Version
     tool_version: str
-    # SHA-256 of the dense model's config.json, so that a plan is not applied to another model.
+    # SHA-256 of the dense model's config.json. A plan is refused for another model.
     model_config_sha256: str
     methods: list[Method]
     align: Strategy
@@ -53,7 +53,7 @@ class Plan(StrictModel):
     parameters: PlanBudget
     # KV cache elements per token, summed over layers.
     kv_elements: PlanBudget
-    # Predicted time of all decoder layers in a mean step, where a profile was planned for.
+    # The predicted time of all decoder layers in a mean step, if the deployment is known.
     nanoseconds: PlanBudget | None = None
     # Nats per token.
     expected_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -62,7 +62,7 @@ class Plan(StrictModel):
 
 
 def dense_plan(model: Checkpoint, methods: Sequence[str] = ("heads", "prune")) -> Plan:
-    """The plan that leaves the dense `model` as it is, and names `methods`."""
+    """The plan that changes nothing in the dense `model`, and names `methods`."""
     dense = model.layout
     parameters = exact_budget(1.0, dense.parameters)
     kv_elements = exact_budget(1.0, dense.kv_elements)
@@ -82,7 +82,11 @@ def dense_plan(model: Checkpoint, methods: Sequence[str] = ("heads", "prune")) -
 
 
 def read_plan(path: Path, model: Checkpoint) -> Plan:
-    """The plan in the JSON file `path`. Raises PlanError if it is malformed or not for `model`."""
+    """Read the plan in the JSON file `path`.
+
+    Raises:
+        PlanError: If the plan is malformed, or is not for `model`.
+    """
     plan = validate(Plan, read_json(path, PlanError), str(path), PlanError)
     if plan.model_config_sha256 != model.config_sha256:
         raise PlanError(
@@ -93,10 +97,16 @@ def read_plan(path: Path, model: Checkpoint) -> Plan:
 
 
 def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelLayout:
-    """The layout that `plan` makes of `model`.
+    """The layout of `model` after compression by `plan`.
 
-    Raises PlanError naming `where` if no method leads there, or none of those that the plan names,
-    or if the plan's own account of its budgets is wrong.
+    Args:
+        model: The dense model.
+        plan: The plan.
+        where: What error messages call the plan.
+
+    Raises:
+        PlanError: If no method that the plan names can make its layers, or if the plan's numbers
+            about its budgets are wrong.
     """
     dense = model.layout
     if len(plan.layers) != len(dense.layers):
@@ -133,12 +143,12 @@ def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelL
 
 
 def exact_budget(ratio: float, dense: int) -> PlanBudget:
-    """`ratio` of `dense`, rounded down. A ratio of 0.7 is seven tenths, not the nearest double."""
+    """The budget of `ratio` times `dense`, rounded down. 0.7 is exactly 7/10, not a double."""
     return PlanBudget(dense=dense, allowed=math.floor(Fraction(str(ratio)) * dense), used=0)
 
 
 def _check_reachable(dense: ModelLayout, layer: LayerLayout, where: str) -> None:
-    """Raise PlanError unless the methods can make `layer` of a dense one."""
+    """Raise PlanError if no method can make `layer` from a dense one."""
     model = dense.layers[0]
     for kind, heads, size in (
         ("key", layer.key.heads, layer.key.size),
@@ -166,7 +176,7 @@ def _check_reachable(dense: ModelLayout, layer: LayerLayout, where: str) -> None
 def _check_methods(
     dense: ModelLayout, layer: LayerLayout, methods: Sequence[str], where: str
 ) -> None:
-    """Raise PlanError if a layer of a dense model needs a method that is not among `methods`."""
+    """Raise PlanError if `layer` needs a method that is not among `methods`."""
     model = dense.layers[0]
     for method, key, changed in (
         ("heads", "key", layer.key != model.key),

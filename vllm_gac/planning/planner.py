@@ -1,4 +1,4 @@
-"""The plan that is expected to lose least within the budgets."""
+"""The plan with the smallest expected loss within the budgets."""
 
 import math
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.proportional import Scores, read_fisher_scores
 from vllm_gac.planning.request import PlanRequest
 
-# Other models tell the losses of this one no closer, in nats per token. Layers that are alike can
-# be exchanged, so that proving the last digits would take minutes.
+# Losses of other models predict those of this one no closer than this, in nats per token. Equal
+# layers can be exchanged, so proving the last digits would take minutes.
 _PRIOR_TOLERANCE = 1e-4
 
 
@@ -30,17 +30,19 @@ def plan(model: Path, request: PlanRequest | None = None, stats: Path | None = N
 
     Args:
         model: Directory of a dense Llama or Mistral.
-        request: The budgets, and what the plan may use; by default everything is kept.
-        stats: A statistics file that `calibrate` wrote. Without it the plan goes by what other
-            models lose, the same in every layer.
+        request: The budgets, and the methods and dims that the plan may use. By default everything
+            is kept.
+        stats: A statistics file that `calibrate` wrote. Without it, the plan uses the losses of
+            other models, which are the same in every layer.
 
     Returns:
-        The plan. Written as JSON it is what `compress` takes.
+        The plan. `compress` reads it as JSON.
 
     Raises:
-        CheckpointError: The model or the statistics cannot be used.
-        PlanError: No plan is within the budgets, or the request needs statistics that are missing.
-        ProfileError: There is no profile of the request's GPU.
+        CheckpointError: If the model or the statistics cannot be used.
+        PlanError: If no plan is within the budgets, or the request needs statistics that are
+            missing.
+        ProfileError: If there is no profile of the request's GPU.
 
     Examples:
         >>> from pathlib import Path
@@ -57,11 +59,11 @@ def plan(model: Path, request: PlanRequest | None = None, stats: Path | None = N
 
 
 def measured_plan(model: Checkpoint, stats: Path, request: PlanRequest) -> Plan:
-    """The best plan by what calibration has measured of the model.
+    """Make the best plan by the losses that calibration measured on the model.
 
     Args:
         model: The dense model.
-        stats: A statistics file that `calibrate` has written.
+        stats: A statistics file that `calibrate` wrote.
         request: What the plan is to keep.
 
     Raises:
@@ -81,7 +83,7 @@ def measured_plan(model: Checkpoint, stats: Path, request: PlanRequest) -> Plan:
             f"{stats}: calibrated for {metadata['methods']}, not for {', '.join(sorted(missing))}; "
             "calibrate again with --method"
         )
-    if int(metadata["value_group"]) == 1:  # nothing is known of merged heads
+    if int(metadata["value_group"]) == 1:  # the statistics hold nothing about merged heads
         request = replace(request, value_group=1, key_group=1)
     losses = read_losses(stats, model.layout, metadata, request.sensitivity)
     scores = read_fisher_scores(stats) if request.objective == "fisher" else None
@@ -91,7 +93,7 @@ def measured_plan(model: Checkpoint, stats: Path, request: PlanRequest) -> Plan:
 
 
 def prior_plan(model: Checkpoint, request: PlanRequest) -> Plan:
-    """The best plan by what other models lose, without statistics of this one.
+    """Make the best plan by the losses of other models, without statistics of this one.
 
     Args:
         model: The dense model.
@@ -104,7 +106,7 @@ def prior_plan(model: Checkpoint, request: PlanRequest) -> Plan:
         raise PlanError(f"{request.needs_gradients}: needs statistics; give them with --stats")
     losses = PriorLosses(model.layout)
     found = best_plan(model, losses, request, {"losses": "prior"}, tolerance=_PRIOR_TOLERANCE)
-    # The plan's own field is for what was measured of this model.
+    # The field expected_loss is only for losses that were measured on this model.
     notes = found.notes | {"expected_loss": found.expected_loss}
     return found.model_copy(update={"expected_loss": None, "notes": notes})
 
@@ -117,18 +119,20 @@ def best_plan(
     scores: Scores | None = None,
     tolerance: float = 0.0,
 ) -> Plan:
-    """The plan that loses least within every budget.
+    """Make the plan with the smallest loss within every budget.
 
     Args:
         model: The dense model.
-        losses: What every dim of every layer is expected to lose.
+        losses: The expected loss of every dim of every layer.
         request: What the plan is to keep.
-        notes: What the plan's notes are to say besides.
-        scores: What the objectives linear and fisher go by. By default it is taken from `losses`.
-        tolerance: A plan is good enough if no other loses less by more nats per token.
+        notes: More entries for the plan's notes.
+        scores: The importance of every part, for the objectives linear and fisher. By default it
+            is computed from `losses`.
+        tolerance: A plan is good enough if no other loses less by more than this, in nats per
+            token.
 
     Raises:
-        PlanError: If no plan fits. The message names the least that would.
+        PlanError: If no plan fits. The message gives the smallest feasible value of the option.
     """
     problem = Problem(request, model)
     found = problem.solve(losses, scores, tolerance)

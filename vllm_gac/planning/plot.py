@@ -1,4 +1,4 @@
-"""A plan as a picture: what every layer keeps, beside what the dense model has."""
+"""Draw a plan: how much each layer keeps, compared with the dense model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,11 +19,12 @@ _Bar = tuple[str, float, str, bool]
 
 
 def draw_plan(plan: Plan, dense: ModelLayout) -> Picture:
-    """A picture of `plan` for the model `dense`.
+    """Draw `plan` for the model `dense`.
 
-    Two rows of bars, one bar a layer: the cached numbers per token (keys below, values above) and
-    the parameters (attention below, MLP above), each in the frame of the dense layer. A bar with
-    a dim that is no multiple of 8 is red. Above them the budgets and what is used of them.
+    The top shows each budget and how much of it the plan uses. Below are two rows with one bar for
+    each layer. The first row shows the cached numbers per token, with values above keys. The second
+    row shows the parameters, with the MLP above the attention. A frame around each bar shows the
+    dense layer. A part of a bar is red if one of its dims is not a multiple of 8.
     """
     layers = [_layer(dense, section) for section in plan.layers]
     parts = _budgets(plan)
@@ -38,7 +39,7 @@ def draw_plan(plan: Plan, dense: ModelLayout) -> Picture:
 
 
 def _layer(dense: ModelLayout, section: LayerSection) -> LayerLayout:
-    """Only what is drawn of it."""
+    """The layer of a plan's section, with only those fields right that the picture shows."""
     key = replace(
         dense.layers[0].key,
         form=section.key.form,
@@ -85,7 +86,7 @@ def _is_aligned(dim: int) -> bool:
 
 
 def _row(title: str, layers: Sequence[Sequence[_Bar]], top: float) -> list[Shape]:
-    """Bars from the bottom up; labels where there is room for them."""
+    """A row of bars, stacked from the bottom up, with labels where they fit."""
     step = _WIDTH / len(layers)
     parts: list[Shape] = [_text(_LEFT, top - 8, title, 14, _INK)]
     for index, bars in enumerate(layers):
@@ -114,7 +115,7 @@ def _named_budgets(plan: Plan) -> list[tuple[str, PlanBudget, Callable[[int], st
 
 
 def _budgets(plan: Plan) -> list[Shape]:
-    """One bar each: used, as a share of dense, with a tick where the budget ends."""
+    """One bar for each budget: its used share of the dense model, and a tick at the limit."""
     parts: list[Shape] = []
     full = _WIDTH - 420
     for row, (name, budget, shown) in enumerate(_named_budgets(plan)):

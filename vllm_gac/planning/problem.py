@@ -1,4 +1,4 @@
-"""A request as one exact multi-choice knapsack: for every layer one candidate of each part."""
+"""A plan request as one exact multi-choice knapsack: one candidate for each part of each layer."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from vllm_gac.planning.proportional import (
 )
 from vllm_gac.planning.request import PlanRequest
 
-# Fused GEMMs make the time of a layer a little more or less than that of its parts. If a plan
+# Because of fused GEMMs, the time of a layer differs a little from that of its parts. If a plan
 # takes too long, the time budget is lowered and the plan is made again, at most this often.
 _ATTEMPTS = 8
 
@@ -37,7 +37,7 @@ class Solution:
 
     Attributes:
         layers: The layers of the model.
-        loss: What they are expected to lose, in nats per token.
+        loss: Their expected loss, in nats per token.
         gap: No other choice is better by more than this.
         limited_by: For each budget, the budgets that keep the plan from using more of it.
     """
@@ -50,11 +50,11 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """What the losses say about the candidates, with one entry for each part of each layer.
+    """The losses and values of the candidates, with one entry for each part of each layer.
 
     Attributes:
-        losses: [candidates] what each candidate loses.
-        values: [candidates] what candidates are chosen by.
+        losses: [candidates] the loss of each candidate, in nats per token.
+        values: [candidates] the values that the knapsack maximizes.
         allowed: The positions of the candidates that may be chosen.
     """
 
@@ -64,11 +64,11 @@ class _Values:
 
 
 class Problem:
-    """What a request asks of a model: exact budgets, candidates with their costs, and limits.
+    """A request for one model: exact budgets, candidates with their costs, and limits.
 
     Attributes:
         deployment: The deployment whose time is predicted, or None.
-        microseconds: The budget of time, or None.
+        microseconds: The budget of time, in microseconds, or None.
         parameters: The budget of parameters.
         kv_elements: The budget of numbers in the KV cache per token.
     """
@@ -77,7 +77,7 @@ class Problem:
         """Find the candidates.
 
         Args:
-            request: What is asked.
+            request: What the plan is to keep.
             model: The dense model.
 
         Raises:
@@ -103,8 +103,8 @@ class Problem:
         """Check the budgets before anything is measured.
 
         Raises:
-            PlanError: If no plan is within the budgets. The message names the option, and the
-                least that it would have to allow.
+            PlanError: If no plan is within the budgets. The message names the option and the
+                smallest value that is feasible.
         """
         unspent = self._unspent(self._limits)
         methods = ",".join(self._request.methods)
@@ -124,14 +124,14 @@ class Problem:
     def solve(
         self, losses: Losses, scores: Scores | None = None, tolerance: float = 0.0
     ) -> Solution:
-        """Find the choice that loses least within every budget.
+        """Find the choice with the smallest loss within every budget.
 
-        Time is checked on whole layers.
+        The time budget is checked on whole layers.
 
         Args:
-            losses: What every dim of every layer is expected to lose.
+            losses: The expected loss of every dim of every layer.
             scores: For the objectives linear and fisher, the importance of every part of every
-                layer. By default it is taken from `losses`.
+                layer. By default it is computed from `losses`.
             tolerance: A choice is good enough if no other loses less by more than this.
 
         Raises:
@@ -166,7 +166,7 @@ class Problem:
         )
 
     def _limits_for_items(self) -> dict[str, int]:
-        """What the budgets leave for the parts, without what is not compressed."""
+        """The budgets minus the costs of everything that is not compressed."""
         dense = self._dense
         count, layer = len(dense.layers), dense.layers[0]
         ours = sum(part_parameters(dense, layer, part.prefix) for part in self._parts)
@@ -181,16 +181,16 @@ class Problem:
         return limits
 
     def _unspent(self, limits: Mapping[str, int]) -> Ints:
-        """[budgets]: what is left of the limits after the smallest candidates of all parts.
+        """[budgets]: the rest of each limit after the smallest candidates of all parts.
 
-        Time is counted from the dense model's.
+        The limit of time is relative to the dense model.
         """
         least = sum(part.costs.min(0) for part in self._parts)
         left: Ints = np.array(list(limits.values())) - len(self._dense.layers) * least
         return left
 
     def _check_time(self, unspent: Ints) -> None:
-        """Raise PlanError if no plan is as fast as the request wants it."""
+        """Raise PlanError if no plan is as fast as the request demands."""
         if self.microseconds is not None and unspent[2] < 0:
             raise PlanError(
                 f"--latency {self.microseconds:.0f}: not feasible with --method "
@@ -199,7 +199,7 @@ class Problem:
             )
 
     def _explain_binding_budget(self, column: int, needed: int, whole: int) -> str:
-        """What the smallest candidates of every part add up to, as shares of the dense model."""
+        """The sizes of the smallest candidates of each part, as shares of the dense model."""
         count = len(self._dense.layers)
         parts = {
             part.prefix.strip("."): count * int(part.costs[:, column].min()) for part in self._parts
@@ -218,14 +218,14 @@ class Problem:
         return _Values(by_loss, [-loss for loss in objective], self._windows(scores))
 
     def _curves(self, losses: Losses) -> list[Curve]:
-        """[candidates] losses, with one entry for each part of each layer."""
+        """The losses [candidates], with one entry for each part of each layer."""
         layers = range(len(self._dense.layers))
         return [part.losses(losses, index) for part in self._parts for index in layers]
 
     def _windows(self, scores: Scores) -> list[NDArray[np.intp]]:
-        """For each part of each layer, the candidates near the proportional dims.
+        """The candidates near the proportional dims, for each part of each layer.
 
-        If none is near, all of them.
+        If no candidate is near, all are taken.
         """
         near = proportional_layers(
             self._dense,
@@ -244,7 +244,7 @@ class Problem:
 
     def _choose(self, by: _Values, limits: Mapping[str, int], tolerance: float) -> Solution:
         count = len(self._dense.layers)
-        # The smallest candidates are always paid for, so costs are counted from theirs.
+        # Every choice pays for the smallest candidates, so costs are relative to theirs.
         above = [part.costs - part.costs.min(0) for part in self._parts]
         every = [cost for cost in above for _ in range(count)]
         costs = [cost[allowed] for cost, allowed in zip(every, by.allowed, strict=True)]

@@ -1,9 +1,10 @@
-"""Dims in proportion to importance: what compression tools do, and the GAC paper starts from.
+"""Dims in proportion to importance, as other compression tools choose them.
 
-PaLU and ASVD give every matrix a rank in proportion to a score of its own, under one budget for
-all, and take whatever integer comes out: dims that no kernel likes. The GAC paper then lets a
-knapsack choose aligned dims near these, whose value is the dim times the score (`linear`). The
-scores are what is measured to be lost, or PaLU's own (`fisher`).
+PaLU and ASVD score every matrix. Under one budget for the whole model, they give each matrix a rank
+in proportion to its score. The ranks are arbitrary integers, which are slow on GPUs. The GAC paper
+starts from these ranks: a knapsack then chooses aligned dims near them, where the value of a dim is
+the dim times the score (the objective `linear`). Our scores come from the measured losses, or are
+PaLU's own (the objective `fisher`).
 """
 
 import math
@@ -21,13 +22,13 @@ from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, V
 from vllm_gac.planning.knapsack_items import linears_to_factorize, part_parameters
 from vllm_gac.planning.losses import Curve, Losses
 
-# The largest distance of a candidate from the proportional dim for the linear objective, as a
-# share of the dense dim: the paper's windows.
+# With the linear objective, a candidate differs from the proportional dim by at most this share of
+# the dense dim. These are the paper's windows.
 WINDOW = 1 / 8
 
 
 class Scores(Protocol):
-    """The importance of every part of a layer as a whole, above 0."""
+    """The importance of each part of each layer, above 0. A score belongs to the whole part."""
 
     def key(self, layer: int, form: str, group: int) -> float:
         """Of the keys."""
@@ -44,7 +45,7 @@ class Scores(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LossScores:
-    """By what halving a part's dim loses (`importance`)."""
+    """Scores by the loss when the dim of a part is halved (see `importance`)."""
 
     losses: Losses
 
@@ -67,10 +68,13 @@ class LossScores:
 
 @dataclass(frozen=True, slots=True)
 class FisherScores:
-    """PaLU's (Chang et al., ICLR 2025): Fisher information of a linear's weights (gradients.py).
+    """PaLU's scores (Chang et al., ICLR 2025): the Fisher information of a linear's weights.
 
-    Keys and values have that of their projections. PaLU does not prune; an MLP's score is the
-    mean of its three. `fisher` [layers, linears] in the order of LINEARS.
+    Keys and values have the scores of their projections. PaLU does not prune, so we score an MLP
+    by the mean over its three linears. compression/gradients.py measures the information.
+
+    Attributes:
+        fisher: [layers, linears] in the order of LINEARS.
     """
 
     fisher: NDArray[np.float64]
@@ -94,7 +98,7 @@ class FisherScores:
 
 
 def read_fisher_scores(path: Path) -> FisherScores:
-    """The scores in the statistics at `path`, which have gradients. Their mean is 1."""
+    """Read the scores from statistics with gradients, and scale them to a mean of 1."""
     fisher = np.maximum(read_gradients(path, "fisher").astype(np.float64), np.finfo(float).tiny)
     fisher /= fisher.mean()
     return FisherScores(np.maximum(fisher, 1e-9))
@@ -108,10 +112,21 @@ def proportional_layers(
     parameters: int,
     kv_elements: int,
 ) -> list[LayerLayout]:
-    """Layers with dims in proportion to their scores, under budgets for the whole model.
+    """Choose dims in proportion to their scores, under budgets for the whole model.
 
-    Every head keeps its own, smaller keys (of `form`) and values. Rotary sizes are even, since
-    pairs are; nothing else is aligned.
+    No heads are merged; their keys and values become smaller. The size of a rotary head is even
+    because RoPE rotates pairs. No other dim is aligned.
+
+    Args:
+        dense: The dense model.
+        scores: The importance of each part.
+        methods: The methods that the plan may use.
+        form: The form of smaller keys, rotary or latent.
+        parameters: The budget of parameters.
+        kv_elements: The budget of numbers in the KV cache per token.
+
+    Returns:
+        The layers of the model.
     """
     layers = list(dense.layers)
     if "heads" in methods:
@@ -124,7 +139,10 @@ def proportional_layers(
 
 
 def within_window(dense: ModelLayout, layer: LayerLayout, near: LayerLayout, prefix: str) -> bool:
-    """Whether the dims of a part of `layer` differ by at most WINDOW from those of `near`."""
+    """Whether each dim of a part of `layer` differs by at most WINDOW from that of `near`.
+
+    The part is the one whose linears' names begin with `prefix`.
+    """
     pairs = zip(_kept_shares(dense, layer, prefix), _kept_shares(dense, near, prefix), strict=True)
     return all(abs(one - other) <= WINDOW for one, other in pairs)
 
@@ -203,10 +221,13 @@ def _ranks(
 
 @dataclass(frozen=True, slots=True)
 class ProportionalShare:
-    """One dim to be chosen: its score, what one unit of it costs, its range.
+    """One dim to choose.
 
-    `whole` is what it costs at `full`, where it is left as it was; a linear of full rank costs
-    less than its factors.
+    Attributes:
+        importance: The score of the whole part.
+        cost: The cost of one unit of the dim.
+        full: The dense dim.
+        whole: The cost of the unchanged part. At full rank, a linear costs less than its factors.
     """
 
     importance: float
@@ -216,13 +237,21 @@ class ProportionalShare:
 
 
 def proportional(dims: Sequence[ProportionalShare], budget: int) -> list[int]:
-    """Dims in proportion to importance, within `budget` if that is possible.
+    """Choose dims in proportion to importance, within `budget` if that is possible.
 
-    No dim exceeds its full one. What full dims leave of the budget goes to the others, in the same
+    No dim exceeds the dense one. The other dims share the rest of the budget, in the same
     proportion.
+
+    Args:
+        dims: The dims to choose.
+        budget: The most that they may cost together.
+
+    Returns:
+        One dim for each of `dims`.
     """
     scores = [d.importance for d in dims]
-    # Factors of proportion between which nothing and everything is kept.
+    # The factor of proportion lies between these. At the lower one almost nothing is kept, at the
+    # upper one everything.
     low, high = 1e-9 / max(scores), 2 / min(scores)
     for _ in range(200):
         factor = math.sqrt(low * high)
@@ -232,7 +261,7 @@ def proportional(dims: Sequence[ProportionalShare], budget: int) -> list[int]:
 
 
 def _dim(share: ProportionalShare, factor: float) -> int:
-    """Scores are of a whole part, so a factor gives a share of the dense dim."""
+    """The dim at a factor of proportion. Score times factor is a share of the dense dim."""
     dim = max(1, int(share.importance * factor * share.full))
     return share.full if dim >= share.full or dim * share.cost >= share.whole else dim
 
@@ -243,17 +272,17 @@ def _cost(share: ProportionalShare, factor: float) -> int:
 
 
 def importance(curve: Curve) -> float:
-    """The score of a part: the root of what halving its dim loses.
+    """Score a part by the square root of the loss when its dim is halved.
 
-    PaLU's Fisher score is a mean of root mean squares too; losses themselves differ by orders of
-    magnitude from layer to layer, and dims in proportion to them would be all or nothing.
+    The losses themselves differ by orders of magnitude from layer to layer, so dims in proportion
+    to them would be all or nothing. PaLU's Fisher score is a mean of root mean squares, too.
     """
     return max(math.sqrt(curve[len(curve) // 2]), 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class LinearLosses:
-    """Straight lines in place of `losses`: a dim is worth its share of the part's score."""
+    """Straight lines in place of `losses`: the value of a dim is its share of the part's score."""
 
     losses: Losses
     scores: Scores

@@ -1,7 +1,7 @@
-"""What a plan is asked to keep, and what it may be made of.
+"""The request for a plan: what it is to keep, and which methods and dims it may use.
 
-Every field of `PlanRequest` is also an option of the command line. Its flags, its help and the
-kind of its value stand beside it, and the CLI builds its parser from them.
+Every field of `PlanRequest` is also an option of the command line. The field's metadata holds the
+flags, the help and the kind of value, and the CLI builds its parser from them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import Strategy
 from vllm_gac.planning.allowed_dims import AllowedDims
 
-# What the ranks of linears are judged by: probes of whole layers, or one backward pass.
+# Where the losses of ranks come from: probes of whole layers, or one backward pass.
 RankLossSource: TypeAlias = Literal["probe", "kfac"]
 Objective: TypeAlias = Literal["concave", "linear", "fisher"]
 
-# The options that describe the steps of a deployment, as `BatchMix` calls them.
+# The options that describe the steps of a deployment. `BatchMix` has the same names.
 _BATCH_MIX = ("decode_batch", "decode_context", "prefill_tokens")
 
 
@@ -30,11 +30,11 @@ class Option:
 
     Attributes:
         flags: The spellings of the option, the usual one first.
-        help: What `--help` says.
+        help: The text in `--help`.
         kind: How the value is written.
-        choices: The values that are allowed, if there are only a few.
-        group: The part of `--help` that the option stands in. Of the group "time limit" only one
-            option can be given.
+        choices: The allowed values, if there are only a few.
+        group: The section of `--help` that lists the option. Only one option of the group
+            "time limit" can be given.
     """
 
     flags: tuple[str, ...]
@@ -45,19 +45,19 @@ class Option:
 
 
 def _option(flags: str, help_text: str, **more: Any) -> dict[str, Option]:
-    """The metadata of a field; `flags` are separated by spaces."""
+    """Make the metadata of a field. Spaces separate the `flags`."""
     return {"option": Option(tuple(flags.split()), help_text, **more)}
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a plan is to keep, and what it may be made of.
+    """What a plan is to keep, and which methods and dims it may use.
 
     Ratios are shares of the dense model, above 0 and at most 1. The time is that of all decoder
     layers in a mean step, predicted from the profile of `gpu`. It is a budget only if `latency`
     (in microseconds) or `latency_ratio` is given. The deployment is known if `gpu`, one of these
-    two or an option of the batch is given; then no dim is chosen that takes as long as a larger
-    one.
+    two or an option of the batch is given. In that case the plan has no dim that takes as long as a
+    larger one.
 
     Examples:
         >>> import vllm_gac
@@ -200,7 +200,7 @@ class PlanRequest:
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether the request takes nothing away."""
+        """Whether the request allows the whole dense model."""
         return self.param_ratio == self.kv_ratio == 1 and not self.limits_time
 
     @property
@@ -210,19 +210,19 @@ class PlanRequest:
 
     @property
     def needs_gradients(self) -> str | None:
-        """The option that needs the gradients of the loss, if one does."""
+        """The option that needs gradients of the loss, or None."""
         if self.sensitivity == "kfac":
             return "--sensitivity kfac"
         return "--objective fisher" if self.objective == "fisher" else None
 
     @property
     def allowed_dims(self) -> AllowedDims:
-        """The dims that the alignment, the GPUs and the quantization allow."""
+        """The dims that the alignment, the number of GPUs and the quantization allow."""
         quantized = quantized_as(self.quantization, self.kv_cache_dtype == "fp8")
         return AllowedDims(self.align, self.gpu, self.tensor_parallel_size, quantized)
 
     def deployment(self) -> "Deployment | None":
-        """The deployment that is planned for; None if the request does not say.
+        """The deployment that the plan is for, or None if the request names none.
 
         Raises:
             ProfileError: If there is no profile of the GPU.
@@ -238,19 +238,19 @@ class PlanRequest:
 
 
 def plan_options() -> Mapping[str, Option]:
-    """The options of a plan by the name of their field, in the order of `--help`."""
+    """The options of a plan by field name, in the order of `--help`."""
     return {field.name: field.metadata["option"] for field in fields(PlanRequest)}
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A GPU and what its steps are like."""
+    """A GPU, and the batches of its steps."""
 
     profile: GpuProfile
     mix: BatchMix
 
     def nanoseconds(self, dense: ModelLayout, layers: Sequence[LayerLayout]) -> float:
-        """The predicted time of `layers` in a mean step."""
+        """The predicted time of `layers` in a mean step, in nanoseconds."""
         times: dict[str, float] = {}
         total = 0.0
         for layer in layers:
@@ -261,5 +261,5 @@ class Deployment:
         return 1000 * total
 
     def dense_microseconds(self, dense: ModelLayout) -> float:
-        """The predicted time of all decoder layers of the dense model in a mean step."""
+        """The predicted time of all dense decoder layers in a mean step, in microseconds."""
         return self.nanoseconds(dense, dense.layers) / 1000

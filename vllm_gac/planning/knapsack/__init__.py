@@ -1,10 +1,12 @@
-"""Exact multi-choice knapsack: one candidate of each item, the most value, no budget exceeded.
+"""Exact multi-choice knapsack: choose one candidate of each item, maximize the value, and keep
+within every budget.
 
-The Lagrangian dual gives every budget a price, and so every candidate the value that is lost at
-least if it is taken (dual.py). A dynamic program over the Pareto frontier of costs and value
-(frontier.py) visits only what loses less than the best known choice does (search.py). After the
-bounds and core of Pisinger, "A minimal algorithm for the Multiple-choice Knapsack Problem",
-European Journal of Operational Research 83, 1995.
+The Lagrangian dual gives every budget a price (dual.py). From the prices follows, for each
+candidate, the least value that a choice loses if it contains this candidate. A dynamic program over
+the Pareto frontier of costs and value (frontier.py) visits only the partial choices that lose less
+than the best known choice does (search.py). The bounds and the core are those of Pisinger, "A
+minimal algorithm for the Multiple-choice Knapsack Problem", European Journal of Operational
+Research 83, 1995.
 """
 
 import math
@@ -18,9 +20,9 @@ from vllm_gac.planning.knapsack.instance import Floats, Ints, instance_of
 from vllm_gac.planning.knapsack.problem import KnapsackCandidate, KnapsackProblem
 from vllm_gac.planning.knapsack.search import best_choice
 
-# What the budget of a problem with only one is called.
+# The name of the budget if a problem has only one.
 SINGLE = "cost"
-# How many items an error names if a budget cannot be met.
+# An error names at most this many items if a budget cannot be met.
 _MOST_NAMED = 3
 
 
@@ -29,11 +31,11 @@ class Solution:
     """The best choice that was found.
 
     Attributes:
-        choice: The chosen dim by the item's name.
-        costs: The cost by the budget's name ("cost" if it has none).
+        choice: The chosen dim of each item, by the item's name.
+        costs: The cost under each budget, by the budget's name ("cost" if it has none).
         value: The sum of the values.
-        gap: No choice is worth more than value + gap. It is 0 unless the problem was so hard that
-            the search gave up.
+        gap: No choice has a value above value + gap. The gap is 0 unless the search gave up
+            because the problem was too hard.
     """
 
     choice: Mapping[str, int]
@@ -50,21 +52,22 @@ def choose(
     progress: bool = False,
     tolerance: float = 0.0,
 ) -> tuple[list[int], float]:
-    """The best candidate of each item, as `solve` finds it, from arrays.
+    """Choose the best candidate of each item as `solve` does, but from arrays.
 
     Args:
         costs: [candidates, budgets] for each item.
         values: [candidates] for each item.
         limits: The limit of each budget by its name.
-        names: The items' names, for the message of the error.
-        progress: Whether to show bars if it takes long.
+        names: The items' names, for the error message.
+        progress: Whether to show progress bars if the search takes long.
         tolerance: The gap at which the search may stop.
 
     Returns:
         The position of the chosen candidate of each item, and the gap.
 
     Raises:
-        PlanError: If no choice is within the limits.
+        PlanError: If no choice is within the limits. The message gives the smallest limit that
+            can be met.
     """
     found = best_choice(instance_of(costs, values, list(limits.values())), progress, tolerance)
     if found is None:
@@ -73,12 +76,23 @@ def choose(
 
 
 def solve(problem: KnapsackProblem, progress: bool = False) -> Solution:
-    """The choice of most value within the budgets; `progress` shows bars if it takes long.
+    """Find the choice with the largest value within the budgets.
 
-    Of equal values the smaller cost wins (of several budgets, by the first that differs), then
-    the smaller dim of the first item that differs. Values are added as 62-bit fixed-point
-    numbers, so that their order does not matter; costs are integers. Raises PlanError if no
-    choice is within the budgets, with the least that they would have to be.
+    If two choices have the same value, the one with the smaller cost wins; with several budgets,
+    the first cost that differs decides. If the costs are the same too, the smaller dim wins for the
+    first item that differs. Values are added as 62-bit fixed-point numbers, so the order of the
+    additions does not change the sum. Costs are integers.
+
+    Args:
+        problem: The items, their candidates and the budgets.
+        progress: Whether to show progress bars if the search takes long.
+
+    Returns:
+        The best choice.
+
+    Raises:
+        PlanError: If no choice is within the budgets. The message gives the smallest budget that
+            can be met.
     """
     budgets = problem.budgets if problem.budgets is not None else {SINGLE: problem.budget or 0}
     items = [sorted(item.candidates, key=lambda c: c.dim) for item in problem.items]
@@ -96,7 +110,7 @@ def solve(problem: KnapsackProblem, progress: bool = False) -> Solution:
 
 
 def _costs(candidates: Sequence[KnapsackCandidate], budgets: list[str]) -> Ints:
-    """[candidates, budgets]"""
+    """The costs [candidates, budgets]."""
     rows = [[c.cost if c.costs is None else c.costs[name] for name in budgets] for c in candidates]
     return np.array(rows, dtype=np.int64)
 
@@ -109,8 +123,11 @@ def _spent(costs: list[Ints], positions: Sequence[int]) -> list[int]:
 def _infeasible(
     costs: list[Ints], budgets: Mapping[str, int], items: Sequence[str], progress: bool
 ) -> str:
-    """A sentence: the first budget that cannot be met, its least, given those before it, and
-    the items whose cheapest candidates take most of it."""
+    """Describe the first budget that cannot be met.
+
+    The message gives the smallest value that this budget can have while the budgets before it
+    hold, and the items whose cheapest candidates use most of it.
+    """
     names, limits = list(budgets), list(budgets.values())
     least = [_least(costs, 0, [], progress)]
     while least[-1] <= limits[len(least) - 1]:
@@ -133,10 +150,10 @@ def _binding(costs: list[Ints], k: int, items: Sequence[str]) -> str:
 
 
 def _least(costs: list[Ints], k: int, limits: list[int], progress: bool) -> int:
-    """The smallest cost under budget `k` of a choice within the `limits` of those before it."""
+    """The smallest cost under budget `k` of any choice within the `limits` of earlier budgets."""
     if not limits:
         return sum(int(c[:, k].min()) for c in costs)
     savings = [-c[:, k].astype(np.float64) for c in costs]
     found = best_choice(instance_of([c[:, :k] for c in costs], savings, limits), progress)
-    assert found is not None  # the caller has seen that they can be met
+    assert found is not None  # the caller has checked that the limits can be met
     return _spent(costs, found.positions)[k]

@@ -1,4 +1,4 @@
-"""Lagrangian prices of the budgets, and the bound on the value that they prove."""
+"""Lagrangian prices of the budgets. They prove an upper bound on the value of a choice."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,18 @@ _ELLIPSOIDS = 300
 
 
 def prices(instance: Instance) -> Floats:
-    """Value >= 0 of one unit of each budget that (nearly) minimizes the dual bound
+    """Find a price >= 0 for one unit of each budget. The prices nearly minimize the dual bound
 
         limits @ prices + sum over items of max over candidates of (value - costs @ prices)
 
-    on the value of every choice within the limits. Any prices give a valid bound; the lower it
-    is, the shorter the search.
+    No choice within the limits has a value above this bound. Any prices give a valid bound. A
+    lower bound makes the search shorter.
+
+    Args:
+        instance: The problem.
+
+    Returns:
+        [budgets] in units of value per unit of cost.
     """
     dual = _dual(instance)
     found = _bisect(dual) if len(instance.limits) == 1 else _ellipsoids(dual)
@@ -27,14 +33,20 @@ def prices(instance: Instance) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Dual:
-    """All candidates in one row: values [n], costs [n, budgets] as shares of the limits."""
+    """The candidates of all items, one item after the other.
+
+    `values` is [n]. `costs` is [n, budgets], as shares of the limits.
+    """
 
     values: Floats
     costs: Floats
-    starts: NDArray[np.intp]  # of each item in the row
+    starts: NDArray[np.intp]  # the position of the first candidate of each item
 
     def bound(self, price: Floats) -> tuple[float, Floats]:
-        """The bound at `price`, and its subgradient: what the best candidates leave of a budget."""
+        """The bound at `price`, and its subgradient [budgets].
+
+        The subgradient is the share of each budget that the best candidates leave unused.
+        """
         reduced = self.values - self.costs @ price
         best = np.maximum.reduceat(reduced, self.starts)
         lengths = np.diff(self.starts, append=len(reduced))
@@ -53,7 +65,7 @@ def _dual(instance: Instance) -> _Dual:
 
 
 def _bisect(dual: _Dual) -> Floats:
-    """One budget: the lowest price at which the best candidates fit."""
+    """For one budget, find the lowest price at which the best candidates fit."""
     low, high = np.zeros(1), np.ones(1)
     if dual.bound(low)[1][0] >= 0:
         return low
@@ -69,7 +81,10 @@ def _bisect(dual: _Dual) -> Floats:
 
 
 def _ellipsoids(dual: _Dual) -> Floats:
-    """Several budgets: the ellipsoid method (Shor, Yudin and Nemirovski) for a convex function."""
+    """For several budgets, minimize the bound by the ellipsoid method.
+
+    The method is that of Shor, Yudin and Nemirovski for convex functions.
+    """
     n = dual.costs.shape[1]
     highest = np.maximum.reduceat(dual.values, dual.starts)
     spread = float((highest - np.minimum.reduceat(dual.values, dual.starts)).sum())

@@ -1,4 +1,4 @@
-"""Which choices another one makes useless."""
+"""The Pareto frontier of choices: those that no other choice dominates."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,12 +7,21 @@ _BLOCK = 128
 
 
 def undominated(costs: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Rows of costs [n, budgets] and values [n] that no other row makes useless, ascending.
+    """Find the rows that no other row dominates.
 
-    A row is useless if another one is nowhere worse, and better somewhere or earlier. With three
-    budgets or more, some useless rows may stay.
+    A row dominates another one if none of its costs is larger and its value is not smaller, and if
+    it also is better in one of them or comes earlier. With three budgets or more, some dominated
+    rows may stay.
+
+    Args:
+        costs: [n, budgets]
+        values: [n]
+
+    Returns:
+        The positions of the rows, in rising order.
     """
-    # The last key counts most: rising costs, falling value, and then stable.
+    # lexsort takes the most important key last. It sorts by rising cost, then by falling value,
+    # and keeps the order of equal rows.
     order = np.lexsort((-values, *costs.T[::-1]))
     if costs.shape[1] == 1:
         kept = _rises(values[order])
@@ -22,17 +31,18 @@ def undominated(costs: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[
 
 
 def _rises(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which values are larger than all before them."""
+    """Mark the values that are larger than all values before them."""
     kept = np.ones(len(values), dtype=bool)
     kept[1:] = values[1:] > np.maximum.accumulate(values)[:-1]
     return kept
 
 
 def _in_blocks(costs: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Rows in order of their first cost, of which `costs` [n, budgets - 1] has the others.
+    """Mark the rows that no earlier row dominates.
 
-    With one other cost, each block is held against the (cost, value) staircase of all rows
-    before; within a block, row against row.
+    The rows are sorted by their first cost, so `costs` [n, budgets - 1] holds only the other ones.
+    Within a block, every row is compared with every other row. If there is one other cost, each
+    block is also compared with the (cost, value) staircase of all rows before it.
     """
     kept = np.zeros(len(values), dtype=bool)
     stairs = np.empty(0, dtype=np.intp)

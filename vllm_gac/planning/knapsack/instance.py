@@ -13,15 +13,18 @@ from vllm_gac.planning.knapsack.frontier import undominated
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
-# The cost of an item none of whose candidates is within the limits.
+# The cost of an item that has no candidate within the limits.
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """The candidates of one item: `positions` [c] in its list, costs [c, budgets], values [c].
+    """The candidates of one item.
 
-    Values are multiples of the instance's unit.
+    Attributes:
+        positions: [candidates] their positions in the item's own list.
+        costs: [candidates, budgets]
+        values: [candidates] in multiples of the instance's unit.
     """
 
     positions: NDArray[np.intp]
@@ -31,7 +34,13 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Items, none of them empty, and limits [budgets]; what a value of 1 stands for."""
+    """A knapsack problem.
+
+    Attributes:
+        items: The items. Each has at least one candidate.
+        limits: [budgets]
+        unit: The value that the integer 1 stands for.
+    """
 
     items: list[Item]
     limits: Ints
@@ -41,19 +50,27 @@ class Instance:
 def instance_of(
     costs: Sequence[Ints], values: Sequence[Floats], limits: Sequence[int]
 ) -> Instance | None:
-    """The instance with costs [c, budgets] and values [c] by item; None if it has no solution.
+    """Make an instance.
 
-    Of equal candidates the first of an item's list is kept. Costs and limits are at most 2**53.
+    If candidates of an item are equal, the first one is kept.
+
+    Args:
+        costs: [candidates, budgets] for each item, at most 2**53.
+        values: [candidates] for each item.
+        limits: The limit of each budget, at most 2**53.
+
+    Returns:
+        The instance, or None if one of the limits cannot be met.
     """
     largest = max(float(np.abs(v).max()) for v in values)
-    # So that no sum over the items takes more than 62 bits.
+    # With this shift, no sum over the items takes more than 62 bits.
     shift = 61 - math.frexp(largest)[1] - len(values).bit_length()
     items = [
         _item(c, np.rint(np.ldexp(v, shift)).astype(np.int64), np.array(limits))
         for c, v in zip(costs, values, strict=True)
     ]
     for k, limit in enumerate(limits):
-        # In Python's integers, which do not overflow.
+        # Python's integers do not overflow.
         if sum(int(item.costs[:, k].min(initial=_NEVER)) for item in items) > limit:
             return None
     return Instance(items, np.array(limits, dtype=np.int64), math.ldexp(1.0, -shift))

@@ -9,17 +9,17 @@ from vllm_gac.layout.schema import Count, StrictModel, between
 
 
 class KnapsackCandidate(StrictModel):
-    """One dim an item may take: its value and its cost, under one budget or under several."""
+    """One dim that an item may take, with its value and its cost under one budget or several."""
 
     dim: Annotated[int, Field(ge=0, le=1 << 53)]
-    # So that the values of all items have a sum.
+    # These bounds keep the sum over all items finite.
     value: Annotated[float, between(-1e302, 1e302)]
     cost: Count | None = None
     costs: dict[str, Count] | None = None
 
 
 class KnapsackItem(StrictModel):
-    """One tensor or layer: exactly one of its candidates is chosen."""
+    """One tensor or layer. Exactly one of its candidates is chosen."""
 
     name: str
     candidates: Annotated[list[KnapsackCandidate], Field(min_length=1, max_length=10_000)]
@@ -30,7 +30,8 @@ class KnapsackProblem(StrictModel):
 
     items: Annotated[list[KnapsackItem], Field(min_length=1, max_length=50_000)]
     budget: Count | None = None
-    # A plan has three. With each more, fewer choices make others useless: the search takes longer.
+    # A plan has three budgets. With more budgets, fewer choices dominate others, so the search
+    # takes longer.
     budgets: Annotated[dict[str, Count], Field(max_length=4)] | None = None
 
     @model_validator(mode="after")

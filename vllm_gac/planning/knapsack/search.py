@@ -1,4 +1,4 @@
-"""The dynamic program over partial choices, bounded by the dual."""
+"""The dynamic program over partial choices. The dual bound limits what it visits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,20 +12,26 @@ from vllm_gac.planning.knapsack.dual import prices
 from vllm_gac.planning.knapsack.frontier import undominated
 from vllm_gac.planning.knapsack.instance import Floats, Instance, Ints
 
-# Partial choices kept after an item, pass by pass: good solutions first, which make the next
-# pass shorter. Only artificial problems need the last one, or more.
+# The number of partial choices that each pass keeps after an item. An early pass finds a good
+# solution quickly, and this makes the next pass shorter. Only artificial problems need the last
+# pass.
 _BEAMS = (1 << 8, 1 << 11, 1 << 14, 1 << 16)
-# What bounds time and memory where a beam would not: kept ones over all items, and the costs of
-# those that are made at once.
+# Bounds on time and memory for problems with many items or candidates: the partial choices that are
+# kept over all items, and the numbers in the costs of those that are made at once.
 _MAX_KEPT = 1 << 24
 _MAX_MADE = 1 << 23
-# With so many kept, equally good choices need not be told apart any more.
+# A pass that keeps this many does not need to distinguish equally good choices any more.
 _ENOUGH_FOR_TIES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The position of the chosen candidate of each item, and how much more there may be."""
+    """A choice.
+
+    Attributes:
+        positions: The position of the chosen candidate of each item.
+        gap: No other choice has a value that is larger by more than this.
+    """
 
     positions: list[int]
     gap: float
@@ -34,16 +40,19 @@ class Choice:
 def best_choice(
     instance: Instance | None, progress: bool = False, tolerance: float = 0.0
 ) -> Choice | None:
-    """The best choice within the limits; None if there is none.
+    """Find the best choice within the limits.
 
     Args:
-        instance: The problem; None if it has no solution.
+        instance: The problem, or None if it has no solution.
         progress: Whether to show a bar for each pass.
-        tolerance: A choice is good enough if no other is worth more than this above it.
+        tolerance: A choice is good enough if no other value is larger by more than this.
+
+    Returns:
+        The choice, or None if there is none.
 
     Raises:
-        PlanError: If no choice was found. This does not prove that there is none; it takes
-            several budgets that hardly fit together.
+        PlanError: If no choice was found, although there may be one. This only happens with
+            several budgets that can hardly be met together.
     """
     if instance is None:
         return None
@@ -63,16 +72,28 @@ def best_choice(
 
 @dataclass(frozen=True, slots=True)
 class _Bounded:
-    """An instance with prices, the bound they prove, and what each candidate loses against it."""
+    """An instance with its prices and its bound.
+
+    Attributes:
+        instance: The problem.
+        prices: [budgets]
+        bound: No choice has a larger value.
+        losses: [candidates] for each item: how far a choice stays below the bound, at least, if it
+            contains the candidate.
+        tolerance: The floating-point error of a sum of losses.
+    """
 
     instance: Instance
     prices: Floats
     bound: float
     losses: list[Floats]
-    tolerance: float  # of floating-point error in losses
+    tolerance: float
 
     def loss_of(self, choice: Sequence[int] | None) -> float:
-        """How far a choice (indices into the items' candidates) stays below the bound."""
+        """How far the value of a choice stays below the bound.
+
+        `choice` has an index into the candidates of each item. Without a choice it is infinite.
+        """
         if choice is None:
             return np.inf
         chosen = zip(self.instance.items, choice, strict=True)
@@ -90,7 +111,11 @@ def _bounded(instance: Instance) -> _Bounded:
 
 
 def _fitting_at_higher_prices(bounded: _Bounded) -> list[int] | None:
-    """A first choice within the limits: what is best at prices that were raised until it fits."""
+    """Find a first choice within the limits.
+
+    The prices are raised until the best candidates at these prices fit. Returns None if they never
+    do.
+    """
     items, limits = bounded.instance.items, bounded.instance.limits
     for raise_by in (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0):
         price = bounded.prices * (1 + raise_by)
@@ -101,16 +126,26 @@ def _fitting_at_higher_prices(bounded: _Bounded) -> list[int] | None:
 
 
 def _is_tight(bounded: _Bounded, choice: list[int] | None) -> bool:
-    """Whether nothing can be better, though something may be as good."""
+    """Whether no other choice can be better. Another one may be equally good."""
     return bounded.loss_of(choice) <= bounded.tolerance
 
 
 def _search(
     bounded: _Bounded, most_loss: float, beam: int, progress: bool
 ) -> tuple[list[int] | None, bool]:
-    """The best choice that loses at most `most_loss`, and whether `beam` never cut anything off.
+    """Run one pass over the items.
 
-    Partial choices stay in lexicographic order, so that of equal ones the first is kept.
+    Partial choices stay in lexicographic order, so the first of several equal ones is kept.
+
+    Args:
+        bounded: The instance with its bound.
+        most_loss: The pass looks for choices that stay below the bound by at most this.
+        beam: The most partial choices that are kept after an item.
+        progress: Whether to show a bar.
+
+    Returns:
+        The best choice, or None if there is none; and whether the pass was complete, which it is
+        if it never had to drop a partial choice for the beam.
     """
     most_loss += bounded.tolerance
     budgets = len(bounded.prices)
@@ -127,7 +162,7 @@ def _search(
         values = np.add.outer(values, stage.values).ravel()
         losses = np.add.outer(losses, stage.losses).ravel()
         left = bounded.instance.limits - costs
-        # What stays unspent is lost, too.
+        # A budget that must stay unused counts as a loss, too.
         at_least = losses + np.maximum(left - stage.most_after, 0) @ bounded.prices
         rows = np.flatnonzero((left >= stage.least_after).all(axis=1) & (at_least <= most_loss))
         rows = rows[undominated(costs[rows], values[rows])]
@@ -144,14 +179,17 @@ def _search(
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """The candidates of one item that a good choice can contain, and what the later items cost."""
+    """One item in a pass: the candidates that a good choice can contain.
 
-    candidates: NDArray[np.intp]  # [c], indices into the item's
+    `least_after` and `most_after` are the smallest and largest costs of the items after this one.
+    """
+
+    candidates: NDArray[np.intp]  # [c], indices into the item's candidates
     costs: Ints  # [c, budgets]
     values: Ints  # [c]
     losses: Floats  # [c]
     least_after: Ints  # [budgets]
-    most_after: Floats  # [budgets]; inexact beyond 2**53, which no limit exceeds
+    most_after: Floats  # [budgets]; inexact above 2**53, but no limit is larger
 
 
 def _stages(bounded: _Bounded, most_loss: float) -> list[_Stage]:
@@ -167,7 +205,7 @@ def _stages(bounded: _Bounded, most_loss: float) -> list[_Stage]:
 
 
 def _traced_back(stages: list[_Stage], history: list[NDArray[np.intp]], state: int) -> list[int]:
-    """The candidate of each item on the way to the final `state`."""
+    """Follow the final `state` back through the `history` to the candidate of each item."""
     choice = []
     for stage, rows in zip(stages[::-1], history[::-1], strict=True):
         state, candidate = divmod(int(rows[state]), len(stage.candidates))
