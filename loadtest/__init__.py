@@ -1,6 +1,6 @@
 """Load tests of OpenAI-compatible LLM servers: open loop, replayable, self-checking.
 
-A scenario (scenarios/*.yaml) becomes a schedule (traffic/generate.py), which is a file.
+traffic/generate.py turns a scenario (scenarios/*.yaml) into a schedule, which is a file.
 locustfile.py replays the schedule against a server and writes one record per request.
 report/report.py reads the records of one or more runs. `python -m loadtest --help` lists the steps.
 """

@@ -11,14 +11,14 @@ from loadtest.errors import LoadTestError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one step; 0 if it worked, 1 if not."""
+    """Run one step. Returns the exit status: 0 if the step succeeded, else 1."""
     options = _parser().parse_args(arguments)
     try:
         options.step(options)
     except LoadTestError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except OSError as error:  # a directory that is not there, a port that is taken
+    except OSError as error:  # e.g. a missing directory or a taken port
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}", file=sys.stderr)
         return 1
@@ -125,7 +125,7 @@ def _report(options: argparse.Namespace) -> None:
 def _ab(options: argparse.Namespace) -> None:
     from loadtest.ab.ab import load_comparison, run_comparison
 
-    # As Ctrl-C does: through the clean-up that stops the server.
+    # SIGTERM exits as Ctrl-C does, so that the clean-up stops the server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(run_comparison(load_comparison(options.comparison), options.out))
 
@@ -149,7 +149,7 @@ async def _serve_mock(options: argparse.Namespace) -> None:
     from loadtest.mock_server import Timing, serve
 
     with contextlib.ExitStack() as files:
-        # Line by line: whoever reads it does so while the mock goes on.
+        # Buffered by line, because others read the log while the mock runs.
         log = options.log and files.enter_context(
             options.log.open("w", encoding="utf-8", buffering=1)
         )

@@ -1,8 +1,8 @@
-"""The same schedule replayed by this client and by `vllm bench serve`: do they agree?
+"""Replays one schedule by this client and by `vllm bench serve`, and compares their numbers.
 
-Both send the same lengths at the same moments to the same server, one after the other; prompts
-differ, so that neither finds the other's in the prefix cache. Latencies here count from sending,
-as they do there, and percentiles interpolate, as they do there.
+Both clients send the same lengths at the same moments to the same server, one client after the
+other. Their prompts differ, so that neither finds the other's in the prefix cache. As in `vllm
+bench serve`, latencies count from sending here, and percentiles are interpolated.
 """
 
 import json
@@ -23,14 +23,14 @@ from loadtest.traffic.schedule import read_schedule
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 _INVALID = 3
 _PERCENTS = (50, 90, 99)
-# Our name of a measure, and theirs.
+# Our name of a measure -> its name in `vllm bench serve`.
 _MEASURES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
 TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """A number by both clients, milliseconds or tokens per second; `judged` must agree to 5 %."""
+    """A number of both clients, in milliseconds or tokens per second. `judged` ones must agree."""
 
     name: str
     ours: float
@@ -39,22 +39,22 @@ class Agreement:
 
     @property
     def ratio(self) -> float:
-        """Ours over theirs."""
+        """Our number divided by theirs."""
         return self.ours / self.theirs
 
     @property
     def agrees(self) -> bool:
-        """Whether both are within 5 %."""
+        """Whether both numbers are within 5 % of each other."""
         return abs(self.ratio - 1) <= TOLERANCE
 
 
 def crosscheck(
     schedule: Path, base_url: str, model: str, tokenizer: str, out: Path
 ) -> list[Agreement]:
-    """Run both against the server at `base_url`, and write out/crosscheck.json and .md.
+    """Run both clients against the server at `base_url`; write out/crosscheck.json and .md.
 
-    Medians and throughput are judged; the tails of two runs differ by what happened in each.
-    Raises LoadTestError if either client fails, or if ours says that it was a bottleneck.
+    Medians and throughput are judged. Tails are not, because they differ between any two runs.
+    Raises LoadTestError if a client fails, or if our client was a bottleneck.
     """
     out.mkdir(parents=True, exist_ok=True)
     if (out / "crosscheck.json").exists():
@@ -75,7 +75,7 @@ def crosscheck(
 
 
 def markdown(found: Sequence[Agreement]) -> str:
-    """The numbers as a table."""
+    """The numbers as a table in Markdown."""
     rows = ["| | this client | vllm bench serve | ratio | within 5 % |", "| --- " * 5 + "|"]
     for a in found:
         judgement = ("yes" if a.agrees else "NO") if a.judged else ""
@@ -94,7 +94,7 @@ def _bench(
         *("--timed-trace-sec-multiplier", "0.001"),
         *("--timed-trace-chunk-hash-size", str(read.prompts.block_tokens)),
         *("--num-prompts", str(len(read.requests)), "--temperature", "0", "--disable-tqdm"),
-        # It would send the first prompt twice.
+        # The ready check would send the first prompt twice.
         *("--ready-check-timeout-sec", "0"),
         *("--percentile-metrics", ",".join(_MEASURES.values())),
         *("--metric-percentiles", ",".join(map(str, _PERCENTS))),

@@ -1,11 +1,11 @@
-"""Replays a schedule with locust, open loop, over as many processes as asked.
+"""Replays a schedule with locust, open loop, over any number of processes.
 
     locust -f loadtest/locustfile.py --headless --processes 2 --host http://127.0.0.1:8000 \
         --model MODEL --schedule schedule.jsonl --out runs/dense-1
 
-Locust brings processes, machines (--master, --worker), its console and its web page; the pacing,
-the reading and the numbers are this project's. Locust's own percentiles are rounded: read the
-report instead. Exit status 3 means that the run is INVALID.
+Locust provides processes, machines (--master, --worker), the console and the web page. This project
+paces the requests, reads the answers and computes the numbers. Locust's own percentiles are
+rounded: read the report instead. Exit status 3 means that the run is INVALID.
 """
 
 import sys
@@ -31,13 +31,13 @@ from loadtest.runs.run import begin_run, load_run
 from loadtest.runs.target import Target
 from loadtest.traffic.schedule import Schedule, read_schedule
 
-# Every process must have heard of the start by then.
+# Seconds until the first request. Every process must know the start by then.
 _LEAD = 2.0
 _stopped = Event()
 
 
 class Idle(User):
-    """Locust wants users. The traffic does not depend on how many there are."""
+    """A user that does nothing. Locust requires users, but the traffic does not depend on them."""
 
     fixed_count = 1
 
@@ -75,7 +75,7 @@ def _prepare(environment: Environment, **_: Any) -> None:
     try:
         schedule, target = _inputs(environment)
     except LoadTestError as error:
-        # One process says it; with --processes every one comes here.
+        # Every process comes here with --processes, but only one prints the error.
         if not isinstance(runner, WorkerRunner):
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -86,7 +86,7 @@ def _prepare(environment: Environment, **_: Any) -> None:
     def _start(environment: Environment, **_: Any) -> None:
         if not isinstance(runner, WorkerRunner):
             _begin(environment, target)
-            # Should a process die, its message never comes.
+            # If a process dies, its message never comes.
             seconds = _LEAD + schedule.duration + environment.parsed_options.drain + 30
             gevent.spawn_later(seconds, runner.quit)
         if not isinstance(runner, MasterRunner):
@@ -99,7 +99,7 @@ def _when_all_have(runner: MasterRunner) -> Callable[..., None]:
     def one_has(environment: Environment, msg: Any, **_: Any) -> None:
         finished.add(msg.node_id)
         if len(finished) == environment.parsed_options.expect_workers:
-            # After the last numbers for locust's own tables have come.
+            # Quit after the last numbers for locust's own tables have come.
             gevent.spawn_later(WORKER_REPORT_INTERVAL + 1, runner.quit)
 
     return one_has
@@ -164,13 +164,14 @@ def _replay_share(environment: Environment, schedule: Schedule, target: Target) 
     share = Share()
     if isinstance(runner, WorkerRunner):
         if runner.worker_index >= options.expect_workers:
-            return  # joined late; its requests have been given to others
+            return  # joined late: other workers already have its requests
         share = Share(runner.worker_index, options.expect_workers)
     directory = Path(options.out)
     directory.mkdir(parents=True, exist_ok=True)
     monitor = HealthMonitor(share.index)
     live = LiveMetrics(target.model, monitor, share.index)
-    # "x": never over the records of another run. Line by line: a kill loses none that ended.
+    # Mode "x" never overwrites records of another run. The file is buffered by line, so that a kill
+    # loses no finished record.
     path = directory / f"records.{share.index}.jsonl"
     with path.open("x", encoding="utf-8", buffering=1) as file:
 

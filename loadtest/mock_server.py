@@ -1,9 +1,9 @@
-"""An OpenAI-compatible server without a model that keeps time: the gauge the client is checked on.
+"""A mock of an OpenAI-compatible server. Its answers have known timing, to check the client.
 
-Token k of an answer is due at arrival + ttft + k x itl. The moments are absolute, so a late one
-does not delay the next. On a busy machine some do leave late; with a log the mock says when each
-one left, so that what the client measured can be held against what was sent and not against what
-was due. Serves /v1/completions, /v1/chat/completions, /v1/models and /health.
+Token k of an answer is due at arrival + ttft + k x itl. These times are absolute, so a late token
+does not delay the next. On a busy machine some tokens leave late. With a log, the mock writes when
+each token left, so that the client's numbers can be compared with what was sent instead of what was
+due. It serves /v1/completions, /v1/chat/completions, /v1/models and /health.
 """
 
 import asyncio
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 _MAX_BODY = 64 << 20
-# Prompts are told apart by their first tokens (or words): enough of them never to collide.
+# The log identifies a prompt by this many first tokens (or words). They are enough to be unique.
 _OPENING = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds until the first token, and between tokens."""
+    """Seconds until the first token and between tokens."""
 
     ttft: float = 0.1
     itl: float = 0.02
 
 
 async def serve(timing: Timing, host: str, port: int, log: TextIO | None = None) -> asyncio.Server:
-    """Start serving; port 0 takes a free one (`server.sockets[0].getsockname()`).
+    """Start to serve. Port 0 takes a free port, see `server.sockets[0].getsockname()`.
 
-    `log` gets a line of JSON for each whole answer: `opening`, the first tokens of its prompt,
-    `arrived`, when its request had come, and `sent`, when each token was handed to the socket, in
-    seconds since the epoch.
+    `log` gets one line of JSON for each complete answer: `opening`, the first tokens of the prompt;
+    `arrived`, when the request had arrived; `sent`, when each token was handed to the socket. Times
+    are seconds since the epoch.
     """
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -38,7 +38,7 @@ async def serve(timing: Timing, host: str, port: int, log: TextIO | None = None)
             while await _serve_one(reader, writer, timing, log):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client has gone
+            pass  # the client has disconnected
         finally:
             writer.close()
 
@@ -51,7 +51,7 @@ async def _serve_one(
     timing: Timing,
     log: TextIO | None,
 ) -> bool:
-    """Answer one request; whether the connection can carry another."""
+    """Answer one request. Returns whether the connection can take another."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     arrived = asyncio.get_running_loop().time()
     method, path, _ = head[0].split(" ", 2)
@@ -87,7 +87,7 @@ async def _stream(
     count: int,
     prompt_tokens: int,
 ) -> list[float]:
-    """Answer token by token; when each was sent, in seconds since the epoch."""
+    """Answer token by token. Returns when each token was sent, in seconds since the epoch."""
     writer.write(
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
@@ -112,7 +112,7 @@ async def _stream(
 
 
 def _prompt(request: dict[str, Any]) -> list[Any]:
-    """The prompt's token ids, or its words."""
+    """The token ids of a prompt, or its words."""
     if "messages" in request:
         return [word for message in request["messages"] for word in message["content"].split()]
     prompt = request["prompt"]

@@ -1,9 +1,10 @@
-"""A/B runs: several servers in turn under the same schedules, in the order A B C C B A A B C ...
+"""A/B runs: several servers take turns under the same schedules, in the order A B C C B A A B C ...
 
-Alternating the order keeps what drifts (clocks, temperature, neighbours) from favouring one
-server. In its turn a server climbs one staircase of rates for each kind of traffic. Every turn is
-a fresh server, warmed up before it counts and stopped afterwards, also on Ctrl-C; or else all
-servers are up `together`, each in its part of the GPU, and only the one whose turn it is has work.
+Conditions drift during a measurement: clocks, temperature, other users of the machine. The
+alternating order keeps drift from favouring one server. In its turn a server climbs one staircase
+of rates for each kind of traffic. Each turn starts a fresh server, warms it up before the
+measurement, and stops it afterwards, also on Ctrl-C. With `together`, all servers are up at the
+same time instead, each in its part of the GPU. Then only the server whose turn it is has work.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ from loadtest.yaml_file import load_yaml
 
 _LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
 _INVALID = 3
-# What the warm-up leaves in a prefix cache must not help the runs.
+# The warm-up has its own prompts, so that what it leaves in a prefix cache does not help the runs.
 _WARMUP_SEED = 20_250_221
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -46,7 +47,7 @@ class _Strict(BaseModel):
 
 
 class Server(_Strict):
-    """One competitor: `command` starts it on port {port}, and it answers to `model`."""
+    """One server to compare. `command` starts it on port {port}; `model` is its model's name."""
 
     label: Label
     model: str
@@ -55,7 +56,7 @@ class Server(_Strict):
 
 
 class Traffic(_Strict):
-    """A scenario at ascending rates (requests per second), `duration` seconds of each."""
+    """A scenario at ascending rates (requests per second), each for `duration` seconds."""
 
     scenario: str
     rates: Annotated[list[Rate], Field(min_length=1)]
@@ -63,7 +64,7 @@ class Traffic(_Strict):
 
 
 class Comparison(_Strict):
-    """An A/B file. `ideal` as in `report --ideal`; `warmup` seconds of traffic are not counted."""
+    """An A/B file. `ideal` is as in `report --ideal`. `warmup` seconds of traffic do not count."""
 
     title: str
     traffic: Annotated[list[Traffic], Field(min_length=1)]
@@ -81,7 +82,7 @@ class Comparison(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class _Staircase:
-    """One scenario of one repeat: the whole schedule, its steps, and what to call their runs."""
+    """One scenario of one repeat: the whole schedule, its steps, and the names of their runs."""
 
     name: str
     schedule: Path
@@ -90,7 +91,7 @@ class _Staircase:
 
 
 def load_comparison(path: Path) -> Comparison:
-    """Read an A/B file; LoadTestError naming the file and every wrong field."""
+    """Read an A/B file. Raises LoadTestError, which names the file and every wrong field."""
     comparison = load_yaml(path, Comparison)
     labels = [server.label for server in comparison.servers]
     if len(set(labels)) < len(labels) or comparison.baseline not in labels:
@@ -102,9 +103,9 @@ def load_comparison(path: Path) -> Comparison:
 
 
 def run_comparison(comparison: Comparison, out: Path) -> Path:
-    """Do all runs, each in a directory of its own below `out`, and write out/report.html.
+    """Do all runs, each in its own directory below `out`, and write out/report.html.
 
-    Raises LoadTestError if `out` has runs already, and if a server or a client fails.
+    Raises LoadTestError if `out` has runs already, or if a server or a client fails.
     """
     if (out / "runs").exists():
         raise LoadTestError(f"{out}: holds runs already; name another directory")
@@ -136,7 +137,11 @@ def run_comparison(comparison: Comparison, out: Path) -> Path:
 
 
 def _staircases(comparison: Comparison, repeat: int, out: Path) -> list[_Staircase]:
-    """The same requests in every repeat, but other prompts: a server may have kept the last."""
+    """The staircases of one repeat: one for each scenario.
+
+    Every repeat has the same requests but other prompts, because a server may have cached those of
+    the last repeat.
+    """
     staircases = []
     for traffic in comparison.traffic:
         path = find_scenario(traffic.scenario)
@@ -171,7 +176,7 @@ def _warmup(comparison: Comparison, out: Path) -> Path:
 def _up(
     comparison: Comparison, server: Server, name: str, warmup: Path, out: Path
 ) -> Iterator[None]:
-    """The server, warmed up, as long as the block lasts."""
+    """Start the server and warm it up. It runs until the block ends."""
     command = shlex.split(_command(comparison, server))
     print(f"starting {name}: {shlex.join(command)}", flush=True)
     url, log = _base_url(comparison, server), out / f"{name}.log"
@@ -195,7 +200,7 @@ def _command(comparison: Comparison, server: Server) -> str:
 def _climb(
     comparison: Comparison, server: Server, name: str, staircase: _Staircase, out: Path
 ) -> list[Path]:
-    """One staircase of one server's turn; the directories of its steps' runs."""
+    """Run one staircase in a server's turn. Returns the directories of its steps' runs."""
     directory = out / "staircases" / f"{name}-{staircase.name}"
     scraped: list[Metrics] = []
     begins = [step.begin for step in staircase.steps]
@@ -211,7 +216,7 @@ def _climb(
     split_into_runs(directory, staircase.steps, runs, _command(comparison, server))
     for run, (before, after) in zip(runs, pairwise(scraped), strict=True):
         found = facts(before, after)
-        # Of servers that are up together it is not known whose memory it is.
+        # The memory of servers that are up together cannot be told apart.
         if not comparison.together and (memory := gpu_memory_mib()) is not None:
             found["gpu_memory_mib"] = memory
         write_facts(found, run)
@@ -221,7 +226,7 @@ def _climb(
 def _scrape_at(
     base_url: str, directory: Path, begins: Sequence[float], scraped: list[Metrics]
 ) -> None:
-    """Scrape as each step begins; the client says in run.json when the first one does."""
+    """Scrape when each step begins. The client writes into run.json when the first step begins."""
     start = None
     give_up = time.monotonic() + 60
     while start is None and time.monotonic() < give_up:

@@ -1,4 +1,4 @@
-"""Starts a server for a measurement and makes sure that it is gone afterwards."""
+"""Starts a server for a measurement and makes sure that it is stopped afterwards."""
 
 import contextlib
 import os
@@ -24,11 +24,11 @@ def running_server(
     log: Path,
     patience: float,
 ) -> Iterator[None]:
-    """Run `command` until the block ends, which begins once BASE_URL/health answers 200.
+    """Run `command` until the block ends. The block begins when BASE_URL/health answers 200.
 
-    Raises LoadTestError, with the end of the log, if that takes longer than `patience` seconds
-    or the server exits, and if something else answers on its port already: it would be measured
-    instead.
+    Raises LoadTestError with the end of the log if that takes longer than `patience` seconds or if
+    the server exits. Also raises it if another server answers on the port already, because that
+    server would be measured instead.
     """
     url = urlsplit(base_url)
     with contextlib.suppress(OSError), socket.create_connection((url.hostname, url.port), 2):
@@ -36,8 +36,8 @@ def running_server(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         try:
-            # A session of its own: the server's children can be ended with it, and Ctrl-C comes
-            # to the measurement first.
+            # The server gets its own session, so that its children can be ended with it, and
+            # Ctrl-C reaches only the measurement.
             process = subprocess.Popen(
                 command,
                 env={**os.environ, **environment},
@@ -70,7 +70,7 @@ def _wait_until_healthy(
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     for signal_number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
-        # The group outlives its leader when a worker hangs.
+        # If a worker hangs, the process group outlives its leader.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal_number)
         with contextlib.suppress(subprocess.TimeoutExpired):

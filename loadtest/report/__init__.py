@@ -1,1 +1,1 @@
-"""From the records of runs to percentiles with confidence intervals, speedups and an HTML page."""
+"""Turns records of runs into percentiles with confidence intervals, speedups and an HTML page."""

@@ -1,9 +1,9 @@
 """Percentiles of latencies with block-bootstrap confidence intervals.
 
-Requests of the same seconds share a queue and a batch, so they are not independent; resampling
-them one by one would make intervals several times too narrow. Whole blocks of time are resampled
-instead (Kunsch, 1989), as weights on the sorted values, so that half a million inter-token
-latencies cost one sort.
+Requests of the same seconds share a queue and a batch, so they are not independent. To resample
+single requests would make intervals several times too narrow. Instead, whole blocks of time are
+resampled (Kunsch, 1989). A resample is a set of weights on the sorted values, so half a million
+inter-token latencies are sorted only once.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its 95 % confidence interval; all NaN where there was nothing to measure."""
+    """A number and its 95 % confidence interval. All are NaN without any values."""
 
     value: float
     low: float
@@ -28,14 +28,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Values of one measure, each with the number (from 0) of the block of time it belongs to."""
+    """Values of one measure, each with the number (from 0) of its block of time."""
 
     values: Floats
     blocks: Ints
 
 
 def block_weights(blocks: int, draws: int = 400, seed: int = 0) -> Ints:
-    """[draws, blocks]: how often each resample takes each block."""
+    """How often each resample takes each block [draws, blocks]."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=draws)
 
@@ -46,7 +46,7 @@ def percentile(samples: Samples, percent: float, weights: Ints) -> Estimate:
 
 
 def percentile_draws(samples: Samples, percent: float, weights: Ints) -> tuple[float, Floats]:
-    """The percentile of the samples and, [draws], of every resample."""
+    """The percentile of the samples, and that of every resample [draws]."""
     if not len(samples.values):
         return np.nan, np.full(len(weights), np.nan)
     order = np.argsort(samples.values, kind="stable")
@@ -56,7 +56,7 @@ def percentile_draws(samples: Samples, percent: float, weights: Ints) -> tuple[f
 
 
 def mean_draws(samples: Samples, weights: Ints) -> tuple[float, Floats]:
-    """The mean of the samples and, [draws], of every resample."""
+    """The mean of the samples, and that of every resample [draws]."""
     if not len(samples.values):
         return np.nan, np.full(len(weights), np.nan)
     width = weights.shape[1]
@@ -67,7 +67,7 @@ def mean_draws(samples: Samples, weights: Ints) -> tuple[float, Floats]:
 
 
 def interval(value: float, draws: Floats) -> Estimate:
-    """An estimate from the statistic itself and its resamples (percentile method)."""
+    """An estimate from the statistic and its resamples, by the percentile method."""
     draws = draws[np.isfinite(draws)]
     if not len(draws):
         return Estimate(value, np.nan, np.nan)
@@ -77,7 +77,7 @@ def interval(value: float, draws: Floats) -> Estimate:
 
 
 def block_numbers(times: Sequence[float], start: float, width: float, first: int) -> Ints:
-    """The block of each time, in blocks of `width` seconds from `start`, numbered from `first`."""
+    """The block of each time. Blocks of `width` seconds begin at `start` and count from `first`."""
     offsets = (np.asarray(times, dtype=np.float64) - start) / width
     return first + np.floor(offsets).astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""The report's pictures as inline SVG: latency CDFs, the run over time, latency over rate."""
+"""The report's plots as inline SVG: latency CDFs, the run over time, latency over rate."""
 
 import io
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from loadtest.report.bootstrap import Floats
 from loadtest.report.summary import PooledRuns, Summary
 
-# Okabe and Ito's colours: told apart by colour-blind readers, and in print.
+# Okabe and Ito's colours. Colour-blind readers can tell them apart, also in print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Any: matplotlib's own type lists every setting there is.
+# Typed as Any, because matplotlib's own type lists every setting.
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "loadtest",
@@ -33,7 +33,7 @@ _NAMES = {"ttft": "Time to first token", "itl": "Inter-token latency", "e2e": "W
 
 
 def latency_cdfs(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
-    """Fraction of tokens or requests served within a time, for the groups of one rate."""
+    """The fraction of tokens or requests that are served within a time, for groups of one rate."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(10.5, 3.1), layout="constrained")
         for axes, (measure, name) in zip(_row(figure, 3), _NAMES.items(), strict=True):
@@ -56,7 +56,7 @@ def latency_cdfs(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
 
 
 def timeline(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
-    """Arrivals, requests under way and TTFT over the first run of each group of one rate."""
+    """Arrivals, requests in flight and TTFT over the first run of each group of one rate."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(10.5, 4.6), layout="constrained")
         arrivals, running, first = figure.subplots(3, 1, sharex=True)
@@ -145,7 +145,7 @@ def _colour(group: PooledRuns, labels: Sequence[str]) -> str:
 
 
 def _thin(values: Floats, shares: Floats, points: int = 1500) -> tuple[Floats, Floats]:
-    """Half a million steps would make a picture of 30 MB that looks the same."""
+    """Reduce a curve to `points`: half a million would make an SVG of 30 MB that looks the same."""
     if len(values) <= points:
         return values, shares
     keep = np.unique(np.linspace(0, len(values) - 1, points).astype(int))
@@ -153,7 +153,7 @@ def _thin(values: Floats, shares: Floats, points: int = 1500) -> tuple[Floats, F
 
 
 def _show_the_middle(axes: Axes, samples: Sequence[Floats]) -> None:
-    """A handful of outliers must not squeeze the rest into a corner."""
+    """Limit the axis, so that a few outliers do not squeeze the other values into a corner."""
     ranges = [np.percentile(values, [1, 99.8]) for values in samples if len(values)]
     if ranges:
         low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
@@ -164,7 +164,8 @@ def _plain_ticks(axes: Axes, which: str = "x") -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     low, high = axis.get_view_interval()
-    # Where the axis spans less than two decades, powers of ten alone leave it without numbers.
+    # If an axis spans less than two decades, labels at powers of ten alone leave it without
+    # numbers.
     formatter = mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}")
     subs = (2.0, 5.0) if high > 6 * max(low, 1e-9) else (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
     axis.set_minor_locator(mpl.ticker.LogLocator(subs=subs))

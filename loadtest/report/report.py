@@ -1,7 +1,7 @@
-"""Runs -> one self-contained HTML page, and the same numbers as JSON and CSV.
+"""Writes one self-contained HTML page about runs, and the same numbers as JSON and CSV.
 
-The page loads nothing: no script, no font, no picture from elsewhere. It opens with whether the
-runs may be believed.
+The page loads no script, font or picture from elsewhere. It begins with the verdict: whether the
+runs are valid.
 """
 
 import csv
@@ -28,7 +28,7 @@ _UNITS = {"ttft": "s", "tpot": "s", "itl": "s", "e2e": "s"}
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What the command line said. Times in seconds; `ideal` as LABEL:PHASE=RATIO."""
+    """The options of the command line. Times are in seconds; `ideal` is LABEL:PHASE=RATIO."""
 
     title: str = "Load test"
     baseline: str | None = None
@@ -40,7 +40,7 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything the page shows."""
+    """Everything that the page shows."""
 
     title: str
     groups: list[PooledRuns]
@@ -52,17 +52,20 @@ class Report:
 
     @property
     def labels(self) -> list[str]:
-        """Servers in order of first appearance."""
+        """The servers, in order of first appearance."""
         return list(dict.fromkeys(run.info["label"] for run in self.runs))
 
     @property
     def valid(self) -> bool:
-        """Whether every run may be believed."""
+        """Whether every run is valid."""
         return all(run.verdict.valid for run in self.runs)
 
 
 def write_report(directories: Sequence[Path], out: Path, options: ReportOptions) -> Report:
-    """Write OUT (.html) with .json and .csv beside it; LoadTestError for what cannot be read."""
+    """Write `out` (.html), and .json and .csv beside it.
+
+    Raises LoadTestError if `out` is not .html or a run cannot be read.
+    """
     if out.suffix != ".html":
         raise LoadTestError(f"{out}: expected a name that ends in .html")
     report = build_report([load_run(directory) for directory in directories], options)
@@ -76,7 +79,7 @@ def write_report(directories: Sequence[Path], out: Path, options: ReportOptions)
 
 
 def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
-    """The numbers, without the page."""
+    """Compute the numbers of the page."""
     groups = group_runs(runs, options.warmup, options.slo_ttft, options.slo_tpot)
     for group in groups:
         if not any(record.ok for record in group.records):
@@ -102,7 +105,7 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
 
 
 def _notes(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[str]:
-    """What a careful reader would ask about, each with the runs that it concerns."""
+    """Notes on what a careful reader would ask about. Each names the runs that it concerns."""
     concerned: dict[str, list[str]] = {}
     many = len({group.traffic for group in groups}) > 1
     for group, summary in zip(groups, summaries, strict=True):
@@ -181,7 +184,7 @@ def _render(report: Report) -> str:
 
 
 def _over_rate(report: Report) -> list[tuple[str, str, list[Capacity]]]:
-    """(traffic, plot, capacities) of each kind of traffic that was sent at more than one rate."""
+    """(traffic, plot, capacities) for each kind of traffic that was sent at more than one rate."""
     found = []
     for traffic in dict.fromkeys(group.traffic for group in report.groups):
         pairs = [
@@ -246,7 +249,7 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers that JSON has: NaN and infinity become null; percentiles become "p50"."""
+    """Turn a value into JSON's types: NaN and infinity become null, percentiles become "p50"."""
     if isinstance(value, dict):
         return {
             f"p{key:g}" if isinstance(key, float) else key: _plain(item)
