@@ -1,17 +1,16 @@
 """The decode kernels of an older commit against the present ones, in turn on the same inputs.
 
-git archive --prefix=COMMIT/ COMMIT vllm_gac/kernels | tar -x -C /tmp
+git archive --prefix=COMMIT/ COMMIT vllm_gac | tar -x -C /tmp
 python -m benchmarks.kernels.decode_against /tmp/COMMIT [--out OUT] [--note TEXT]
 
-Only the older kernels are read. They must import nothing of the package that is not there today.
-Needs no vLLM. Writes OUT.json and OUT.md, which name the older kernels by their folder.
+The older kernels must lie where the present ones do, and take the same arguments. Needs no vLLM.
+Writes OUT.json and OUT.md, which name the older kernels by their folder.
 """
 
 import argparse
 import importlib
 import os
 import re
-import shutil
 import statistics
 import sys
 import tempfile
@@ -147,7 +146,7 @@ class Decoder:
 def main() -> None:
     """Measure, print each row and the summary, and write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("old", type=Path, help="folder with an older vllm_gac/kernels")
+    parser.add_argument("old", type=Path, help="folder with an older vllm_gac")
     parser.add_argument("--out", type=Path, help="path without suffix")
     parser.add_argument("--note", help="what the page says of the result")
     add_commit(parser)
@@ -171,16 +170,16 @@ def main() -> None:
 def import_launch(old: Path) -> Any:
     """The module vllm_gac.kernels.decode.launch of the sources in `old`.
 
-    It is imported from a copy, as part of a package `old_kernels`. Modules outside of
-    vllm_gac/kernels are the present ones.
+    It is imported from a copy of the package, which is called old_vllm_gac.
     """
-    # Triton reads the sources of kernels later on, so the copy lives as long as the process.
+    # Triton may read the sources of kernels later on, so the copy outlives this function.
     folder = Path(tempfile.mkdtemp())
-    copy = Path(shutil.copytree(old / "vllm_gac/kernels", folder / "old_kernels"))
-    for path in copy.rglob("*.py"):
-        path.write_text(re.sub(r"\bvllm_gac\.kernels\b", "old_kernels", path.read_text()))
+    for path in (old / "vllm_gac").rglob("*.py"):
+        copy = folder / "old_vllm_gac" / path.relative_to(old / "vllm_gac")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(re.sub(r"\bvllm_gac\b", "old_vllm_gac", path.read_text()))
     sys.path.insert(0, str(folder))
-    return importlib.import_module("old_kernels.decode.launch")
+    return importlib.import_module("old_vllm_gac.kernels.decode.launch")
 
 
 def cases() -> Iterator[Case]:

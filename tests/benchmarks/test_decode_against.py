@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.kernels.decode_against import LATENT, ROTARY, cases, import_launch, in_turn, page
 
-KERNELS = Path(__file__).parents[2] / "vllm_gac/kernels"
+PACKAGE = Path(__file__).parents[2] / "vllm_gac"
 
 
 def test_the_ratio_is_that_of_the_medians() -> None:
@@ -38,17 +38,18 @@ def test_every_geometry_is_measured_and_no_case_twice() -> None:
 def test_old_kernels_are_imported_beside_the_present_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(KERNELS, tmp_path / "vllm_gac/kernels")
+    shutil.copytree(PACKAGE, tmp_path / "vllm_gac", ignore=shutil.ignore_patterns("demo"))
     old = tmp_path / "vllm_gac/kernels/decode/tiling.py"
     old.write_text(old.read_text() + "\nOLD = True\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     launch = import_launch(tmp_path)
     try:
         tiling = sys.modules[launch.tiling_of.__module__]
-        assert tiling.__name__ == "old_kernels.decode.tiling"
+        assert tiling.__name__ == "old_vllm_gac.kernels.decode.tiling"
         assert tiling.OLD
     finally:
-        for name in [name for name in sys.modules if name.startswith("old_kernels")]:
+        for name in [name for name in sys.modules if name.startswith("old_vllm_gac")]:
             del sys.modules[name]
     assert not hasattr(sys.modules["vllm_gac.kernels.decode.tiling"], "OLD")
 
