@@ -1,8 +1,8 @@
-"""Coverage-guided fuzzing of everything that reads a stranger's files: `make fuzz`.
+"""Coverage-guided fuzzing of all code that reads untrusted files: `make fuzz`.
 
     python -m fuzz models|documents CORPUS... [FLAG...]
 
-What follows the first argument is libFuzzer's: directories of inputs, then flags such as
+libFuzzer gets the arguments after the first: directories of inputs, then flags such as
 -max_total_time=600.
 """
 
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import atheris
-import torch  # not instrumented, and not while a time limit runs
+import torch  # imported early: not instrumented, and before the time limit runs
 
 with atheris.instrument_imports(include=["vllm_gac"]):
     from fuzz import documents, models
@@ -24,7 +24,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:
         atheris.Setup(
             sys.argv,
-            lambda data: target.check(data, Path(directory)) and None,  # libFuzzer wants None
+            lambda data: target.check(data, Path(directory)) and None,  # libFuzzer requires None
             custom_mutator=lambda data, limit, seed: target.mutate(
                 data, limit, seed, atheris.Mutate
             ),

@@ -1,7 +1,8 @@
-"""What is fuzzed of single files: plans, knapsack problems, GPU profiles, statistics and pickles.
+"""The fuzz target for single files: plans, knapsack problems, GPU profiles, statistics, pickles.
 
-An input is the name of its kind and SEPARATOR, then the file; of statistics the header, SEPARATOR
-and the bytes that are repeated for the numbers; of a pickle the program within torch's zip file.
+An input is the name of its kind, SEPARATOR, and the file. For statistics, the file is the header,
+SEPARATOR, and the bytes that are repeated as the numbers. For a pickle, it is the program inside
+torch's zip file.
 """
 
 import math
@@ -27,10 +28,10 @@ from vllm_gac.planning.plan_file import planned_layout, read_plan
 
 
 def check(data: bytes, directory: Path) -> bool:
-    """Write the file that `data` stands for into `directory` and use it; whether it was accepted.
+    """Write the file of the input `data` into `directory`, and use it.
 
-    Raises AssertionError if a refusal is no sentence about the file, or if what was accepted gives
-    no numbers; lets through what should not be raised.
+    Returns whether the file was accepted. Raises AssertionError if a refusal does not name the
+    file, or if the use of an accepted file gives wrong numbers. Unexpected exceptions propagate.
     """
     kind, _, content = data.partition(SEPARATOR)
     use = _KINDS.get(kind.decode("latin-1"))
@@ -43,7 +44,7 @@ def check(data: bytes, directory: Path) -> bool:
         said = str(e)
     else:
         return True
-    # A problem may have no solution, and a profile lack a time, wherever they come from.
+    # If a problem has no solution, or a profile lacks a time, the error need not name the file.
     assert str(path) in said or kind in (b"problem", b"profile"), said
     assert "Traceback" not in said, said
     assert "\n" not in said, said
@@ -51,14 +52,14 @@ def check(data: bytes, directory: Path) -> bool:
 
 
 def mutate(data: bytes, limit: int, seed: int, change: Callable[[bytes, int], bytes]) -> bytes:
-    """One mutation of an input, whose kind stays."""
+    """Mutate an input. Its kind stays the same."""
     kind, _, content = data.partition(SEPARATOR)
     left = limit - len(kind) - len(SEPARATOR)
     return kind + SEPARATOR + mutated(content, left, seed, change)
 
 
 def _model(path: Path) -> Checkpoint:
-    """A dense model beside the file, made when it is asked for first."""
+    """A dense model beside the file. The first call writes it."""
     directory = path.parent / "model"
     if not directory.exists():
         raw = config()
@@ -81,7 +82,7 @@ def _problem(path: Path, content: bytes) -> None:
 
 def _profile(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    profile = read_profile.__wrapped__(str(path))  # not kept
+    profile = read_profile.__wrapped__(str(path))  # without the cache
     dense = _model(path).layout
     time = layer_microseconds(dense, dense.layers[0], BatchMix(), profile)
     assert 0 < time < math.inf

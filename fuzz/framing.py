@@ -1,4 +1,4 @@
-"""How several texts are one input of the fuzzer, and how much data a header among them asks for."""
+"""Joins several texts into one fuzzer input, and finds how much data a header in it declares."""
 
 import json
 
@@ -7,12 +7,12 @@ _MOST_DATA = 1 << 20
 
 
 def joined(*texts: bytes) -> bytes:
-    """The input that stands for these texts."""
+    """One input of several texts."""
     return SEPARATOR.join(texts)
 
 
 def data_size(header: bytes) -> int:
-    """The largest end of a tensor that `header` speaks of, if that is not too large."""
+    """The largest end of a tensor in `header`, in bytes. 0 if it is invalid or too large."""
     try:
         entries = [e for e in json.loads(header).values() if isinstance(e, dict)]
         ends = [entry["data_offsets"][1] for entry in entries if "data_offsets" in entry]

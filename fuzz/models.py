@@ -1,27 +1,29 @@
-"""What is fuzzed: a config.json and a safetensors header, as `verify` and the loader read them.
+"""The fuzz target for models: a config.json and a safetensors header, as `verify` reads them.
 
-An input is the two texts with SEPARATOR between them. The header gets its length before it and
-as many zeros behind it as it asks for, so that mutations reach what comes after the framing.
+An input is the two texts with SEPARATOR between them. The target writes the header with its length
+before it and as many zeros after it as it declares. So mutations reach the code behind the framing.
 """
 
 import math
 from pathlib import Path
 
 from fuzz.framing import SEPARATOR, data_size
-from fuzz.mutations import mutated as mutate  # noqa: F401 -- of a model: any of its two texts
+from fuzz.mutations import mutated as mutate  # noqa: F401 -- mutates either text
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 
-# Layers with tensors of zeros for what a config skips can be larger than the files.
+# If a config skips parts of a layer, they become tensors of zeros. These can be larger than the
+# files.
 _MOST_ELEMENTS = 1 << 20
 
 
 def check(data: bytes, directory: Path) -> bool:
-    """Write the model `data` stands for to `directory`, read it; whether it was accepted.
+    """Write the model of the input `data` into `directory`, and read it.
 
-    Raises AssertionError if a refusal is no sentence about a file in the directory, or if a tensor
-    of an accepted model is not what its layout says; lets through what should not be raised.
+    Returns whether the model was accepted. Raises AssertionError if a refusal does not name a file
+    in the directory, or if a tensor of an accepted model does not have the shape in its layout.
+    Unexpected exceptions propagate.
     """
     config, _, header = data.partition(SEPARATOR)
     (directory / "config.json").write_bytes(config)

@@ -1,6 +1,7 @@
-"""Mutations that know JSON: a random node becomes another value, goes, or moves elsewhere.
+"""Mutations of JSON: a random node gets another value, is removed, or is copied elsewhere.
 
-Mutated bytes alone rarely stay JSON. What is not JSON, and one input in four, is left to them.
+Mutations of bytes rarely give valid JSON. They are used for inputs that are not JSON, and for one
+JSON input in four.
 """
 
 import json
@@ -18,7 +19,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def mutated(data: bytes, limit: int, seed: int, mutate: Callable[[bytes, int], bytes]) -> bytes:
-    """One mutation of an input, at most `limit` bytes; `mutate` is the fuzzer's own, of bytes."""
+    """Mutate an input to at most `limit` bytes. `mutate` is the fuzzer's own mutation of bytes."""
     chance = random.Random(seed)
     texts = list(data.split(SEPARATOR, 1))
     at = chance.randrange(len(texts))
@@ -46,7 +47,7 @@ def _change(root: Any, chance: random.Random) -> None:
             container[key] = chance.choice(_VALUES)
         case 1:
             other, of = chance.choice(parts)
-            # A copy, so that nothing holds itself.
+            # A copy, so that no node contains itself.
             container[key] = json.loads(json.dumps(other[of]))
         case 2:
             del container[key]

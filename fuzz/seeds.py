@@ -19,14 +19,14 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def seed(name: str) -> bytes:
-    """The input of models.py that stands for the model in the format `name`."""
+    """The input of models.py for a model in the format `name`."""
     shard = shard_bytes(written_tensors(name))
     length = int.from_bytes(shard[:8], "little")
     return joined(json.dumps(CONFIGS[name]).encode(), shard[8 : 8 + length])
 
 
 def documents() -> dict[str, bytes]:
-    """An input of documents.py of each kind, by name."""
+    """One input of documents.py for each kind, by name."""
     content = {
         "plan": _plan(),
         "problem": json.dumps(_PROBLEM).encode(),
@@ -103,7 +103,7 @@ def _plan() -> bytes:
 
 
 def _statistics() -> bytes:
-    """A header as calibrate.py writes it; every number is 1.0."""
+    """Statistics with a header as compression/calibrate.py writes it. Every number is 1.0."""
     import hashlib
 
     from vllm_gac.compression.statistics_file import STATISTICS, stats_file
@@ -125,7 +125,7 @@ def _statistics() -> bytes:
 
 
 def _pickle() -> bytes:
-    """The program of a model of SVD-LLM's, without its storages."""
+    """The pickle program of a model by SVD-LLM, without its storages."""
     from tests.checkpoint.pickles import foreign
     from tests.importers.pickled_models import svd_llm
 

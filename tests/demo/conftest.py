@@ -1,4 +1,4 @@
-"""The shipped tokenizer, loaded once."""
+"""Loads the shipped tokenizer once."""
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast

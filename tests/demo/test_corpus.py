@@ -1,4 +1,4 @@
-"""Splits, duplicates, packing; and that the shipped texts come from the splits they claim."""
+"""The corpus: its splits, duplicates and packing. The shipped texts come from the right splits."""
 
 import platform
 import re

@@ -1,4 +1,4 @@
-"""The Mistral twin: same weights, and a window that is really there."""
+"""The Mistral twin has the same weights, and its sliding window has an effect."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The shipped plan of the demo model is what `compress` would plan for it."""
+"""The shipped plan of the demo model equals the plan that `compress` makes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The shipped tokenizer, as AutoTokenizer loads it, and the recipe that made it."""
+"""The shipped tokenizer, loaded by AutoTokenizer, and the code that trains it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The training model is transformers' Llama; the loop learns; the command fails clearly."""
+"""The training model equals transformers' Llama, the loop learns, and the command fails clearly."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs that several test files read."""
+"""Fixtures: runs that several test files read."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Starting the client as its users do: locust, in processes of its own."""
+"""Starts the client as users do: locust in its own processes."""
 
 import os
 import subprocess

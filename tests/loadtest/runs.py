@@ -1,4 +1,4 @@
-"""Runs of an imaginary server with known latencies, written as the client writes them."""
+"""Writes runs of an imaginary server with known latencies, in the client's format."""
 
 import json
 from pathlib import Path

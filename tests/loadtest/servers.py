@@ -1,4 +1,4 @@
-"""Servers for the tests: the mock in a thread, and one that plays a script byte by byte."""
+"""Servers for the tests: the mock in a thread, and a server that sends scripted bytes."""
 
 import asyncio
 import contextlib

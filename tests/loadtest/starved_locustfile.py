@@ -1,4 +1,4 @@
-"""The load test in a process that computes for 0.3 s at a time: what a client must never be."""
+"""The load test in a process that also computes, 0.3 s at a time. Such a client is INVALID."""
 
 import time
 from typing import Any

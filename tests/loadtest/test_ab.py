@@ -1,4 +1,4 @@
-"""A/B files, and a whole comparison of two mock servers."""
+"""A/B files, and a complete comparison of two mock servers."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Arrivals have the burstiness asked for and follow the rate curve."""
+"""Arrivals have the requested burstiness and follow the rate curve."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Percentiles are exact, intervals cover, and dependence in time widens them."""
+"""Percentiles are exact. Intervals cover the true value and widen with dependence in time."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The client stamps each event as it comes and names every way a request can fail."""
+"""The client stamps each event on arrival, and names every way in which a request can fail."""
 
 import math
 import socket

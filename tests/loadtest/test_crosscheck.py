@@ -1,4 +1,4 @@
-"""This client and `vllm bench serve` agree on a server that both replay the same schedule to."""
+"""This client and `vllm bench serve` agree if both replay one schedule against one server."""
 
 import json
 import subprocess

@@ -1,8 +1,8 @@
-"""The instrument itself: what the client measures is what a server of known timing did.
+"""The client measures what a server of known timing did.
 
-The mock, the client and this test have processes of their own. The mock writes down when each
-token really left, and a witness how late the machine woke a process that did nothing. So a busy
-machine is told apart from a client that mis-measures: only the machine's fault is tried again.
+The mock, the client and this test run in separate processes. The mock writes when each token really
+left. A witness process does nothing and writes how late the machine woke it. So the test can tell a
+busy machine from a client that measures wrongly. It retries only if the machine was busy.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a client process says of itself while it runs."""
+"""The metrics that a client process exports while it runs."""
 
 import socket
 import urllib.request

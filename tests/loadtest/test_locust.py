@@ -1,4 +1,4 @@
-"""The whole client under locust, against a server whose answers are known."""
+"""The whole client under locust, against a server with known answers."""
 
 import json
 import re

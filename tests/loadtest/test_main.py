@@ -1,4 +1,4 @@
-"""The command line: files out, one line of error, no traceback."""
+"""The command line writes its files, and prints errors as one line without a traceback."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Requests go out when they are due, all of them, whoever shares the work."""
+"""All requests are sent when they are due, however many processes share them."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""Records survive their file, and their measures are those of the definitions."""
+"""Records are read back as written, and their measures follow the definitions."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The report's numbers are right on runs whose numbers are known, and its page stands alone."""
+"""The report's numbers are right on runs with known numbers, and its page loads nothing."""
 
 import csv
 import json

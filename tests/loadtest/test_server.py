@@ -1,4 +1,4 @@
-"""A server is measured only once it is healthy, and never outlives its measurement."""
+"""A server is measured only after it is healthy, and it never outlives its measurement."""
 
 import os
 import socket

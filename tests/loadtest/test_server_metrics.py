@@ -1,4 +1,4 @@
-"""Facts from two scrapes of a server's metrics."""
+"""The facts of a run, from two scrapes of a server's metrics."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`make loadtest-smoke` from end to end: three real servers, their numbers, one report."""
+"""`make loadtest-smoke` end to end: three real servers, their numbers and one report."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The parser gives the same events however the bytes are cut, each with its last byte."""
+"""The parser gives the same events for any chunks, each as soon as its last byte comes."""
 
 from itertools import pairwise
 

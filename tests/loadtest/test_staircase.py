@@ -1,4 +1,4 @@
-"""Steps in a row are replayed as one run, and each comes out as the run it would have been."""
+"""The steps of a staircase are replayed as one run, which is then split into one run per step."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Latencies, goodput, realized fraction and capacity are right on runs that are known."""
+"""Latencies, goodput, realized fraction and capacity are right on known runs."""
 
 from pathlib import Path
 

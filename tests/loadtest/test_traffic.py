@@ -1,4 +1,4 @@
-"""A scenario gives one schedule, which survives the way through a file."""
+"""A scenario always gives the same schedule, which is read back from its file as written."""
 
 from pathlib import Path
 

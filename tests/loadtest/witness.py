@@ -1,6 +1,6 @@
-"""A process that does nothing but sleep, and says how late the machine let it wake.
+"""A process that only sleeps, and measures how late the machine wakes it.
 
-Runs until its standard input ends; then prints the 99th percentile, in seconds.
+It runs until its standard input ends. Then it prints the 99th percentile in seconds.
 """
 
 import sys

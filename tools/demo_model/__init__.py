@@ -1,1 +1,1 @@
-"""How the demo model in vllm_gac/demo was made: corpus, tokenizer, training and model card."""
+"""Makes the demo model in vllm_gac/demo: corpus, tokenizer, training and model card."""

@@ -1,4 +1,4 @@
-"""The model card: measured on the directory as it ships, written beside the weights."""
+"""Writes the model card beside the weights. Its numbers are measured on the shipped directory."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from tools.demo_model.corpus import Corpus
 from tools.demo_model.perplexity import perplexity
 from tools.demo_model.training import Evaluation, History, Schedule
 
-# Windows of the headline number, and how many of them make the number that a test can afford.
+# WINDOW: tokens per window. A test measures only the first FEW_WINDOWS windows, to save time.
 WINDOW, FEW_WINDOWS = 1024, 16
 _OTHER_WINDOWS = (256, 2048)
 _PROMPT = '# Lib/stack.py\n"""A last-in, first-out container."""\n\nclass Stack:\n'
@@ -30,7 +30,7 @@ def write_card(
 ) -> None:
     """Measure the model in `directory` on the text `held_out` and write README.md there.
 
-    transformers computes in fp32 on the bf16 weights that are on disk.
+    transformers runs the bf16 weights on disk in fp32.
     """
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -79,7 +79,7 @@ def write_card(
 
 
 def _table(curve: Sequence[Evaluation]) -> str:
-    """About a dozen evenly spaced rows of the curve, its end among them."""
+    """About a dozen evenly spaced rows of the curve, including its end."""
     stride = max(1, round(len(curve) / _CURVE_ROWS))
     rows = curve[::-1][::stride][::-1]
     return "\n".join(

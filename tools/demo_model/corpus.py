@@ -1,4 +1,4 @@
-"""Python's standard library as a corpus: which modules, in which split, without duplicates.
+"""Make a corpus of Python's standard library: select modules, drop duplicates, make splits.
 
 `python -m tools.demo_model.corpus pack OUT.tar.xz` packs this interpreter's library for a machine
 that lacks its sources; `... excerpts DIR` writes the calibration and held-out texts of the demo.
@@ -20,8 +20,8 @@ from vllm_gac.errors import GacError
 
 Split = Literal["train", "validation", "heldout"]
 
-# Not code (character tables, help topics), not the standard library, or not the same on another
-# machine. Files of invalid syntax exist to test the compiler.
+# These are not code (character tables, help topics), not the standard library, or different on
+# another machine. Files with invalid syntax exist to test the compiler.
 _EXCLUDED_PREFIXES = (
     "site-packages/",
     "dist-packages/",
@@ -33,11 +33,11 @@ _EXCLUDED_PREFIXES = (
     "lib2to3/tests/data/",
 )
 _EXCLUDED_PART = "badsyntax"
-_SMALLEST = 400  # characters; below are package markers and stubs
+_SMALLEST = 400  # characters; smaller modules are package markers and stubs
 
-# In thousandths of all modules.
+# Sizes of splits, in thousandths of all modules.
 _HELD_OUT, _VALIDATION = 14, 24
-# A larger module always trains, so that none makes up most of a small split.
+# Larger modules are always in the training split, so that none makes up most of a small split.
 _LARGEST_HELD_OUT = 32_000
 _CALIBRATION_SIZE = 350_000
 _LARGEST_CALIBRATION = 24_000
@@ -52,12 +52,12 @@ class Document:
 
     @property
     def text(self) -> str:
-        """What the model sees: the source under a comment that says where it is from."""
+        """The training text: the source, below a comment with its path."""
         return f"# Lib/{self.path}\n{self.source}"
 
     @property
     def split(self) -> Split:
-        """Decided by the path alone, except that very large modules always train."""
+        """The split of the document. It depends only on the path, unless the module is large."""
         return "train" if len(self.source) > _LARGEST_HELD_OUT else split_of(self.path)
 
 
@@ -74,7 +74,7 @@ class Corpus:
 
     @property
     def sha256(self) -> str:
-        """Digest of all documents: two corpora with the same digest train the same model."""
+        """Digest of all documents. Corpora with the same digest train the same model."""
         digest = hashlib.sha256()
         for document in self.documents:
             digest.update(f"{document.path}\0{document.source}\0".encode())
@@ -82,9 +82,10 @@ class Corpus:
 
 
 def read_corpus(source: Path | None = None) -> Corpus:
-    """The modules of `source`, a library directory or a packed one; by default this interpreter's.
+    """Read the modules of `source`, a library directory or a packed one.
 
-    Raises GacError if `source` is neither, or holds too few modules to be a standard library.
+    The default is this interpreter's library. Raises GacError if `source` is neither of them, or
+    holds too few modules to be a standard library.
     """
     if source is None:
         source, name = Path(sysconfig.get_path("stdlib")), f"python-{platform.python_version()}"
@@ -144,25 +145,25 @@ def _documents(files: Iterable[tuple[str, bytes]]) -> Iterator[Document]:
         try:
             source = content.decode("utf-8")
         except UnicodeDecodeError:
-            continue  # tests of other source encodings
+            continue  # modules that test other source encodings
         source = source.replace("\r\n", "\n").strip("\n") + "\n"
         if len(source) >= _SMALLEST:
             yield Document(path, source)
 
 
 def _deduplicated(documents: Iterable[Document]) -> Iterator[Document]:
-    """Leave out modules most of whose lines stand in earlier ones, e.g. a test's asyncio twin."""
+    """Skip a module if most of its lines are in earlier modules, e.g. a test's asyncio twin."""
     seen: set[str] = set()
     for document in documents:
         lines = {line.strip() for line in document.source.splitlines()}
-        lines = {line for line in lines if len(line) >= 20}  # shorter ones are everyone's
+        lines = {line for line in lines if len(line) >= 20}  # many modules share shorter lines
         if len(lines & seen) <= 0.6 * len(lines):
             yield document
         seen |= lines
 
 
 def excerpts(corpus: Corpus) -> tuple[str, str]:
-    """(calibration text, held-out text): modules of the training split, and the held-out split."""
+    """The calibration text, from the training split, and the held-out text, all of its split."""
     by_hash = sorted(
         corpus.split("train"), key=lambda d: hashlib.sha256(d.path.encode()).digest(), reverse=True
     )
@@ -175,12 +176,12 @@ def excerpts(corpus: Corpus) -> tuple[str, str]:
 
 
 def join(documents: Iterable[Document]) -> str:
-    """Documents as one text, in the layout of the shipped files."""
+    """Join documents into one text, in the format of the shipped files."""
     return "\n\n".join(document.text for document in documents)
 
 
 def pack(archive: Path, library: Path | None = None) -> int:
-    """Write `library`, by default this interpreter's, to `archive` (.tar.xz).
+    """Pack `library` into `archive` (.tar.xz). The default is this interpreter's library.
 
     Returns the number of modules.
     """
@@ -188,7 +189,7 @@ def pack(archive: Path, library: Path | None = None) -> int:
     count = 0
     with tarfile.open(archive, "w:xz") as members:
         for path, content in _files_below(library):
-            member = tarfile.TarInfo(path)  # no owner, no time: the same archive everywhere
+            member = tarfile.TarInfo(path)  # without owner and time: the archive is reproducible
             member.size = len(content)
             members.addfile(member, io.BytesIO(content))
             count += 1
@@ -196,7 +197,7 @@ def pack(archive: Path, library: Path | None = None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; see the module's docstring."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_model.corpus", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     packing = verbs.add_parser("pack", help="pack this interpreter's library")

@@ -1,6 +1,6 @@
-"""The Llama that `train.py` trains: what transformers' LlamaForCausalLM computes, with dropout.
+"""The Llama that `train.py` trains: transformers' LlamaForCausalLM with dropout.
 
-Parameters carry the names of a Hugging Face checkpoint: the state_dict is the checkpoint.
+Parameters have the names of a Hugging Face checkpoint, so the state_dict is the checkpoint.
 """
 
 import math
@@ -15,7 +15,7 @@ from tools.demo_model.tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Dims, under the names that config.json gives them: 11.0 M parameters as they stand here."""
+    """Dims, named as in config.json. The defaults give 11.0 M parameters."""
 
     hidden_size: int = 384
     intermediate_size: int = 1024
@@ -29,7 +29,7 @@ class Architecture:
     rope_theta: float = 10000.0
 
     def hf_config(self) -> dict[str, object]:
-        """config.json of the trained model."""
+        """The config.json of the trained model."""
         dims = asdict(self)
         theta = dims.pop("rope_theta")
         return {
@@ -55,7 +55,8 @@ class Llama(nn.Module):
     def __init__(self, architecture: Architecture, dropout: float) -> None:
         super().__init__()
         self.model = Decoder(architecture, dropout)
-        # Normal, 0.02; what writes to the residual stream smaller by the number of such writes.
+        # Weights are normal with a standard deviation of 0.02. It is smaller for linears that write
+        # to the residual stream, because their outputs add up.
         writes = 2 * architecture.num_hidden_layers
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -89,7 +90,7 @@ class Decoder(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Normalized hidden states, as the language model head takes them."""
+        """Normalized hidden states, the input of the language model head."""
         rope = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
         x = self.dropout(self.embed_tokens(ids))
         for layer in self.layers:
@@ -99,7 +100,7 @@ class Decoder(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and MLP, dropout on what each adds to the residual stream."""
+    """Pre-norm attention and MLP. Dropout applies to what each adds to the residual stream."""
 
     def __init__(self, architecture: Architecture, dropout: float) -> None:
         super().__init__()
@@ -161,7 +162,7 @@ class Mlp(nn.Module):
 
 
 def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (i, i + head_dim/2) of x [batch, heads, length, head_dim], in fp32."""
+    """Rotate the pairs (i, i + head_dim/2) of x [batch, heads, length, head_dim] in fp32."""
     cos, sin = rope
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)

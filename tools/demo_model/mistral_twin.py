@@ -1,7 +1,7 @@
-"""The demo model as a Mistral: the same weights under a config with a sliding window.
+"""Write the demo model as a Mistral: the same weights, with a sliding window in the config.
 
-`python -m tools.demo_model.mistral_twin OUT`. Mistral is Llama plus the window; within the first
-`sliding_window` tokens both compute the same.
+`python -m tools.demo_model.mistral_twin OUT`. Mistral is Llama with a sliding window. Within the
+first `sliding_window` tokens both compute the same.
 """
 
 import argparse
@@ -26,9 +26,10 @@ _LLAMA_ONLY = ("attention_bias", "mlp_bias")
 
 
 def write_mistral_twin(out: Path, sliding_window: int = 256) -> None:
-    """Write the twin to the directory `out`. A token attends to `sliding_window`, itself included.
+    """Write the twin into the directory `out`.
 
-    Raises GacError if `out` exists or the window is not positive.
+    A token attends to `sliding_window` tokens, including itself. Raises GacError if `out` exists or
+    if the window is not positive.
     """
     if sliding_window < 1:
         raise GacError(f"--sliding-window: {sliding_window} tokens, expected at least 1")
@@ -47,7 +48,7 @@ def write_mistral_twin(out: Path, sliding_window: int = 256) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; see the module's docstring."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.demo_model.mistral_twin", description=__doc__
     )

@@ -12,11 +12,11 @@ from torch.nn.functional import cross_entropy
 def perplexity(
     logits_of: Callable[[Tensor], Tensor], tokens: Tensor, window: int, batch: int = 8
 ) -> float:
-    """exp of the mean cross entropy over `tokens` [n], cut into windows of `window` tokens.
+    """The exp of the mean cross entropy over `tokens` [n], in windows of `window` tokens.
 
-    Windows do not overlap; within each, all tokens but the first are predicted from those before
-    it, and what is left over at the end of the stream is dropped. `logits_of` maps ids
-    [batch, window] to logits [batch, window, vocab].
+    Windows do not overlap. Within a window, every token but the first is predicted from the tokens
+    before it. The rest at the end of the stream is dropped. `logits_of` maps ids [batch, window] to
+    logits [batch, window, vocab].
     """
     windows = tokens[: len(tokens) // window * window].view(-1, window).long()
     total = 0.0

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer for Python sources, as transformers' AutoTokenizer loads it."""
+"""A byte-level BPE tokenizer for Python sources. transformers' AutoTokenizer can load it."""
 
 import json
 from collections.abc import Iterable
@@ -10,13 +10,14 @@ VOCAB_SIZE = 4096
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 BOS_ID, EOS_ID = 0, 1
 
-# Words with the character before them, up to three digits, runs of punctuation, line ends, and
-# indentation but for its last space, which belongs to the word: tiktoken's cl100k_base without
-# the English contractions.
+# A piece is a word with the character before it, up to three digits, a run of punctuation, line
+# ends, or indentation without its last space, which belongs to the word. This is the pattern of
+# tiktoken's cl100k_base without English contractions.
 _PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# The model has read modules, not dialogues: a conversation becomes a module whose docstrings are
-# what the user says, and whose code is what the assistant wrote. It begins as in corpus.py.
+# The model is trained on modules, not on dialogues. So a conversation becomes a module: the user's
+# messages are docstrings, and the assistant's messages are code. It begins like a document of
+# corpus.py.
 _CHAT_TEMPLATE = (
     "{{ bos_token + '# Lib/__main__.py\n' }}"
     "{% for message in messages %}"
@@ -30,7 +31,7 @@ _CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """BPE merges learned from `texts`; every byte is a token, so that nothing is unknown."""
+    """Learn BPE merges from `texts`. Every byte is a token, so that no text is unknown."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -41,7 +42,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=[BOS, EOS],  # in this order: ids 0 and 1
+        special_tokens=[BOS, EOS],  # this order gives ids 0 and 1
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -53,7 +54,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, context: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json; `context` is the model's longest input."""
+    """Write tokenizer.json and tokenizer_config.json. `context` is the model's longest input."""
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,8 +1,8 @@
 """Train the demo model: `python -m tools.demo_model.train --out DIR`.
 
-Modules of Python's standard library -> BPE tokenizer -> Llama -> a Hugging Face directory with a
-model card. Seeds are fixed; two runs on one machine differ by what the GPU's atomics round, and by
-how many steps fit if `--minutes` ends the schedule.
+This reads Python's standard library, trains a BPE tokenizer and a Llama on it, and writes a Hugging
+Face directory with a model card. Seeds are fixed. Two runs on one machine still differ by the
+rounding of the GPU's atomics, and in the number of steps if `--minutes` ends the schedule.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from vllm_gac.errors import GacError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; see the module's docstring."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_model.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="model directory to write")
     parser.add_argument(
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(out: Path, corpus: Corpus, schedule: Schedule, device: torch.device, command: str) -> None:
-    """Train on `corpus` and write the model directory `out`, which must not exist yet."""
+    """Train on `corpus`, and write the model directory `out`, which must not exist yet."""
     torch.manual_seed(schedule.seed)
     architecture = Architecture()
     documents = corpus.split("train")
@@ -79,7 +79,7 @@ def run(out: Path, corpus: Corpus, schedule: Schedule, device: torch.device, com
 
 
 def _stream(tokenizer: Tokenizer, documents: Sequence[Document], device: torch.device) -> Tensor:
-    """All documents as one stream of ids, each between a begin and an end token."""
+    """All documents as one stream of ids. Each is between a begin token and an end token."""
     encodings = tokenizer.encode_batch_fast([d.text for d in documents])
     ids = [i for encoding in encodings for i in (*encoding.ids, EOS_ID)]
     return torch.tensor(ids, dtype=torch.int16, device=device)
@@ -91,13 +91,13 @@ def _save(model: Llama, tokenizer: Tokenizer, architecture: Architecture, out: P
         for name, weight in model.state_dict().items()
     }
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)  # safetensors makes it private
+    (out / "model.safetensors").chmod(0o644)  # safetensors makes the file private
     save_tokenizer(tokenizer, out, architecture.max_position_embeddings)
     generation = {
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,
         "pad_token_id": EOS_ID,
-        # At lower temperatures a model this small repeats lines. Clients that ask get theirs.
+        # At lower temperatures such a small model repeats lines. Clients can still set their own.
         "do_sample": True,
         "temperature": 1.0,
         "top_p": 0.95,

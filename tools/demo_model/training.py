@@ -1,4 +1,4 @@
-"""The training loop: AdamW, cosine decay, bf16; keeps the weights that are best on validation."""
+"""The training loop: AdamW, cosine decay, bf16. It keeps the weights that validate best."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ _VALIDATION_WINDOW = 1024
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the command line says about training."""
+    """The training options of the command line."""
 
     epochs: int
     minutes: float
@@ -38,7 +38,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One line of the loss curve: mean cross entropies in nats per token."""
+    """One point of the loss curve: mean cross entropies in nats per token."""
 
     step: int
     epoch: float
@@ -48,7 +48,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """How training went. `best` is the evaluation whose weights were kept."""
+    """The course of training. `best` is the evaluation whose weights were kept."""
 
     curve: tuple[Evaluation, ...]
     best: Evaluation
@@ -58,7 +58,7 @@ class History:
 
 
 def train(model: Llama, tokens: Tensor, validation: Tensor, schedule: Schedule) -> History:
-    """Train `model` on the stream `tokens` [n]; leaves it with its best weights on `validation`.
+    """Train `model` on the stream `tokens` [n]. It ends with its best weights on `validation`.
 
     Raises GacError if the tokens do not fill a single batch.
     """
@@ -76,8 +76,9 @@ def train(model: Llama, tokens: Tensor, validation: Tensor, schedule: Schedule) 
     start, step = time.monotonic(), 0
     for step, ids in enumerate(_batches(tokens, schedule), start=1):
         if step == 2:
-            start = time.monotonic()  # the first step compiled
-        # Over the steps, or over the minutes if those end first: decayed to zero in either case.
+            start = time.monotonic()  # time starts after the first step, which compiles
+        # Progress counts steps, or minutes if they run out first. The rate decays to zero in both
+        # cases.
         progress = max(step / steps, (time.monotonic() - start) / (60 * schedule.minutes))
         with _autocast(tokens):
             loss = loss_of(model, ids)
@@ -109,7 +110,7 @@ def _optimizer(model: Llama, schedule: Schedule) -> AdamW:
 
 
 def _batches(tokens: Tensor, schedule: Schedule) -> Iterator[Tensor]:
-    """Ids [batch, length]: every epoch cuts the stream elsewhere and shuffles the windows."""
+    """Yield ids [batch, length]. Every epoch cuts the stream elsewhere and shuffles the windows."""
     batch, length = schedule.batch, schedule.length
     generator = torch.Generator().manual_seed(schedule.seed)
     for _ in range(schedule.epochs):
@@ -119,8 +120,9 @@ def _batches(tokens: Tensor, schedule: Schedule) -> Iterator[Tensor]:
         order = torch.randperm(count, generator=generator)
         for chosen in order[: count // batch * batch].view(-1, batch):
             ids = windows[chosen.to(tokens.device)].long()
-            # Serving puts the begin token before a prompt that starts anywhere; perplexity by
-            # windows has none. Half of each makes the model at home in both.
+            # Serving puts the begin token before a prompt that starts anywhere. Perplexity over
+            # windows has no begin token. Half of each batch trains for serving, half for
+            # perplexity.
             ids[: batch // 2, 0] = BOS_ID
             yield ids
 
@@ -144,7 +146,7 @@ def _descend(model: Llama, optimizer: AdamW, loss: Tensor, lr: float) -> None:
 
 
 def _learning_rate(schedule: Schedule, step: int, progress: float) -> float:
-    """Linear warmup, then the cosine from the peak to zero."""
+    """Linear warmup, then a cosine from the peak to zero."""
     cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
     return schedule.lr * min(step / _WARMUP_STEPS, cosine)
 
