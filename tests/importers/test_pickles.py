@@ -153,7 +153,7 @@ def test_what_was_pickled_beside_the_weights_becomes_files(
         "temperature": 0.6,
     }
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "jeffwan/llama-7b-hf, converted by vllm-gac" in card
+    assert "llama-7b-hf, converted by vllm-gac" in card
     assert "from svd-llm" in card
     assert "- m.pt, " in card
 
