@@ -385,7 +385,7 @@ def test_statistics_without_gradients_are_explained(
         )
     assert not list(tmp_path.glob("out*"))
     said = usage(capsys, "plan", dense, "--kv-ratio", 0.75, "--sensitivity", "kfac")
-    assert "need --stats" in said
+    assert "--sensitivity kfac needs --stats" in said
     said = usage(capsys, "calibrate", dense, "--text", "t", "--out", "o", "--gradients", "-1")
     assert "-1" in said
 

@@ -22,7 +22,7 @@ from vllm_gac.gpu.latency.layer import (
     mlp_microseconds,
 )
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
-from vllm_gac.gpu.profile import GpuProfile, PrefillTime
+from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ValueLayout, layout_of
 
@@ -336,3 +336,15 @@ def test_a_profile_that_lacks_what_it_takes_is_refused(
 def test_predicting_needs_no_torch() -> None:
     code = "import sys, vllm_gac.gpu.latency.layer; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_equal_profile_costs_no_comparison_of_its_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compared(self: object, other: object) -> bool:
+        raise AssertionError("two profiles were compared by their times")
+
+    monkeypatch.setattr(DecodeTime, "__eq__", compared)
+    copy = H200.model_copy(deep=True)
+    times = [decode_microseconds(DENSE, LAYER, 16, 4096, profile) for profile in (H200, copy)]
+    assert times[0] == times[1]
