@@ -1,4 +1,4 @@
-"""Random models with dims of every kind, most of them misaligned, and their logits."""
+"""Random models with dims of every kind, mostly misaligned, and their logits."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 @dataclass(frozen=True)
 class RandomModel:
-    """The model of a config.json with a `"gac"` object, with random weights."""
+    """A model with random weights, made from a config.json with a `"gac"` object."""
 
     raw: dict[str, Any]
     seed: int
@@ -40,7 +40,7 @@ class RandomModel:
         return validate(HfConfig, self.raw, "config.json")
 
     def padded(self, layout: ModelLayout) -> dict[str, torch.Tensor]:
-        """The weights as padding to `layout` makes them."""
+        """The weights after padding to `layout`."""
         stream = padded_tensors(self.layout, layout, self.hf_config.rope, self.weights.items())
         return dict(stream)
 
@@ -50,7 +50,7 @@ class RandomModel:
         dtype: torch.dtype = torch.float64,
         change: Callable[[dict[str, torch.Tensor]], object] = lambda weights: None,
     ) -> torch.Tensor:
-        """Logits of TOKENS by the reference model, as it is or padded to `layout`."""
+        """The logits of the reference model for TOKENS, unchanged or padded to `layout`."""
         weights = self.weights if layout is None else self.padded(layout)
         change(weights)
         hf = self.hf_config
@@ -97,7 +97,7 @@ def _shapes(layer: dict[str, Any], head_dim: int) -> dict[str, tuple[int, int]]:
 
 
 def gac_config(layers: list[dict[str, Any]], head_dim: int, **changes: Any) -> dict[str, Any]:
-    """config.json of the compressed model that has `layers`."""
+    """The config.json of a compressed model with `layers`."""
     gac = {"version": 1, "softmax_scale": head_dim**-0.5, "head_dim": head_dim, "layers": layers}
     return config(
         architectures=["GacLlamaForCausalLM"],
@@ -114,7 +114,7 @@ def gac_config(layers: list[dict[str, Any]], head_dim: int, **changes: Any) -> d
 
 @st.composite
 def models(draw: st.DrawFn) -> RandomModel:
-    """A model of random layers, with every attribute that the reference knows."""
+    """A model with random layers, and random values of all attributes that the reference knows."""
     head_dim = draw(st.sampled_from([6, 10, 16, 18]))
     raw = gac_config(
         [draw(layers(head_dim)) for _ in range(LAYERS)],
@@ -131,7 +131,7 @@ def models(draw: st.DrawFn) -> RandomModel:
 def random_weights(
     shapes: Iterable[tuple[str, tuple[int, ...]]], seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """fp32 weights under which every part of a model matters to its logits."""
+    """fp32 weights with which every part of the model affects the logits."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in shapes:

@@ -1,8 +1,8 @@
-"""Padding is exact to the bit wherever sums are added up in the order of their terms.
+"""Padding does not change a bit if every sum is computed in the order of its terms.
 
-A padded sum has products of zeros among its terms, in places that change nothing but how a GEMM
-groups the others. So the reference model runs here with every sum in order, in fp32. What is
-served: tests/serving/test_align.py.
+A padded sum has additional zeros among its terms. They only change how a GEMM groups the other
+terms. So the reference model here computes every sum in order, in fp32. tests/serving/test_align.py
+tests served models.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ def test_logits_are_bit_for_bit_the_same(
 
 
 def product_in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a [..., m, k] @ b [..., k, n], the terms of each sum one after the other."""
+    """a [..., m, k] @ b [..., k, n], where the terms of each sum are added one by one."""
     total = torch.zeros(())
     for k in range(a.shape[-1]):
         total = total + a[..., :, k, None] * b[..., None, k, :]
@@ -52,7 +52,7 @@ def linear_in_order(
 
 
 def up_projection_in_order(equation: str, x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """bthr,hdr->bthd"""
+    """The einsum bthr,hdr->bthd, where the terms of each sum are added one by one."""
     return product_in_order(x[..., None, :], up.transpose(1, 2)).squeeze(-2)
 
 
@@ -64,6 +64,6 @@ def attention_in_order(
 
 
 def silu_of_whole_vectors(x: torch.Tensor) -> torch.Tensor:
-    """silu, computed alike everywhere: torch takes other instructions for a row's remainder."""
+    """silu by the same instructions for all numbers. torch uses others at the end of a row."""
     width = x.shape[-1]
     return silu(pad(x, (0, -width % 64)))[..., :width]

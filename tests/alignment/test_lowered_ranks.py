@@ -1,4 +1,4 @@
-"""Ranks that go down: only to a nearer allowed one, and to the best approximation there is."""
+"""Ranks are lowered only if the lower allowed rank is nearer, by the best approximation."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which dims padding makes, by role; and the tables of the GAC paper."""
+"""The dims after padding, by role, and the tables of the GAC paper."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Alignment: the rules of thumb exactly, and the measured strategy as its profile says."""
+"""Alignment: the fixed strategies follow their rules, and the measured one its profile."""
 
 import json
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_quantization_adds_multiples_and_takes_the_first_dim_that_is_one(
     parts = tp if role == "width" else 1
     assert found >= aligned(dim)
     assert found // parts % multiple == 0
-    assert aligned(found) == found  # still one that the strategy allows
+    assert aligned(found) == found  # the strategy allows the result
     between = range(found - parts, dim - 1, -1)
     assert not any(aligned(d) == d and d // parts % multiple == 0 for d in between)
 
@@ -122,7 +122,7 @@ def test_a_plan_knows_every_strategy() -> None:
 
 
 def profile(directory: Path, **changes: Any) -> str:
-    """The path of a profile in which every head size from 64 to 128 takes as long as it is."""
+    """The path of a profile in which the time of each head size from 64 to 128 is its size."""
     sizes = list(range(64, 129))
     raw = {
         "version": 1,
@@ -199,7 +199,7 @@ def test_where_nothing_was_measured_multiples_of_16_count_as_fast(tmp_path: Path
     gpu = profile(tmp_path, gemm=[gemm("n", 1, {1000: 1.0, 1088: 1.0})])
     assert align(300, "measured", "head", gpu) == 304
     assert align(500, "measured", "rank", gpu) == 512
-    # 1088 is measured; 1040 is smaller, and nothing says that it is slower.
+    # 1088 is measured. 1040 is smaller, and no measurement shows that it is slower.
     assert align(1030, "measured", "rank", gpu) == 1040
 
 

@@ -1,4 +1,4 @@
-"""Padded with zeros, a model computes what it computed."""
+"""A model that is padded with zeros computes the same as before."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def test_the_padded_tensors_are_those_of_the_padded_layout(
     expected, made = padded.tensors(), model.padded(padded)
     assert made.keys() == expected.keys()
     for name, tensor in made.items():
-        once = (1, *expected[name][1:])  # a table that all heads share
+        once = (1, *expected[name][1:])  # one table for all heads
         shapes = [expected[name], once] if name.endswith("rope_inv_freq") else [expected[name]]
         assert tuple(tensor.shape) in shapes, name
 

@@ -1,4 +1,4 @@
-"""Files that are there in full or not at all, when the disk is full at any step."""
+"""Files are complete or absent, at whichever step the disk becomes full."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What a card says of the model that another one is made of."""
+"""The base model that a model card names."""
 
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def test_the_front_matter_is_the_yaml_that_the_hub_reads(tmp_path: Path) -> None
         "tags": ["vllm-gac", "compressed"],
     }
     assert base.licence_sentence() == "The base model's licence applies: llama3."
-    # What is made of a compressed model has the same base model.
+    # A model that is made from a compressed model has the same base model.
     again = made(tmp_path / "gac", gac_config(), f"{head}\n# org/base, compressed\n")
     assert (again.name, again.hub_id) == ("gac", "org/base")
     assert again.licence == base.licence

@@ -1,4 +1,4 @@
-"""The table of dtypes says what torch and safetensors say."""
+"""The table of dtypes agrees with torch and safetensors."""
 
 import subprocess
 import sys

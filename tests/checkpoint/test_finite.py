@@ -1,4 +1,4 @@
-"""NaN and infinity are found wherever they are, and nothing else is taken for them."""
+"""NaN and infinity are found at every position, and no other value is mistaken for them."""
 
 import os
 import struct

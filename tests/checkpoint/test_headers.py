@@ -1,4 +1,4 @@
-"""Which files of a directory are read; what is refused of them is in tests/hostile."""
+"""Which files of a directory are read. Files that are refused are in tests/hostile."""
 
 import json
 import pickle

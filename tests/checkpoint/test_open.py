@@ -1,4 +1,4 @@
-"""What is read of a model and what is no fault; what is refused is in tests/hostile."""
+"""Models that are read, also unusual ones. Models that are refused are in tests/hostile."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def test_a_sound_model_has_no_faults(
     assert checkpoint.tensors.keys() == tensors_of(raw).keys()
 
 
-# ---- config.json; what is refused of it, tests/hostile/configs.py has ------------------------
+# ---- config.json; tests/hostile/configs.py has those that are refused ------------------------
 
 ODD_VALUES = (None, True, 0, -1, 7, 2**64, 1e-320, 1e300, "", "8", [], [1], {}, {"a": 1}, [[[]]])
 

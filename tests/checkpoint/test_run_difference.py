@@ -1,4 +1,4 @@
-"""What a resumed run is told when it is not the one that was begun."""
+"""The message for a resumed run that differs from the one that was started."""
 
 from dataclasses import replace
 from typing import Any

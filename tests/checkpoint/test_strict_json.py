@@ -1,4 +1,4 @@
-"""JSON from a stranger: what is read, and that everything else is one sentence."""
+"""Untrusted JSON: valid values are read, and all else is refused in one sentence."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tensors read by position: every type as safetensors reads it, large ones and none at all."""
+"""Tensors are read by position as safetensors reads them: all dtypes, large and empty ones."""
 
 from contextlib import closing
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_tensors_are_what_safetensors_reads(directory: Path) -> None:
             assert torch.equal(
                 found.reshape(-1).view(torch.uint8), expected[name].reshape(-1).view(torch.uint8)
             ), name
-            found.zero_()  # memory of its own
+            found.zero_()  # the tensor has its own memory
     assert torch.equal(load_file(directory / "model.safetensors")["huge"], TENSORS["huge"])
 
 

@@ -1,4 +1,4 @@
-"""Text files: plain, and documents and conversations as lines of JSON."""
+"""Text files: plain text, and documents and conversations as lines of JSON."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tokenizers that load and then cannot tokenize: what their Rust code raises, as one sentence."""
+"""Tokenizers that load but cannot tokenize. Each error of their Rust code becomes one sentence."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""OUT.partial is removed by whoever made it, and by nobody else; what is not ours is left alone."""
+"""Only the run that made OUT.partial removes it. Directories that are not ours stay untouched."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def run(
     command: str = "import",
     resume: bool = False,
 ) -> None:
-    """A run as each command makes it, which does `work` in its workspace."""
+    """A run like that of every command. It does `work` in its workspace."""
     if resume and finished_before(out, command, RUN):
         return
     with workspace(out, command, RUN, resume) as directory:
@@ -40,7 +40,7 @@ def write_shard(directory: Path) -> None:
 
 
 def fail_with(error: BaseException) -> Callable[[Path], object]:
-    """Work that comes to its first shard."""
+    """Work that writes its first shard and then fails."""
 
     def work(directory: Path) -> None:
         write_shard(directory)
@@ -142,7 +142,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
         model, out, progress=False, resume=resume
     ),
     "repair": lambda model, text, out, resume: repair(model, out, progress=False, resume=resume),
-    # It goes on without being told to.
+    # It continues without --resume.
     "calibrate": lambda model, text, out, resume: calibrate(model, [text], out, progress=False),
 }
 

@@ -1,4 +1,4 @@
-"""Inputs that are small and ask for too much, where no model directory is to blame."""
+"""Small inputs that demand too much time or memory. None of them is a model directory."""
 
 import errno
 import json
@@ -83,7 +83,7 @@ def test_a_file_with_a_hole_in_it_is_read_if_most_of_it_is_stored(tmp_path: Path
 def test_where_holes_cannot_be_found_a_file_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some network and sandbox file systems know SEEK_SET, SEEK_CUR and SEEK_END only."""
+    """Some network and sandbox file systems support only SEEK_SET, SEEK_CUR and SEEK_END."""
     lseek = os.lseek
 
     def without_holes(descriptor: int, position: int, whence: int) -> int:
@@ -180,7 +180,7 @@ def test_and_up_to_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def tokenizer(**parts: Any) -> dict[str, Any]:
-    """tokenizer.json of one that knows the word "a"."""
+    """The tokenizer.json of a tokenizer whose only word is "a"."""
     model = {"type": "WordLevel", "vocab": {"a": 0, "?": 1}, "unk_token": "?"}
     none = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "decoder"))
     return {"version": "1.0", "added_tokens": [], "post_processor": None, "model": model} | (
@@ -225,7 +225,7 @@ GROWING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("bomb", GROWING)
 def test_a_tokenizer_must_not_make_much_of_a_text(bomb: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer(**GROWING[bomb])))
-    (tmp_path / "text").write_text("c")  # from which none of them grows without the check
+    (tmp_path / "text").write_text("c")  # without the check, this text does not grow
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: its steps may make a text"):
         windows(tmp_path, [tmp_path / "text"], length=8, max_tokens=None)
 

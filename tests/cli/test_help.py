@@ -1,4 +1,4 @@
-"""What --help shows is what can be typed."""
+"""Users can type what --help shows."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tests.support import dense_models
 from tests.support.command import result
 from vllm_gac.cli import main
 
-# Of models that are the size of a page.
+# Options that keep the runs short.
 FEW = ("--max-tokens", "512", "--sequence-length", "64", "--quiet")
 
 

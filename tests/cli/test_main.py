@@ -1,4 +1,4 @@
-"""The command: results on stdout, everything else on stderr, one line for every mistake."""
+"""The command prints results on stdout, all else on stderr, and one line for each mistake."""
 
 import json
 import os
@@ -253,7 +253,7 @@ def test_solve_a_malformed_problem(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_solve_shows_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bar for each pass over the items, drawn once a pass takes long."""
+    """Each pass over the items has a bar, which appears if the pass takes long."""
     shown: list[tuple[int, bool]] = []
 
     def bar(stages: list[Any], *_: str, disable: bool, **__: Any) -> list[Any]:
@@ -268,7 +268,7 @@ def test_solve_shows_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_solve_warns_of_what_it_could_not_prove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # With room for two partial choices an item, nothing is proven.
+    # If a pass keeps only two partial choices, it cannot prove that a choice is optimal.
     monkeypatch.setattr("vllm_gac.planning.knapsack.search._BEAMS", (2,))
     items = [
         {

@@ -1,4 +1,4 @@
-"""--overwrite: the old result stays until the new one is whole, and nothing else is replaced."""
+"""--overwrite keeps the old result until the new one is complete, and replaces nothing else."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from vllm_gac.errors import CheckpointError, GacError
 
 
 def write(out: Path, contents: str, *, resume: bool = False) -> None:
-    """A run of one file, which reads the old one until the end."""
+    """A run that writes one file, and reads the old one until it ends."""
     with workspace(out, "compress", {"contents": contents}, resume, True) as directory:
         if out.exists():
             assert (out / "README.md").read_text() == "old"

@@ -1,4 +1,4 @@
-"""The way from a dense model to a compressed one, verb by verb."""
+"""Every verb on the way from a dense model to a compressed one."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def dense(tmp_path: Path) -> Path:
 
 
 def bin_twin(dense: Path) -> Path:
-    """`dense` with its weights as a state dict."""
+    """A copy of `dense` whose weights are a state dict."""
     torch.save(load_file(dense / "model.safetensors"), dense / "pytorch_model.bin")
     (dense / "model.safetensors").unlink()
     return dense
@@ -78,7 +78,7 @@ def test_what_is_left_of_a_budget_is_explained_and_the_next_command_can_be_copie
 ) -> None:
     model = dense.rename(tmp_path / "it's a model")
     plan = tmp_path / "a plan.json"
-    # Smaller heads are parameters, too: more of the cache would be less of the MLP.
+    # Heads have parameters, too. A larger cache would leave fewer parameters for the MLP.
     args = ("plan", model, "--param-ratio", 0.8, "--out", plan)
     assert main([*map(str, args)]) == 0
     said = capsys.readouterr().out

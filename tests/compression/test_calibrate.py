@@ -1,4 +1,4 @@
-"""Calibration: what is measured, in what shape it is kept, and that a stopped run goes on."""
+"""Calibration: the measurements, their form in the file, and the resumption of a stopped run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_what_query_heads_read_from_neighbouring_values(model: Path, text: Path)
         single, after = observe_layer(fp64, weights, hidden, value_group=1)
         double, after_too = observe_layer(fp64, weights, hidden, value_group=2)
     torch.testing.assert_close(after, after_too)
-    # Query heads 0 and 1 use value head 0, the first of what they now read; 2 and 3 the second.
+    # Query heads now read both value heads. 0 and 1 use the first one, 2 and 3 the second one.
     own = [128 // 4 * head + 16 * (head // 2) + i for head in range(4) for i in range(16)]
     name = "self_attn.o_proj"
     assert double[name].shape == (128, 128)
@@ -203,7 +203,7 @@ def test_what_the_methods_need_is_kept_once(
 
 
 def test_statistics_of_the_first_format_are_read(model: Path, text: Path, tmp_path: Path) -> None:
-    """All four covariances in full, and nothing in the metadata that says so."""
+    """They have all four covariances in full, and the metadata does not say so."""
     calibrate(model, [text], tmp_path / "stats", **RUN)
     tensors = load_file(tmp_path / "stats")
     for index in range(2):

@@ -1,4 +1,4 @@
-"""Where is computed, what that is said to take, and that a GPU measures what a CPU does."""
+"""The chosen device, the estimated work, and that a GPU measures the same as a CPU."""
 
 import argparse
 from dataclasses import replace
@@ -90,7 +90,7 @@ def test_work_grows_with_what_is_measured() -> None:
         probe_tokens=2048,
         file_bytes=18_500_000_000,
     )
-    # Seen on an H200: 19.9 GiB.
+    # An H200 took 19.9 GiB.
     assert 17 < work.device_bytes / 2**30 < 23
     assert work.disk_bytes == 18_500_000_000 + 2 * 32768 * 4096 * 4
     assert replace(work, tokens=1 << 16).products > 1.1 * work.products

@@ -1,4 +1,4 @@
-"""One backward pass: scores and curves against autograd on the whole model, then their uses."""
+"""One backward pass: its scores and curves agree with autograd on the whole model."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ INPUT_OF = {
 
 @dataclass(frozen=True)
 class Measured:
-    """A model in fp64, text, its covariances, and what gradients say of it."""
+    """A model in fp64, a text, its covariances, and the scores and curves from its gradients."""
 
     model: Reference
     tensors: Mapping[str, torch.Tensor]
@@ -56,7 +56,7 @@ class Measured:
     found: Mapping[str, torch.Tensor]
 
     def losses(self, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The mean loss of each sequence by itself."""
+        """The mean loss of each sequence."""
         found = []
         for sequence in self.tokens:
             predicted = logits(self.model, tensors.__getitem__, sequence[None])[0, :-1]
@@ -65,7 +65,7 @@ class Measured:
 
 
 def measure(tokens: torch.Tensor | None = None, **changes: Any) -> Measured:
-    """By default on 5 sequences of 40 random tokens."""
+    """Measure a model, by default on 5 sequences of 40 random tokens."""
     raw = config(**changes)
     layout, rope = layout_of(raw), validate(HfConfig, raw, "config").rope
     model = Reference(
@@ -148,7 +148,7 @@ def test_curves_are_those_of_the_outputs_gradients(changes: dict[str, Any]) -> N
             left, scale, _ = torch.linalg.svd(weight @ roots(covariance)[0], full_matrices=False)
             worth = scale.square() * (left.T @ gram @ left).diagonal() / 2
             expected = torch.stack([worth[rank:].sum() for rank in range(len(scale) + 1)])
-            # Above the floor of `roots`: covariances of few tokens are of low rank.
+            # Only above the floor of `roots`, because covariances of few tokens have a low rank.
             close(measured.found[f"kfac.{linear}"][layer], expected, rtol=1e-4)
 
 
@@ -158,7 +158,7 @@ def close(got: torch.Tensor, expected: torch.Tensor, rtol: float = 1e-9) -> None
 
 
 def test_a_curve_tells_the_nats_per_token_that_a_rank_loses() -> None:
-    """On text of the model's own the loss is the divergence, whose curvature G then is."""
+    """On text that the model itself generates, the loss is the divergence, with curvature G."""
     measured = measure(text_of_the_models_own())
     model, layout = measured.model, measured.model.layout
     dense = logits(model, measured.tensors.__getitem__, measured.tokens)[:, :-1].log_softmax(-1)
@@ -251,7 +251,7 @@ def test_a_run_stopped_in_the_backward_pass_goes_on(
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "undisturbed").read_bytes()
 
 
-# ---- what they are for -----------------------------------------------------------------------
+# ---- plans by gradients ----------------------------------------------------------------------
 
 OPTIONS = ("--max-tokens", 512, "--sequence-length", 64)
 

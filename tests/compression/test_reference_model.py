@@ -1,4 +1,4 @@
-"""The reference model against transformers, and its own equivalences."""
+"""The reference model agrees with transformers, and its equivalent forms agree."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Statistics that a stranger wrote: whatever is no measurement is refused by file and tensor."""
+"""Untrusted statistics: the message of a refusal names the file and the tensor."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +38,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(measured: Path, stats: Path) -> None:
-    """As `plan` and `compress` read statistics."""
+    """Read statistics as `plan` and `compress` do."""
     checkpoint = open_checkpoint(measured / "model")
     metadata = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
     read_errors(stats, checkpoint.layout, metadata)
@@ -122,7 +122,7 @@ def test_metadata_that_do_not_say_what_was_measured(
 
 
 def test_covariances_of_few_tokens_are_covariances(measured: Path, tmp_path: Path) -> None:
-    """Fewer tokens than features: singular, and rounded as every other."""
+    """With fewer tokens than features, a covariance is singular. It is rounded like any other."""
     text = write_text(tmp_path / "text")
     calibrate(
         measured / "model", [text], tmp_path / "stats", max_tokens=8, sequence_length=8,

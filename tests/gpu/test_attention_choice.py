@@ -1,4 +1,4 @@
-"""Which kernels serve a layer, decided without torch."""
+"""The choice of the kernels that serve a layer. It needs no torch."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def heads(r_k: int, r_v: int, key: int = 8, value: int = 8, latent: bool = False
 def profile(
     decode: dict[str, float] | None = None, **prefill: dict[tuple[int, int], tuple[float, float]]
 ) -> GpuProfile:
-    """H200's, with decode times at (96, 96) by kernel, and {kernel: {sizes: (fresh, cached)}}."""
+    """An H200's profile with decode times at (96, 96), and {kernel: {sizes: (fresh, cached)}}."""
     plain = next(p for p in read_profile("h200").decode if p.form == "rotary")
     points = [
         plain.model_copy(
@@ -62,7 +62,7 @@ def profile(
     )
 
 
-# ---- what kernels take -----------------------------------------------------------------------
+# ---- sizes that kernels support --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("r_k", "r_v"), list(product(SIZES, SIZES)))
@@ -169,7 +169,7 @@ def test_sizes_between_measured_ones_run_as_the_next_larger() -> None:
     assert at_or_above({(64, 64): 1.0}, (64, 72)) is None
     known = profile(FA3={(96, 96): (200, 200)}, FA4={(96, 64): (190, 190)})
     assert select(heads(80, 64), HOPPER, known) == Kernels("gac", "gac", "FA4", True)
-    # FA4 does not take a key size of 72; nothing larger than (96, 96) was measured.
+    # FA4 does not support a key size of 72, and no size above (96, 96) was measured.
     assert select(heads(72, 64), HOPPER, known) == Kernels("gac", "gac", "FA3", True)
     assert select(heads(128, 96), HOPPER, known) == Kernels("gac", "gac", "FA4", False)
 
@@ -177,10 +177,10 @@ def test_sizes_between_measured_ones_run_as_the_next_larger() -> None:
 @pytest.mark.parametrize(
     ("decode", "prefill", "backend"),
     [
-        ((200, 260), (210, 220), "gac"),  # faster at both
+        ((200, 260), (210, 220), "gac"),  # faster for fresh and cached tokens
         ((200, 260), (230, 220), "gac"),  # loses less than it gains
         ((200, 260), (300, 220), "stock"),
-        ((200, 202), (220, 220), "stock"),  # within noise, vLLM's own
+        ((200, 202), (220, 220), "stock"),  # within the noise, vLLM's own kernel is chosen
         ((260, 200), (220, 220), "stock"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Predicted times: exact where measured, sane in between, and the sum of their parts."""
+"""Predicted times are exact at measured sizes, plausible between them, and sums of parts."""
 
 import math
 import subprocess
@@ -63,7 +63,7 @@ def test_measured_linears_take_as_long_as_measured() -> None:
         for dim, time in zip(sweep.dims, sweep.microseconds, strict=True):
             if dim % 64 == 0:
                 n, k = (dim, sweep.fixed) if sweep.axis == "n" else (sweep.fixed, dim)
-                # Twice there, once on each line, is the same GEMM.
+                # A GEMM where two sweeps cross was measured twice.
                 assert gemm(sweep.m, n, k) == pytest.approx(time, rel=0.1), (sweep.m, n, k)
 
 
@@ -86,14 +86,14 @@ def test_an_odd_dim_falls_off_a_cliff_at_prefill() -> None:
 
 @given(batches, dims, dims)
 def test_no_gemm_is_faster_than_the_roofline_but_for_noise(m: int, n: int, k: int) -> None:
-    # Reading alone can be a little faster than the copy that the bandwidth is measured by.
+    # Reading can be a little faster than the copy that measures the bandwidth.
     assert gemm(m, n, k) >= 0.9 * roofline(H200).gemm(m, n, k)
 
 
 @given(st.integers(16, 10_000), st.integers(1, 400), st.integers(1, 400))
 def test_a_gemm_of_twice_the_size_is_hardly_faster(m: int, n: int, k: int) -> None:
     n, k = 64 * n, 64 * k
-    # Some are measured to be, by 17 % at m = 64, n = 4352; by more where a matrix meets one vector.
+    # Some measured GEMMs are faster: by 17 % at m = 64, n = 4352, and by more for a single vector.
     assert min(gemm(2 * m, n, k), gemm(m, 2 * n, k), gemm(m, n, 2 * k)) >= 0.8 * gemm(m, n, k)
 
 
@@ -169,7 +169,7 @@ def test_of_several_kernels_the_fastest_counts() -> None:
     ]
     profile = H200.model_copy(update={"decode": [point, *others]})
     assert decode_microseconds(DENSE, LAYER, 64, 4096, profile) == pytest.approx(100)
-    # Nothing else is known: as many times the work, as many times the time.
+    # There is one measurement, so the time is proportional to the work.
     assert decode_microseconds(DENSE, LAYER, 32, 8192, profile) == pytest.approx(100)
 
 
@@ -187,7 +187,7 @@ def test_without_vllms_kernels_prefill_runs_at_the_wider_of_keys_and_values() ->
 
 
 def measured_prefill(**changes: dict[tuple[int, int, int, int], float]) -> GpuProfile:
-    """H200's profile with {kernel: {(r_k, r_v, batch, length): microseconds}}."""
+    """The profile of an H200 with other {kernel: {(r_k, r_v, batch, length): microseconds}}."""
     points = [
         PrefillTime(
             kernel=kernel, context="fresh", query_heads=32, kv_heads=8, key_size=r_k,
@@ -220,7 +220,7 @@ def test_prefill_takes_as_long_as_the_fastest_kernel_of_ours() -> None:
     assert 10 < time(128, 128, 1024) < 80
     assert time(128, 128, 8192) == pytest.approx(16 * 80)
     assert time(256, 256) == pytest.approx(160)
-    # Rows are copied for what several key heads share, and written for what is rebuilt.
+    # Shared values are copied for each key head. Latent keys are rebuilt, which writes more rows.
     assert time(128, 128) < time(128, 128, values=4) < time(64, 128, form="latent")
 
 
@@ -297,7 +297,7 @@ def test_smaller_aligned_layers_are_faster() -> None:
     assert layer_microseconds(DENSE, misaligned, BatchMix(), H200) > 1.5 * dense
 
 
-# ---- what is refused -------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Small directories that stand for far more than they are: every reader answers at once."""
+"""Small directories that stand for far more data. Every reader refuses them quickly."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def model(raw: dict[str, Any]) -> Callable[[Path], object]:
 
 
 def shards(count: int, contents: Callable[[int], bytes]) -> Callable[[Path], None]:
-    """A sound model with so many shards beside it."""
+    """A valid model with `count` additional shards."""
 
     def write(directory: Path) -> None:
         write_model(directory, config())
@@ -49,7 +49,7 @@ def shards(count: int, contents: Callable[[int], bytes]) -> Callable[[Path], Non
 
 
 def empty_tensors(number: int) -> bytes:
-    """A shard of 10,000 tensors without a number in them."""
+    """A shard of 10,000 tensors that have no elements."""
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     names = (f"{number}.{i}" for i in range(10_000))
     return framed(json.dumps(dict.fromkeys(names, entry), separators=(",", ":")).encode())
@@ -60,7 +60,7 @@ def blanks(number: int) -> bytes:
 
 
 def hollow(directory: Path) -> None:
-    """A terabyte of zeros that are nowhere."""
+    """A model with a sparse file: a terabyte of zeros that take no space on the disk."""
     raw = config(hidden_size=1 << 20, vocab_size=1 << 18, num_hidden_layers=1)
     header: dict[str, Any] = {}
     end = 0
@@ -75,14 +75,14 @@ def hollow(directory: Path) -> None:
 
 
 def groups(*of_each: list[int]) -> dict[str, Any]:
-    """Basis sharing of every linear in these groups of layers."""
+    """A config of Basis Sharing with these groups of layers for every linear."""
     small = {"hidden_size": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2}
     listed = {f"{x}_groups": list(of_each) for x in _LINEARS}
     return config(**small, num_hidden_layers=_LAYERS, **_BASES, **listed)
 
 
 def announced(raw: dict[str, Any]) -> Case:
-    """A config.json that speaks of far more tensors than there are."""
+    """A model whose config.json announces far more tensors than there are."""
     return Case(bad_config(raw).write, ("model.embed_tokens.weight", "expected [64, 2]"))
 
 

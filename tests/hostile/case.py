@@ -1,4 +1,4 @@
-"""One hostile directory, and what must be said of it."""
+"""A hostile directory, and the message that must refuse it."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,9 +15,12 @@ Change: TypeAlias = Callable[[Tensors], object]
 
 @dataclass(frozen=True)
 class Case:
-    """`write` makes the directory; a line of what is said of it contains each of `says`.
+    """A hostile directory.
 
-    The first of them is the file, or what else in the directory is to blame.
+    Attributes:
+        write: Makes the directory.
+        says: One line of the output must contain all of these. The first one is the faulty file, or
+            whatever else in the directory is at fault.
     """
 
     write: Write
@@ -25,12 +28,12 @@ class Case:
 
 
 def bad_config(raw: Any, *says: str) -> Case:
-    """A config.json that does not fit: `says` is the key."""
+    """A model with an invalid config.json. `says` holds the faulty key."""
     return written("config.json", raw, *says)
 
 
 def written(file: str, contents: Any, *says: str) -> Case:
-    """A dense model of whose files one has other contents: bytes, or JSON."""
+    """A dense model in which one file has other contents: bytes, or JSON."""
 
     def write(directory: Path) -> None:
         write_model(directory, CONFIGS["dense"])
@@ -49,7 +52,7 @@ def bad_tensors(
     fill: Mapping[str, bytes] | None = None,
     shards: int = 1,
 ) -> Case:
-    """A model of the format `model` whose tensors are others: `says` is which and why."""
+    """A model in the format `model` with changed tensors. `says` holds the tensor and the fault."""
 
     def write(directory: Path) -> None:
         def changed(tensors: Tensors) -> None:

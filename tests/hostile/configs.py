@@ -1,4 +1,4 @@
-"""config.json that is JSON and says what cannot be."""
+"""Files config.json that are valid JSON with impossible contents."""
 
 import copy
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from tests.support.model_files import GAC_LAYERS, config, gac_config
 
 
 def changed(section: Callable[[list[dict[str, Any]]], object]) -> dict[str, Any]:
-    """A gac config whose layers were changed."""
+    """A gac config with changed layers."""
     raw: dict[str, Any] = copy.deepcopy(gac_config())
     section(raw["gac"]["layers"])
     return raw

@@ -1,4 +1,4 @@
-"""A small sound model in each format that is served: config.json, and what its files hold."""
+"""A small valid model in each format that is served: its config.json and its tensors."""
 
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def written_tensors(name: str) -> Tensors:
-    """What the files of the model in the format `name` hold."""
+    """The tensors of the model in the format `name`."""
     tensors = tensors_of(CONFIGS[name])
     if name == "hf-pruned":
         for part, shape in (
@@ -103,7 +103,7 @@ def written_tensors(name: str) -> Tensors:
 
 
 def write_format(directory: Path, name: str) -> Path:
-    """The model in the format `name`, all zeros."""
+    """Write the model in the format `name`. All its numbers are zero."""
 
     def change(tensors: Tensors) -> None:
         tensors.clear()

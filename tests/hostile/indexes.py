@@ -1,4 +1,4 @@
-"""Indexes that speak of other files than there are, and files that lead out of the directory."""
+"""Indexes that name absent files, and files that lead out of the directory."""
 
 import json
 import os
@@ -40,7 +40,7 @@ _MAPS: dict[str, Any] = {
 
 
 def maps(weight_map: Any) -> Case:
-    """An index whose weight_map is none."""
+    """An index with an invalid weight_map."""
 
     def write(directory: Path) -> None:
         write_model(directory, config(), shards=2)
@@ -50,7 +50,7 @@ def maps(weight_map: Any) -> Case:
 
 
 def sends_to(file: Any) -> Case:
-    """An index in which one tensor is in `file`."""
+    """An index that places one tensor in `file`."""
 
     def write(directory: Path) -> None:
         write_model(directory, config(), shards=2)
@@ -109,7 +109,7 @@ def with_ten_thousand_shards(directory: Path) -> None:
 
 
 def linked(file: str) -> Callable[[Path], None]:
-    """`file` of the model is a link to one outside."""
+    """Replace `file` of the model by a link to a file outside."""
 
     def write(directory: Path) -> None:
         write_model(directory, config())
@@ -125,7 +125,7 @@ def linked(file: str) -> Callable[[Path], None]:
 
 
 def special(file: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
-    """`file` of the model is made by `make`: no regular file."""
+    """Replace `file` of the model by something that `make` makes, which is no regular file."""
 
     def write(directory: Path) -> None:
         write_model(directory, config())

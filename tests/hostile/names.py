@@ -1,4 +1,4 @@
-"""Keys and names that are megabytes long, or steer whoever prints them."""
+"""Keys and names that are megabytes long, or that control the terminal when printed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -61,9 +61,9 @@ CASES: dict[str, Case] = {
     f"{place} {kind}": make(name)
     for place, make in _PLACES.items()
     for kind, name in _NAMES.items()
-    if (place, kind) != ("a key, twice", "of a megabyte of faces")  # no escape says one
+    if (place, kind) != ("a key, twice", "of a megabyte of faces")  # no escape can write one
 } | {
     f"a tensor {kind}": bad_tensors(_added(name), "not part of the model")
     for kind, name in _NAMES.items()
-    if kind != "that is half a character"  # which safetensors refuses
+    if kind != "that is half a character"  # safetensors cannot write this name
 }

@@ -1,4 +1,4 @@
-"""Directories in the form of other tools: keys of config.json that lie, and tensors that do."""
+"""Directories in the form of other tools with wrong keys in config.json, or wrong tensors."""
 
 import copy
 import struct
@@ -13,7 +13,7 @@ from tests.support.model_files import reshaped
 _Q = "model.layers.0.self_attn.q_proj"
 _K = "model.layers.0.self_attn.k_proj"
 _DOWN = "model.layers.0.mlp.down_proj"
-# Where a tool keeps its dims: format -> key.
+# The key of config.json that holds the dims, by format.
 _KEYS = {
     "palu": "head_wise_ranks",
     "asvd": "truncation_ranks",
@@ -28,12 +28,12 @@ _KEYS = {
 
 
 def with_key(model: str, value: Any, *says: str) -> Case:
-    """A model in the format `model` whose own key is `value`."""
+    """A model in the format `model` with `value` under the key of the format."""
     return bad_config(CONFIGS[model] | {_KEYS[model]: value}, *(says or (_KEYS[model],)))
 
 
 def with_part(model: str, *path: Any, to: Any, says: str) -> Case:
-    """The same with one part, at `path` below that key, set."""
+    """A model in which the part at `path` below that key is replaced by `to`."""
     raw = copy.deepcopy(CONFIGS[model])
     part = raw[_KEYS[model]]
     for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""Bytes where a safetensors file should be: cut off, flipped, or made up."""
+"""Invalid safetensors files: truncated, with flipped bits, or made up."""
 
 import json
 import pickle
@@ -12,7 +12,7 @@ FILE = "model.safetensors"
 
 
 def with_offsets(*entries: tuple[str, list[Any], int, int], data: int = 4) -> bytes:
-    """A shard of F32 tensors (name, shape, start, end) and `data` bytes."""
+    """A shard with F32 tensors (name, shape, start, end) and `data` bytes of data."""
     header = {
         name: {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
         for name, shape, start, end in entries
@@ -43,12 +43,12 @@ _SHARDS = {
 
 _WHOLE = shard_bytes(tensors_of(config()))
 _HEADER = 8 + int.from_bytes(_WHOLE[:8], "little")
-# Behind the metadata, whose bits nobody misses.
+# These positions skip the metadata, where a flipped bit does no harm.
 _FLIPPED = [*range(8), *(100 + (_HEADER - 120) * i // 24 for i in range(24))]
 
 
 def flipped(position: int) -> bytes:
-    """The file with the highest bit but one of a byte of its header flipped."""
+    """The file with the second highest bit flipped in one byte of its header."""
     changed = bytearray(_WHOLE)
     changed[position] ^= 0x40
     return bytes(changed)

@@ -1,4 +1,4 @@
-"""Files that are sound by themselves and do not hold what config.json says."""
+"""Valid files whose tensors do not match config.json."""
 
 import struct
 from collections.abc import Callable
@@ -66,7 +66,7 @@ _FILLED = (A, B, UP, TABLE, NORM, "lm_head.weight", "model.embed_tokens.weight")
 
 
 def not_finite(name: str, value: bytes) -> Case:
-    """One value of a tensor is `value`, repeated to its size."""
+    """A model with a tensor that repeats a zero and a value that is not finite."""
     size = 4 if name == TABLE else 2
     filler = bytes(size) + struct.pack("<f", float("nan")) if name == TABLE else bytes(2) + value
     return bad_tensors(

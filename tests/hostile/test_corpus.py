@@ -1,4 +1,4 @@
-"""The fuzzer's corpus, read once each, without the fuzzer: what it found stays found."""
+"""Every file of the fuzzer's corpus is read once, so faults that it found do not come back."""
 
 import random
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_file_is_used_or_refused(name: str, tmp_path: Path) -> None:
     documents.check((DOCUMENTS / name).read_bytes(), tmp_path)
 
 
-# A pickle without its storages is refused, by its last byte only.
+# A pickle is not here. Without its storages it is refused, although only at its last byte.
 @pytest.mark.parametrize("kind", ["plan", "problem", "profile", "statistics"])
 def test_a_sound_file_is_accepted(kind: str, tmp_path: Path) -> None:
     assert documents.check(document_seeds()[kind], tmp_path)

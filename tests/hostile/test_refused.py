@@ -1,7 +1,7 @@
-"""Every hostile directory is refused in one sentence, soon and cheaply, and nothing in it runs.
+"""Every hostile directory is refused in one sentence, at little cost, and no code in it runs.
 
-By `vllm-gac verify`, and by the gates that `vllm serve` goes through before a GPU is touched: the
-config parser, the preflight, and the loader where it takes a value to see the fault.
+`vllm-gac verify` refuses it, and so do the checks of `vllm serve` before it uses a GPU: the config
+parser, the preflight, and the loader if the fault shows only in a value.
 """
 
 import pickle
@@ -69,7 +69,7 @@ def test_it_is_refused(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def check(lines: list[str], case: str) -> None:
-    """One of the sentences says what it must; all are printable and none is a traceback."""
+    """One line has the text of the case. All lines are printable, and none is a traceback."""
     assert lines
     for line in lines:
         assert "Traceback" not in line
@@ -80,7 +80,7 @@ def check(lines: list[str], case: str) -> None:
 
 
 def serve(directory: Path) -> None:
-    """As `vllm serve --load-format gac` gets to the weights, without an engine."""
+    """Load the weights as `vllm serve --load-format gac` does, without an engine."""
     config_to_serve(directory)
     _, checkpoint = open_to_serve(directory)
     preflight(directory, checkpoint.layout)
@@ -92,13 +92,14 @@ def serve(directory: Path) -> None:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Fails what takes 100 MB more memory than there was, or more work than 60 million additions.
+    """Fail if the block takes 100 MB of additional memory, or more time than 60 million additions.
 
-    Work is told in additions of this interpreter on this machine, so that a slow one fails nothing.
-    Each case is refused within the work of 20 million; unbounded, the bombs took that of 160.
+    Time is measured in additions of this interpreter, so a slow machine fails no test. Each case is
+    refused within the time of 20 million additions. Without bounds, the bombs took that of 160
+    million.
     """
     a_million = 10 * time_of_additions(100_000)
-    Path("/proc/self/clear_refs").write_text("5")  # peak memory starts again from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the memory
     before, start = peak_memory(), time.thread_time()
     yield
     assert time.thread_time() - start < 60 * a_million
@@ -106,7 +107,7 @@ def bounded() -> Iterator[None]:
 
 
 def time_of_additions(number: int) -> float:
-    """Seconds of the CPU that so many additions take in Python."""
+    """The CPU time in seconds that this number of additions takes in Python."""
     start, total = time.thread_time(), 0
     for i in range(number):
         total += i
@@ -114,7 +115,7 @@ def time_of_additions(number: int) -> float:
 
 
 def peak_memory() -> int:
-    """The most bytes that were in memory at a time."""
+    """The peak of the memory of this process, in bytes."""
     status = Path("/proc/self/status").read_text()
     (peak,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(peak) << 10

@@ -1,4 +1,4 @@
-"""Bytes where JSON should be: in config.json, and in the index."""
+"""Bytes that are no valid JSON, in config.json and in the index."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models as Basis Sharing makes them."""
+"""Models in the form of Basis Sharing."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ FOUR_LAYERS = config(num_hidden_layers=4)
 def basis_sharing(
     raw: dict[str, Any], groups: dict[str, list[list[int]]]
 ) -> tuple[dict[str, Any], nn.Module]:
-    """config.json as the tool writes it, and the model: the layers of a group have one basis."""
+    """The config.json that the tool writes, and the model. The layers of a group share a basis."""
     model = dense(raw)
     written = {**raw, "architectures": ["ShareLlamaForCausalLM"]}
     for name, short in SHORT.items():
@@ -34,11 +34,11 @@ def basis_sharing(
 
 
 def own_name(name: str) -> str:
-    """LowRankArena, FlashSVD: the basis beside each layer's own factor."""
+    """The name in LowRankArena and FlashSVD: the basis is next to each layer's own factor."""
     return re.sub(r"(\w+)_proj\.basis", r"\1_basis", name).replace("_proj.own", "_proj")
 
 
 def model_name(name: str) -> str:
-    """The Mistral variant: the basis in the model's collection."""
+    """The name in the Mistral variant: the basis is in a collection of the model."""
     name = re.sub(r"layers\.(\d+)\.\w+\.(\w+)_proj\.basis", r"\2_basis.\1", name)
     return name.replace("_proj.own", "_proj")

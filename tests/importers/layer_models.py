@@ -1,4 +1,4 @@
-"""Models whose layers have dims of their own."""
+"""Models whose layers differ in their dims."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Dims = dict[str, Any]
 
 
 class NoAttention(nn.Module):
-    """In the place of an attention that a layer skips, or of its norm."""
+    """Takes the place of the attention, and of its norm, in a layer without attention."""
 
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, None]:
         return torch.zeros_like(hidden_states), None
@@ -25,7 +25,7 @@ class NoMLP(nn.Module):
 
 
 class OwnRope(LlamaAttention):
-    """Attention whose head size, hence RoPE, is not the model's."""
+    """Attention whose head size, and so its RoPE, differs from the model's."""
 
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
         positions = torch.arange(hidden_states.shape[1])[None]
@@ -34,7 +34,7 @@ class OwnRope(LlamaAttention):
 
 
 def heterogeneous(raw: dict[str, Any], layers: list[Dims]) -> nn.Module:
-    """The model of `raw` with layers of `layers`: dims by transformers' keys, and `skip`."""
+    """The model of `raw` with `layers`. A layer has dims by transformers' keys, and `skip`."""
     model = dense(raw)
     torch.manual_seed(1)
     for index, dims in enumerate(layers):

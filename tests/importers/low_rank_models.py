@@ -1,4 +1,4 @@
-"""Models as tools make them that store a linear as two factors."""
+"""Models of tools that store a linear as two factors."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +18,7 @@ SOME = {name: rank for name, rank in RANKS.items() if "0.mlp" in name or "v_proj
 
 @dataclass(frozen=True)
 class Tool:
-    """How a tool names factors (down, up), and what it makes of config.json."""
+    """A tool: its names of the factors (down, up), and how it rewrites config.json."""
 
     format: str
     down: str
@@ -103,7 +103,7 @@ TOOLS = {
 
 
 def low_rank(tool: Tool, raw: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], nn.Module]:
-    """config.json as `tool` rewrites it, and the model."""
+    """The config.json that `tool` writes, and the model."""
     model = dense(raw)
     for name, rank in ranks.items():
         replace(model, name, lambda x, rank=rank: TwoLinears(x, rank, tool.down, tool.up))

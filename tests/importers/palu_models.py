@@ -1,4 +1,4 @@
-"""Models as PaLU makes them."""
+"""Models in the form of PaLU."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def ranks_of(layers: list[tuple[list[int], list[int]]]) -> Ranks:
 
 
 def palu(raw: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], nn.Module]:
-    """config.json as PaLU rewrites it, and the model."""
+    """The config.json that PaLU writes, and the model."""
     model = dense(raw)
     for name, groups in ranks.items():
         replace(model, name, lambda linear, groups=groups: PaluLinear(linear, groups))

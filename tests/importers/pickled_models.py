@@ -1,4 +1,4 @@
-"""Models as SVD-LLM and LLM-Pruner leave them, and their files."""
+"""Models in the form of SVD-LLM and LLM-Pruner, and their files."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def svd_llm(
     head_dim: int = 12,
     **changes: Any,
 ) -> nn.Module:
-    """As SVDLLM.py leaves it: factors in fp32, everything else in fp16."""
+    """A model as SVDLLM.py makes it: factors in fp32, everything else in fp16."""
     home, component, kind = (
         (foreign.TRANSFORMERS_MISTRAL, foreign.SVD_MISTRAL, "Mistral")
         if mistral
@@ -46,7 +46,7 @@ def svd_llm(
 
 
 def llm_pruner(layers: list[dict[str, Any]], **changes: Any) -> nn.Module:
-    """As hf_prune.py leaves it: fp16, the config as before."""
+    """A model as hf_prune.py makes it: in fp16, with the dense config."""
     return foreign.model(
         foreign.LLM_PRUNER,
         foreign.llama_config(**changes),
@@ -58,7 +58,7 @@ def llm_pruner(layers: list[dict[str, Any]], **changes: Any) -> nn.Module:
 
 
 def transformers_llama(layers: list[dict[str, Any]]) -> nn.Module:
-    """As llama3.py leaves it: transformers' own classes, one table of frequencies for all."""
+    """A model as llama3.py makes it: transformers' own classes and one table of frequencies."""
     home = foreign.TRANSFORMERS_LLAMA
     model = foreign.model(
         home,

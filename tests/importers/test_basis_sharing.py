@@ -1,4 +1,4 @@
-"""Basis Sharing: bases stored once or several times, under any of their names; groups; faults."""
+"""Basis Sharing: bases that are stored once or several times, under any name; groups; faults."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ from vllm_gac.steps.verify import verify
 
 
 def only_first(tensors: dict[str, torch.Tensor]) -> None:
-    """safetensors as save_pretrained writes it: one name of what is shared."""
+    """Keep one name of each shared basis, as save_pretrained does for safetensors."""
     for short, groups in GROUPS.items():
         for group in groups:
             for layer in group[1:]:
@@ -37,7 +37,7 @@ def only_first(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def every_name(tensors: dict[str, torch.Tensor]) -> None:
-    """A state dict as it is: each module that refers to the basis has it."""
+    """Store the basis for each module that refers to it, as a state dict does."""
     for name in list(tensors):
         if match := re.fullmatch(r"model\.layers\.(\d+)\.\w+\.(\w+_basis)\.weight", name):
             tensors[f"model.{match[2]}.{match[1]}.weight"] = tensors[name]

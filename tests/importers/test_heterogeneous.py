@@ -1,4 +1,4 @@
-"""Layers of their own widths: per_layer_config, block_configs, lists, and shapes without a word."""
+"""Layers with different dims: per_layer_config, block_configs, lists, or only tensor shapes."""
 
 import copy
 from pathlib import Path
@@ -131,7 +131,7 @@ def test_shapes_that_no_key_speaks_of(model_type: str, tmp_path: Path) -> None:
         {},
         {"num_attention_heads": 6, "intermediate_size": 5},
     ]
-    if model_type == "mistral":  # whose attention, with the window, is not LlamaAttention
+    if model_type == "mistral":  # its attention has a window and is not LlamaAttention
         layers = [{}, {}, {}]
     model = heterogeneous(raw, layers)
     if model_type == "mistral":
@@ -225,7 +225,7 @@ def test_an_impossible_list(lists: Any, message: str, tmp_path: Path) -> None:
 
 
 def refused(raw: dict[str, Any], message: str, directory: Path) -> None:
-    """`raw` beside the tensors of a dense model is refused in one line, before a tensor is read."""
+    """`raw` with the tensors of a dense model is refused in one line, before a tensor is read."""
     with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}|{message}") as error:
         inspect(write(directory, raw, dense(RAW)))
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""config.json as a stranger might write it, in each tool's spelling: refused in one sentence."""
+"""An untrusted config.json in the form of each tool is refused in one sentence."""
 
 import json
 from pathlib import Path

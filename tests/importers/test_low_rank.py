@@ -1,4 +1,4 @@
-"""ASVD, LowRankArena, SVD-LLM and LEMS: linears as two factors, in each tool's own spelling."""
+"""ASVD, LowRankArena, SVD-LLM and LEMS: linears as two factors, in the form of each tool."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ TIED = {"tie_word_embeddings": True}
         pytest.param({"num_key_value_heads": 4}, SOME, id="some linears"),
         pytest.param(BIASED, RANKS, id="biases"),
         pytest.param(TIED, SOME, id="tied embeddings"),
-        # 40 of 48 and 96: as two factors larger than the linear itself.
+        # At rank 40 of 48 x 96, the two factors are larger than the linear.
         pytest.param({}, RANKS | dict.fromkeys(list(RANKS)[4:6], 40), id="ranks that do not pay"),
     ],
 )
@@ -48,7 +48,7 @@ def test_mistral_with_its_window(tool: Tool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["asvd", "arena"])
 def test_a_factorized_lm_head_is_rebuilt(name: str, tied: bool, tmp_path: Path) -> None:
     written, model = low_rank(TOOLS[name], config(), SOME | {"lm_head": 20})
-    written["tie_word_embeddings"] = tied  # which it was, until lm_head got factors of its own
+    written["tie_word_embeddings"] = tied  # the tool does not update this key
     assert_same_logits(write(tmp_path, written, model), model, TOOLS[name].format)
 
 

@@ -1,4 +1,4 @@
-"""PaLU: ragged ranks, groups of one to all heads, biases, windows; and broken directories."""
+"""PaLU: uneven ranks, groups of any number of heads, biases, windows, broken directories."""
 
 import re
 from pathlib import Path
@@ -74,12 +74,12 @@ def test_latents_are_cached_padded_to_the_largest_rank_of_their_layer(tmp_path: 
 @pytest.mark.parametrize(
     ("keys", "values", "key", "value"),
     [
-        # Whole values and latent keys of single heads go together; values of groups need groups.
+        # Latent keys of single heads go with whole values. Values of groups need keys of groups.
         ([9] * 4, [16] * 4, ("latent", 4, 9), (4, 16)),
         ([9] * 2, [20] * 2, ("latent", 2, 9), (2, 20)),
         ([9] * 2, [5] * 4, ("rotary", 4, 16), (4, 5)),
         ([9] * 4, [20] * 2, ("latent", 4, 9), (2, 20)),
-        # A latent as wide as its heads only makes o_proj larger.
+        # A latent as wide as its heads only makes o_proj larger, so it is not served.
         ([32] * 2, [32] * 2, ("rotary", 4, 16), (4, 16)),
         ([], [32] * 2, ("rotary", 4, 16), (4, 16)),
     ],
@@ -99,7 +99,7 @@ def test_the_form_that_decodes_cheapest_is_served(
 
 
 def test_values_are_rebuilt_where_o_proj_would_outgrow_what_the_cache_saves() -> None:
-    """Llama-3-8B in groups of four: keys at 229 of 512 pay for values at 488, whole ones do not."""
+    """Llama-3-8B in groups of four: keys of 229 out of 512 make up for values of 488."""
     from vllm_gac.importers.palu import Projection, _cheapest
 
     llama3 = layout_of(

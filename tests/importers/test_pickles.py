@@ -1,4 +1,4 @@
-"""SVD-LLM's and LLM-Pruner's pickles through `vllm-gac import`: the same function, served."""
+"""Pickles of SVD-LLM and LLM-Pruner: the imported model computes the same function."""
 
 import copy
 import json
@@ -41,7 +41,7 @@ CASES = {
 
 
 def expected_logits(model: nn.Module, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
-    """Of the original form in fp32; RoPE as it was before the model went to fp16."""
+    """The logits of the original model in fp32, with RoPE as before the conversion to fp16."""
     wide = copy.deepcopy(model).float()
     for module in wide.modules():
         if isinstance(module, foreign.LlamaRotaryEmbedding):
@@ -82,7 +82,7 @@ def test_svd_llm_is_stored_by_its_shapes(
     assert done["dtype"] == "float32"
     ranks = open_checkpoint(out).layout.layers[0].ranks
     assert ranks["self_attn.q_proj"] == int(48 * 48 * 0.8 / 96) == 19
-    assert ranks["self_attn.k_proj"] == int(48 * 24 * 0.8 / 72) == 12  # stated: 19
+    assert ranks["self_attn.k_proj"] == int(48 * 24 * 0.8 / 72) == 12  # the attribute says 19
     assert ranks["mlp.down_proj"] == int(48 * 96 * 0.8 / 144) == 25
     assert {info.dtype for info in open_checkpoint(out).tensors.values()} == {"F32"}
     raw = json.loads((out / "config.json").read_text())
@@ -164,7 +164,7 @@ def test_a_real_tokenizer_survives(tmp_path: Path) -> None:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
         dense, chat_template="{{ messages }}", eos_token="a"
     )
-    torch.save(tokenizer, tmp_path / "tokenizer.pt")  # of its own classes, from where they are
+    torch.save(tokenizer, tmp_path / "tokenizer.pt")  # real classes, in their real modules
     pickled = open_torch_file(tmp_path / "tokenizer.pt").root
     model = replace(open_pickled_model(saved(tmp_path, svd_llm())), tokenizer=pickled)
     (tmp_path / "again").mkdir()

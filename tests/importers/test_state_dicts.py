@@ -1,4 +1,4 @@
-"""Weights in pytorch_model*.bin: read as those in safetensors are, and never run."""
+"""Weights in pytorch_model*.bin are read like safetensors, and no code in them runs."""
 
 import json
 import pickle
@@ -40,7 +40,7 @@ def write_bin(
     index: bool = True,
     **options: Any,
 ) -> Path:
-    """The model that `dense_models.write` writes, as transformers did before safetensors."""
+    """Write the model of `dense_models.write` as transformers did before safetensors."""
     write(directory, raw, torch.bfloat16)
     (directory / "model.safetensors").unlink()
     tensors = dict(tensors or weights(raw, torch.bfloat16))
@@ -68,7 +68,7 @@ def test_they_are_the_tensors_of_the_model(form: str, tmp_path: Path) -> None:
 
 
 def test_a_state_dict_as_a_module_gives_it(tmp_path: Path) -> None:
-    """An OrderedDict that carries metadata, its tied embeddings one storage."""
+    """An OrderedDict with metadata, whose tied embeddings have one storage."""
     module = torch.nn.Module()
     raw = config(tie_word_embeddings=True)
     for name, tensor in weights(raw, torch.bfloat16).items():
@@ -150,7 +150,7 @@ def test_vllm_is_given_safetensors_only(tmp_path: Path) -> None:
 
 
 class TestRefused:
-    """With one sentence, and nothing is run."""
+    """Refused in one sentence, and no code runs."""
 
     @pytest.fixture(autouse=True)
     def _setup(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
-"""Directories as other tools write them, and the logits of the models those tools saved.
+"""Directories in the form of other tools, and the logits of the models in them.
 
-A tool's modules stand in the place of transformers' own, so that names and shapes come out as the
-tool has them; what they compute is what the imported model must.
+A tool's modules replace those of transformers, so the tensors have the names and shapes of the
+tool. The imported model must compute the same as these modules.
 """
 
 import json
@@ -31,7 +31,7 @@ LINEARS = (
 
 
 def dense(raw: Mapping[str, Any]) -> nn.Module:
-    """transformers' model of `raw`, with random weights that are the same on every call."""
+    """The transformers model of `raw`. Its random weights are the same on every call."""
     torch.manual_seed(0)
     kinds = {
         "llama": (LlamaConfig, LlamaForCausalLM),
@@ -46,7 +46,7 @@ def dense(raw: Mapping[str, Any]) -> nn.Module:
 
 
 def replace(model: nn.Module, name: str, made: Callable[[nn.Linear], nn.Module]) -> None:
-    """Put what `made` makes of linear `name` into its place."""
+    """Replace the linear `name` by the module that `made` makes from it."""
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, made(model.get_submodule(name)))
 
@@ -67,7 +67,7 @@ class PaluLinear(nn.Module):
 
 
 class TwoLinears(nn.Module):
-    """y = up(down(x)), the factors under the names that a tool gives them."""
+    """y = up(down(x)). The factors have the names of a tool."""
 
     def __init__(self, linear: nn.Linear, rank: int, down: str, up: str) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def write(
     change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """config.json as `raw`, and the model's state dict in one safetensors file."""
+    """Write `raw` as config.json, and the model's state dict as one safetensors file."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw))
     state = {
@@ -108,7 +108,7 @@ def write(
 
 
 def assert_same_logits(directory: Path, model: nn.Module, expected_format: str) -> None:
-    """The imported model, sound, gives the logits of `model` to 1e-3 relative in fp32."""
+    """The imported model is valid. Its logits are those of `model` to 1e-3 relative in fp32."""
     model_format, checkpoint = open_any_format(directory)
     assert model_format == expected_format
     assert list(faults(checkpoint, finite=True)) == []

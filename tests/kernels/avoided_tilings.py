@@ -1,9 +1,9 @@
-"""Decode batches on the tilings that ours avoid, because ptxas 12.8 makes wrong kernels of them.
+"""Decode batches with tilings that we avoid, because ptxas 12.8 makes wrong kernels for them.
 
     python -m tests.kernels.avoided_tilings odd|fp8
 
-prints the relative error against the fp32 reference: latents, whose tiles pass through registers,
-met by 64 rows on 4 warps.
+prints the relative error against the fp32 reference. The keys are latents, whose tiles pass through
+registers, and 4 warps multiply them with 64 rows.
 """
 
 import sys
@@ -18,7 +18,7 @@ SEED = 39  # 8 query heads and 8 tokens, one latent of 102, values of 3
 
 
 def batch(case: str) -> Batch:
-    """Rows of odd sizes, or the same in fp8."""
+    """A batch with odd sizes, in fp16 or in fp8."""
     dtypes = {"odd": torch.float16, "fp8": torch.float8_e4m3fn}
     return random_batch(SEED, replace(GPU, grain=1, cache_dtypes=(dtypes[case],)))
 

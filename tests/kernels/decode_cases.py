@@ -1,10 +1,9 @@
-"""Random decode batches, and the decode kernel against the fp32 reference on them.
+"""Random decode batches, to compare the decode kernel with the fp32 reference.
 
     python -m tests.kernels.decode_cases FIRST LAST GRAIN [LARGEST] [gpu]
 
-checks those seeds, with head sizes that are multiples of GRAIN, of LARGEST at most: on the CPU,
-through Triton's interpreter (TRITON_INTERPRET=1), or on a GPU, for instance under
-compute-sanitizer.
+checks those seeds. Head sizes are multiples of GRAIN and at most LARGEST. It runs on the CPU in
+Triton's interpreter (TRITON_INTERPRET=1), or on a GPU, for instance under compute-sanitizer.
 """
 
 import math
@@ -26,9 +25,9 @@ from vllm_gac.layout.cache_geometry import CacheGeometry
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a random batch may get; head sizes are multiples of `grain`.
+    """The limits of a random batch.
 
-    `latents` is the share of batches with latent keys.
+    Head sizes are multiples of `grain`. `latents` is the share of batches with latent keys.
     """
 
     device: str
@@ -42,13 +41,13 @@ class Limits:
 GPU = Limits(
     "cuda", (torch.bfloat16, torch.bfloat16, torch.float16, torch.float8_e4m3fn), 256, 3000
 )
-# The interpreter multiplies bf16 matrices wrongly (seen in Triton 3.9), fp16 ones rightly.
+# In Triton 3.9, the interpreter multiplies fp16 matrices correctly, but not bf16 ones.
 INTERPRETER = Limits("cpu", (torch.float16,), 64, 200)
 
 
 @dataclass
 class Batch:
-    """A batch to decode. Cache rows that belong to no token are NaN, pages are out of order."""
+    """A batch to decode. Cache rows without a token hold NaN, and pages are out of order."""
 
     geometry: CacheGeometry
     query: torch.Tensor
@@ -64,7 +63,7 @@ class Batch:
 
 
 def random_batch(seed: int, limits: Limits) -> Batch:
-    """The batch of this seed: dims, lengths, dtypes and numbers all follow from it."""
+    """The batch of this seed, which determines dims, lengths, dtypes and numbers."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     geometry, latent_group = _random_geometry(rng, limits)
@@ -78,7 +77,7 @@ def random_batch(seed: int, limits: Limits) -> Batch:
         for _ in range(rng.randint(1, 5))
     ]
     queries = [min(length, rng.randint(1, max_query_len)) for length in lengths]
-    if rng.random() < 0.3:  # what pads a captured batch
+    if rng.random() < 0.3:  # padding, as in a captured batch
         lengths.append(0)
         queries.append(0)
     cache, table = _random_cache(geometry, lengths, block_size, generator)
@@ -110,14 +109,14 @@ def random_batch(seed: int, limits: Limits) -> Batch:
 
 
 def _random_geometry(rng: random.Random, limits: Limits) -> tuple[CacheGeometry, int]:
-    """Head counts and sizes, and KV heads to a latent (0 for keys that are cached rotated)."""
+    """Head counts and sizes, and the KV heads per latent (0 for rotary keys)."""
     value_heads, parts = rng.choice([1, 2, 8]), rng.choice([1, 1, 2])
     key_heads = value_heads * parts
     query_heads = key_heads * rng.choice([1, 2, 4, 8])
     latent_group = rng.choice([1, 1, 2]) if rng.random() < limits.latents else 0
     grain = limits.grain
     most = limits.head_size if parts == 1 and not latent_group else limits.head_size // 2
-    key_grain = grain if latent_group else max(2, grain)  # rotary keys are pairs
+    key_grain = grain if latent_group else max(2, grain)  # rotary keys consist of pairs
     key_size = key_grain * rng.randint(1, most // key_grain)
     value_size = grain * rng.randint(1, limits.head_size // grain)
     if latent_group:
@@ -146,7 +145,7 @@ def _random_cache(
 
 
 def compile_all(batches: Iterable[Batch]) -> None:
-    """Compile what decodes `batches`, on all cores at once: what takes the time of a GPU test."""
+    """Compile the kernels for `batches` on all cores. This takes most of the time of a GPU test."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads, AsyncCompileMode(threads):
         for batch in batches:
             decode(batch, only_compile=True)
@@ -155,7 +154,7 @@ def compile_all(batches: Iterable[Batch]) -> None:
 def decode(
     batch: Batch, tiling: Tiling | None = None, *, only_compile: bool = False
 ) -> torch.Tensor:
-    """The kernel's output on `batch`, poisoned before; one row more than there are tokens."""
+    """The kernel's output on `batch`, with an extra row. The output holds NaN before the call."""
     geometry = batch.geometry
     shape = (batch.query.shape[0], geometry.query_heads, geometry.value_size)
     output = torch.full(shape, float("nan"), device=batch.query.device, dtype=batch.query.dtype)
@@ -184,7 +183,7 @@ def decode(
 
 
 def relative_error(batch: Batch, tiling: Tiling | None = None) -> float:
-    """Of the kernel on `batch`; NaN if it left anything unwritten, or wrote where it should not."""
+    """The kernel's error on `batch`. It is NaN if the kernel wrote too few or too many rows."""
     geometry = batch.geometry
     tokens = int(batch.query_start_loc[-1])
     output = decode(batch, tiling)
@@ -208,10 +207,10 @@ def relative_error(batch: Batch, tiling: Tiling | None = None) -> float:
 
 
 def tolerance(batch: Batch) -> float:
-    """The relative error that `batch` may have: half a percent.
+    """The allowed relative error on `batch`: 0.5 %, or 2 % if the output has few numbers.
 
-    Of a handful of numbers it is 2 %: positive and negative values may cancel in all of them, and
-    what is left is small beside what rounding the weights costs.
+    Positive and negative values may cancel in all of a few numbers. The results are then small
+    compared with the rounding error of the weights.
     """
     tokens = int(batch.query_start_loc[-1])
     numbers = tokens * batch.geometry.query_heads * batch.geometry.value_size

@@ -1,4 +1,4 @@
-"""Triton made to believe in a GPU that is not there, and to compile for it without launching."""
+"""Make Triton compile for a GPU that this machine does not have, without launches."""
 
 import itertools
 import os
@@ -18,13 +18,13 @@ from vllm_gac.kernels.decode import launch
 
 
 class NoGpu:
-    """A driver for Triton that says it is one of this compute capability."""
+    """A driver for Triton that claims to be a GPU of this compute capability."""
 
     _devices = itertools.count(1000)
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self.target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-        # Triton keeps what it compiled by device: nothing of one test's is another's.
+        # Triton caches compiled kernels by device. A new device per test keeps tests apart.
         self.device = next(self._devices)
 
     def get_current_target(self) -> GPUTarget:
@@ -39,7 +39,7 @@ class NoGpu:
 
 @dataclass(repr=False)
 class Compiled:
-    """A kernel: what its launch was asked with, by parameter name, and what Triton made of it."""
+    """A kernel: the arguments of its launch, by parameter name, and the compiled code."""
 
     name: str
     asked: dict[str, Any]
@@ -51,7 +51,7 @@ class Compiled:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory that a program takes."""
+        """The bytes of shared memory that a program takes."""
         return int(self.kernel.metadata.shared)
 
     @property
@@ -64,7 +64,7 @@ class Compiled:
 def compiling_for(
     capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[Compiled]]:
-    """Meanwhile, launches on CPU tensors compile for a GPU, on all cores; then all are compiled."""
+    """Within the context, launches on CPU tensors compile for a GPU. It waits for all of them."""
     asked: list[Compiled] = []
     run = JITFunction.run
 
@@ -84,5 +84,5 @@ def compiling_for(
 
 
 def on_no_device(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """A tensor to launch with: of its numbers nothing is read."""
+    """A tensor for launches. None of its numbers is read."""
     return torch.empty(shape, dtype=dtype)

@@ -1,8 +1,8 @@
-"""What ptxas must not write: reads of uniform registers that no instruction wrote before.
+"""Find a fault of ptxas 12.8: reads of uniform registers that no instruction wrote before.
 
-ptxas 12.8 does, for descriptors of the tiles that Hopper's matrix instructions find by them. Seen
-on an H200 in 2026: every kernel with such a read was wrong or ended in an illegal address, and none
-without.
+Such registers should hold the descriptors by which Hopper's matrix instructions find their tiles.
+On an H200 in 2026, every kernel with such a read was wrong or ended in an illegal address. No
+kernel without such a read did.
 """
 
 import re
@@ -13,7 +13,7 @@ _BY_DESCRIPTOR = re.compile(r"\bg?desc\[UR(\d+)\]")
 
 
 def unwritten_registers(sass: str) -> list[str]:
-    """Uniform registers whose first use, in the order of the instructions, is a read."""
+    """The uniform registers whose first use, in the order of the instructions, is a read."""
     written: set[int] = set()
     found: list[str] = []
     for line in sass.splitlines():
@@ -25,8 +25,8 @@ def unwritten_registers(sass: str) -> list[str]:
         is_written = _REGISTER.fullmatch(target.strip())
         if is_written is None:
             sources = operands
-        # A matrix instruction takes four registers, of which the upper two find its second tile;
-        # the lower two find the first one, if that is not in registers already.
+        # A matrix instruction takes four registers. The upper two find its second tile. The lower
+        # two find its first tile, unless this tile is in registers.
         read = [int(at) + upper for at in _matrix_descriptors(name, sources) for upper in (2, 3)]
         read += map(int, _REGISTER.findall(_BY_DESCRIPTOR.sub("", sources)))
         found += [f"UR{register}: {line.strip()}" for register in read if register not in written]

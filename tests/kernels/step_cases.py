@@ -1,8 +1,8 @@
-"""A step's random queries, keys and values, rotated and cached by the kernels and by torch.
+"""Random queries, keys and values of a step. The kernels and torch rotate and cache them.
 
     python -m tests.kernels.step_cases
 
-compares them in Triton's interpreter (TRITON_INTERPRET=1).
+compares the results in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 import random
@@ -21,7 +21,7 @@ BLOCKS = 9
 
 @dataclass(frozen=True)
 class Case:
-    """Queries, keys and values are columns of one tensor, as a fused projection makes them."""
+    """Queries, keys and values, which are columns of one tensor as after a fused projection."""
 
     geometry: CacheGeometry
     latent: bool
@@ -35,7 +35,7 @@ class Case:
 
 
 def random_case(seed: int, device: str) -> Case:
-    """The case of this seed. The cache holds NaN, slots are out of order, some are padding."""
+    """The case of this seed. The cache holds NaN, slots are out of order, and some are padding."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     latent = rng.random() < 0.3
@@ -63,7 +63,7 @@ def random_case(seed: int, device: str) -> Case:
         slots = slots[: rng.choice([tokens, max(tokens - 3, 0)])].to(device)
         held = torch.full(shape, float("nan"), dtype=dtype, device=device)
         cache = CacheTarget(held, slots)
-        if rng.random() < 0.3 and device != "cpu":  # the interpreter does not round to fp8
+        if rng.random() < 0.3 and device != "cpu":  # the interpreter cannot round to fp8
             scales = (0.5 + rng.random(), 0.5 + rng.random())
             ones = (torch.tensor(scale, device=device) for scale in scales)
             cache = CacheTarget(held.to(torch.float8_e4m3fn), slots, *ones)
@@ -81,7 +81,7 @@ def random_case(seed: int, device: str) -> Case:
 
 
 def check_rotation(case: Case) -> None:
-    """rotate_and_cache against vllm_gac.layout.rope and the cache written by torch."""
+    """rotate_and_cache agrees with vllm_gac.layout.rope and with a cache that torch writes."""
     g, tokens = case.geometry, case.query.shape[0]
     cos, sin = cos_sin(case.positions, case.inv_freq)
     tables = cos.shape[1]
@@ -107,7 +107,7 @@ def check_rotation(case: Case) -> None:
 
 
 def check_write(case: Case) -> None:
-    """write_cache against torch."""
+    """write_cache agrees with torch."""
     if case.cache is None:
         return
     g, cache = case.geometry, case.cache
@@ -118,7 +118,7 @@ def check_write(case: Case) -> None:
 
 
 def _check_cache(case: Case, key: torch.Tensor) -> None:
-    """The cache holds `key` and the values exactly where it should, and NaN elsewhere."""
+    """The cache holds `key` and the values in their slots, and NaN elsewhere."""
     assert case.cache is not None
     g, cache = case.geometry, case.cache
     tokens = cache.slots.shape[0]
@@ -131,7 +131,7 @@ def _check_cache(case: Case, key: torch.Tensor) -> None:
 
 
 def _assert_close(got: torch.Tensor, expected: torch.Tensor, fp8: bool = False) -> None:
-    # One unit in the last place: sums may be rounded the other way.
+    # One unit in the last place may differ, because sums may be rounded the other way.
     relative = 0.13 if fp8 else 1 / 100
     torch.testing.assert_close(
         got.float(), expected.float(), rtol=relative, atol=2e-2, equal_nan=True

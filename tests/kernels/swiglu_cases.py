@@ -1,8 +1,8 @@
-"""Random gate and up projections, by the kernel and by torch.
+"""Random gate and up projections, computed by the kernel and by torch.
 
     python -m tests.kernels.swiglu_cases
 
-compares them in Triton's interpreter (TRITON_INTERPRET=1).
+compares the results in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 import random
@@ -13,13 +13,13 @@ from vllm_gac.kernels.swiglu import swiglu_linear
 
 
 def check(seed: int, device: str) -> None:
-    """swiglu_linear against fp32 torch; what it does not have to read is NaN."""
+    """swiglu_linear agrees with torch in fp32. Numbers that it need not read are NaN."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     dtype = rng.choice([torch.float16, torch.bfloat16])
     tokens, features = rng.choice([1, 2, 15, 16, 17, 32]), rng.choice([1, 31, 64, 70, 16400])
     width = 8 * rng.choice([1, 5, 16, 40])
-    if device == "cpu":  # where a bf16 dot comes out wrong
+    if device == "cpu":  # a bf16 dot is wrong in the interpreter
         features, dtype = min(features, 100), torch.float16
 
     def within_nan(rows: int) -> torch.Tensor:

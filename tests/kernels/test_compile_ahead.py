@@ -1,6 +1,6 @@
-"""What is compiled ahead is what is launched: not one kernel is left to compile for later.
+"""All kernels that are launched were compiled ahead.
 
-Triton is stopped where it would compile, so no GPU is needed to see what it would.
+Triton is stopped before it compiles, so these tests need no GPU.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ MOST_SEQUENCES = 300
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What Triton was asked to compile, as long as it did not have it."""
+    """The names of kernels that Triton does not have and would compile."""
     asked: list[str] = []
 
     def hook(*, key: object, repr: str, **_: Any) -> bool:
@@ -37,7 +37,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 ROTARY = CacheGeometry(32, 96, 8, 96, 8, 64)
-NARROW = CacheGeometry(32, 72, 8, 72, 8, 56)  # head strides that 16 does not divide
+NARROW = CacheGeometry(32, 72, 8, 72, 8, 56)  # head strides that are no multiples of 16
 SHARED = CacheGeometry(32, 64, 8, 64, 4, 128)
 LATENT = CacheGeometry(32, 128, 8, 64, 4, 128)
 
@@ -69,7 +69,7 @@ KINDS = [
 
 
 def launch(kind: DecodeKind, sequences: int, blocks: int) -> None:
-    """Decode a batch as a server would: of a larger buffer, a cache of many pages, any scale."""
+    """Decode a batch as a server does: views of larger buffers, many pages, any scale."""
     geometry, row = kind.geometry, kind.geometry.key_width + kind.geometry.value_size
     tokens = sequences * kind.max_query_len
     layers = torch.empty(3, 5, geometry.value_heads, kind.block_size, row, dtype=kind.cache_dtype)
@@ -100,7 +100,7 @@ def test_no_launch_needs_a_kernel_that_was_not_compiled_ahead(
 ) -> None:
     compile_ahead([kind], MOST_SEQUENCES, CPU)
     ahead = set(compiled)
-    # One of either kernel for each of 16, 64, 256 and 1024 sequences.
+    # Both kernels for each of 16, 64, 256 and 1024 sequences.
     assert len(ahead) == 2 * 4
     for sequences in (1, 2, 16, 17, 64, 100, 256, 257, MOST_SEQUENCES):
         for blocks in (1, 7, 512):
@@ -115,7 +115,7 @@ def test_no_mlp_needs_a_kernel_that_was_not_compiled_ahead(
     compile_ahead([], MOST_SEQUENCES, CPU, [(features, torch.bfloat16)])
     ahead = set(compiled)
     assert len(ahead) == 2  # for up to 16 tokens, and for more
-    # Of a model's size where only its size counts: nothing is read.
+    # Only the shape matters. No number is read, so the weight is a view of one column.
     weight = torch.empty(2 * features, 1, dtype=torch.bfloat16).expand(-1, 1032)
     for tokens in range(1, MOST_TOKENS + 1):
         swiglu_linear(torch.empty(tokens, 1032, dtype=torch.bfloat16), weight)

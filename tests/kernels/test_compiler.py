@@ -1,7 +1,8 @@
-"""Our Triton kernels are compiled, by the Triton at hand, for GPUs that are not there.
+"""The installed Triton compiles our kernels for GPUs that this machine does not have.
 
-That they compile at all, that the GPU has the shared memory, and that ptxas did not make of right
-PTX a wrong kernel. On a GPU, what is avoided because of ptxas runs, too: to tell when it is right.
+The kernels must compile and fit into the GPU's shared memory, and ptxas must not make a wrong
+kernel from correct PTX. On a GPU, the tilings that we avoid because of ptxas run as well, so that
+we notice when ptxas is fixed.
 """
 
 import subprocess
@@ -29,7 +30,7 @@ GPUS = [(8, 0), (8, 9), HOPPER, (10, 0), (12, 0)]  # A100, Ada, Hopper, B200, RT
 CPU = torch.device("cpu")
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
-# The faulty ptxas, by the Tritons that were tried: 3.6 and 3.7 have it, 3.9 has 13.4 for Hopper.
+# Triton 3.6 and 3.7 have the faulty ptxas. Triton 3.9 has ptxas 13.4 for Hopper.
 PTXAS = get_ptxas(90).version
 HAS_FAULT = tuple(map(int, PTXAS.split(".")[:2])) <= (12, 8)
 
@@ -37,7 +38,7 @@ HAS_FAULT = tuple(map(int, PTXAS.split(".")[:2])) <= (12, 8)
 def kind(
     geometry: CacheGeometry, group: int = 0, dtype: torch.dtype = BF16, queries: int = 1
 ) -> DecodeKind:
-    """Layers of these heads; `group` original KV heads to a latent, 0 for rotary keys."""
+    """Layers of these heads, with `group` original KV heads per latent, 0 for rotary keys."""
     latent = None
     if group:
         up = on_no_device(geometry.key_heads, group * geometry.query_size, geometry.key_size)
@@ -46,10 +47,10 @@ def kind(
 
 
 ROTARY = CacheGeometry(32, 96, 8, 96, 8, 64)
-LATENT = CacheGeometry(32, 128, 8, 64, 4, 128)  # two latents to a value head
+LATENT = CacheGeometry(32, 128, 8, 64, 4, 128)  # two latents for each value head
 ODD = CacheGeometry(8, 128, 1, 102, 1, 3)
 QUICK = [kind(ROTARY), kind(ROTARY, dtype=FP8), kind(LATENT, 1)]
-# Those that a faulty ptxas may get wrong.
+# Kernels that a faulty ptxas may get wrong.
 QUICK_ON_HOPPER = [*QUICK, kind(ODD, 1, queries=8)]
 
 _SIZES = [(64, 64), (64, 128), (96, 64), (112, 80), (128, 128), (72, 56), (102, 3), (256, 256)]
@@ -89,7 +90,7 @@ def launch_decode(kind: DecodeKind) -> None:
 
 
 def launch_the_others(kind: DecodeKind) -> None:
-    """The kernels around attention, for layers of these heads: cache, rotation, prefill, MLP."""
+    """Launch the other kernels for layers of these heads: cache, rotation, prefill, MLP."""
     g, latent, tokens = kind.geometry, kind.latent, 3
     row, scale = g.key_width + g.value_size, torch.ones(()) if kind.cache_dtype == FP8 else None
     cache = on_no_device(2, g.value_heads, 16, row, dtype=kind.cache_dtype)
@@ -118,9 +119,10 @@ def launch_the_others(kind: DecodeKind) -> None:
 
 
 def check_shared_memory(kernels: list[Compiled], capability: tuple[int, int]) -> None:
-    """A program fits, and so do as many decode programs as are launched for a multiprocessor.
+    """Check that the shared memory of a multiprocessor holds the programs launched for it.
 
-    That was not asked of 64 rows on Hopper when tilings were measured.
+    On Hopper, this need not hold for decode kernels with 64 rows, whose tilings were measured
+    without this condition.
     """
     memory = shared_memory(capability)
     for kernel in kernels:
@@ -138,7 +140,7 @@ def test_every_kernel_compiles_and_the_gpu_has_room(
     quick = QUICK_ON_HOPPER if capability == HOPPER else QUICK
     kinds = [kind for kind in quick if kind.cache_dtype != FP8 or converts_e4m3(capability)]
     with compiling_for(capability, monkeypatch) as kernels:
-        for kind in reversed(kinds):  # the slowest to compile first
+        for kind in reversed(kinds):  # start with the slowest compilations
             launch_decode(kind)
         for kind in kinds:
             launch_the_others(kind)
@@ -165,7 +167,7 @@ def test_so_does_every_shape(capability: tuple[int, int], monkeypatch: pytest.Mo
 
 
 def test_reads_before_writes_are_found() -> None:
-    # Of a kernel that was wrong on an H200, as ptxas 12.8 left it; and as it should be.
+    # Part of a kernel that was wrong on an H200, as ptxas 12.8 wrote it, and as it should be.
     wrong = (
         "UIADD3 UR46, UP0, UR46, 0x20, URZ ;\nUIADD3.X UR47, UR47, -0x3ffffff0, URZ, UP0, !UPT ;"
     )
@@ -188,7 +190,7 @@ def test_reads_before_writes_are_found() -> None:
 def test_what_tilings_avoid_is_right_by_a_later_ptxas(case: str) -> None:
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("only Hopper multiplies so")
-    # In its own process: an address may be wrong, too, and that ends a process's use of the GPU.
+    # It has its own process: an address may be wrong, too, and then this process loses the GPU.
     command = [sys.executable, "-m", "tests.kernels.avoided_tilings", case]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr

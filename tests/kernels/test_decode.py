@@ -1,4 +1,4 @@
-"""The decode kernel against the fp32 reference."""
+"""The decode kernel agrees with the fp32 reference."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.torch_reference import paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
-# Head sizes as our plans have them; any; and small ones, of which none fills a tile.
+# Head sizes of our plans, arbitrary sizes, and small sizes that fill no tile.
 SIZES = {"aligned": GPU, "any": replace(GPU, grain=1), "small": replace(GPU, grain=1, head_size=20)}
 SEEDS_AT_ONCE = 40
 
@@ -73,7 +73,7 @@ def test_captured_graph_follows_lengths_and_pages_that_change() -> None:
     def step() -> None:
         decode_attention(query, cache, table, starts, lengths, geometry, 96**-0.5, output, scratch)
 
-    step()  # compiles
+    step()  # the first call compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()

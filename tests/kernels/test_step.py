@@ -1,4 +1,4 @@
-"""The kernels that rotate and cache a step's tokens, against torch."""
+"""The kernels that rotate and cache the tokens of a step agree with torch."""
 
 import pytest
 

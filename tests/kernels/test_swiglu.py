@@ -1,4 +1,4 @@
-"""Gate and up projections with SwiGLU, against torch."""
+"""Gate and up projections with SwiGLU agree with torch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How decode kernels are cut: pieces cover a head, and the GPU has room for a tiling."""
+"""Tilings of decode kernels: the pieces cover a head, and a tiling fits into shared memory."""
 
 import itertools
 

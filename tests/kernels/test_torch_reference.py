@@ -1,4 +1,4 @@
-"""The reference attention: the same bits for a layer and for its padded twin, in bounded memory."""
+"""The reference attention: a padded layer gives the same bits, and memory is bounded."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import RopeParameters
 
 BLOCK, HEAD_DIM, GROUP = 16, 20, 2
-# Query tokens and context: a prompt, a chunk of one, single tokens.
+# (query tokens, context) of a prompt, of a chunk of a prompt, and of single tokens.
 SEQUENCES = [(37, 37), (20, 61), (1, 90), (1, 3)]
 
 
@@ -85,7 +85,7 @@ def test_padded_heads_give_the_same_bits(
 
 
 def widened(x: torch.Tensor, size: int, parts: int = 1) -> torch.Tensor:
-    """Zeros at the end of each of the `parts` of x [..., old size]."""
+    """Append zeros to each of the `parts` of x [..., old size]."""
     return torch.cat([pad(p, (0, (size - x.shape[-1]) // parts)) for p in x.chunk(parts, -1)], -1)
 
 
@@ -97,7 +97,7 @@ def attention(
     up: torch.Tensor | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Every sequence of SEQUENCES, its context written to a cache of shuffled blocks."""
+    """Attention for all SEQUENCES, whose contexts are in a cache of shuffled blocks."""
     counts = [-(-context // BLOCK) for _, context in SEQUENCES]
     blocks = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(1))
     table = torch.nn.utils.rnn.pad_sequence(list(blocks.split(counts)), batch_first=True)
@@ -156,7 +156,7 @@ def test_tiles_of_any_size_give_the_same_numbers(
 
 
 class LargestTensor(TorchDispatchMode):
-    """Numbers of the largest tensor that is made, and the context tokens that were met."""
+    """Records the size of the largest tensor, and the number of context tokens that are used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class LargestTensor(TorchDispatchMode):
 def largest_tensor(
     geometry: CacheGeometry, count: int, context: int, latent: bool, window: int | None = None
 ) -> LargestTensor:
-    """Of a chunk of `count` tokens that ends a context, without computing anything."""
+    """The records for a chunk of `count` tokens at the end of a context, without computation."""
     g = geometry
     options = {"device": "meta", "dtype": torch.bfloat16}
     cache = torch.empty(8, g.value_heads, BLOCK, g.key_width + g.value_size, **options)
@@ -197,7 +197,7 @@ def largest_tensor(
     ("geometry", "latent"),
     [
         (CacheGeometry(32, 96, 8, 96, 8, 64), False),  # Llama-3-8B, compressed
-        (CacheGeometry(64, 128, 64, 128, 64, 128), False),  # many heads, none shared
+        (CacheGeometry(64, 128, 64, 128, 64, 128), False),  # one query head per KV head
         (CacheGeometry(32, 128, 8, 64, 4, 128), True),
     ],
     ids=["8b", "64 heads", "latent"],
@@ -209,7 +209,7 @@ def test_no_tensor_grows_with_the_context(
 
 
 def test_what_no_query_sees_is_not_met() -> None:
-    """In a prompt half of the square; with a window, the window of each block of queries."""
+    """A prompt uses half of the square. With a window, each block of queries uses its window."""
     g = CacheGeometry(8, 64, 8, 64, 8, 64)
     blocks = 2048 // 256
     assert largest_tensor(g, 2048, 2048, latent=False).met == 256 * blocks * (blocks + 1) // 2

@@ -1,4 +1,4 @@
-"""Every config key that vLLM's Llama and Mistral read is honoured, refused or harmless."""
+"""Every config key that vLLM's Llama and Mistral read is honoured, refused or harmless here."""
 
 import ast
 import json
@@ -24,7 +24,7 @@ SOURCES = (
     "config/model.py",
     "transformers_utils/model_arch_config_convertor.py:ModelArchConfigConvertorBase",
 )
-# What vLLM calls a config.json that it has read.
+# The names of variables and attributes that hold a config in vLLM.
 CONFIGS = frozenset(
     [
         "config",
@@ -145,12 +145,12 @@ HARMLESS = {
     "name_or_path": "",
     "target_layer_count": "of drafting models, which ours cannot be",
 }
-# Methods of a config, and what only looks like a key.
+# Methods of a config, and attributes that are no keys.
 NOT_KEYS = frozenset(["get", "get_text_config", "to_diff_dict", "update"])
 
 
 def keys_read(tree: ast.AST) -> Iterator[str]:
-    """Names of attributes that a source asks of configs, also those it goes through in a loop."""
+    """The names of attributes that a source reads from configs, also in loops over names."""
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -199,7 +199,7 @@ def test_no_key_that_vllm_reads_is_unknown_to_us() -> None:
     read = {key for path in SOURCES for key in keys_read(_source(path))} - NOT_KEYS - CONFIGS
     assert {"is_causal", "layer_types", "logit_scale", "llama_4_scaling", "n_positions"} <= read
     assert read - HONOURED.keys() - HARMLESS.keys() - REFUSED.keys() == set()
-    # The table says nothing about keys that vLLM has forgotten; these are read by its RoPE.
+    # Keys that vLLM no longer reads must not be in the table. Its RoPE reads these.
     assert REFUSED.keys() - read == {"rotary_emb_base", "rotary_emb_fraction", "rotary_pct"}
     assert (HONOURED.keys() | HARMLESS.keys()) - read == set()
 
@@ -289,7 +289,7 @@ def test_windows_of_all_layers_or_none_are_honoured() -> None:
     sliding = ["sliding_attention"] * 2
     assert window(model_type="mistral", sliding_window=64, layer_types=sliding) == 64
     assert window(layer_types=["full_attention"] * 2) is None
-    assert window(sliding_window=256, use_sliding_window=False) == 256  # as long as the context
+    assert window(sliding_window=256, use_sliding_window=False) == 256  # the length of the context
 
 
 def test_the_demo_and_what_transformers_writes_are_served() -> None:

@@ -1,4 +1,4 @@
-"""The layout names every tensor with its shape, counts what it costs, and survives its file."""
+"""The layout lists every tensor with its shape, counts costs, and is the same after a file."""
 
 import json
 from typing import Any

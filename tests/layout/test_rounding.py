@@ -1,4 +1,4 @@
-"""Whole multiples against their definition."""
+"""Rounding to multiples agrees with its definition."""
 
 from hypothesis import given
 from hypothesis import strategies as st

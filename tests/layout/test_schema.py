@@ -1,4 +1,4 @@
-"""Which configs the schema accepts; those it refuses are in tests/checkpoint."""
+"""Configs that the schema accepts. Those that it refuses are in tests/hostile."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Layouts split over GPUs: which sizes can, and that repeated heads compute what one did."""
+"""Layouts split over GPUs: valid sizes, and repeated heads that compute the same as one."""
 
 import json
 import re
@@ -28,12 +28,12 @@ from vllm_gac.layout.tensor_parallel import (
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
 
-# Few heads of every kind, so that 2, 4 and 8 GPUs repeat some of them.
+# There are few heads of every kind, so 2, 4 and 8 GPUs repeat some of them.
 FEW_HEADS = [
     layer(("rotary", 4, 64), (4, 64), 512),
-    layer(("rotary", 4, 64), (2, 64), 512),  # from 4 GPUs on as many value heads as key heads
+    layer(("rotary", 4, 64), (2, 64), 512),  # on 4 GPUs, as many value as key heads
     layer(("rotary", 2, 48), (1, 80), 512, {"self_attn.k_proj": 40, "self_attn.v_proj": 48}),
-    layer(("latent", 2, 64), (2, 64), 512),  # for 4 GPUs each latent rebuilds one head
+    layer(("latent", 2, 64), (2, 64), 512),  # with 4 GPUs, each latent rebuilds one head
     layer(("latent", 1, 96), (1, 32), 512, {"self_attn.k_proj": 64}),
     layer(("rotary", 1, 32), (1, 32), 512),
 ]
@@ -50,7 +50,7 @@ def test_repeated_heads_compute_what_one_head_did(tmp_path: Path, tp: int) -> No
         stored = {name: read(name) for name in checkpoint.layout.tensors()}
     made = {n: repeated_tensor(checkpoint.layout, served, n, t) for n, t in stored.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in made.items()}
-    shared = "model.layers.5.self_attn.rope_inv_freq"  # one head's, one row
+    shared = "model.layers.5.self_attn.rope_inv_freq"  # the table of one head has one row
     assert shapes == served.tensors() | {shared: (1, 16)}
     expected = logits(model, stored.__getitem__, tokens)
     repeated = logits(replace(model, layout=served), made.__getitem__, tokens)

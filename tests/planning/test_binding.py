@@ -12,7 +12,7 @@ from vllm_gac.planning.binding import limited_by
         # Larger candidates fit into the second budget and exceed the first.
         ({"a": 10, "b": 100}, {"a": ["a"], "b": ["a"]}),
         ({"a": 100, "b": 5}, {"a": ["b"], "b": ["b"]}),
-        # Neither has room for the next candidate.
+        # Neither budget has room for the next candidate.
         ({"a": 14, "b": 6}, {"a": ["a"], "b": ["b"]}),
     ],
 )

@@ -1,4 +1,4 @@
-"""What plan.json and the input of `vllm-gac solve` may hold."""
+"""The values that plan.json and the input of `vllm-gac solve` may hold."""
 
 import copy
 from typing import Any

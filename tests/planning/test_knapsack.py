@@ -1,4 +1,4 @@
-"""The knapsack is exact: against brute force, against HiGHS, and on its own promises."""
+"""The knapsack is exact: it agrees with brute force and with HiGHS, and keeps its promises."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ def problem(raw: dict[str, Any]) -> KnapsackProblem:
 
 
 def one_budget(budget: int, *items: list[tuple[int, int, float]]) -> KnapsackProblem:
-    """Items "a", "b", ... of candidates (dim, cost, value)."""
+    """A problem with the items "a", "b", ..., each with candidates (dim, cost, value)."""
     return problem(
         {
             "budget": budget,
@@ -38,7 +38,7 @@ def one_budget(budget: int, *items: list[tuple[int, int, float]]) -> KnapsackPro
 
 
 def brute_force(p: KnapsackProblem) -> tuple[Fraction, list[int], list[int]] | None:
-    """(value, costs, dims) of the best choice by the documented order, in exact arithmetic."""
+    """(value, costs, dims) of the best choice in the documented order, by exact arithmetic."""
     limits = [p.budget] if p.budgets is None else list(p.budgets.values())
     best = None
     for chosen in itertools.product(*(item.candidates for item in p.items)):
@@ -61,7 +61,7 @@ def assert_best(p: KnapsackProblem, solution: Solution) -> None:
     assert solution.gap == 0.0
 
 
-# Few distinct values, so that ties are common and every tie-break is met; and odd ones.
+# Few distinct values make ties common, so every tie-break is tested. Some values are unusual.
 small_values = st.integers(0, 4).map(float)
 odd_values = st.integers(-(10**9), 10**9).map(lambda n: n / 1024)
 
@@ -99,7 +99,7 @@ def test_finds_what_brute_force_finds_ties_included(budgets: int, data: st.DataO
 
 
 def random_problem(rng: np.random.Generator, items: int, candidates: int, budgets: int) -> Any:
-    """Costs [items, candidates, budgets], values, and limits that a random choice keeps."""
+    """Costs [items, candidates, budgets], values, and limits that a random choice meets."""
     costs = rng.integers(1, 10**6, (items, candidates, budgets))
     values = rng.random((items, candidates)) * 100
     some_choice = costs[np.arange(items), rng.integers(0, candidates, items)]
@@ -107,7 +107,7 @@ def random_problem(rng: np.random.Generator, items: int, candidates: int, budget
 
 
 def highs(costs: Any, values: Any, limits: Any) -> float:
-    """The optimal value by HiGHS' branch and cut."""
+    """The optimal value, as the branch and cut of HiGHS finds it."""
     items, candidates = values.shape
     one_each = np.kron(np.eye(items), np.ones(candidates))
     result = milp(
@@ -155,7 +155,7 @@ def test_agrees_with_highs(items: int, candidates: int, budgets: int) -> None:
 
 
 def low_rank_problem(items: int, budget_share: float) -> tuple[Any, Any, Any]:
-    """As the planner makes it: aligned ranks of the linears of a Llama-3-8B, concave values."""
+    """A problem like the planner's: aligned ranks for the linears of Llama-3-8B, concave values."""
     rng = np.random.default_rng(0)
     shapes = np.array([(4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336)])[
         np.arange(items) % 4
@@ -173,7 +173,7 @@ def test_a_large_realistic_problem_is_solved_to_proven_optimality() -> None:
     solution = solve(as_problem(costs, values, limits))
     assert solution.gap == 0.0
     assert 0.999 * limits[0] < solution.costs["budget0"] <= limits[0]
-    # Moving any single item to another of its candidates gains nothing that still fits.
+    # No other candidate of a single item gains value and still fits.
     spare = limits[0] - solution.costs["budget0"]
     for i, dim in enumerate(solution.choice.values()):
         fits = costs[i, :, 0] - costs[i, dim, 0] <= spare
@@ -226,7 +226,7 @@ def test_of_equal_values_the_smaller_cost_wins_then_the_smaller_dim_of_the_first
 
 
 def test_the_order_of_candidates_and_of_addition_does_not_matter() -> None:
-    # In floating point 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ; the choice must not.
+    # In floating point, 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ. The choice must be the same.
     values = [0.1, 0.2, 0.3, 0.7, 1e-3]
     items = [[(d, 10 - d, v), (d + 8, 3, v)] for d, v in enumerate(values)]
     choice = solve(one_budget(100, *items)).choice
@@ -266,7 +266,7 @@ def test_a_hard_problem_ends_with_an_honest_gap() -> None:
     ],
 )
 def test_an_infeasible_budget_is_explained(budgets: dict[str, int], sentence: str) -> None:
-    # Either cheap in parameters or in KV.
+    # Each candidate is cheap either in parameters or in KV.
     candidates = [
         {"dim": 1, "value": 1.0, "costs": {"params": 2, "kv": 4}},
         {"dim": 2, "value": 1.0, "costs": {"params": 4, "kv": 1}},

@@ -1,4 +1,4 @@
-"""Losses: what probes measure, and the curves that are drawn through them."""
+"""Losses: the measurements of the probes, and the curves through them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
             assert np.isfinite(curve).all()
             assert curve[-1] == pytest.approx(0, abs=1e-9)
             assert (np.diff(curve) <= 1e-9).all(), name
-            # Rotary sizes come in pairs, and channels are taken greedily.
+            # Rotary sizes are even, and channels are chosen greedily.
             if not name.startswith("rotary") and name != "width":
                 assert (np.diff(curve, 2) >= -1e-7 * curve[0]).all(), name
 
@@ -109,7 +109,7 @@ def test_the_power_of_a_curve_comes_of_its_two_probes() -> None:
 
 
 def test_noise_does_not_make_a_curve_concave_and_nothing_is_worth_nothing() -> None:
-    dense, losses = synthetic(strong=0.1, weak=0.2)  # the weaker probe lost more
+    dense, losses = synthetic(strong=0.1, weak=0.2)  # the weaker probe loses more
     curve = losses.width(0)
     assert (np.diff(curve, 2) >= -1e-12).all()
     _, losses = synthetic(strong=0.0, weak=-1e-9)

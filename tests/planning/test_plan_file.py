@@ -1,4 +1,4 @@
-"""plan.json: what is written is read again, and what is not a plan for the model is refused."""
+"""plan.json: a written plan is read back, and a plan that does not fit the model is refused."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from vllm_gac.planning.request import PlanRequest
 
 
 def model(directory: Path, **changes: Any) -> Checkpoint:
-    """A model of which there is only the config."""
+    """A model that consists only of its config."""
     raw = config(**changes)
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw))
@@ -57,7 +57,7 @@ def test_the_dense_plan_is_the_dense_layout(models: dict[str, Checkpoint]) -> No
 
 
 class TestReading:
-    """plan.json, as another hand may have written it."""
+    """plan.json as somebody else may have written it."""
 
     @pytest.fixture(autouse=True)
     def _setup(self, models: dict[str, Checkpoint], tmp_path: Path) -> None:

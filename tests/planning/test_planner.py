@@ -1,4 +1,4 @@
-"""The planner: exact budgets, the best choice there is, and a reason where there is none."""
+"""The planner: exact budgets, the best choice, and a reason if no choice is feasible."""
 
 import itertools
 import json
@@ -90,7 +90,7 @@ def test_no_budget_is_exceeded_and_every_dim_is_an_allowed_one(
 
 
 def test_it_is_the_best_of_all_choices(models: dict[str, Checkpoint]) -> None:
-    """Two layers with keys and values of their own sizes, every combination tried."""
+    """Two layers with keys and values of their own sizes. The test tries all plans."""
     tiny = models["tiny"]
     dense, losses = tiny.layout, made_up_losses(models["tiny"].layout)
     request = PlanRequest(
@@ -138,7 +138,7 @@ def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) ->
         assert time <= 0.9 * before
         assert plan.nanoseconds is not None
         assert plan.nanoseconds.used == pytest.approx(1000 * time, abs=2)
-        # As much as is allowed is used: less time would cost quality.
+        # The plan uses nearly all of the allowed time: less time would cost quality.
         assert time > 0.85 * before
 
 
@@ -182,7 +182,7 @@ def test_free_to_choose_it_takes_no_attention_slower_than_the_dense_one(
     big = models["8B"]
     losses = made_up_losses(big.layout)
     for layer in losses.curves:
-        layer["latent1"][112:] = 0  # and rebuilding so many numbers takes long
+        layer["latent1"][112:] = 0  # and rebuilding so many numbers is slow
     slow = best_plan(big, losses, PlanRequest(kv_ratio=0.95, methods=("heads",), key_form="latent"))
     free = best_plan(big, losses, PlanRequest(kv_ratio=0.95, methods=("heads",)))
 
@@ -254,7 +254,7 @@ def test_an_infeasible_budget_names_the_least_that_is_feasible(
     flag = "--" + ratio.replace("_", "-")
     with pytest.raises(PlanError, match=rf"{flag} 0.02: not feasible .* at least 0\.\d+") as caught:
         Problem(PlanRequest(**{ratio: 0.02}), demo).check_feasible()
-    assert re.search(r"\(self_attn 0\.\d+.*\)$", str(caught.value))  # what it is made of
+    assert re.search(r"\(self_attn 0\.\d+.*\)$", str(caught.value))  # parts of the smallest plan
     least = float(str(caught.value).split("at least ")[1].split()[0])
     best_plan(demo, losses, PlanRequest(**{ratio: least}))
     with pytest.raises(PlanError, match="not feasible"):

@@ -1,4 +1,4 @@
-"""The picture of a plan: well-formed, complete, and red where a dim is misaligned."""
+"""The picture of a plan is well-formed and complete, and shows misaligned dims in red."""
 
 import io
 import xml.etree.ElementTree as ET
@@ -36,7 +36,7 @@ def test_every_layer_is_drawn_in_its_own_frame(tmp_path: Path) -> None:
         image = Image.open(io.BytesIO(png(drawn)))
         assert image.size == (2 * drawn.width, 2 * drawn.height)
         middle = image.getpixel((round(2 * frame.x) + 2, round(2 * frame.y + frame.height)))
-        assert middle == (76, 159, 112)  # what is used of the budget
+        assert middle == (76, 159, 112)  # the colour of the used share
         colours = {colour for _, colour in image.getcolors(1 << 20) or []}
         assert ((214, 69, 69) in colours) == red
 

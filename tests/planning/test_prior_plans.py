@@ -1,4 +1,4 @@
-"""Plans without statistics: budgets hold, dims are allowed ones, layers are nearly alike."""
+"""Plans without statistics meet budgets, use allowed dims, and make layers nearly equal."""
 
 import math
 from fractions import Fraction
@@ -168,7 +168,7 @@ def test_an_8b_model_is_planned_within_seconds_with_64_aligned_widths(
 def test_losses_are_convex_and_nothing_is_lost_without_compression(
     models: dict[str, Checkpoint],
 ) -> None:
-    """Strictly convex, so that layers which are alike get dims that are alike."""
+    """Losses are strictly convex, so equal layers get nearly equal dims."""
     dense = models["demo"].layout
     losses, own = PriorLosses(dense), dense.layers[0]
     curves = {"width": losses.width(0)}
@@ -191,7 +191,7 @@ def test_losses_are_convex_and_nothing_is_lost_without_compression(
 
 
 def test_the_losses_of_all_layers_are_the_models(models: dict[str, Checkpoint]) -> None:
-    """At half its width the tables say 0.4 nats."""
+    """At half the width, the tables have 0.4 nats."""
     for name in ("demo", "8B"):
         dense = models[name].layout
         losses = PriorLosses(dense)

@@ -1,4 +1,4 @@
-"""Dims in proportion to importance: the budget is used up, and nothing is aligned."""
+"""Dims in proportion to importance use up the budget and are not aligned."""
 
 import itertools
 from dataclasses import replace
@@ -36,7 +36,7 @@ def test_proportion_and_budget(shares: list[ProportionalShare], ratio: float) ->
     used = sum(d * s.cost for d, s in zip(dims, shares, strict=True))
     assert used <= budget
     assert all(1 <= d <= s.full for d, s in zip(dims, shares, strict=True))
-    # Of what is left not every one could have one more.
+    # The rest of the budget is too small to raise every dim by one.
     assert used + sum(s.cost for s in shares) > budget or dims == [s.full for s in shares]
     free = [
         (d / s.full / s.importance, s) for d, s in zip(dims, shares, strict=True) if 1 < d < s.full

@@ -1,4 +1,4 @@
-"""Compressing whole directories: what comes out, what is refused, what an interruption leaves."""
+"""Compression of whole directories: results, refusals and interruptions."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.evaluate import evaluate
 
-# Letters, as in the text that is calibrated on.
+# Letters, as in the calibration text.
 TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26
 RATIOS: dict[str, Any] = {"request": PlanRequest(param_ratio=0.8, kv_ratio=0.75)}
 SMALL: dict[str, Any] = {"max_tokens": 1024, "sequence_length": 128, "progress": False}
@@ -62,7 +62,7 @@ def logits_of(directory: Path) -> torch.Tensor:
 
 
 def write_plan(path: Path, model: Path, layout: ModelLayout) -> Path:
-    """plan.json for `layout`, as a planner with ample budgets would write it."""
+    """Write plan.json for `layout` as a planner with large budgets would."""
     methods = ("heads", "prune", "lowrank")
     plan = dense_plan(open_checkpoint(model), methods)
     changes: dict[str, Any] = {
@@ -124,7 +124,7 @@ def test_the_options_choose_the_attention(model: Path, text: Path, tmp_path: Pat
 def test_at_ratio_one_the_logits_are_the_dense_models(name: str, tmp_path: Path) -> None:
     raw, options = MODELS[name]
     model = write(tmp_path / "model", raw, **options)
-    compress(model, tmp_path / "out", progress=False)  # and no calibration is asked for
+    compress(model, tmp_path / "out", progress=False)  # and it needs no calibration
     assert torch.equal(logits_of(tmp_path / "out"), logits_of(model))
 
 
@@ -140,7 +140,7 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
 def test_other_forms_of_full_size_are_the_same_function(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # They have more parameters than the dense model, which no plan may have.
+    # These forms have more parameters than the dense model, but no plan may.
     ample = lambda ratio, whole: PlanBudget(dense=whole, allowed=2 * whole, used=0)  # noqa: E731
     monkeypatch.setattr("vllm_gac.planning.plan_file.exact_budget", ample)
     model = write(tmp_path / "model", config(rope_parameters=LLAMA3_ROPE))
@@ -179,7 +179,7 @@ def test_sliding_window_is_seen_in_calibration_and_evaluation(text: Path, tmp_pa
 
 
 class TestRefused:
-    """Nothing is left behind where nothing was begun."""
+    """A refused run leaves no files."""
 
     @pytest.fixture(autouse=True)
     def _setup(self, model: Path, text: Path, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ class TestRefused:
 
 
 class TestInterrupted:
-    """A run that stops leaves OUT absent and its work resumable."""
+    """A run that stops does not make OUT, and can be resumed."""
 
     @pytest.fixture(autouse=True)
     def _setup(self, model: Path, text: Path, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ class TestInterrupted:
         with pytest.raises(CheckpointError, match="continue it with --resume, or remove it; the "):
             self.run()
         other = self.out.with_name("other")
-        stats = self.partial / "stats.safetensors"  # of which the refusal says so
+        stats = self.partial / "stats.safetensors"  # the message names this file
         compress(self.model, other, **self.arguments | {"calibration": (), "stats": stats})
         with pytest.raises(CheckpointError, match="was started with"):
             self.run(resume=True, request=PlanRequest(param_ratio=0.7))

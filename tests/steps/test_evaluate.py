@@ -1,4 +1,4 @@
-"""Perplexity: against its definition, and of the demo model as it is compressed more and more."""
+"""Perplexity agrees with its definition, and rises as the demo model is compressed further."""
 
 import math
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None
 
 
 class TestDemo:
-    """On the trained model that is shipped."""
+    """Tests on the trained demo model."""
 
     WINDOWS: ClassVar[dict[str, Any]] = {"sequence_length": 512, "max_tokens": 12 * 512}
 
@@ -88,7 +88,7 @@ class TestDemo:
     ) -> None:
         got, _ = evaluate(compressed_demo, [demo.HELD_OUT], **self.WINDOWS)
         assert dense < 11
-        assert dense < got < 1.1 * dense  # 1.25 is what must hold; 1.03 was measured
+        assert dense < got < 1.1 * dense  # 1.25 is required, 1.03 was measured
 
     def test_latent_keys_lose_less_than_rotary_ones_where_much_is_taken(
         self, stats: Path, dense: float, tmp_path: Path

@@ -1,4 +1,4 @@
-"""The perplexity of what vLLM serves is the reference's, to half a percent."""
+"""The perplexity of the served model is that of the reference model, within half a percent."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,7 @@ from tests.support.command import RUN, command
 from vllm_gac import demo
 from vllm_gac.steps.evaluate import evaluate
 
-# The demo model's whole context, which is one token less than vLLM asks for; its prefill takes
-# two steps.
+# The demo model's whole context. vLLM asks for one token more. The prefill takes two steps.
 LENGTH, TOKENS = 2048, 4096
 
 

@@ -1,4 +1,4 @@
-"""`evaluate --server`: right sums from right answers, one line for every wrong one."""
+"""`evaluate --server` adds up correct answers, and reports each invalid one in one line."""
 
 import json
 import math
@@ -18,12 +18,12 @@ from vllm_gac.checkpoint.token_text import windows
 
 
 def logprob(before: int, token: int) -> float:
-    """What the server below thinks of `token` after `before`; any function of both will do."""
+    """The logprob of `token` after `before` by the server below. It may be any function of both."""
     return -((7 * before + token) % 50) / 10
 
 
 class Fake(ThreadingHTTPServer):
-    """A completions API with that model; `respond` may be replaced to break it."""
+    """A completions API with that model. Tests replace `respond` to break it."""
 
     models: tuple[dict[str, Any], ...] = ({"id": "m", "max_model_len": 101},)
     url: str
@@ -75,7 +75,7 @@ def fake() -> Iterator[Fake]:
 
 @pytest.fixture
 def arguments(fake: Fake, tmp_path: Path) -> list[object]:
-    """A command line that asks `fake`, with a tokenizer and a text that end in a short window."""
+    """A command line for `fake`. The last window of its text is short."""
     write_tokenizer(tmp_path / "tokenizer.json", 128)
     text = write_text(tmp_path / "text", 12_345)
     server = ["--server", fake.url, "--sequence-length", 100, "--quiet"]
@@ -97,7 +97,7 @@ def test_is_the_exponential_of_the_mean_over_all_windows(
 def test_the_model_is_the_only_one_or_named(
     fake: Fake, arguments: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.models = ({"id": "a"}, {"id": "b"})  # servers other than vLLM do not tell their context
+    fake.models = ({"id": "a"}, {"id": "b"})  # other servers than vLLM do not report their context
     assert error(capsys, *arguments) == f"{fake.url}/v1: serves a, b; choose by --served-model-name"
     asked = []
     respond = fake.respond

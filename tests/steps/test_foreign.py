@@ -1,4 +1,4 @@
-"""What is no Llama or Mistral in unquantized safetensors: each verb says so, in one sentence."""
+"""Each verb refuses models that are no Llama or Mistral in unquantized safetensors."""
 
 import json
 from collections.abc import Callable
@@ -153,7 +153,7 @@ def test_verify_says_it_as_a_fault(
     assert sentence in fault
 
 
-# vLLM serves the families and what is quantized by itself; without config.json it never gets here.
+# vLLM itself serves other families and quantized models. Without config.json it stops earlier.
 @pytest.mark.parametrize("case", ["GGUF beside a config", "pointer for weights"])
 def test_the_loader_says_it_too(case: str, tmp_path: Path) -> None:
     make, sentence = NOT_OURS[case]

@@ -1,4 +1,4 @@
-"""An import that is killed, finds the disk full or is not alone: nothing half-written."""
+"""A kill, a full disk or a second process never leave a half-written import."""
 
 import json
 import sys

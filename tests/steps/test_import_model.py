@@ -1,4 +1,4 @@
-"""`vllm-gac import` of what is served as it is, too: every format becomes a gac directory."""
+"""`vllm-gac import` turns every format into a gac directory, also formats served directly."""
 
 from collections.abc import Callable
 from pathlib import Path

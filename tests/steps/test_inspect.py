@@ -1,4 +1,4 @@
-"""What a directory holds is read from its headers, in every format; a faulty one is refused."""
+"""Directories of every format are inspected by their headers. Invalid ones are refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,13 +52,13 @@ def test_a_gac_directory(shards: int, tmp_path: Path) -> None:
         },
     ]
     assert found.kv_bytes_per_token == 2 * ((2 * 12 + 24) + (2 * 8 + 2 * 8))
-    # All but the key size of 12.
+    # All dims are aligned except the key size of 12.
     assert (found.dims, found.aligned_dims) == (7, 6)
     assert found.aligned_fraction == pytest.approx(6 / 7)
 
 
 def width(layer: int, to: int) -> Callable[[Tensors], object]:
-    """Prune a layer's MLP."""
+    """Prune the MLP of a layer to the width `to`."""
 
     def change(tensors: Tensors) -> None:
         mlp = f"model.layers.{layer}.mlp."
@@ -75,7 +75,7 @@ def width(layer: int, to: int) -> Callable[[Tensors], object]:
 def attention(
     layer: int, query: int, key: int, value: tuple[int, int]
 ) -> Callable[[Tensors], object]:
-    """Leave a layer so many query and key heads of 16, and value heads (number, size)."""
+    """Reduce a layer to so many query and key heads of 16, and value heads (number, size)."""
 
     def change(tensors: Tensors) -> None:
         prefix = f"model.layers.{layer}.self_attn."
@@ -100,7 +100,7 @@ def test_pruned_widths_are_read_from_the_tensors(tmp_path: Path) -> None:
         (2, 1, (1, 16)),  # LLM-Pruner: whole groups of heads
         (4, 1, (1, 16)),
         (4, 2, (2, 10)),  # smaller values
-        (4, 2, (1, 20)),  # values shared by two key heads
+        (4, 2, (1, 20)),  # two key heads share a value head
         (6, 2, (2, 16)),
     ],
 )

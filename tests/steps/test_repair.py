@@ -1,4 +1,4 @@
-"""`vllm-gac repair`: directories in, directories out, whole or not at all."""
+"""`vllm-gac repair` writes a complete directory or none."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.repair import repair
 
-# Keys of the model's own size and a pruned head; latent keys; linears of low rank.
+# Keys of the dense size and a pruned head, latent keys, and low-rank linears.
 LAYERS: list[dict[str, Any]] = [
     {
         "key": {"form": "rotary", "heads": 2, "size": 18},

@@ -1,4 +1,4 @@
-"""A repair that is killed, or finds the disk full: --resume ends in the same bytes."""
+"""After a kill or a full disk, `repair --resume` writes the same bytes."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What a repair costs and gains: the tables of the GAC paper, and dims nobody measured."""
+"""The costs and gains of a repair: the tables of the GAC paper, and unmeasured dims."""
 
 import json
 from dataclasses import replace
@@ -28,13 +28,13 @@ PALU = {
     124: 52,
     125: 16,
 }
-# Table 8: ms of attention on an A100 by head dim; 112 and 128 are what it pads 107 and 125 to.
+# Table 8: ms of attention on an A100 by head dim. The paper pads 107 to 112 and 125 to 128.
 TABLE_8 = {107: 2.064, 112: 1.490, 114: 2.049, 117: 2.054, 120: 1.557}
 TABLE_8 |= {121: 1.964, 125: 1.975, 128: 1.439}
 
 
 def palu_model() -> ModelLayout:
-    """A layer for every two heads: one of them a latent key, the other a value."""
+    """A model with one layer for every two heads: one is a latent key, the other a value."""
     dims = [dim for dim, count in PALU.items() for _ in range(count)]
     layers = tuple(
         LayerLayout(
@@ -99,7 +99,7 @@ def test_the_papers_share_of_misaligned_heads() -> None:
 def test_the_papers_gain_by_dim(
     a100: str, dim: int, overhead: float, gain: float, roi: float
 ) -> None:
-    """Table 8, and its gain over the memory it takes, as in figure 5."""
+    """Table 8, and the gain relative to the additional memory, as in figure 5."""
     model = dense(128)
     layer = replace(model.layers[0], key=KeyLayout("latent", 2, dim), value=ValueLayout(2, 128))
     model = replace(model, layers=(layer,))

@@ -1,8 +1,8 @@
-"""`vllm-gac VERB`: parse arguments, call the module that does the work, print what it returns.
+"""`vllm-gac VERB`: parse the arguments, call the module that does the work, print its result.
 
-Results go to stdout, with --json as one line of JSON; progress and errors go to stderr. Exit
-status: 0 done, 1 failed, 2 wrong usage, 130 interrupted. Every verb imports what it needs when it
-runs, so that those which only read headers or integers start without torch.
+Results go to stdout, as one line of JSON with --json. Progress and errors go to stderr. The exit
+status is 0 for success, 1 for failure, 2 for wrong usage and 130 for an interrupt. Each verb
+imports its modules when it runs, so verbs that only read headers or integers start without torch.
 """
 
 import argparse
@@ -50,30 +50,34 @@ _VERBS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: that of the process) and return the exit status."""
+    """Run a command line and return its exit status.
+
+    Args:
+        argv: The arguments. By default, those of the process.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a file's name may be anything
+            stream.reconfigure(errors="backslashreplace")  # file names may hold any bytes
     if sys.stderr is None or not sys.stderr.isatty():
-        # In a log file a progress bar is a line every half minute, not ten a second.
+        # In a log file, a progress bar is one line every 30 seconds, not ten lines a second.
         os.environ.setdefault("TQDM_MININTERVAL", "30")
     args, unknown = _parser().parse_known_args(argv)
-    if unknown:  # said here by the verb's parser, whose help lists what there is
+    if unknown:  # the verb's parser reports this, because its help lists the verb's options
         args.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         with logged_to_stderr(warnings_only=getattr(args, "quiet", False)):
             status = int(args.run(args))
         if sys.stdout is not None:
-            sys.stdout.flush()  # a full disk shows here, not at exit
+            sys.stdout.flush()  # so that an error such as a full disk is raised here, not at exit
         return status
     except GacError as e:
         return _failed(str(e))
     except BrokenPipeError:
-        _abandon_stdout()  # whoever read our output, e.g. `head`, has seen enough
+        _abandon_stdout()  # the reader of our output, such as `head`, has closed it
         return 1
     except OSError as e:
         if e.filename is None:
-            _abandon_stdout()  # it may be what failed
+            _abandon_stdout()  # stdout itself may have failed
         return _failed(f"{e.filename}: {e.strerror}" if e.filename else e.strerror or str(e))
     except ModuleNotFoundError as e:
         if e.name not in ("torch", "tokenizers", "vllm", "openai", "PIL"):
@@ -83,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "install vllm-gac with its extra 'serve' for CUDA, or 'cpu'"
         )
     except RuntimeError as e:
-        if type(e).__name__ != "OutOfMemoryError":  # torch's, which need not be installed
+        if type(e).__name__ != "OutOfMemoryError":  # torch's class; torch may not be installed
             raise
         return _failed(
             f"the GPU's memory is full ({str(e).partition('. ')[0]}); "
@@ -102,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"vllm-gac {VERSION}")
-    parser.set_defaults(hint="")  # a verb says here how to go on after an interrupt
+    parser.set_defaults(hint="")  # verbs say here how to continue after an interrupt
     verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
     for verb in _VERBS:
         verb.add_parser(verbs)
@@ -112,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _abandon_stdout() -> None:
-    """Let the interpreter's flush at exit, which would fail as ours did, go nowhere."""
+    """Redirect stdout to nowhere. Otherwise the interpreter's flush at exit fails as ours did."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""`vllm-gac align`: the next allowed dim."""
+"""`vllm-gac align`: round dims up to allowed ones."""
 
 import argparse
 
@@ -42,7 +42,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print dims and what they are rounded to."""
+    """Print each dim and the allowed dim that it is rounded to."""
     from vllm_gac.alignment.rules import align
 
     more = {

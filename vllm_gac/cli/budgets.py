@@ -1,16 +1,16 @@
-"""What a plan uses of its budgets, what that is expected to cost, and why something is left."""
+"""Print how much of its budgets a plan uses, its expected loss, and why a budget is not used up."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan, PlanBudget
 
-# What is left of a budget is explained if it is at least this share of the dense model.
+# The rest of a budget is explained if it is at least this share of the dense model.
 _WORTH_A_WORD = 0.005
 
 
 def print_budgets(plan: "Plan") -> None:
-    """One line for each budget, and one for the expected loss."""
+    """Print one line for each budget, and one for the expected loss."""
     budgets: list[tuple[str, str, PlanBudget, int, str]] = [
         ("parameters", "parameters", plan.parameters, 1, ""),
         ("KV cache", "kv_elements", plan.kv_elements, 1, " numbers per token"),
@@ -38,7 +38,7 @@ def print_budgets(plan: "Plan") -> None:
 
 
 def _why_left(plan: "Plan", budget: str) -> str | None:
-    """A sentence that says why something is left; None if the plan does not tell."""
+    """Explain why part of a budget is unused. Returns None if the plan does not tell."""
     limits = plan.notes.get("limited_by")
     if not isinstance(limits, dict) or not isinstance(limits.get(budget), list):
         return None

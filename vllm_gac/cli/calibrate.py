@@ -1,4 +1,4 @@
-"""`vllm-gac calibrate`: statistics of a dense model on text."""
+"""`vllm-gac calibrate`: measure statistics of a dense model on text."""
 
 import argparse
 
@@ -58,7 +58,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the statistics and print where they are."""
+    """Write the statistics and print their path."""
     from vllm_gac.compression.calibrate import calibrate
 
     options = given(args, "probe_tokens") | on_a_device(args)

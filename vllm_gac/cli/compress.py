@@ -1,4 +1,4 @@
-"""`vllm-gac compress`: a dense model directory into a smaller one."""
+"""`vllm-gac compress`: turn a dense model directory into a smaller one."""
 
 import argparse
 from pathlib import Path
@@ -65,7 +65,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compress, and print what came out beside what there was."""
+    """Compress, and print the new sizes beside the old ones."""
     options = plan_options()
     planning = given(args, *options)
     if args.plan is not None and planning:
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     print()
     print_layers([layer.section() for layer in layout.layers])
     print(f"\n{serve_hint(args.out)}")
-    # Other models are evaluated on text that they were not calibrated on.
+    # A model is evaluated on other text than it was calibrated on.
     text = quoted(held_out_text(args.model) or Path("HELD_OUT.txt"))
     for what, directory in (("Measure it", args.out), ("The dense", args.model)):
         print(f"{what + ':':12} vllm-gac evaluate {quoted(directory)} --text {text}")

@@ -1,4 +1,4 @@
-"""`vllm-gac evaluate`: perplexity of a model directory on text, by the reference or as served."""
+"""`vllm-gac evaluate`: the perplexity of a model on text, by the reference model or as served."""
 
 import argparse
 import math
@@ -47,7 +47,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print perplexity and the number of tokens it is the mean over."""
+    """Print the perplexity and the number of tokens that it is the mean over."""
     if args.served_model_name is not None and args.server is None:
         args.usage_error("--served-model-name has no effect without --server")
     if args.device is not None and (args.server or args.engine == "vllm"):
@@ -82,7 +82,7 @@ def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> tuple[floa
 
 
 def server_url(text: str) -> str:
-    """http://HOST:PORT/v1, or without the path, which is then /v1."""
+    """Parse a URL http://HOST:PORT/v1. Without a path, /v1 is added."""
     try:
         url = urlsplit(text)
         known = url.scheme in ("http", "https") and url.hostname and url.port != 0

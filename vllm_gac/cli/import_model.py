@@ -1,4 +1,4 @@
-"""`vllm-gac import`: a model that another tool wrote into a gac directory."""
+"""`vllm-gac import`: convert a model that another tool wrote into a gac directory."""
 
 import argparse
 from typing import get_args
@@ -48,7 +48,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, and print what came out."""
+    """Convert, and print what was written."""
     from vllm_gac.steps.import_model import import_model
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _format(text: str) -> str:
-    """The name of a format, or auto."""
+    """Parse the name of a format, or auto."""
     from vllm_gac.importers.imported import Format
 
     known = ["auto", *sorted(set(get_args(Format)) - {"gac", "dense"})]

@@ -1,4 +1,4 @@
-"""`vllm-gac inspect`: what a model directory holds."""
+"""`vllm-gac inspect`: show the contents of a model directory."""
 
 import argparse
 
@@ -32,7 +32,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print format, sizes, alignment and the dims of every layer."""
+    """Print the format, the sizes, the alignment and the dims of every layer."""
     from vllm_gac.steps.inspect import inspect
 
     found = inspect(args.directory)

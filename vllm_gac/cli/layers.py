@@ -1,4 +1,4 @@
-"""A model's layers as a table."""
+"""Print a model's layers as a table."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -8,7 +8,7 @@ from vllm_gac.cli.output import print_table
 
 
 def print_layers(layers: Sequence[dict[str, Any]]) -> None:
-    """One row for each run of equal layers, given as they stand in config.json."""
+    """Print one row for each run of equal layers. `layers` are as in config.json."""
     print_table(("layers", "keys", "values", "MLP width", "ranks"), list(_rows(layers)))
 
 

@@ -1,4 +1,4 @@
-"""Options that several verbs have, and types of option values."""
+"""Options that several verbs share, and parsers of option values."""
 
 import argparse
 import re
@@ -11,7 +11,7 @@ from vllm_gac.errors import GacError
 from vllm_gac.layout.schema import Method
 from vllm_gac.planning.request import PlanRequest, plan_options
 
-# What `ArgumentParser.add_subparsers` returns.
+# The type that `ArgumentParser.add_subparsers` returns.
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _METHODS = get_args(Method)
@@ -27,19 +27,19 @@ CALIBRATION_TOKENS = (
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """--json"""
+    """Add --json."""
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
 
 
 def add_quantization(
     parser: "argparse.ArgumentParser | argparse._ArgumentGroup", help_text: str
 ) -> None:
-    """How linears will be quantized, for `alignment.rules.quantized_as`."""
+    """Add --quantization, whose value `alignment.rules.quantized_as` takes."""
     parser.add_argument("--quantization", choices=sorted(LINEAR_MULTIPLES), help=help_text)
 
 
 def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    """The options of a `PlanRequest`; an option that is not given is None."""
+    """Add the options of a `PlanRequest`. An option that is not given is None."""
     keep = parser.add_argument_group("what to keep, and how")
     time = parser.add_argument_group("predicted time of the decoder layers, on --gpu")
     groups = {"keep": keep, "time": time, "time limit": time.add_mutually_exclusive_group()}
@@ -55,21 +55,21 @@ def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
 
 
 def plan_request(args: argparse.Namespace) -> PlanRequest:
-    """What the options of `add_planning` ask for."""
+    """Make the request from the options of `add_planning`."""
     return PlanRequest(**given(args, *plan_options()))
 
 
 def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The options of those `names` that were given."""
+    """The values of those options among `names` that were given."""
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def add_run(parser: argparse.ArgumentParser, tokens: str) -> None:
-    """The options of verbs that run the model on text; an option that is not given is None.
+    """Add the options of verbs that run the model on text. An option that is not given is None.
 
     Args:
         parser: The verb's parser.
-        tokens: How many tokens are used by default, and how they are counted.
+        tokens: The end of the help of --max-tokens: the default, and how tokens are counted.
     """
     parser.add_argument(
         "--max-tokens",
@@ -90,14 +90,14 @@ def add_run(parser: argparse.ArgumentParser, tokens: str) -> None:
 
 
 def on_a_device(args: argparse.Namespace) -> dict[str, Any]:
-    """`run_arguments`, with the device that is chosen where none is given."""
+    """The same as `run_arguments`, with the default device if none is given."""
     from vllm_gac.compression.devices import default_device
 
     return {"device": default_device()} | run_arguments(args)
 
 
 def add_restart(parser: argparse.ArgumentParser) -> None:
-    """What a verb that writes a model directory does if its output exists already."""
+    """Add --resume and --overwrite, for verbs that write a model directory."""
     parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     parser.add_argument(
         "--overwrite",
@@ -107,7 +107,11 @@ def add_restart(parser: argparse.ArgumentParser) -> None:
 
 
 def run_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `add_run` that were given. Raises GacError if there is no such device."""
+    """The values of those options of `add_run` that were given.
+
+    Raises:
+        GacError: If there is no such device.
+    """
     names = ("max_tokens", "sequence_length", "device")
     if args.device is not None and args.device != "cpu":
         _check_cuda(args.device)
@@ -116,7 +120,7 @@ def run_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def positive(text: str) -> int:
-    """An integer of at least 1."""
+    """Parse an integer of at least 1."""
     value = int(_number(int, text))
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
@@ -124,7 +128,7 @@ def positive(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """An integer of at least 0."""
+    """Parse an integer of at least 0."""
     value = int(_number(int, text))
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 0")
@@ -132,7 +136,7 @@ def count(text: str) -> int:
 
 
 def above_zero(text: str) -> float:
-    """A number above 0."""
+    """Parse a finite number above 0."""
     value = float(_number(float, text))
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text}: must be above 0")
@@ -140,7 +144,7 @@ def above_zero(text: str) -> float:
 
 
 def ratio(text: str) -> float:
-    """A number above 0, up to 1."""
+    """Parse a number above 0 and at most 1."""
     value = float(_number(float, text))
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
@@ -148,7 +152,7 @@ def ratio(text: str) -> float:
 
 
 def methods(text: str) -> list[str]:
-    """Names of methods with commas between, each at most once."""
+    """Parse names of methods, separated by commas. Repeated names are dropped."""
     names = text.split(",")
     for name in names:
         if name not in _METHODS:
@@ -157,14 +161,14 @@ def methods(text: str) -> list[str]:
 
 
 def device(text: str) -> str:
-    """cpu, cuda or cuda:N"""
+    """Parse a device: cpu, cuda or cuda:N."""
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", text):
         raise argparse.ArgumentTypeError(f"{text!r}: choose cpu, cuda or cuda:N")
     return text
 
 
 def path(text: str) -> Path:
-    """A path that the system can have."""
+    """Parse a path that the operating system can have."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"{text!r} is not a path")
     return Path(text)
@@ -185,7 +189,7 @@ def _number(kind: type[int] | type[float], text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from e
 
 
-# How the values of a plan's options are read, and what --help calls them.
+# The parser of each kind of value in a plan's options, and the name of the value in --help.
 _KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "ratio": (ratio, "R"),
     "count": (positive, "N"),

@@ -1,4 +1,4 @@
-"""How results are printed: one line of JSON, or text in columns."""
+"""Print results, as one line of JSON or as text in columns."""
 
 import json
 import logging
@@ -13,12 +13,12 @@ from vllm_gac.errors.shown import one_line, sentence, shown
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One line of JSON on stdout."""
+    """Print one line of JSON on stdout."""
     print(json.dumps(value, allow_nan=False))
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns on stdout, as wide as their widest cell; all but the first row is data."""
+    """Print columns on stdout. Each column is as wide as its widest cell."""
     table = [[shown(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -27,7 +27,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def quoted(path: Path) -> str:
-    """`path` as a word of a command line that is to be copied into a shell."""
+    """Quote `path` for a command line that users copy into a shell."""
     name = str(path)
     return one_line(shlex.quote(f"./{name}" if name.startswith("-") else name))
 
@@ -39,7 +39,7 @@ def serve_hint(directory: Path) -> str:
 
 @contextmanager
 def logged_to_stderr(*, warnings_only: bool) -> Iterator[None]:
-    """Meanwhile, what our modules log is a line each on stderr."""
+    """Within the context, print each log message of our modules as one line on stderr."""
     handler, logger = logging.StreamHandler(sys.stderr), logging.getLogger("vllm_gac")
     handler.setFormatter(_Line())
     logger.addHandler(handler)
@@ -54,7 +54,7 @@ def logged_to_stderr(*, warnings_only: bool) -> Iterator[None]:
 
 
 class _Line(logging.Formatter):
-    """As errors are printed: who speaks, and that it is a warning if it is one."""
+    """The format of our error messages: the program, then "warning:" for warnings, the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         kind = "warning: " if record.levelno >= logging.WARNING else ""

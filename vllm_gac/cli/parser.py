@@ -1,4 +1,4 @@
-"""The command line's parser: a mistake is one line, and a second one names the help to read."""
+"""The parser of the command line. An error is one line, and a second line names the help."""
 
 import argparse
 from typing import NoReturn
@@ -7,8 +7,8 @@ from vllm_gac.errors.shown import sentence
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors do not print the usage, which is a screen for most verbs."""
+    """An ArgumentParser whose errors omit the usage, which fills a screen for most verbs."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and exit with status 2."""
+        """Print the error and exit with status 2."""
         self.exit(2, f"{self.prog}: error: {sentence(message)}\nSee '{self.prog} --help'.\n")

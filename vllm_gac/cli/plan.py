@@ -38,7 +38,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan, write it and draw it if asked to."""
+    """Print the plan. If the options ask for it, write and draw it, too."""
     from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
     from vllm_gac.checkpoint.dense_model import open_dense
     from vllm_gac.errors import PlanError

@@ -1,4 +1,4 @@
-"""`vllm-gac profile`: measure the kernels of the GPU at hand."""
+"""`vllm-gac profile`: measure kernels on this machine's GPU."""
 
 import argparse
 from pathlib import Path
@@ -30,7 +30,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the profile and print where it is, and the GPU's two ceilings."""
+    """Write the profile. Print its path and the GPU's two ceilings."""
     if args.out.suffix != ".json":
         raise ProfileError(f"--out {args.out}: a profile is found by its name ending in .json")
     if not args.out.absolute().parent.is_dir():

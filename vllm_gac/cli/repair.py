@@ -1,4 +1,4 @@
-"""`vllm-gac repair`: pad a model's dims to ones that kernels like."""
+"""`vllm-gac repair`: pad a model's dims to aligned ones."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -53,14 +53,14 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Repair, and print what that costs and gains."""
+    """Repair, and print the memory that it costs and the time that it gains."""
     from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
     from vllm_gac.steps.repair import repair
     from vllm_gac.steps.repair_report import repair_report
 
     gpu = args.gpu or (DEFAULT_GPU if args.strategy == "measured" else None)
     if gpu is not None:
-        read_profile(gpu)  # one that cannot be had should not show after the work
+        read_profile(gpu)  # report a missing profile before the work, not after it
     tp = args.tensor_parallel_size
     done = repair(
         args.model,

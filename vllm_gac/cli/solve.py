@@ -1,4 +1,4 @@
-"""`vllm-gac solve`: the knapsack solver by itself."""
+"""`vllm-gac solve`: run only the knapsack solver."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from vllm_gac.cli.options import Verbs, add_json, path
 from vllm_gac.cli.output import print_json, print_table
 from vllm_gac.errors.shown import shown
 
-# Room for 37,000 candidates with three budgets, twice what the largest models have.
+# Enough for 37,000 candidates with three budgets, twice as many as the largest models have.
 _MAX_PARTS = 1 << 18
 
 

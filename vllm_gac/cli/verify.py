@@ -1,4 +1,4 @@
-"""`vllm-gac verify`: can a model directory be served?"""
+"""`vllm-gac verify`: check whether a model directory can be served."""
 
 import argparse
 
@@ -20,7 +20,7 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the faults, or that there are none."""
+    """Print the faults, or say that there are none."""
     from vllm_gac.steps.verify import verify
 
     found = verify(args.directory, progress=True)

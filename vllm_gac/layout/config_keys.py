@@ -1,14 +1,14 @@
-"""Keys of a config.json that change what vLLM's Llama or Mistral computes, but not what ours does.
+"""Keys of a config.json that vLLM's Llama or Mistral honours and our models ignore.
 
-If one engine honours a key and another ignores it, one directory is two models. So compression and
-serving refuse such keys by this table. tests/layout/test_config_keys.py reads vLLM's
-sources and fails for a key that is neither honoured, nor refused, nor known to change nothing.
+If one engine honours a key and another ignores it, they compute different models from the same
+directory. So compression and serving refuse such keys. tests/layout/test_config_keys.py reads
+vLLM's sources. It fails for a key that we neither honour, nor refuse, nor know to be harmless.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-# Each key with the values that change nothing; null is always allowed.
+# Each key with the values that change nothing. null is always allowed.
 REFUSED: dict[str, tuple[object, ...]] = {
     "ada_rms_norm_t_cond": (False,),
     "alibi": (False,),
@@ -25,7 +25,7 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "rotary_pct": (),
     "rswa_window": (),
 }
-# The same for RoPE parameters.
+# The same for the keys of RoPE parameters.
 REFUSED_IN_ROPE: dict[str, tuple[object, ...]] = {
     "mrope_section": (),
     "rope_dim": (),
@@ -34,7 +34,7 @@ REFUSED_IN_ROPE: dict[str, tuple[object, ...]] = {
 
 
 def refuse_unserved(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first key of a Llama's or Mistral's config that we do not serve."""
+    """Raise ValueError for the first key in a config of Llama or Mistral that we do not serve."""
     _refuse(config, REFUSED)
     if config.get("qkv_bias", (bias := config.get("attention_bias", False))) != bias:
         raise ValueError(
@@ -45,7 +45,7 @@ def refuse_unserved(config: Mapping[str, Any]) -> None:
 
 
 def refuse_unserved_rope(rope: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first of these RoPE parameters that we do not serve."""
+    """Raise ValueError for the first RoPE parameter in `rope` that we do not serve."""
     _refuse(rope, REFUSED_IN_ROPE)
 
 
@@ -58,7 +58,7 @@ def _refuse(given: Mapping[str, Any], refused: Mapping[str, tuple[object, ...]])
 
 
 def _refuse_odd_window(config: Mapping[str, Any]) -> None:
-    """Refuse a sliding window that only some layers have, or that engines disagree about."""
+    """Refuse a sliding window that only some layers have, or that engines treat differently."""
     window, context = config.get("sliding_window"), config.get("max_position_embeddings")
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list):

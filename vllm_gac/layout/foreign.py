@@ -1,8 +1,8 @@
 """Error messages for inputs that are not a Llama or Mistral in unquantized safetensors.
 
-Every verb and `vllm serve --load-format gac` take their messages from here, so that all say the
-same. Each function returns a sentence about a file or directory that the caller names, or None if
-there is nothing to refuse.
+Every verb and `vllm serve --load-format gac` use these messages, so they all say the same. Each
+function returns a sentence about a file or directory, or None if the input is accepted. The caller
+names the file or directory.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-# By the beginning of model_type; a longer name comes before one that it begins with.
+# Families by the prefix of model_type. A longer prefix comes before a shorter one that it contains.
 _FAMILIES = {
     "qwen": "Qwen",
     "gemma": "Gemma",
@@ -116,7 +116,7 @@ def without_config(directory: Path) -> str | None:
 
 
 def without_weights(directory: Path) -> str:
-    """The message for a directory without weights in a format that is read."""
+    """The message for a directory without weights in a format that we read."""
     if (directory / "adapter_config.json").exists():
         return _adapter(directory)
     if any(directory.glob("*.gguf")):
@@ -128,7 +128,7 @@ def without_weights(directory: Path) -> str:
 
 
 def lfs_pointer(start: bytes) -> str | None:
-    """The message for a file that is only a Git LFS pointer; `start` is how the file begins."""
+    """The message for a file that is only a Git LFS pointer. `start` holds its first bytes."""
     if not start.startswith(_LFS_POINTER):
         return None
     return "a Git LFS pointer and not the file itself; fetch it with 'git lfs pull'"

@@ -1,14 +1,15 @@
 """A limit on how much larger than its files a model may become.
 
-Skipped parts of a layer become zeros, misaligned dims are padded, factors are multiplied, and a
-pickle may use one matrix in many places. That makes a valid model a few percent larger, at most
-twice as large. A model that becomes far larger than its files is an attack on the disk or GPU.
+A model becomes larger when skipped parts of a layer become zeros, when misaligned dims are padded,
+when factors are multiplied out, and when a pickle uses one matrix in many places. A valid model
+becomes a few percent larger, and at most twice as large. A model that becomes far larger than its
+files is an attack on the disk or the GPU.
 """
 
 from vllm_gac.layout.dims import ModelLayout
 
 _MOST_TIMES = 4
-# Every machine can hold this many, so small models are not checked.
+# Every machine can hold this many numbers, so smaller models are not checked.
 _ANY_PARAMETERS = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""Files as torch.save lays them out around a pickle, which may be anything."""
+"""Files with the layout of torch.save around any pickle."""
 
 import io
 import pickle
@@ -12,7 +12,7 @@ _LEGACY_HEAD = (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True, "type_size
 
 
 def zip_file(program: bytes, storages: Mapping[str, bytes] | None = None, **extra: bytes) -> bytes:
-    """The zip format around the pickle `program`."""
+    """A file in the zip format that contains the pickle `program`."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr("archive/data.pkl", program)
@@ -24,7 +24,7 @@ def zip_file(program: bytes, storages: Mapping[str, bytes] | None = None, **extr
 
 
 def legacy_file(program: bytes, storages: Mapping[str, tuple[int, bytes]] | None = None) -> bytes:
-    """The format before torch 1.6 around `program`; storages are (count, bytes)."""
+    """A file in the format before torch 1.6. Storages are (count, bytes)."""
     head = b"".join(pickle.dumps(value, 2) for value in _LEGACY_HEAD)
     stored = storages or {}
     data = b"".join(struct.pack("<q", count) + raw for count, raw in stored.values())
@@ -32,29 +32,29 @@ def legacy_file(program: bytes, storages: Mapping[str, tuple[int, bytes]] | None
 
 
 def write(path: Path, container: str, program: bytes) -> Path:
-    """A file of either format around `program`."""
+    """Write a file of either format with `program`."""
     path.write_bytes(zip_file(program) if container == "zip" else legacy_file(program))
     return path
 
 
 def text(value: str) -> bytes:
-    """BINUNICODE"""
+    """The opcode BINUNICODE with its argument."""
     raw = value.encode()
     return b"X" + struct.pack("<I", len(raw)) + raw
 
 
 def name(module: str, attribute: str) -> bytes:
-    """GLOBAL"""
+    """The opcode GLOBAL with its arguments."""
     return f"c{module}\n{attribute}\n".encode()
 
 
 def stack_name(module: str, attribute: str) -> bytes:
-    """STACK_GLOBAL"""
+    """The opcode STACK_GLOBAL after its arguments."""
     return text(module) + text(attribute) + b"\x93"
 
 
 def called(function: bytes, *arguments: bytes) -> bytes:
-    """REDUCE"""
+    """The opcode REDUCE after a function and its arguments."""
     return function + b"(" + b"".join(arguments) + b"tR"
 
 

@@ -1,4 +1,4 @@
-"""Pickles that run something if `pickle` loads them, and what is said of each instead."""
+"""Pickles that run code if `pickle` loads them, and the message that refuses each of them."""
 
 import struct
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from tests.checkpoint.pickles.archives import called, name, program, stack_name,
 
 REBUILD = name("torch._utils", "_rebuild_tensor_v2")
 ORDERED_DICT = name("collections", "OrderedDict")
-EXTENSION = 240  # a code of the range for private use
+EXTENSION = 240  # a code in the range for private use
 
-# Where a bomb leaves its mark if it goes off; every live one is told by the path.
+# A function from the path of a marker file to a pickle. A bomb that goes off writes this file.
 Bomb = Callable[[Path], bytes]
 
 
@@ -24,7 +24,7 @@ def python(canary: Path) -> bytes:
 
 SYSTEM = name("os", "system")
 
-# Those that go off if `pickle` loads them: (bomb, what is said).
+# Bombs that go off if `pickle` loads them: (bomb, message).
 LIVE: dict[str, tuple[Bomb, str]] = {
     "os.system": (
         lambda c: program(called(SYSTEM, touch(c))),

@@ -1,6 +1,6 @@
-"""Llamas built from classes that pickle under other tools' module paths, and can be run.
+"""Llamas whose classes have the module paths of other tools in a pickle. The models can run.
 
-The tools themselves are not installed; what a pickle of theirs says of a class is its name.
+The tools need not be installed, because a pickle contains only the names of their classes.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ CONFIGS = {
 
 
 def at(module: str, base: type, name: str | None = None) -> type:
-    """`base` as a class of `module`, where `importable` lets pickle find it."""
+    """A subclass of `base` in `module`. Within `importable`, pickle finds it there."""
     key = module, name or base.__name__
     if key not in _CLASSES:
         _CLASSES[key] = type(key[1], (base,), {"__module__": module})
@@ -37,7 +37,7 @@ _CLASSES: dict[tuple[str, str], type] = {}
 
 @contextlib.contextmanager
 def importable() -> Iterator[None]:
-    """Modules of those paths are in `sys.modules`, and those that were there are not."""
+    """Put modules with those paths into `sys.modules`, in place of those that were there."""
     paths = {
         ".".join(module.split(".")[: depth + 1])
         for module, _ in _CLASSES
@@ -77,7 +77,7 @@ class LlamaRMSNorm(nn.Module):
 
 
 class LlamaRotaryEmbedding(nn.Module):
-    """As in transformers 4.28: frequencies in the state dict, cosines not."""
+    """As in transformers 4.28: the state dict has the frequencies, but not the cosines."""
 
     def __init__(self, size: int, base: float) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class LlamaRotaryEmbedding(nn.Module):
         self.register_buffer("sin_cached", angles.sin()[None, None], persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [batch, heads, tokens, size]"""
+        """Rotate `x` [batch, heads, tokens, size]."""
         first, second = x.chunk(2, dim=-1)
         tokens = x.shape[2]
         turned = torch.cat((-second, first), dim=-1)
@@ -101,7 +101,10 @@ def linear(out_size: int, in_size: int) -> nn.Linear:
 
 
 def factors(owner: nn.Module, name: str, out_size: int, in_size: int, ratio: float) -> None:
-    """`name`_u_proj and `name`_v_proj, with SVD-LLM's rank; both state q_proj's, as there."""
+    """Add `name`_u_proj and `name`_v_proj with SVD-LLM's rank.
+
+    As in SVD-LLM, the attributes of both modules have the rank of q_proj instead.
+    """
     rank = int(out_size * in_size * ratio / (out_size + in_size))
     stated = int(in_size * ratio / 2)
     up, down = nn.Linear(stated, out_size, bias=False), nn.Linear(in_size, stated, bias=False)
@@ -112,12 +115,12 @@ def factors(owner: nn.Module, name: str, out_size: int, in_size: int, ratio: flo
 
 
 class Attention(nn.Module):
-    """Whole or factorized projections, heads as many as the weights have."""
+    """Attention, whole or factorized. The weights give the number of heads."""
 
     def __init__(self, config: Any, layer: dict[str, Any], rotary: nn.Module) -> None:
         super().__init__()
         self.config = config
-        self.num_heads = config.num_attention_heads  # as it was: what pruning leaves behind
+        self.num_heads = config.num_attention_heads  # pruning does not change this
         self.head_dim = layer["head_dim"]
         hidden = layer["hidden"]
         heads, kv_heads = layer["heads"], layer["kv_heads"]
@@ -205,7 +208,7 @@ def model(
     rotary: type,
     base: float = 10000.0,
 ) -> nn.Module:
-    """A random model whose outer classes are `home`'s; reproducible."""
+    """A random, reproducible model. Its outer classes have the paths of `home`."""
     torch.manual_seed(0)
     kind = "Mistral" if "mistral" in home else "Llama"
     names = {
@@ -233,7 +236,7 @@ def model(
 
 
 def llama_config(kind: str = "LlamaConfig", **changes: Any) -> Any:
-    """A config object of transformers, with what it has beside the dims, too."""
+    """A config object of transformers, with the fields that it has besides the dims."""
     attributes = {
         "hidden_size": 48,
         "intermediate_size": 96,
@@ -258,13 +261,13 @@ def llama_config(kind: str = "LlamaConfig", **changes: Any) -> Any:
 
 
 def dims(**changes: Any) -> dict[str, Any]:
-    """One layer of that config, whole."""
+    """The dims of one dense layer of that config."""
     whole = {"hidden": 48, "heads": 4, "kv_heads": 4, "head_dim": 12, "width": 96}
     return whole | {"ratio": None, "whole": ()} | changes
 
 
 def tokenizer(text: str) -> Any:
-    """A slow LlamaTokenizer with `text` for its sentencepiece model."""
+    """A slow LlamaTokenizer whose sentencepiece model is `text`."""
     token = at("tokenizers", Plain, "AddedToken")
     attributes = {
         "_bos_token": token(content="<s>", special=True),
@@ -281,7 +284,7 @@ def tokenizer(text: str) -> Any:
 
 
 def save(path: Any, value: Any, **options: Any) -> None:
-    """torch.save as these tools call it."""
+    """Call torch.save as these tools do."""
     with importable(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the legacy format looks for the classes' source code
+        warnings.simplefilter("ignore")  # the legacy format misses the source code
         torch.save(value, path, **options)

@@ -1,4 +1,4 @@
-"""Hostile pickles: nothing in them runs, and the sentence says what was in the way."""
+"""Hostile pickles: none of their code runs, and the message says what is refused."""
 
 import copyreg
 import pickle
@@ -24,7 +24,7 @@ from vllm_gac.importers.pickled_model import open_pickled_model
 
 LINEAR = name("torch.nn.modules.linear", "Linear")
 
-# torch's own functions that unpickle, run code, or open what a name says.
+# torch's own functions that unpickle, run code, or open a file by name.
 TORCH = (
     "torch.load",
     "torch.serialization.load",
@@ -58,7 +58,7 @@ TORCH = (
 
 
 def refusal(path: Path) -> str:
-    """What is said of a file, at the cost of at most 100 MB of memory."""
+    """The message that refuses a file. The refusal may take at most 100 MB of memory."""
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CheckpointError) as refused:
         open_pickled_model(path)
@@ -95,7 +95,7 @@ def test_the_bombs_are_live(bomb: str, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     try:
         made = pickle.loads(LIVE[bomb][0](canary))
-    except Exception:  # many go off and then fail
+    except Exception:  # many bombs run their code and then fail
         made = None
     if hasattr(made, "wait"):
         made.wait()

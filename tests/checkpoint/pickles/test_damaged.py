@@ -1,4 +1,4 @@
-"""Damaged files of torch.save, by hand and at random: one sentence, whatever it is."""
+"""Files of torch.save, damaged by hand or at random. Each is refused in one sentence."""
 
 import io
 import os
@@ -36,7 +36,7 @@ def test_a_file_cut_off_anywhere(tmp_path: Path) -> None:
 
 
 def entry(data: bytes, at: int, value: bytes) -> bytes:
-    """`data` with a field of the first entry of its central directory replaced."""
+    """`data` with another value in a field of the first entry of the central directory."""
     start = data.index(b"PK\x01\x02") + at
     return data[:start] + value + data[start + len(value) :]
 
@@ -156,11 +156,11 @@ def test_a_file_that_changes_after_it_was_scanned(tmp_path: Path) -> None:
         pass
 
 
-# ---- what is random --------------------------------------------------------------------------
+# ---- random damage ---------------------------------------------------------------------------
 
 
 def said_of(path: Path, read: Callable[[Path], object]) -> str:
-    """What `path` is refused with, "" if it is not; any other exception is a failure."""
+    """The message that refuses `path`, or "" if it is read. Any other exception is a failure."""
     try:
         read(path)
     except CheckpointError as e:
@@ -169,7 +169,7 @@ def said_of(path: Path, read: Callable[[Path], object]) -> str:
 
 
 def import_whole(path: Path) -> None:
-    """All that `vllm-gac import` does but for writing."""
+    """Do all that `vllm-gac import` does except writing."""
     pickled = open_pickled_model(path)
     pickled_companions(pickled)
     model = (svd_llm if svd_llm.wrote(pickled) else llm_pruner).read(pickled)
@@ -182,7 +182,7 @@ def import_whole(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A small whole model in each format."""
+    """A small complete model in each format."""
     path = tmp_path_factory.mktemp("good") / "m.pt"
     model = foreign.model(
         foreign.TRANSFORMERS_LLAMA,
@@ -207,7 +207,7 @@ def test_no_mutation_of_a_good_file_does_anything_but_fail_in_words(
 ) -> None:
     changed = bytearray(good[data.draw(st.sampled_from(sorted(good)))])
     for _ in range(data.draw(st.integers(1, 6))):
-        # The pickle comes first, and is where a change tells most.
+        # The pickle comes first. Damage there has the most effect.
         end = data.draw(st.sampled_from([8000, len(changed)]))
         at = data.draw(st.integers(0, min(end, len(changed)) - 1))
         piece = data.draw(st.binary(max_size=8))

@@ -1,6 +1,6 @@
-"""Pickles that name one part many times: what is made of a file is bounded, not only the file.
+"""Pickles that refer to one part many times. Limits apply to the result, not only to the file.
 
-The bombs here are small ones. Larger ones take no more bytes, and would be followed for hours.
+The bombs here are small. Larger ones would not take more bytes, but would take hours to follow.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files of torch.save: what is read is what was saved, and never beyond it."""
+"""Files of torch.save: the reader returns the saved values, and never reads beyond them."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from vllm_gac.checkpoint.pickles.module_tree import named_tensors
 from vllm_gac.checkpoint.pickles.torch_file import TorchFile, open_torch_file
 from vllm_gac.errors import CheckpointError
 
-# Every way that torch.save writes.
+# Every format that torch.save writes.
 FORMATS: dict[str, dict[str, Any]] = {
     "zip": {},
     "zip, protocol 4": {"pickle_protocol": 4},
@@ -99,7 +99,7 @@ def test_a_module_of_unknown_origin_is_its_tensors_and_its_state(
 
 def test_attributes_that_a_tool_hangs_on_parameters_are_passed_over(tmp_path: Path) -> None:
     module = torch.nn.Linear(2, 2)
-    module.weight.acc_grad = torch.ones(2, 2)  # as LLM-Pruner's llama3.py leaves them
+    module.weight.acc_grad = torch.ones(2, 2)  # LLM-Pruner's llama3.py does this
     file = opened(tmp_path / "m.bin", module)
     assert named_tensors(file.root, "m.bin").keys() == {"weight", "bias"}
 
@@ -114,7 +114,7 @@ def test_scanning_imports_no_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, tmp_path / "m.pt"], check=True)
 
 
-# ---- what is forged --------------------------------------------------------------------------
+# ---- forged files ----------------------------------------------------------------------------
 
 
 FORGED: dict[str, tuple[bytes, str]] = {
@@ -229,7 +229,7 @@ def test_strides_mean_what_they_mean_to_torch(
             return
         try:
             assert torch.equal(read(file.root), expected)
-        except CheckpointError:  # may be refused without overlap, but not what slicing makes
+        except CheckpointError:  # some views without overlap are refused, too, but no slices
             order = sorted(range(len(shape)), key=lambda axis: stride[axis])
             reach = [(shape[axis] - 1) * stride[axis] for axis in order]
             assert any(

@@ -20,7 +20,7 @@ HEADS, KV_HEADS, HEAD_DIM, WIDTH = 8, 4, 16, 96
 
 @dataclass(frozen=True)
 class OneLayer:
-    """A dense layer, inputs to try it on, and what calibration on them measures."""
+    """A dense layer, inputs for it, and the statistics of calibration on these inputs."""
 
     model: Reference
     weights: Mapping[str, torch.Tensor]
@@ -42,7 +42,7 @@ class OneLayer:
         width: int | None = None,
         ranks: Mapping[str, int] | None = None,
     ) -> LayerLayout:
-        """The dense layer but for what is given: key (form, heads, size), value (heads, size)."""
+        """The dense layer with other dims: key (form, heads, size), value (heads, size)."""
         layer = self.dense
         if key:
             layer = replace(layer, key=KeyLayout(*key, rope_table=key[0] == "rotary"))
@@ -58,18 +58,18 @@ class OneLayer:
         return compress_layer(self.measured, target)
 
     def output(self, target: LayerLayout | None = None) -> torch.Tensor:
-        """What the layer adds to its input, as it is or compressed to `target`."""
+        """What the layer adds to its input, if it is dense or compressed to `target`."""
         small = self.compressed(target) if target else self.weights
         return layer_forward(self.model, target or self.dense, small, self.hidden) - self.hidden
 
     def error(self, target: LayerLayout) -> float:
-        """Mean squared change of the output by compression, relative to the output's."""
+        """The mean squared change of the output by compression, relative to its mean square."""
         dense = self.output()
         return float((self.output(target) - dense).square().mean() / dense.square().mean())
 
 
 def one_layer(kv_heads: int = KV_HEADS) -> OneLayer:
-    """A layer with llama3 RoPE; its inputs vary more in some directions than in others."""
+    """A layer with llama3 RoPE. Its inputs vary more in some directions than in others."""
     raw = config(
         hidden_size=72,
         num_hidden_layers=1,

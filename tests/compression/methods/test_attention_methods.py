@@ -1,4 +1,4 @@
-"""Key and value methods on layers built so that the right compression loses nothing."""
+"""Methods for keys and values, on layers that the right compression does not change."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ PAIRS = HEAD_DIM // 2
 
 
 def changed(name: str, weight: torch.Tensor) -> OneLayer:
-    """The layer with another weight, calibrated anew."""
+    """The layer with another weight, and new statistics."""
     layer = one_layer()
     weights = {**layer.weights, name: weight}
     stats, _ = observe_layer(layer.model, weights, layer.hidden, value_group=2)

@@ -1,4 +1,4 @@
-"""Every method through `compress_layer`: exact at full size, gradual below."""
+"""Every method through `compress_layer` is exact at full size, and loses gradually below it."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def layer(request: pytest.FixtureRequest) -> OneLayer:
 
 
 def at(layer: OneLayer, what: str, share: float) -> LayerLayout:
-    """The layer with `share` of what `what` names."""
+    """The layer compressed by `what`, to this share of its size."""
     heads, single, double = layer.layout.num_key_value_heads, HEAD_DIM, 2 * HEAD_DIM
     size, merged, width = int(share * single), int(share * double), layer.dense.intermediate_size
     match what:

@@ -1,4 +1,4 @@
-"""Truncated factors against the optimum and against their own prediction."""
+"""The loss of truncated factors is optimal, and equals its prediction."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""MLP channels: the spare ones go, and the refit is the least-squares one."""
+"""MLP channels: superfluous ones are removed, and the refit minimizes the squared error."""
 
 import pytest
 import torch
