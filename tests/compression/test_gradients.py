@@ -157,6 +157,7 @@ def close(got: torch.Tensor, expected: torch.Tensor, rtol: float = 1e-9) -> None
     torch.testing.assert_close(got, expected.detach(), rtol=rtol, atol=rtol * scale)
 
 
+@pytest.mark.slow
 def test_a_curve_tells_the_nats_per_token_that_a_rank_loses() -> None:
     """On text that the model itself generates, the loss is the divergence, with curvature G."""
     measured = measure(text_of_the_models_own())
@@ -233,6 +234,7 @@ def test_what_is_measured_is_kept(dense: Path, text: Path, tmp_path: Path) -> No
         close(torch.from_numpy(read_gradients(tmp_path / "stats", name)).double(), expected, 2e-3)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_the_backward_pass_goes_on(
     dense: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

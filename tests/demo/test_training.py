@@ -46,6 +46,7 @@ def test_the_default_architecture_has_11_million_parameters() -> None:
     assert sum(p.numel() for p in model.parameters()) == 11_013_504
 
 
+@pytest.mark.slow
 def test_training_learns_a_repeating_stream_and_keeps_its_best_weights() -> None:
     torch.manual_seed(0)
     tokens = torch.arange(2, 42, dtype=torch.int16).repeat(64)

@@ -133,6 +133,7 @@ def check_shared_memory(kernels: list[Compiled], capability: tuple[int, int]) ->
             assert programs * (kernel.shared + 1024) <= memory.multiprocessor, kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", GPUS)
 def test_every_kernel_compiles_and_the_gpu_has_room(
     capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.serving.agreement import CHUNKED, assert_agrees_with_reference
 from tests.serving.models import HETEROGENEOUS, layer, write_model
 from tests.serving.server import serve
@@ -23,6 +25,7 @@ def test_every_layer_shape_agrees_with_the_reference(tmp_path: Path) -> None:
     assert blocks == 2**30 // (block_size * bytes_per_token)
 
 
+@pytest.mark.slow
 def test_mistral_sliding_window_agrees_with_the_reference(tmp_path: Path) -> None:
     layers = [HETEROGENEOUS[i] for i in (0, 1, 3, 5)]
     write_model(tmp_path / "model", layers, model_type="mistral", sliding_window=64)
@@ -32,6 +35,7 @@ def test_mistral_sliding_window_agrees_with_the_reference(tmp_path: Path) -> Non
         assert "load_format=gac" in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_tensor_parallel_agrees_with_the_reference(tmp_path: Path) -> None:
     write_model(tmp_path / "model", [HETEROGENEOUS[i] for i in (0, 1, 3, 4, 5, 7, 8)])
     flags = ("--load-format", "gac", "--tensor-parallel-size", "2", *CHUNKED)

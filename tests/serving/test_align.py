@@ -41,6 +41,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_padding_keeps_the_served_logits_bit_for_bit(model: Path, tmp_path: Path) -> None:
     """In fp32 and greedily, from prompts that are prefilled in chunks.
 

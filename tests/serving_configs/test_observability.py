@@ -139,6 +139,7 @@ def watched(
     monitor.stop()
 
 
+@pytest.mark.slow
 def test_both_targets_are_scraped_without_a_complaint(
     watched: tuple[Prometheus, list[Record]],
 ) -> None:
@@ -152,6 +153,7 @@ def test_both_targets_are_scraped_without_a_complaint(
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_every_line_of_the_dashboard_has_data(
     watched: tuple[Prometheus, list[Record]],
 ) -> None:
@@ -160,6 +162,7 @@ def test_every_line_of_the_dashboard_has_data(
     assert without == set(EMPTY)
 
 
+@pytest.mark.slow
 def test_every_variable_of_the_dashboard_has_a_choice(
     watched: tuple[Prometheus, list[Record]],
 ) -> None:
@@ -171,6 +174,7 @@ def test_every_variable_of_the_dashboard_has_a_choice(
     assert series == ("vllm", "demo")
 
 
+@pytest.mark.slow
 def test_every_rule_is_evaluated_and_every_recorded_series_has_data(
     watched: tuple[Prometheus, list[Record]],
 ) -> None:
@@ -182,6 +186,7 @@ def test_every_rule_is_evaluated_and_every_recorded_series_has_data(
     assert {name for name in recorded if not running.values(name)} == set()
 
 
+@pytest.mark.slow
 def test_what_alerts_read_exists_and_of_a_sound_server_none_is_raised(
     watched: tuple[Prometheus, list[Record]],
 ) -> None:
@@ -200,6 +205,7 @@ def test_what_alerts_read_exists_and_of_a_sound_server_none_is_raised(
     assert raised <= SLOW
 
 
+@pytest.mark.slow
 def test_two_api_servers_count_everything_once(
     watched: tuple[Prometheus, list[Record]], server: Server, compressed_demo: Path
 ) -> None:
@@ -228,6 +234,7 @@ def test_two_api_servers_count_everything_once(
     assert len(set(names)) == len(names) >= 8
 
 
+@pytest.mark.slow
 def test_series_that_nobody_asks_for_are_not_kept(
     watched: tuple[Prometheus, list[Record]],
 ) -> None:

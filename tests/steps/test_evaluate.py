@@ -54,6 +54,7 @@ def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None
         evaluate(model, [write_text(tmp_path / "text")])
 
 
+@pytest.mark.slow
 class TestDemo:
     """Tests on the trained demo model."""
 

@@ -13,6 +13,7 @@ from tests.kernels.interpreter import run_interpreted
 from tests.serving.attention.prefill_cases import KERNELS, Case, cases, relative_error
 
 
+@pytest.mark.slow
 def test_kernels_get_the_right_inputs_in_tritons_interpreter() -> None:
     printed = run_interpreted("tests.serving.attention.prefill_cases")
     assert printed.count("relative error") == len(cases(KERNELS))

@@ -128,6 +128,7 @@ print(capture.num_eager_breaks, "break, met", len(calls), "times")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imported", ["imported", "not yet imported"])
 def test_graphs_break_at_attention_whenever_it_was_imported(imported: str) -> None:
     command = [sys.executable, "-c", IN_A_WORKER, imported]

@@ -136,6 +136,7 @@ def test_a_stage_reads_its_layers_only(model: Path) -> None:
         list(GacModelLoader(asked.load_config).get_all_weights(asked.model_config, nn.Module()))
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_split_the_model_exits_with_the_reason(tmp_path: Path) -> None:
     layers = [layer(("rotary", 4, 64), (4, 64), 512, query_heads=heads) for heads in (8, 4)]
     write_model(tmp_path / "model", layers)

@@ -105,6 +105,7 @@ def test_the_reference_backend_refuses_a_quantized_cache() -> None:
             GacReferenceImpl(*arguments, dtype, geometry=geometry)
 
 
+@pytest.mark.slow
 def test_a_server_with_a_broken_model_exits_with_the_reason(model: Path) -> None:
     _rewrite(model, lambda t: t.pop(DOWN))
     with (
