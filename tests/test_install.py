@@ -29,6 +29,7 @@ made_by_make_install = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @made_by_make_install
 def test_the_vllm_command_starts_and_knows_its_version():
     vllm = Path(sys.executable).with_name("vllm")

@@ -49,6 +49,7 @@ def test_transformers_loads_it_without_missing_or_unexpected_weights() -> None:
     assert not any(loading.values())
 
 
+@pytest.mark.slow
 def test_held_out_perplexity_is_what_the_card_says(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:

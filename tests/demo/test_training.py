@@ -61,6 +61,7 @@ def test_training_learns_a_repeating_stream_and_keeps_its_best_weights() -> None
     assert kept == pytest.approx(torch.tensor(history.best.validation_loss).exp().item(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_two_runs_of_the_same_seed_are_the_same() -> None:
     tokens = torch.arange(2, 42, dtype=torch.int16).repeat(30)
 

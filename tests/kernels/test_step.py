@@ -6,6 +6,7 @@ from tests.kernels.interpreter import run_interpreted
 from tests.kernels.step_cases import check_rotation, check_write, random_case
 
 
+@pytest.mark.slow
 def test_kernels_match_torch_in_tritons_interpreter() -> None:
     assert run_interpreted("tests.kernels.step_cases").count("checked") == 30
 

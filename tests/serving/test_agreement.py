@@ -10,6 +10,8 @@ from tests.serving.models import HETEROGENEOUS, layer, write_model
 from tests.serving.server import serve
 from vllm_gac.alignment.padded_layout import padded_layout
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_layer_shape_agrees_with_the_reference(tmp_path: Path) -> None:
     layout = write_model(tmp_path / "model", HETEROGENEOUS)
@@ -25,7 +27,6 @@ def test_every_layer_shape_agrees_with_the_reference(tmp_path: Path) -> None:
     assert blocks == 2**30 // (block_size * bytes_per_token)
 
 
-@pytest.mark.slow
 def test_mistral_sliding_window_agrees_with_the_reference(tmp_path: Path) -> None:
     layers = [HETEROGENEOUS[i] for i in (0, 1, 3, 5)]
     write_model(tmp_path / "model", layers, model_type="mistral", sliding_window=64)
@@ -35,7 +36,6 @@ def test_mistral_sliding_window_agrees_with_the_reference(tmp_path: Path) -> Non
         assert "load_format=gac" in server.log.read_text()
 
 
-@pytest.mark.slow
 def test_tensor_parallel_agrees_with_the_reference(tmp_path: Path) -> None:
     write_model(tmp_path / "model", [HETEROGENEOUS[i] for i in (0, 1, 3, 4, 5, 7, 8)])
     flags = ("--load-format", "gac", "--tensor-parallel-size", "2", *CHUNKED)

@@ -81,17 +81,17 @@ SHARED = {name: [g for g in groups if max(g) < 2] for name, groups in GROUPS.ite
 SHARED["gate"] = [[0, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_format", "made", "flags"),
     [
-        # Each case starts a server, so most are marked slow. Without --load-format, the format is
+        # Each case starts a server. Without --load-format, the format is
         # recognized by the directory's content.
         ("palu", written_by_palu, []),
         pytest.param(
             "palu",
             lambda: written_by_palu(**MISTRAL, tie_word_embeddings=True),
             ["--load-format", "gac"],
-            marks=pytest.mark.slow,
             id="palu, Mistral",
         ),
         pytest.param(
@@ -100,12 +100,9 @@ SHARED["gate"] = [[0, 1]]
                 {"per_layer_config": {str(i): dims for i, dims in enumerate(LAYERS)}}, LAYERS
             ),
             ["--load-format", "gac"],
-            marks=pytest.mark.slow,
         ),
         *(
-            pytest.param(
-                model_format, made, ["--load-format", "gac"], marks=pytest.mark.slow, id=name
-            )
+            pytest.param(model_format, made, ["--load-format", "gac"], id=name)
             for name, model_format, made in (
                 ("asvd", "asvd", lambda: written_by("asvd")),
                 ("arena", "low-rank", lambda: written_by("arena")),
@@ -158,6 +155,7 @@ def assert_logprobs(server: Server, model: nn.Module) -> None:
                 assert logprob == pytest.approx(float(expected[step, candidate]), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_server_with_a_broken_import_exits_with_the_reason(tmp_path: Path) -> None:
     written, model, _ = written_by_palu()
     missing = "model.layers.1.self_attn.v_proj.U.0.weight"

@@ -10,6 +10,7 @@ from tests.support.dense_models import config, write, write_text
 from tests.support.killing import assert_disk_was_full, assert_resumed, run_child, survey
 
 
+@pytest.mark.slow
 def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=8)
     assert_resumed(summary, points=10)

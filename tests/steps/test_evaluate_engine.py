@@ -13,6 +13,7 @@ from vllm_gac.steps.evaluate import evaluate
 LENGTH, TOKENS = 2048, 4096
 
 
+@pytest.mark.slow
 def test_vllm_in_process_agrees_with_the_reference(compressed_demo: Path) -> None:
     arguments = ("--text", demo.HELD_OUT, "--sequence-length", LENGTH, "--max-tokens", TOKENS)
     done = command("evaluate", compressed_demo, *arguments, "--engine", "vllm", "--json")
