@@ -17,6 +17,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
 from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
 from vllm_gac.importers.imported import Imported
+from vllm_gac.layout.rounding import round_up
 from vllm_gac.layout.schema import Dim, Heads, validate
 
 
@@ -86,7 +87,7 @@ def _dims(block: _Block, config: _Config, where: str) -> LayerDims:
         kv_heads = config.num_attention_heads // attention.n_heads_in_group
     width = ffn.intermediate_size
     if width is None and ffn.ffn_mult is not None:
-        width = -(-int(2 * ffn.ffn_mult * config.hidden_size / 3) // 256) * 256
+        width = round_up(int(2 * ffn.ffn_mult * config.hidden_size / 3), 256)
     return LayerDims(
         kv_heads=kv_heads,
         intermediate_size=width,

@@ -14,6 +14,7 @@ from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.heterogeneous import LayerDims, has_own_layers, import_layers
 from vllm_gac.importers.imported import Imported
+from vllm_gac.layout.rounding import ceil_div
 from vllm_gac.layout.schema import Heads, Layers, validate
 
 _QUERY_HEADS = "layer_head_num"
@@ -60,7 +61,7 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
         LayerDims(
             query_heads=query_heads,
             # Without a list of KV heads, the number of query heads per KV head stays.
-            kv_heads=-(-query_heads // group) if kv_heads is None and query_heads else kv_heads,
+            kv_heads=ceil_div(query_heads, group) if kv_heads is None and query_heads else kv_heads,
             intermediate_size=width,
             has_attention=query_heads != 0 and kv_heads != 0,
             has_mlp=width != 0,

@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm_gac.alignment.fastest_dim import time_ratio
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.rounding import ceil_div
 from vllm_gac.layout.schema import Role
 from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
@@ -107,7 +108,7 @@ def _gain(role: Role, before: int, after: int, gpu: str | None, tp: int) -> floa
     if gpu is None:
         return None
     parts = tp if role == "width" else 1
-    ratio = time_ratio(-(-before // parts), -(-after // parts), role, gpu)
+    ratio = time_ratio(ceil_div(before, parts), ceil_div(after, parts), role, gpu)
     return None if ratio is None else 100 * (1 - ratio)
 
 
