@@ -1,11 +1,11 @@
 """Imports point down: the table of docs/architecture.md, and no circle anywhere."""
 
 import ast
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
+
+from tests.support.imports import ROOT, imports, modules
 
 # By package of vllm_gac, top-down: the packages that it may import. Each may also import errors.
 ALLOWED = {
@@ -35,30 +35,9 @@ SERVING = {
 VLLM = ("vllm_gac.serving", "vllm_gac.profiling.stock_attention", "vllm_gac.steps.evaluate_engine")
 # Private names of other libraries: a metric that exists already, and an operator of torch.
 OF_OTHERS = {"_names_to_collectors", "_efficient_attention_forward"}
-ROOT = Path(__file__).parents[1]
-
-
-def modules(package: str) -> dict[str, Path]:
-    """Source files by their dotted names."""
-    return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in (ROOT / package).rglob("*.py")
-    }
 
 
 OURS = {name: path for top in ("vllm_gac", "loadtest") for name, path in modules(top).items()}
-
-
-def imports(path: Path) -> Iterator[str]:
-    """Dotted names that a file imports, also within functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                yield submodule if submodule in OURS else node.module or ""
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
 
 
 def part(name: str, depth: int) -> str:
