@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.engines.whole_model import ideal
 from benchmarks.engines.whole_model.models import SHAPES, Batch, Model, models
+from vllm_gac.layout.dims import LINEARS
 
 pytest.importorskip("matplotlib", reason="needs the extra `dev`")
 
@@ -44,6 +45,17 @@ def test_models_are_those_of_the_table() -> None:
     assert all(
         model.layout.layers[0].intermediate_size == 11520 for model in list(every.values())[1:4]
     )
+
+
+@pytest.mark.parametrize("percent", [70, 80, 90])
+def test_low_rank_models_keep_their_share_of_the_parameters(percent: int) -> None:
+    every = {model.name: model.layout for model in models(SHAPES["llama3-8b"].dense)}
+    dense, low_rank = every["dense"], every[f"low-rank-{percent}"]
+    assert low_rank.parameters / dense.parameters == pytest.approx(percent / 100, abs=5e-3)
+    assert low_rank.kv_elements == dense.kv_elements
+    for layer in low_rank.layers:
+        assert set(layer.ranks) == set(LINEARS)
+        assert all(rank % 64 == 0 for rank in layer.ranks.values())
 
 
 def test_ideal_counts_bytes_and_flops_of_the_dense_model() -> None:

@@ -1,12 +1,15 @@
 """The models, a dense one and compressed variants of its shape, and the batches to time."""
 
 import json
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.common.llama3_8b import DENSE
-from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.dims import LINEARS, ModelLayout, breakeven_rank, layout_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,9 @@ CLASSES = (
     (80, 64, 11520), (96, 48, 11008), (64, 48, 10752), (80, 32, 10240),
 )  # fmt: skip
 
+# Ranks are multiples of a GPU's tile.
+RANK_MULTIPLE = 64
+
 
 class Dims(NamedTuple):
     """A layer: form, heads and size of the keys, heads and size of the values, and MLP width.
@@ -128,6 +134,9 @@ def models(dense: dict[str, Any]) -> list[Model]:
         dims = (Dims("rotary", heads, r_k, heads, r_v, width, past) for r_k, r_v, width in classes)
         return _config(dense, list(dims))
 
+    def low_rank(name: str, what: str, linears: Iterable[str], share: float) -> Model:
+        return Model(name, what, _low_rank(dense, linears, share), {"weights": "dummy"})
+
     unpadded = {"weights": "dummy", "align": "none"}
     return [
         Model("dense", "as it was", dense),
@@ -149,15 +158,55 @@ def models(dense: dict[str, Any]) -> list[Model]:
         grouped(192),
         grouped(128),
         equal_heads(128, 128),
+        *(
+            low_rank(
+                f"low-rank-{percent}",
+                f"every linear low rank, {percent} % of the parameters",
+                LINEARS,
+                _share_of_linears(dense, percent / 100),
+            )
+            for percent in (80, 90, 70)
+        ),
+        low_rank(
+            "low-rank-mlp",
+            "MLPs low rank, 75 % of theirs",
+            [n for n in LINEARS if "mlp" in n],
+            0.75,
+        ),
     ]
 
 
+def _share_of_linears(dense: dict[str, Any], share: float) -> float:
+    """What linears keep if `share` of all parameters stays, embeddings and norms whole."""
+    layout = layout_of(dense)
+    layer = layout.layers[0]
+    linears = sum(math.prod(layout.linear_shape(layer, name)) for name in LINEARS)
+    linears *= len(layout.layers)
+    return 1 - (1 - share) * layout.parameters / linears
+
+
+def _low_rank(dense: dict[str, Any], linears: Iterable[str], share: float) -> dict[str, Any]:
+    """The config of the dense model with `share` of the parameters of `linears`, factorized."""
+    layout = layout_of(dense)
+    layer = layout.layers[0]
+    ranks = {}
+    for name in linears:
+        tiles = breakeven_rank(layout, layer, name, share) / RANK_MULTIPLE
+        ranks[name] = RANK_MULTIPLE * max(round(tiles), 1)
+    factorized = replace(layer, ranks=MappingProxyType(ranks)).section()
+    return _with_layers(dense, [factorized] * len(layout.layers))
+
+
 def _config(dense: dict[str, Any], layers: list[Dims]) -> dict[str, Any]:
+    return _with_layers(dense, [_section(dense, dims) for dims in layers])
+
+
+def _with_layers(dense: dict[str, Any], layers: list[dict[str, Any]]) -> dict[str, Any]:
     section = {
         "version": 1,
         "softmax_scale": dense["head_dim"] ** -0.5,
         "head_dim": dense["head_dim"],
-        "layers": [_section(dense, dims) for dims in layers],
+        "layers": layers,
     }
     config = dense | {"architectures": ["GacLlamaForCausalLM"], "gac": section}
     return config | {"head_dim": layout_of(config).cache_head_dim}
