@@ -126,17 +126,18 @@ $(UV):
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/python -m pip --disable-pip-version-check install --quiet uv==$(UV_VERSION)
 
-# Prometheus and nginx, which the tests of serving_configs/ run: Debian's packages, unpacked and not
-# installed, so it takes no root. The second try fetches package lists of its own, for machines
+# Prometheus, Alertmanager and nginx, which the tests of serving_configs/ run: Debian's packages,
+# unpacked and not installed, so it takes no root. The second try fetches package lists of its own, for machines
 # whose lists are old. Where there is no Debian or no network, those tests skip and say why.
 APT_GET := apt-get -qq -o APT::Sandbox::User=root -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 OWN_LISTS := -o Dir::State::Lists=$(CURDIR)/$(DEBIAN)/lists -o Dir::Cache=$(CURDIR)/$(DEBIAN)/cache
+DEBIAN_PACKAGES := prometheus prometheus-alertmanager nginx
 $(DEBIAN)/.unpacked:
 	@mkdir -p $(@D)/lists/partial $(@D)/cache/archives/partial
-	@cd $(@D) && { $(APT_GET) download prometheus nginx 2>/dev/null || { \
-	  $(APT_GET) $(OWN_LISTS) update && $(APT_GET) $(OWN_LISTS) download prometheus nginx; }; } && \
+	@cd $(@D) && { $(APT_GET) download $(DEBIAN_PACKAGES) 2>/dev/null || { \
+	  $(APT_GET) $(OWN_LISTS) update && $(APT_GET) $(OWN_LISTS) download $(DEBIAN_PACKAGES); }; } && \
 	  for package in *.deb; do dpkg -x $$package . || exit; done && touch .unpacked || \
-	  echo "No prometheus and nginx from Debian; the tests that need them are skipped."
+	  echo "No $(DEBIAN_PACKAGES) from Debian; the tests that need them are skipped."
 
 clean:  ## remove what was built: the compressed demo model, caches
 	rm -rf build dist *.egg-info patches/*/build patches/*/*.egg-info

@@ -3,6 +3,9 @@
 import contextlib
 import http.server
 import os
+import queue
+import re
+import shutil
 import socket
 import subprocess
 import threading
@@ -14,6 +17,7 @@ from pathlib import Path
 from tests.serving_configs.debian import CONFIGS, program
 
 GAP = 0.4  # seconds between two streamed tokens
+KEEP_ALIVE = 5  # seconds after which vLLM closes an idle connection, and the stand-in too
 
 
 @dataclass
@@ -23,12 +27,29 @@ class Upstream:
     port: int = 0
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     client_left: threading.Event = field(default_factory=threading.Event)
+    # Who closed a connection that had been idle for KEEP_ALIVE seconds or less.
+    closed_by: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
 
 
 class _StandIn(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # headers and body in one packet, else each answer waits for an ACK
+    timeout = KEEP_ALIVE
     seen: Upstream
+
+    def handle_one_request(self) -> None:
+        """Serve one, after saying who ended the wait for it if there was none."""
+        try:
+            nobody = not self.rfile.peek(1)
+        except TimeoutError:
+            self.seen.closed_by.put("server")
+            self.close_connection = True
+            return
+        if nobody:
+            self.seen.closed_by.put("front")
+            self.close_connection = True
+            return
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         self.seen.requests.append((self.path, dict(self.headers), b""))
@@ -92,11 +113,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def written_conf(directory: Path, port: int, upstream_port: int) -> Path:
-    """The committed file with other ports, and with `directory` for /tmp."""
-    text = (CONFIGS / "nginx" / "nginx.conf").read_text()
+NGINX = CONFIGS / "nginx"
+ADDRESS = re.compile(r"(?<=server )[\w.]+:8000\b")
+
+
+def written_conf(
+    directory: Path, port: int, servers: str = "servers.conf", **upstreams: int
+) -> Path:
+    """The committed files with other ports, and with `directory` for /tmp.
+
+    Args:
+        directory: where the files are written.
+        port: where nginx is to listen.
+        servers: the file that says where the servers are.
+        upstreams: the port of each server that this file names, by its host; `local` is 127.0.0.1.
+    """
+    text = (NGINX / "nginx.conf").read_text()
     for old, new in (
-        ("server vllm:8000 ", f"server 127.0.0.1:{upstream_port} "),
         ("listen 8080 ", f"listen 127.0.0.1:{port} "),
         ("/tmp/", f"{directory}/"),
         ("access_log /dev/stdout", f"access_log {directory}/access.log"),
@@ -105,14 +138,23 @@ def written_conf(directory: Path, port: int, upstream_port: int) -> Path:
         text = text.replace(old, new)
     conf = directory / "nginx.conf"
     conf.write_text(text)
+    shutil.copy(NGINX / "pool.conf", directory)
+
+    def elsewhere(address: re.Match[str]) -> str:
+        host = address[0].removesuffix(":8000")
+        return f"127.0.0.1:{upstreams['local' if host == '127.0.0.1' else host]}"
+
+    text, named = ADDRESS.subn(elsewhere, (NGINX / servers).read_text())
+    assert named, servers
+    (directory / "servers.conf").write_text(text)
     return conf
 
 
 @contextlib.contextmanager
-def nginx(directory: Path, upstream_port: int) -> Iterator[int]:
-    """The port of a running front."""
+def nginx(directory: Path, servers: str = "servers.conf", **upstreams: int) -> Iterator[int]:
+    """The port of a running front; arguments as of `written_conf`."""
     port = free_port()
-    conf = written_conf(directory, port, upstream_port)
+    conf = written_conf(directory, port, servers, **upstreams)
     # Workers of a root's nginx are nobody, to whom pytest's directories are closed.
     more = "daemon off;" + (" user root;" if os.geteuid() == 0 else "")
     command = [program("nginx"), "-c", str(conf), "-p", str(directory), "-g", more]

@@ -1,12 +1,13 @@
 """docker-compose.yml and the Dockerfile agree with what they mount, pin and expose."""
 
 import re
+import subprocess
 import tomllib
 from typing import Any
 
 import yaml
 
-from tests.serving_configs.debian import CONFIGS, ROOT
+from tests.serving_configs.debian import CONFIGS, ROOT, program
 from vllm_gac import __version__
 
 COMPOSE = yaml.safe_load((CONFIGS / "docker-compose.yml").read_text())
@@ -32,12 +33,13 @@ def test_grafana_is_the_one_that_the_dashboard_is_written_for() -> None:
 
 def test_what_is_mounted_and_copied_is_there() -> None:
     mounted = [
-        volume.split(":")[0]
+        volume.rpartition(":")[0].rpartition(":")[0]
         for service in SERVICES.values()
         for volume in service.get("volumes", [])
         if volume.startswith("./")
     ]
-    assert len(mounted) >= 4
+    mounted = [re.sub(r"\$\{\w+:-([^}]+)\}", r"\1", path) for path in mounted]
+    assert len(mounted) >= 6
     assert all((CONFIGS / path).exists() for path in mounted), mounted
     copies = [line.split() for line in dockerfile().splitlines() if line.startswith("COPY")]
     kept = (CONFIGS / "Dockerfile.dockerignore").read_text().splitlines()
@@ -50,15 +52,58 @@ def test_ports_are_those_that_are_listened_on() -> None:
     conf = (CONFIGS / "nginx" / "nginx.conf").read_text()
     assert SERVICES["nginx"]["ports"] == ["8080:8080"]
     assert "listen 8080 " in conf
-    assert "server vllm:8000 " in conf
-    assert "vllm" in SERVICES
-    targets = yaml.safe_load((CONFIGS / "prometheus" / "targets" / "vllm.yml").read_text())
-    assert targets == [{"targets": ["vllm:8000"]}]
+    for servers in ("compose.conf", "canary.conf"):
+        named = re.findall(r"server (\w+):8000", (CONFIGS / "nginx" / servers).read_text())
+        assert {"vllm"} <= set(named) <= set(SERVICES), servers
+    (target,) = targets("vllm")
+    assert target == {"targets": ["vllm:8000"], "labels": {"variant": "gac"}}
+    assert targets("alertmanager") == [{"targets": ["alertmanager:9093"]}]
     # Neither vLLM's own port nor Prometheus is open to the outside.
     assert {name for name, service in SERVICES.items() if "ports" in service} == {
+        "alertmanager",
         "nginx",
         "grafana",
     }
+
+
+def test_the_variant_in_a_comment_is_the_other_side_of_the_canary() -> None:
+    text = (CONFIGS / "prometheus" / "targets" / "vllm.yml").read_text()
+    both = yaml.safe_load(re.sub(r"^# (?=- targets|  labels)", "", text, flags=re.M))
+    assert [(entry["targets"], entry["labels"]["variant"]) for entry in both] == [
+        (["vllm:8000"], "gac"),
+        (["dense:8000"], "dense"),
+    ]
+
+
+def test_no_server_starts_without_a_key() -> None:
+    for name in ("vllm", "dense"):
+        assert SERVICES[name]["environment"]["VLLM_API_KEY"].startswith("${VLLM_API_KEY:?")
+
+
+def test_no_container_of_ours_runs_as_root_or_gains_rights() -> None:
+    assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", dockerfile(), re.M)
+    assert SERVICES["nginx"]["user"].partition(":")[0] != "0"
+    for name in ("vllm", "dense", "nginx"):
+        assert SERVICES[name]["cap_drop"] == ["ALL"]
+        assert SERVICES[name]["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_alertmanager_takes_its_file_and_sends_pages_to_whom_they_are_for() -> None:
+    file = CONFIGS / "alertmanager" / "alertmanager.yml"
+    amtool = program("amtool")
+    check = subprocess.run([amtool, "check-config", file], capture_output=True, text=True)
+    assert check.returncode == 0, check.stderr
+    for severity in ("page", "ticket"):
+        route = [amtool, "config", "routes", "test", f"--config.file={file}"]
+        run = subprocess.run([*route, f"severity={severity}"], capture_output=True, text=True)
+        assert run.stdout.strip() == severity, run.stderr
+
+
+def targets(name: str) -> list[dict[str, Any]]:
+    loaded: list[dict[str, Any]] = yaml.safe_load(
+        (CONFIGS / "prometheus" / "targets" / f"{name}.yml").read_text()
+    )
+    return loaded
 
 
 def test_grafana_finds_the_datasource_and_the_dashboard() -> None:

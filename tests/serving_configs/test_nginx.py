@@ -1,7 +1,9 @@
 """What the front lets through, what it refuses and how, with the real nginx."""
 
 import http.client
+import importlib.util
 import json
+import re
 import socket
 import subprocess
 import time
@@ -12,7 +14,16 @@ from pathlib import Path
 import pytest
 
 from tests.serving_configs.debian import program
-from tests.serving_configs.front import GAP, Upstream, free_port, nginx, upstream, written_conf
+from tests.serving_configs.front import (
+    GAP,
+    KEEP_ALIVE,
+    NGINX,
+    Upstream,
+    free_port,
+    nginx,
+    upstream,
+    written_conf,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +39,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def front(vllm: Upstream, directory: Path) -> Iterator[int]:
-    with nginx(directory, vllm.port) as port:
+    with nginx(directory, local=vllm.port) as port:
         yield port
 
 
@@ -52,15 +63,45 @@ def assert_openai_error(status: int, got: tuple[int, bytes, dict[str, str]]) -> 
     assert error["message"]
 
 
-def test_nginx_accepts_the_file(directory: Path) -> None:
-    conf = written_conf(directory, 8080, 8000)
-    run = subprocess.run(
-        [program("nginx"), "-t", "-c", str(conf), "-p", str(directory)],
+def checked(conf: Path, prefix: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program("nginx"), "-t", "-c", str(conf), "-p", str(prefix)],
         capture_output=True,
         text=True,
     )
+
+
+def test_nginx_accepts_the_committed_files_as_they_stand(directory: Path) -> None:
+    """As the file itself says to check it: outside of Docker, no name of a server resolves."""
+    run = checked(NGINX / "nginx.conf", directory)
     assert run.returncode == 0, run.stderr
     assert "[warn]" not in run.stderr
+
+
+@pytest.mark.parametrize("servers", ["compose.conf", "canary.conf"])
+def test_nginx_accepts_what_takes_the_place_of_the_servers(servers: str, tmp_path: Path) -> None:
+    run = checked(written_conf(tmp_path, 8080, servers, vllm=8000, dense=8001), tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "[warn]" not in run.stderr
+
+
+def test_idle_connections_are_closed_before_vllm_closes_them() -> None:
+    (seconds,) = re.findall(r"^keepalive_timeout (\d+)s;", (NGINX / "pool.conf").read_text(), re.M)
+    spec = importlib.util.find_spec("vllm")  # imports nothing
+    if spec is None or spec.origin is None:
+        pytest.skip("needs vLLM")
+    envs = Path(spec.origin).with_name("envs.py").read_text()
+    (limit,) = re.findall(r"VLLM_HTTP_TIMEOUT_KEEP_ALIVE: int = (\d+)", envs)
+    assert int(limit) == KEEP_ALIVE
+    assert int(seconds) < int(limit)
+
+
+def test_of_an_idle_connection_the_front_lets_go_first(front: int, vllm: Upstream) -> None:
+    """Else a POST can meet a connection that vLLM is closing, and cannot be sent again."""
+    while not vllm.closed_by.empty():
+        vllm.closed_by.get()
+    assert answer(front, "POST", "/v1/completions", b"{}")[0] == 200
+    assert vllm.closed_by.get(timeout=30) == "front"
 
 
 def test_tokens_come_one_by_one(front: int) -> None:
@@ -174,7 +215,7 @@ def test_half_a_header_is_dropped_and_does_not_reach_vllm(front: int, vllm: Upst
 
 
 def test_without_a_server_the_answer_is_503_and_soon(tmp_path: Path) -> None:
-    with nginx(tmp_path, free_port()) as port:
+    with nginx(tmp_path, local=free_port()) as port:
         for method, path in (("POST", "/v1/completions"), ("GET", "/health")):
             got = answer(port, method, path)
             assert_openai_error(503, got)
@@ -182,7 +223,7 @@ def test_without_a_server_the_answer_is_503_and_soon(tmp_path: Path) -> None:
 
 
 def test_a_flood_from_one_address_is_429(vllm: Upstream, tmp_path: Path) -> None:
-    with nginx(tmp_path, vllm.port) as port:
+    with nginx(tmp_path, local=vllm.port) as port:
 
         def ask(_: int) -> list[tuple[int, bytes, dict[str, str]]]:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -203,3 +244,62 @@ def test_a_flood_from_one_address_is_429(vllm: Upstream, tmp_path: Path) -> None
     for one in refused:
         assert_openai_error(429, one)
         assert one[2]["Retry-After"] == "1"
+
+
+@pytest.fixture(scope="module")
+def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Upstream, Upstream]]:
+    """A front that splits, and the stand-ins for the compressed and for the dense server."""
+    with upstream() as gac, upstream() as dense:
+        directory = tmp_path_factory.mktemp("canary")
+        with nginx(directory, "canary.conf", vllm=gac.port, dense=dense.port) as port:
+            yield port, gac, dense
+
+
+def many(port: int, headers: list[dict[str, str]]) -> list[int]:
+    """The statuses of GETs over one connection, one for each of `headers`, at 40 a second."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    statuses = []
+    for one in headers:
+        connection.request("GET", "/v1/models", headers=one)
+        response = connection.getresponse()
+        response.read()
+        statuses.append(response.status)
+        time.sleep(1 / 40)  # the front allows 50
+    connection.close()
+    return statuses
+
+
+def test_a_canary_gets_its_share_of_requests(canary: tuple[int, Upstream, Upstream]) -> None:
+    port, gac, dense = canary
+    before = len(gac.requests), len(dense.requests)
+    assert set(many(port, [{}] * 120)) == {200}
+    drawn = len(gac.requests) - before[0], len(dense.requests) - before[1]
+    assert sum(drawn) == 120
+    assert 1 <= drawn[0] <= 30  # of 120 at 10 %: outside of this three times in a million
+
+
+def test_a_session_stays_with_one_side_and_sessions_go_to_both(
+    canary: tuple[int, Upstream, Upstream],
+) -> None:
+    port, gac, dense = canary
+    before = len(gac.requests), len(dense.requests)
+    sessions = [f"session {number}" for number in range(60)]
+    assert set(many(port, [{"X-Session-Id": name} for name in sessions for _ in range(2)])) == {200}
+    sides = [
+        {headers["X-Session-Id"] for _, headers, _ in side.requests[old:]}
+        for side, old in zip((gac, dense), before, strict=True)
+    ]
+    assert sides[0].isdisjoint(sides[1])
+    assert sides[0] | sides[1] == set(sessions)
+    assert 0 < len(sides[0]) < len(sides[1])
+
+
+def test_a_canary_that_is_down_costs_no_request(tmp_path: Path) -> None:
+    with (
+        upstream() as dense,
+        nginx(tmp_path, "canary.conf", vllm=free_port(), dense=dense.port) as port,
+    ):
+        assert set(many(port, [{}] * 100)) == {200}
+        assert len(dense.requests) == 100
+        log = _log_with(tmp_path / "access.log", '"group":"gac"')
+        assert {json.loads(line)["group"] for line in log.splitlines()} == {"gac", "dense"}

@@ -76,6 +76,7 @@ def prometheus(directory: Path, targets: dict[str, str]) -> Iterator[Prometheus]
     for job, target in targets.items():
         path = directory / "prometheus" / "targets" / f"{job}.yml"
         path.write_text(json.dumps([{"targets": [target]}]))
+    (directory / "prometheus" / "targets" / "alertmanager.yml").write_text("[]")
     url = f"127.0.0.1:{free_port()}"
     log = directory / "log"
     with log.open("w") as out:
