@@ -105,10 +105,11 @@ def _panel(panel: Panel) -> timeseries.Panel | bargauge.Panel | table.Panel:
         .description(panel.description)
         .datasource(PROMETHEUS)
         .unit(panel.unit)
-        .min(0)
         .span(panel.width)
         .height(8)
     )
+    if not panel.signed:
+        built = built.min(0)
     for index, query in enumerate(panel.queries):
         target = (
             prometheus.Dataquery()

@@ -81,13 +81,23 @@ def test_every_query_can_be_narrowed_to_a_model() -> None:
 def test_lines_of_models_are_told_apart() -> None:
     for panel in PANELS:
         for target in panel["targets"]:
-            assert "{{model_name}}" in target["legendFormat"] or (
+            client = "loadtest_" in target["expr"]  # knows one server, by its name
+            told_apart = "{{model_name}}" if client else "{{model_name}} {{variant}}"
+            assert told_apart in target["legendFormat"] or (
                 "http_requests_total" in target["expr"]
             ), panel["title"]
+            sums = re.findall(r"\bby \((model_name.*?)\)", target["expr"])
+            assert client or all("variant" in by for by in sums), panel["title"]
 
 
 def test_what_it_reads_of_recording_rules_is_recorded() -> None:
-    recording = yaml.safe_load((CONFIGS / "prometheus" / "rules" / "recording.yml").read_text())
-    names = {rule["record"] for group in recording["groups"] for rule in group["rules"]}
+    names = {
+        rule["record"]
+        for file in ("recording", "canary")
+        for group in yaml.safe_load((CONFIGS / "prometheus" / "rules" / f"{file}.yml").read_text())[
+            "groups"
+        ]
+        for rule in group["rules"]
+    }
     for line, expression in expressions():
         assert set(re.findall(r"model_name(?:_sli)?:[\w:]+", expression)) <= names, line

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import yaml
 
@@ -18,8 +19,12 @@ ALERTS: list[dict[str, Any]] = [
     rule for group in RULES["alerts"]["groups"] for rule in group["rules"]
 ]
 RECORDED: list[dict[str, Any]] = [
-    rule for group in RULES["recording"]["groups"] for rule in group["rules"]
+    rule
+    for file in ("recording", "canary")
+    for group in RULES[file]["groups"]
+    for rule in group["rules"]
 ]
+RULE_TESTS = {path.stem: path for path in PROMETHEUS.glob("tests/*.yml")}
 
 
 def promtool(*arguments: Path | str) -> subprocess.CompletedProcess[str]:
@@ -32,44 +37,76 @@ def test_prometheus_takes_the_configuration_with_all_rules() -> None:
     check = promtool("check", "config", PROMETHEUS / "prometheus.yml")
     assert check.returncode == 0, check.stdout + check.stderr
     assert f"SUCCESS: {len(ALERTS)} rules found" in check.stdout
-    assert f"SUCCESS: {len(RECORDED)} rules found" in check.stdout
+    found = re.findall(r"SUCCESS: (\d+) rules found", check.stdout)
+    assert sum(map(int, found)) == len(ALERTS) + len(RECORDED)
 
 
-@pytest.mark.parametrize("name", ["recording", "alerts"])
+@pytest.mark.parametrize("name", RULE_TESTS)
 def test_the_rules_pass_their_promtool_tests(name: str) -> None:
-    run = promtool("test", "rules", PROMETHEUS / "tests" / f"{name}.yml")
+    run = promtool("test", "rules", RULE_TESTS[name])
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-@pytest.mark.parametrize("change", ["> 14.4 * 0.01", "> 0.95"])
-def test_the_promtool_tests_notice_a_changed_limit(change: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rules", "change", "to", "noticed_by"),
+    [
+        ("alerts", "> 14.4 * 0.01", "> 1000 * 0.01", "alerts"),
+        ("alerts", "> 0.95", "> 950", "alerts"),
+        # As they were when these faults went unseen.
+        (
+            "alerts",
+            "min_over_time(vllm:num_requests_running[5m]) > 0\n"
+            "            and rate(vllm:generation_tokens_total[5m]) == 0\n"
+            "            and rate(vllm:prompt_tokens_total[5m]) == 0",
+            "min_over_time(model_name:requests_running:sum[5m]) > 0\n"
+            "            and model_name:generation_tokens:rate5m == 0\n"
+            "            and model_name:prompt_tokens:rate5m == 0",
+            "blind_spots",
+        ),
+        (
+            "alerts",
+            "min_over_time(model_name:requests_waiting:sum[10m]) > 5",
+            "deriv(model_name:requests_waiting:sum[10m]) > 0",
+            "blind_spots",
+        ),
+        ("recording", 'status="5xx"', 'status="none"', "blind_spots"),
+        ("recording", "model_name, variant)", "model_name)", "recording"),
+        ("canary", "sqrt(", "(", "canary"),
+    ],
+)
+def test_the_promtool_tests_notice_a_change(
+    rules: str, change: str, to: str, noticed_by: str, tmp_path: Path
+) -> None:
     shutil.copytree(PROMETHEUS, tmp_path / "prometheus")
-    alerts = tmp_path / "prometheus" / "rules" / "alerts.yml"
-    text = alerts.read_text()
+    file = tmp_path / "prometheus" / "rules" / f"{rules}.yml"
+    text = file.read_text()
     assert change in text
-    alerts.write_text(text.replace(change, change.replace("> ", "> 1000 * ")))
-    run = promtool("test", "rules", tmp_path / "prometheus" / "tests" / "alerts.yml")
+    file.write_text(text.replace(change, to))
+    run = promtool("test", "rules", tmp_path / "prometheus" / "tests" / f"{noticed_by}.yml")
     assert run.returncode != 0
+    assert "FAILED" in run.stdout + run.stderr
 
 
 def test_every_alert_is_tested_and_every_recorded_series_is() -> None:
-    tests = yaml.safe_load((PROMETHEUS / "tests" / "alerts.yml").read_text())["tests"]
     fired = {
         (case["alertname"], alert["exp_labels"].get("reason", ""))
-        for test in tests
-        for case in test["alert_rule_test"]
+        for path in RULE_TESTS.values()
+        for test in yaml.safe_load(path.read_text())["tests"]
+        for case in test.get("alert_rule_test", [])
         for alert in case["exp_alerts"]
     }
     reasons = {(rule["alert"], rule["labels"].get("reason", "")) for rule in ALERTS}
     fired = {(name, reason if (name, reason) in reasons else "") for name, reason in fired}
     assert fired == reasons
-    recorded = (PROMETHEUS / "tests" / "recording.yml").read_text()
-    assert {rule["record"] for rule in RECORDED} <= set(re.findall(r"[a-z_]+:[\w:]+", recorded))
+    # In a test, or in a rule whose result is in one.
+    read = "".join(path.read_text() for path in RULE_TESTS.values())
+    read += "".join(rule["expr"] for rule in RECORDED + ALERTS)
+    assert {rule["record"] for rule in RECORDED} <= set(re.findall(r"[a-z_]+:[\w:]+", read))
 
 
 def test_alerts_say_who_must_look_and_what_is_wrong() -> None:
     for rule in ALERTS:
-        assert rule["labels"]["severity"] in ("page", "ticket"), rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "ticket", "heartbeat"), rule["alert"]
         assert rule["annotations"].keys() == {"summary", "description"}, rule["alert"]
 
 
@@ -78,6 +115,35 @@ def test_what_a_rule_reads_of_other_rules_is_recorded() -> None:
     for rule in ALERTS:
         read = set(re.findall(r"model_name(?:_sli)?:[\w:]+", rule["expr"]))
         assert read <= names, rule["alert"]
+
+
+def test_rules_keep_apart_what_answers_for_one_name() -> None:
+    """Who sums servers into a model sums over one variant in one namespace, and nothing else."""
+    for rule in RECORDED + ALERTS:
+        if "loadtest_" in rule["expr"]:
+            continue  # of one client, which knows one server
+        for by in re.findall(r"\b(?:by|on) \(([^)]*model_name[^)]*)\)", rule["expr"]):
+            labels = set(by.split(", "))
+            if "instance" in labels:
+                continue  # one server, which has one variant
+            assert {"namespace", "job"} <= labels, rule
+            assert "variant" in labels or "sli" in labels, rule  # `sli`: one variant with another
+
+
+def test_z_says_as_often_as_it_claims_that_a_canary_is_worse() -> None:
+    """Of 20,000 canaries without a difference; with one, it is found."""
+    random = numpy.random.default_rng(1)
+    n1, n0 = 400, 3600
+
+    def z(canary: float, dense: float) -> Any:
+        b1, b0 = random.binomial(n1, canary, 20_000), random.binomial(n0, dense, 20_000)
+        p = (b1 + b0) / (n1 + n0)
+        return (b1 / n1 - b0 / n0) / numpy.sqrt(p * (1 - p) * (1 / n1 + 1 / n0))
+
+    same = z(0.05, 0.05)
+    assert 0.94 < numpy.mean(abs(same) < 2) < 0.965  # the rules say 95 %
+    assert numpy.mean(same > 3) < 0.005  # the alert says so
+    assert numpy.mean(z(0.10, 0.05) > 3) > 0.75
 
 
 def test_the_load_test_is_judged_by_the_limits_of_its_verdict() -> None:
