@@ -5,8 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from vllm_gac import demo
+
+# No deadline: how long an example takes depends on what else the machine does.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 # How `make serve` compresses the demo model.
 MAKE_SERVE = ("--plan", str(demo.PLAN), "--max-tokens", "16384")

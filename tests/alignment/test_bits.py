@@ -18,9 +18,7 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.compression import reference_model
 
 
-@settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(models(), st.sampled_from(["minimal", "optimal", "predefined"]))
 def test_logits_are_bit_for_bit_the_same(
     monkeypatch: pytest.MonkeyPatch, model: RandomModel, strategy: Any

@@ -40,7 +40,7 @@ def test_a_lowered_rank_is_allowed_and_nearer_than_the_padded_one(rank: int, str
         assert rank - lowered < padded - rank
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(2, 20), st.integers(0, 20), st.integers(0, 20), st.data())
 def test_the_truncation_is_the_best_of_its_rank_and_says_what_it_loses(
     rank: int, wider: int, taller: int, data: st.DataObject

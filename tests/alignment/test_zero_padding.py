@@ -15,7 +15,7 @@ RULES = ["minimal", "optimal", "predefined"]
 rules = st.sampled_from([*RULES, "measured"])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(models(), rules, st.sampled_from([1, 3]))
 def test_logits_stay_what_they_were(model: RandomModel, strategy: Any, tp: int) -> None:
     padded = padded_layout(model.layout, strategy, tp=tp)
@@ -24,7 +24,6 @@ def test_logits_stay_what_they_were(model: RandomModel, strategy: Any, tp: int) 
     torch.testing.assert_close(model.logits(padded), expected, rtol=1e-12, atol=1e-12)
 
 
-@settings(deadline=None)
 @given(models(), rules)
 def test_the_padded_tensors_are_those_of_the_padded_layout(
     model: RandomModel, strategy: Any
@@ -38,7 +37,6 @@ def test_the_padded_tensors_are_those_of_the_padded_layout(
         assert tuple(tensor.shape) in shapes, name
 
 
-@settings(deadline=None)
 @given(models(), rules)
 def test_padding_adds_zeros_and_moves_nothing(model: RandomModel, strategy: Any) -> None:
     padded = model.padded(padded_layout(model.layout, strategy))
@@ -47,7 +45,7 @@ def test_padding_adds_zeros_and_moves_nothing(model: RandomModel, strategy: Any)
         assert torch.equal(kept, tensor[tensor != 0]), name
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(models(), rules)
 def test_the_frequencies_of_padded_pairs_do_not_matter(model: RandomModel, strategy: Any) -> None:
     padded = padded_layout(model.layout, strategy)
@@ -69,7 +67,7 @@ def test_the_frequencies_of_padded_pairs_do_not_matter(model: RandomModel, strat
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(models())
 def test_dtypes_are_kept(dtype: torch.dtype, model: RandomModel) -> None:
     padded = padded_layout(model.layout, "optimal")
@@ -79,7 +77,7 @@ def test_dtypes_are_kept(dtype: torch.dtype, model: RandomModel) -> None:
         assert tensor.dtype == (torch.float32 if new else dtype)
 
 
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(models())
 def test_what_is_not_part_of_the_model_is_passed_on(model: RandomModel) -> None:
     extra = "model.layers.0.self_attn.rotary_emb.inv_freq"

@@ -23,7 +23,7 @@ BLOCK, HEAD_DIM, GROUP = 16, 20, 2
 SEQUENCES = [(37, 37), (20, 61), (1, 90), (1, 3)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.booleans(),
     st.integers(1, 80),
@@ -128,7 +128,7 @@ def attention(
     return output
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     st.booleans(),
     st.sampled_from([None, 1, 7, 29, 200]),

@@ -22,7 +22,7 @@ def constant(
     return arrival_times(process, cv, rate, np.array([0.0, seconds]), np.array([1.0]), rng)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(process=processes, cv=st.floats(0.1, 3.2), seed=st.integers(0, 2**32))
 def test_gaps_have_the_coefficient_of_variation(process: Process, cv: float, seed: int) -> None:
     gaps = np.diff(constant(process, cv, 100, 10_000, seed))
@@ -36,7 +36,7 @@ def test_presets_have_their_burstiness(preset: str) -> None:
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05, abs=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(process=processes, cv=st.floats(0, 8), seed=st.integers(0, 2**32))
 def test_arrivals_ascend_within_the_run_and_repeat(process: Process, cv: float, seed: int) -> None:
     times = constant(process, cv, 20, 30, seed)
@@ -78,7 +78,7 @@ def test_arrivals_follow_the_curve(curve: dict[str, Any], expected: list[float])
     np.testing.assert_allclose(counts / 25_000, expected, atol=0.04)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_nothing_arrives_in_the_silences(seed: int) -> None:
     parsed = TypeAdapter(RateCurve).validate_python({"kind": "on-off", "busy": 5, "silent": 5})

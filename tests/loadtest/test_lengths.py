@@ -12,7 +12,7 @@ MARGINALS = [(name, side) for name in length_tables() for side in ("input", "out
 
 
 @pytest.mark.parametrize(("name", "side"), MARGINALS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32))
 def test_samples_match_every_quantile_of_the_trace(name: str, side: str, seed: int) -> None:
     # quantile(p) = v says of the trace exactly that F(v) >= p and F(v - 1) <= p, ties included.

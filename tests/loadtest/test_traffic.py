@@ -41,7 +41,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(scenario=scenarios())
 def test_a_schedule_is_deterministic_and_survives_its_file(
     scenario: Scenario, tmp_path_factory: pytest.TempPathFactory
@@ -56,7 +56,7 @@ def test_a_schedule_is_deterministic_and_survives_its_file(
     assert read_schedule(path) == schedule
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(scenario=scenarios())
 def test_requests_fit_the_context_and_their_blocks(scenario: Scenario) -> None:
     try:

@@ -87,7 +87,7 @@ def problems(draw: st.DrawFn, budgets: int) -> KnapsackProblem:
 
 
 @pytest.mark.parametrize("budgets", [1, 2, 3])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_finds_what_brute_force_finds_ties_included(budgets: int, data: st.DataObject) -> None:
     p = data.draw(problems(budgets))

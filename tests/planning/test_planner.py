@@ -48,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
     }
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     name=st.sampled_from(["8B", "demo", "tiny"]),
     param_ratio=st.floats(0.5, 1.0),

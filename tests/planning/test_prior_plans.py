@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
     }
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     name=st.sampled_from(["big", "demo", "tiny", "mha", "odd"]),
     param_ratio=st.floats(0.3, 1.0),

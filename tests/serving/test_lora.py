@@ -85,7 +85,7 @@ def _load_adapter(server: Server, directory: Path) -> tuple[int, str]:
 # ---- fitting, without an engine --------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(models(), st.sampled_from(["minimal", "optimal"]))
 def test_a_padded_adapter_has_the_padded_delta(model: RandomModel, strategy: Any) -> None:
     served = padded_layout(model.layout, strategy)

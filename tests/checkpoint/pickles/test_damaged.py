@@ -200,7 +200,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return files
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_no_mutation_of_a_good_file_does_anything_but_fail_in_words(
     good: dict[str, bytes], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -219,7 +219,7 @@ def test_no_mutation_of_a_good_file_does_anything_but_fail_in_words(
     assert not said or said.startswith(str(path.parent))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from([bytes([code]) for code in range(256)]), max_size=60))
 def test_no_program_does_anything_but_fail_in_words(
     tmp_path_factory: pytest.TempPathFactory, opcodes: list[bytes]

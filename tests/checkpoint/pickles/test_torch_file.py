@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.checkpoint.pickles import foreign
@@ -202,7 +202,6 @@ def test_tensors_that_overlap_or_are_mostly_holes_are_not_read(
         read(file.root)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 4), max_size=3).flatmap(
         lambda shape: st.tuples(

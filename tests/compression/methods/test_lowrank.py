@@ -24,7 +24,7 @@ def loss(weight: torch.Tensor, low: torch.Tensor, covariance: torch.Tensor) -> f
     return float(torch.trace(difference @ covariance @ difference.T))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(2, 30), st.integers(2, 30), st.data(), st.integers(0, 99))
 def test_the_loss_is_what_the_dropped_singular_values_say(
     rows: int, columns: int, data: st.DataObject, seed: int

@@ -149,7 +149,7 @@ def test_parts_make_up_the_batch(chunks: list[tuple[int, int]], most: int) -> No
         assert torch.equal(joined, getattr(whole, name))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     CONTEXTS,
     st.sampled_from(
