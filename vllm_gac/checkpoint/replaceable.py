@@ -4,9 +4,9 @@ import os
 from fnmatch import fnmatch
 from pathlib import Path
 
+from vllm_gac.checkpoint.companions import COMPANIONS
 from vllm_gac.checkpoint.open import INDEX_FILE
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.checkpoint.writer import COMPANIONS
 from vllm_gac.errors import DiskError
 
 _WRITTEN = ("config.json", "plan.json", "README.md", INDEX_FILE, "*.safetensors", *COMPANIONS)

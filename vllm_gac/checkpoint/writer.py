@@ -9,24 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import copy_file, write_json
+from vllm_gac.checkpoint.companions import COMPANIONS
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import refuse_escape
 from vllm_gac.checkpoint.open import INDEX_FILE, Checkpoint, faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
 
-# Files beside the weights that are copied with a model.
-COMPANIONS = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tekken.json",
-    "generation_config.json",
-    "chat_template*",
-    "LICENSE*",
-    "NOTICE*",
-)
 # The largest tokenizers have 35 MB, and a model has about ten files beside its weights.
 _MAX_COMPANION = 128 << 20
 _MAX_COMPANIONS = 64
