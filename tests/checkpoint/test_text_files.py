@@ -117,7 +117,7 @@ def test_messages_need_a_template(model: Path, tmp_path: Path) -> None:
         texts(model, lines(tmp_path, {"messages": CHAT}))
 
 
-@pytest.mark.parametrize("name", ["data.json", "data.parquet", "text.txt.gz"])
+@pytest.mark.parametrize("name", ["data.json", "text.txt.gz"])
 def test_files_that_are_no_text_are_named(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,7 +129,7 @@ def test_a_gpu_that_is_not_there_is_one_line(
 def test_an_interrupt_is_one_line_and_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(directory: Path) -> None:
+    def interrupted(directory: Path, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vllm_gac.steps.inspect.inspect", interrupted)

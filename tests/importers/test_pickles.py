@@ -312,7 +312,7 @@ def test_there_must_be_something_to_convert(
     assert "exists; remove it or choose another" in error(
         capsys, "import", source / "other.bin", tmp_path / "there"
     )
-    assert "no: no such directory; a model must be on this machine" in error(
+    assert "no: no such directory; give a model directory" in error(
         capsys, "import", tmp_path / "no", tmp_path / "x"
     )
     assert "no: no such directory" in error(

@@ -205,9 +205,6 @@ class TestRefused:
         ):
             self.refused(rf"{flag}: not feasible .* at least 0\.\d+", PlanError, request=request)
 
-    def test_no_text_to_calibrate_on(self) -> None:
-        self.refused("give files with --calibration", calibration=[])
-
     def test_text_that_is_not_there_too_short_or_not_text(self, tmp_path: Path) -> None:
         self.refused("no such text file", calibration=[tmp_path / "nowhere"])
         (tmp_path / "short").write_text("short")

@@ -169,8 +169,8 @@ def test_what_is_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "not a directory but a file; give the model directory that it is in" in error(
         capsys, "inspect", file
     )
-    said = error(capsys, "inspect", "meta-llama/Llama-3.1-8B")
-    assert said.endswith("with: hf download meta-llama/Llama-3.1-8B --local-dir DIR")
+    said = error(capsys, "inspect", tmp_path / "nowhere")
+    assert said.endswith("give a model directory, or a model on the Hub as ORGANIZATION/NAME")
 
 
 def test_a_gpu_without_a_profile_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:

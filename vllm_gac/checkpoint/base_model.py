@@ -4,20 +4,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from vllm_gac.checkpoint.hub import HUB_ID, cached_id
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_bounded
 from vllm_gac.errors import CheckpointError
 
-# A name on the Hub: an organization and a repository.
-_HUB_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 # The YAML head of a model card, and the keys about licences in it, whose values are single words.
 _FRONT_MATTER = re.compile(r"---\r?\n(.*?\n)---", re.DOTALL)
 _LICENCE = re.compile(
     r"""^(license|license_name|license_link):[ \t]*(["']?)([\w.:/+-]{1,200})\2[ \t\r]*$""",
     re.MULTILINE | re.ASCII,
 )
-_BASE = re.compile(rf"^base_model:[ \t]*(?:\r?\n- )?({_HUB_ID})[ \t\r]*$", re.MULTILINE)
+_BASE = re.compile(rf"^base_model:[ \t]*(?:\r?\n- )?({HUB_ID})[ \t\r]*$", re.MULTILINE)
+_COMMIT = re.compile(r"[0-9a-f]{4,64}", re.ASCII)
 _CARD_BYTES = 1 << 16
 
 
@@ -25,13 +26,15 @@ _CARD_BYTES = 1 << 16
 class BaseModel:
     """The model that another model is made from.
 
-    `hub_id` is ORGANIZATION/NAME on the Hub, or None if it is unknown. `licence` has those of the
-    keys license, license_name and license_link of a model card that are known.
+    `hub_id` is ORGANIZATION/NAME on the Hub, or None if it is unknown, and `revision` the commit
+    there, likewise. `licence` has those of the keys license, license_name and license_link of a
+    model card that are known.
     """
 
     name: str
     hub_id: str | None
     licence: Mapping[str, str]
+    revision: str | None = None
 
     def front_matter(self) -> str:
         """The YAML head of the card of a model that is made from this one."""
@@ -40,6 +43,19 @@ class BaseModel:
             lines += ["base_model:", f"- {self.hub_id}"]
         lines += ["library_name: vllm", "pipeline_tag: text-generation"]
         return "\n".join(("---", *lines, "tags:", "- vllm-gac", "- compressed", "---"))
+
+    def recorded(self) -> dict[str, Any]:
+        """What config.json of a model that is made from this one says about it; may be empty."""
+        if self.hub_id is None:
+            return {}
+        return {"base_model": {"id": self.hub_id, "revision": self.revision}}
+
+    def origin(self) -> str | None:
+        """The sentence of the card about where the base model is; None if that is unknown."""
+        if self.hub_id is None:
+            return None
+        at = f" at revision `{self.revision}`" if self.revision else ""
+        return f"Base model: [{self.hub_id}](https://huggingface.co/{self.hub_id}){at}."
 
     def licence_sentence(self) -> str:
         """What the text of the card says about the licence."""
@@ -59,20 +75,20 @@ def base_model(checkpoint: Checkpoint) -> BaseModel:
     that its card names. The licence is the one that the card names, else the LICENSE file.
     """
     directory = checkpoint.directory.resolve()
-    hub_id = _cached_id(directory)
+    hub_id, revision = cached_id(directory) or (None, None)
     name, front = hub_id or _plain_name(checkpoint), _front_matter(directory)
-    if checkpoint.config.gac is not None and (base := _BASE.search(front)):
-        hub_id = base[1]
-    return BaseModel(name, hub_id, _licence(directory, front))
+    gac = checkpoint.config.gac
+    if gac is not None and (base := _BASE.search(front)):
+        hub_id, revision = base[1], _revision(gac.source.get("base_model"), base[1])
+    return BaseModel(name, hub_id, _licence(directory, front), revision)
 
 
-def _cached_id(directory: Path) -> str | None:
-    """The id of .../models--ORGANIZATION--NAME/snapshots/HASH; None for other directories."""
-    if directory.parent.name != "snapshots":
+def _revision(recorded: Any, hub_id: str) -> str | None:
+    """The commit of `hub_id` that config.json has `recorded`; None if it has not."""
+    if not isinstance(recorded, Mapping) or recorded.get("id") != hub_id:
         return None
-    kind, _, name = directory.parent.parent.name.partition("--")
-    hub_id = name.replace("--", "/", 1)
-    return hub_id if kind == "models" and re.fullmatch(_HUB_ID, hub_id) else None
+    commit = recorded.get("revision")
+    return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
 
 def _plain_name(checkpoint: Checkpoint) -> str:
@@ -82,7 +98,7 @@ def _plain_name(checkpoint: Checkpoint) -> str:
     model. Nothing tells the two apart, so the card does not name it as a model on the Hub.
     """
     named = checkpoint.raw_config.get("_name_or_path")
-    if isinstance(named, str) and re.fullmatch(_HUB_ID, named):
+    if isinstance(named, str) and re.fullmatch(HUB_ID, named):
         return named.rpartition("/")[2]
     return _printable(checkpoint.directory.resolve().name)
 

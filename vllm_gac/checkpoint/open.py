@@ -20,6 +20,7 @@ from vllm_gac.checkpoint.finite import is_finite
 from vllm_gac.checkpoint.headers import INDEX_FILE as INDEX_FILE
 from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
 from vllm_gac.checkpoint.headers import read_headers, refuse_escape
+from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.pickles.state_dicts import read_state_dict_headers, state_dict_files
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
@@ -114,13 +115,15 @@ class TensorReader:
         return self._files.tensor(name, info)
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
+def open_checkpoint(directory: str | Path, *, revision: str | None = None) -> Checkpoint:
     """Open a dense or gac model directory: read its config and its tensor headers.
 
     Whether the tensors fit the layout is not checked here; `faults` and `vllm_gac.verify` do.
 
     Args:
-        directory: Directory of a Llama or Mistral, with safetensors files or state dicts.
+        directory: Directory of a Llama or Mistral, with safetensors files or state dicts; or its id
+            on the Hub, from where only safetensors are fetched.
+        revision: A branch, tag or commit of a model on the Hub. None: main.
 
     Returns:
         The checkpoint: its config, its layout and its tensor headers. `reader()` reads tensors.
@@ -138,7 +141,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         ...     read("model.norm.weight").shape
         torch.Size([48])
     """
-    directory = Path(directory)
+    directory = model_directory(directory, revision)
     raw, where = read_config(directory), str(directory / "config.json")
     config, layout = validate(HfConfig, raw, where), layout_of(raw, where)
     return Checkpoint(directory, raw, config, layout, tensor_headers(directory))

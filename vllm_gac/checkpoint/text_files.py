@@ -1,29 +1,30 @@
-"""Reading text files: plain text, or documents and conversations as lines of JSON.
+"""Reading text files: plain text, or documents and conversations as lines of JSON or in Parquet.
 
-A .jsonl file has one object in each line. Its text is under "text"; or under "messages" is a
-conversation, which the model's chat template turns into text. Every other file is plain UTF-8 text.
+A .jsonl file has one object in each line, and a .parquet file one in each row. Its text is under
+"text"; or under "messages" is a conversation, which the model's chat template turns into text.
+Every other file is plain UTF-8 text.
 """
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.regular_files import refuse_special
-from vllm_gac.checkpoint.strict_json import parse_json, read_bounded, read_json
+from vllm_gac.checkpoint.strict_json import read_bounded, read_json
+from vllm_gac.checkpoint.text_records import json_lines, parquet_rows
 from vllm_gac.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 # Characters of one block. Some tokenizers take quadratic time on one long string.
 _BLOCK = 1 << 16
-_LONGEST_LINE = 1 << 24
 _LARGEST_TEMPLATE = 1 << 20  # bytes
 _LINES = "one JSON object a line, with its words under 'text' or its 'messages', in a .jsonl file"
 # Suffixes of data set files that are not plain text.
-_NOT_TEXT = (".json", ".parquet", ".arrow", ".gz", ".zst", ".zip", ".bz2", ".xz", ".pdf", ".docx")
+_NOT_TEXT = (".json", ".arrow", ".gz", ".zst", ".zip", ".bz2", ".xz", ".pdf", ".docx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,9 @@ def blocks(model: Path, path: Path, characters: int | None) -> Iterator[Block]:
     if kind in _NOT_TEXT:
         raise CheckpointError(f"{path}: {kind} files are not read; give UTF-8 text, or {_LINES}")
     left = characters
-    for block in _documents(model, path) if kind == ".jsonl" else _plain(path, characters):
+    records = {".jsonl": json_lines, ".parquet": parquet_rows}.get(kind)
+    found = _documents(model, path, records(path)) if records else _plain(path, characters)
+    for block in found:
         if left is not None and left <= 0:
             return
         yield block
@@ -80,33 +83,21 @@ def _is_document(line: str) -> bool:
     return isinstance(value, dict) and not value.keys().isdisjoint(("text", "messages"))
 
 
-def _documents(model: Path, path: Path) -> Iterator[Block]:
+def _documents(
+    model: Path, path: Path, records: Iterator[tuple[str, Mapping[str, Any]]]
+) -> Iterator[Block]:
+    """The texts of `records`: where each is, and its values."""
     template: _Template | None = None
-    try:
-        refuse_special(path)
-        with path.open("rb") as file:
-            number = 0
-            while line := file.readline(_LONGEST_LINE + 1):
-                number += 1
-                where = f"{path}:{number}"
-                if len(line) > _LONGEST_LINE:
-                    raise CheckpointError(f"{where}: a line of more than {_LONGEST_LINE} bytes")
-                if not line.strip():
-                    continue
-                value = parse_json(
-                    line, where, max_parts=_LONGEST_LINE
-                )  # commas within texts count, too
-                if isinstance(text := value.get("text"), str):
-                    yield from _pieces(text, where, begins=True)
-                elif "messages" in value:
-                    template = template or _chat_template(model, path)
-                    # The template writes the leading tokens itself.
-                    text = template.render(value["messages"], where)
-                    yield from _pieces(text, where, begins=False)
-                else:
-                    raise CheckpointError(f"{where}: neither a 'text' nor 'messages'; {_LINES}")
-    except OSError as e:
-        raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
+    for where, value in records:
+        if isinstance(text := value.get("text"), str):
+            yield from _pieces(text, where, begins=True)
+        elif "messages" in value:
+            template = template or _chat_template(model, path)
+            # The template writes the leading tokens itself.
+            text = template.render(value["messages"], where)
+            yield from _pieces(text, where, begins=False)
+        else:
+            raise CheckpointError(f"{where}: neither a 'text' nor 'messages'; {_LINES}")
 
 
 def _pieces(text: str, where: str, *, begins: bool) -> Iterator[Block]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from vllm_gac.checkpoint.hub_texts import local_texts
 from vllm_gac.checkpoint.text_files import blocks
 from vllm_gac.checkpoint.tokenizer_growth import MOST, growth
 from vllm_gac.errors import CheckpointError
@@ -17,7 +18,7 @@ _CALIBRATION_CHARACTERS = 1 << 24
 
 
 def calibration_sequences(
-    model: Path, texts: Sequence[Path], *, length: int, max_tokens: int
+    model: Path, texts: Sequence[str | Path], *, length: int, max_tokens: int
 ) -> torch.Tensor:
     """Token ids [count, length], count * length <= `max_tokens`, spread evenly over `texts`.
 
@@ -25,7 +26,7 @@ def calibration_sequences(
     """
     parts = [
         ids[start : start + length]
-        for ids in (_encode(model, path, _CALIBRATION_CHARACTERS) for path in texts)
+        for ids in (_encode(model, path, _CALIBRATION_CHARACTERS) for path in local_texts(texts))
         for start in range(0, len(ids) - length + 1, length)
     ]
     if not parts:
@@ -37,7 +38,7 @@ def calibration_sequences(
 
 
 def windows(
-    model: Path, texts: Sequence[Path], *, length: int, max_tokens: int | None
+    model: Path, texts: Sequence[str | Path], *, length: int, max_tokens: int | None
 ) -> list[torch.Tensor]:
     """Split `texts`, or their first `max_tokens` tokens, into windows that do not overlap.
 
@@ -45,7 +46,7 @@ def windows(
     """
     parts: list[torch.Tensor] = []
     left = max_tokens
-    for path in texts:
+    for path in local_texts(texts):
         ids = _encode(model, path, None)[:left]
         left = None if left is None else left - len(ids)
         whole = len(ids) // length * length
@@ -100,5 +101,5 @@ def _faults_named(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: not a usable tokenizer ({str(e)[:200]})") from e
 
 
-def _names(texts: Sequence[Path]) -> str:
+def _names(texts: Sequence[str | Path]) -> str:
     return ", ".join(map(str, texts)) or "no text files given"

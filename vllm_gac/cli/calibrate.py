@@ -4,9 +4,11 @@ import argparse
 
 from vllm_gac.cli.options import (
     CALIBRATION_TOKENS,
+    MODEL,
     TEXTS,
     Verbs,
     add_json,
+    add_revision,
     add_run,
     count,
     given,
@@ -14,7 +16,7 @@ from vllm_gac.cli.options import (
     on_a_device,
     path,
 )
-from vllm_gac.cli.output import print_json, quoted
+from vllm_gac.cli.output import named, print_json, quoted
 from vllm_gac.errors.shown import one_line
 
 
@@ -26,8 +28,16 @@ def add_parser(verbs: Verbs) -> None:
         description="Run text through the dense MODEL, layer by layer. A run that was stopped "
         "goes on where it was when the same command is given again.",
     )
-    parser.add_argument("model", type=path, metavar="MODEL", help="a model directory")
-    parser.add_argument("--text", nargs="+", type=path, required=True, metavar="FILE", help=TEXTS)
+    parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
+    add_revision(parser)
+    parser.add_argument(
+        "--text",
+        nargs="+",
+        type=path,
+        default=(),
+        metavar="FILE",
+        help=f"{TEXTS}; default: Python code that comes with vllm-gac",
+    )
     parser.add_argument("--out", type=path, required=True, metavar="STATS.safetensors")
     parser.add_argument(
         "--method",
@@ -59,19 +69,23 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the statistics and print their path."""
+    from vllm_gac.checkpoint.hub import model_directory
     from vllm_gac.compression.calibrate import calibrate
+    from vllm_gac.steps.calibration_text import calibration_texts
 
     options = given(args, "probe_tokens") | on_a_device(args)
     if args.gradients is not None:
         options["gradient_tokens"] = args.gradients
     if args.method is not None:
         options["methods"] = args.method
-    calibrate(args.model, args.text, args.out, **options)
+    directory = model_directory(args.model, args.revision)
+    calibrate(directory, calibration_texts(directory, args.text), args.out, **options)
+    model = named(args.model, args.revision)
     if args.json:
         print_json({"out": str(args.out), "bytes": args.out.stat().st_size})
     else:
         print(
-            f"wrote {one_line(str(args.out))}; use it with: vllm-gac compress {quoted(args.model)} "
+            f"wrote {one_line(str(args.out))}; use it with: vllm-gac compress {model} "
             f"--stats {quoted(args.out)} --out DIR --param-ratio 0.85 --kv-ratio 0.75"
         )
     return 0

@@ -7,18 +7,20 @@ from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
     CALIBRATION_TOKENS,
+    MODEL,
     TEXTS,
     Verbs,
     add_json,
     add_planning,
     add_restart,
+    add_revision,
     add_run,
     given,
     on_a_device,
     path,
     plan_request,
 )
-from vllm_gac.cli.output import print_json, quoted, serve_hint
+from vllm_gac.cli.output import named, print_json, quoted, serve_hint
 from vllm_gac.planning.request import plan_options
 
 _BUDGETS = ("param_ratio", "kv_ratio", "latency", "latency_ratio")
@@ -28,11 +30,12 @@ def add_parser(verbs: Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser(
         "compress",
-        help="compress a dense model directory into one that vLLM serves",
+        help="compress a dense model into one that vLLM serves",
         description="Compress the dense Llama or Mistral in MODEL into the new directory DIR. "
         "DIR appears when it is complete; until then the work is in DIR.partial.",
     )
-    parser.add_argument("model", type=path, metavar="MODEL", help="a model directory")
+    parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
+    add_revision(parser)
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the new one")
     add_planning(parser).add_argument(
         "--plan", type=path, metavar="PLAN.json", help="dims to use, instead of all of these"
@@ -50,7 +53,11 @@ def add_parser(verbs: Verbs) -> None:
     )
     data = parser.add_mutually_exclusive_group()
     data.add_argument(
-        "--calibration", nargs="+", type=path, metavar="FILE", help=f"to calibrate on: {TEXTS}"
+        "--calibration",
+        nargs="+",
+        type=path,
+        metavar="FILE",
+        help=f"to calibrate on: {TEXTS}; default: Python code that comes with vllm-gac",
     )
     data.add_argument(
         "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured"
@@ -75,15 +82,17 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("give --param-ratio, --kv-ratio, a --latency or a --plan")
 
     from vllm_gac.checkpoint.dense_model import open_dense
+    from vllm_gac.checkpoint.hub import model_directory
     from vllm_gac.checkpoint.strict_json import read_json
     from vllm_gac.layout.schema import validate
     from vllm_gac.planning.plan_file import Plan
     from vllm_gac.steps.compress import compress, held_out_text
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
-    dense = open_dense(args.model).layout
+    model = model_directory(args.model, args.revision)
+    dense = open_dense(model).layout
     layout = compress(
-        args.model,
+        model,
         args.out,
         plan_request(args),
         plan=args.plan,
@@ -110,7 +119,8 @@ def run(args: argparse.Namespace) -> int:
     print_layers([layer.section() for layer in layout.layers])
     print(f"\n{serve_hint(args.out)}")
     # A model is evaluated on other text than it was calibrated on.
-    text = quoted(held_out_text(args.model) or Path("HELD_OUT.txt"))
-    for what, directory in (("Measure it", args.out), ("The dense", args.model)):
-        print(f"{what + ':':12} vllm-gac evaluate {quoted(directory)} --text {text}")
+    text = quoted(held_out_text(model) or Path("HELD_OUT.txt"))
+    dense_model = named(args.model, args.revision)
+    for what, which in (("Measure it", quoted(args.out)), ("The dense", dense_model)):
+        print(f"{what + ':':12} vllm-gac evaluate {which} --text {text}")
     return 0

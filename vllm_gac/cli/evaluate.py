@@ -5,7 +5,17 @@ import math
 from typing import Any
 from urllib.parse import urlsplit
 
-from vllm_gac.cli.options import TEXTS, Verbs, add_json, add_run, on_a_device, path, run_arguments
+from vllm_gac.cli.options import (
+    MODEL,
+    TEXTS,
+    Verbs,
+    add_json,
+    add_revision,
+    add_run,
+    on_a_device,
+    path,
+    run_arguments,
+)
 from vllm_gac.cli.output import print_json
 
 
@@ -14,15 +24,16 @@ def add_parser(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "evaluate",
         help="perplexity of a model directory on text files",
-        description="Perplexity of the model in DIR on text files: by the fp32 reference, by vLLM, "
+        description="Perplexity of MODEL on text files: by the fp32 reference, by vLLM, "
         "or by a server that runs. Each predicts the same tokens after the same tokens.",
     )
     parser.add_argument(
         "directory",
         type=path,
-        metavar="DIR",
-        help="a model directory; with --server only its tokenizer.json is read",
+        metavar="MODEL",
+        help=f"{MODEL}; with --server only its tokenizer.json is read",
     )
+    add_revision(parser)
     parser.add_argument("--text", nargs="+", type=path, required=True, metavar="FILE", help=TEXTS)
     by = parser.add_mutually_exclusive_group()
     by.add_argument(
@@ -55,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     from vllm_gac.errors import CheckpointError
 
-    value, tokens = _perplexity(args, run_arguments(args))
+    value, tokens = _perplexity(args, run_arguments(args) | {"revision": args.revision})
     if not math.isfinite(value):
         what = args.server or f"{args.directory}"
         raise CheckpointError(f"{what}: perplexity is {value}; see 'vllm-gac verify'")
@@ -78,7 +89,7 @@ def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> tuple[floa
         return evaluate_engine(args.directory, args.text, **options)
     from vllm_gac.steps.evaluate import evaluate
 
-    return evaluate(args.directory, args.text, **on_a_device(args))
+    return evaluate(args.directory, args.text, revision=args.revision, **on_a_device(args))
 
 
 def server_url(text: str) -> str:

@@ -5,7 +5,7 @@ from typing import get_args
 
 from vllm_gac.checkpoint.dtypes import WeightDtype
 from vllm_gac.cli.layers import print_layers
-from vllm_gac.cli.options import Verbs, add_json, add_restart, path
+from vllm_gac.cli.options import Verbs, add_json, add_restart, add_revision, path
 from vllm_gac.cli.output import print_json, quoted, serve_hint
 
 
@@ -19,7 +19,10 @@ def add_parser(verbs: Verbs) -> None:
         "one in safetensors. A pickle is read without running what is in it. DST appears when it "
         "is complete; until then the work is in DST.partial.",
     )
-    parser.add_argument("source", type=path, metavar="SRC", help="a directory, or a pickled model")
+    parser.add_argument(
+        "source", type=path, metavar="SRC", help="a directory, an id on the Hub, or a pickled model"
+    )
+    add_revision(parser)
     parser.add_argument("out", type=path, metavar="DST", help="the new directory")
     parser.add_argument(
         "--format",
@@ -32,9 +35,12 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--base",
         type=path,
-        metavar="DIR",
-        help="the model before: take tokenizer, generation config and, for a pickle, config.json "
-        "from there",
+        metavar="MODEL",
+        help="the model before, a directory or an id on the Hub: take tokenizer, generation config "
+        "and, for a pickle, config.json from there",
+    )
+    parser.add_argument(
+        "--base-revision", metavar="REVISION", help="the same as --revision, of --base"
     )
     parser.add_argument(
         "--dtype",
@@ -49,6 +55,8 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and print what was written."""
+    if args.base_revision is not None and args.base is None:
+        args.usage_error("--base-revision has no effect without --base")
     from vllm_gac.steps.import_model import import_model
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
@@ -57,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         args.out,
         format=args.format,
         base=args.base,
+        revision=args.revision,
+        base_revision=args.base_revision,
         dtype=args.dtype,
         resume=args.resume,
         overwrite=args.overwrite,

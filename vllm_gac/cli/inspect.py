@@ -3,7 +3,7 @@
 import argparse
 
 from vllm_gac.cli.layers import print_layers
-from vllm_gac.cli.options import Verbs, add_json, path
+from vllm_gac.cli.options import MODEL, Verbs, add_json, add_revision, path
 from vllm_gac.cli.output import print_json
 
 _FORMATS = {
@@ -26,7 +26,8 @@ _FORMATS = {
 def add_parser(verbs: Verbs) -> None:
     """Add the verb."""
     parser = verbs.add_parser("inspect", help="show the dims of a model directory")
-    parser.add_argument("directory", type=path, metavar="DIR", help="a model directory")
+    parser.add_argument("directory", type=path, metavar="MODEL", help=MODEL)
+    add_revision(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the format, the sizes, the alignment and the dims of every layer."""
     from vllm_gac.steps.inspect import inspect
 
-    found = inspect(args.directory)
+    found = inspect(args.directory, revision=args.revision)
     if args.json:
         print_json(found.as_json())
         return 0

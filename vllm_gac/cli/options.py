@@ -16,14 +16,25 @@ Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _METHODS = get_args(Method)
 TEXTS = (
-    "files of UTF-8 text, or .jsonl with a 'text' or the 'messages' of a conversation in each line"
+    "files of UTF-8 text, .jsonl or .parquet with a 'text' or the 'messages' of a conversation in "
+    "each line or row, or data sets on the Hub: hf://datasets/ORGANIZATION/NAME"
 )
+MODEL = "a model directory, or the id of a model on the Hub"
 
 
 CALIBRATION_TOKENS = (
     ", in whole sequences, one at least; default: 65536, or 16 for each channel of an MLP if that "
     "is more"
 )
+
+
+def add_revision(parser: argparse.ArgumentParser) -> None:
+    """Add --revision, for verbs that take a model."""
+    parser.add_argument(
+        "--revision",
+        metavar="REVISION",
+        help="branch, tag or commit of a model on the Hub; default: main",
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -32,6 +32,13 @@ def quoted(path: Path) -> str:
     return one_line(shlex.quote(f"./{name}" if name.startswith("-") else name))
 
 
+def named(model: Path, revision: str | None) -> str:
+    """A model and its revision on the Hub, if it has one, for such a command line."""
+    return (
+        quoted(model) if revision is None else f"{quoted(model)} --revision {shlex.quote(revision)}"
+    )
+
+
 def serve_hint(directory: Path) -> str:
     """The command that serves the model in `directory`."""
     return f"Serve it:    vllm serve {quoted(directory)} --load-format gac"

@@ -5,8 +5,16 @@ from typing import TYPE_CHECKING
 
 from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
-from vllm_gac.cli.options import Verbs, add_json, add_planning, path, plan_request
-from vllm_gac.cli.output import print_json, quoted
+from vllm_gac.cli.options import (
+    MODEL,
+    Verbs,
+    add_json,
+    add_planning,
+    add_revision,
+    path,
+    plan_request,
+)
+from vllm_gac.cli.output import named, print_json, quoted
 
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan
@@ -21,7 +29,8 @@ def add_parser(verbs: Verbs) -> None:
         "give the written plan to compress --plan. Without --stats the plan goes by what "
         "other models lose, the same in every layer.",
     )
-    parser.add_argument("model", type=path, metavar="MODEL", help="a model directory")
+    parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
+    add_revision(parser)
     parser.add_argument(
         "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured of it"
     )
@@ -41,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan. If the options ask for it, write and draw it, too."""
     from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
     from vllm_gac.checkpoint.dense_model import open_dense
+    from vllm_gac.checkpoint.hub import model_directory
     from vllm_gac.errors import PlanError
     from vllm_gac.planning.picture import png, svg
     from vllm_gac.planning.planner import measured_plan, prior_plan
@@ -51,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             raise PlanError(f"{file}: exists; remove it, choose another file or give --overwrite")
     if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
         args.usage_error(f"--plot {args.plot}: only .svg and .png are drawn; name it so")
-    model = open_dense(args.model)
+    model = open_dense(model_directory(args.model, args.revision))
     request = plan_request(args)
     if args.stats is not None:
         plan = measured_plan(model, args.stats, request)
@@ -80,8 +90,8 @@ def _print(args: argparse.Namespace, plan: "Plan") -> None:
     print()
     print_layers([section.model_dump(mode="json") for section in plan.layers])
     if args.out is not None:
+        model = named(args.model, args.revision)
         by = "--calibration FILE" if args.stats is None else f"--stats {quoted(args.stats)}"
         print(
-            f"\nCompress by it: vllm-gac compress {quoted(args.model)} --out DIR "
-            f"--plan {quoted(args.out)} {by}"
+            f"\nCompress by it: vllm-gac compress {model} --out DIR --plan {quoted(args.out)} {by}"
         )

@@ -4,7 +4,16 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from vllm_gac.alignment.rules import STRATEGIES, quantized_as
-from vllm_gac.cli.options import Verbs, add_json, add_quantization, add_restart, path, positive
+from vllm_gac.cli.options import (
+    MODEL,
+    Verbs,
+    add_json,
+    add_quantization,
+    add_restart,
+    add_revision,
+    path,
+    positive,
+)
 from vllm_gac.cli.output import print_json, print_table, serve_hint
 
 if TYPE_CHECKING:
@@ -21,7 +30,8 @@ def add_parser(verbs: Verbs) -> None:
         "and ranks padded with zeros, which changes no logit. vLLM does the same in memory: "
         "--model-loader-extra-config '{\"align\": STRATEGY}', which is minimal by default.",
     )
-    parser.add_argument("model", type=path, metavar="MODEL", help="a model directory")
+    parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
+    add_revision(parser)
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the new one")
     parser.add_argument(
         "--strategy", choices=STRATEGIES, default="minimal", help="as in 'align' (minimal)"
@@ -65,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     done = repair(
         args.model,
         args.out,
+        revision=args.revision,
         strategy=args.strategy,
         gpu=gpu,
         tp=tp,

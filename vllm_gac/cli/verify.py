@@ -2,7 +2,7 @@
 
 import argparse
 
-from vllm_gac.cli.options import Verbs, add_json, path
+from vllm_gac.cli.options import MODEL, Verbs, add_json, add_revision, path
 from vllm_gac.cli.output import print_json
 
 
@@ -14,7 +14,8 @@ def add_parser(verbs: Verbs) -> None:
         description="Check that every tensor is there once, with the shape and type that the "
         "config says, and finite. One line for each fault; exit status 1 if there is any.",
     )
-    parser.add_argument("directory", type=path, metavar="DIR", help="a model directory")
+    parser.add_argument("directory", type=path, metavar="MODEL", help=MODEL)
+    add_revision(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -23,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the faults, or say that there are none."""
     from vllm_gac.steps.verify import verify
 
-    found = verify(args.directory, progress=True)
+    found = verify(args.directory, progress=True, revision=args.revision)
     if args.json:
         print_json(found.as_json())
     elif found.ok:

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.checkpoint.dense_model import open_dense
+from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.checkpoint.workspace import (
@@ -73,10 +74,11 @@ DEFAULT_PROBE_TOKENS = 1 << 11
 
 
 def calibrate(
-    model: Path,
-    texts: Sequence[Path],
+    model: str | Path,
+    texts: Sequence[str | Path],
     out: Path,
     *,
+    revision: str | None = None,
     max_tokens: int | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     probe_tokens: int = DEFAULT_PROBE_TOKENS,
@@ -93,9 +95,11 @@ def calibrate(
     call continues it.
 
     Args:
-        model: Directory of a dense Llama or Mistral.
-        texts: Text files, or .jsonl files with "text" or "messages" in each line.
+        model: Directory of a dense Llama or Mistral, or its id on the Hub.
+        texts: Text files, .jsonl or .parquet files with "text" or "messages" in each line, or data
+            sets on the Hub: hf://datasets/ORGANIZATION/NAME.
         out: The safetensors file to write; it must not exist.
+        revision: A branch, tag or commit of a model on the Hub. None: main.
         max_tokens: How many tokens to use at most. None: 65,536, or 16 for each channel of an MLP
             if that is more.
         sequence_length: Tokens of one sequence; at most the model's context.
@@ -125,6 +129,7 @@ def calibrate(
     """
     finished_before(out, "calibrate", {})
     refuse_existing(out)
+    model = model_directory(model, revision)
     checkpoint = open_dense(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
     if sequence_length < 2 and (probe_tokens or gradient_tokens):

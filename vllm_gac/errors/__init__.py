@@ -17,6 +17,10 @@ class CheckpointError(GacError):
     """A model directory is missing something, holds something extra, or is broken."""
 
 
+class HubError(CheckpointError):
+    """A model or a data set cannot be had from the Hugging Face Hub or from its cache."""
+
+
 class DiskError(CheckpointError):
     """A disk is full, fails, or holds a file that is in the way; the run can go on afterwards."""
 

@@ -45,7 +45,6 @@ _QUANTIZERS = {
     "gguf": "GGUF",
 }
 _NAME = re.compile(r"[\w.+-]{1,60}")
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _GGUF = (
     "a GGUF file, which is not read; start from the safetensors model that it was made from, "
     "in bf16"
@@ -89,11 +88,8 @@ def not_a_directory(path: Path) -> str:
         return _GGUF
     if path.is_file():
         return "not a directory but a file; give the model directory that it is in"
-    hint = ""
-    if not path.exists() and _HUB_ID.fullmatch(str(path)):
-        hint = f"; fetch one of the Hub's with: hf download {path} --local-dir DIR"
     what = "not a directory" if path.exists() else "no such directory"
-    return f"{what}; a model must be on this machine{hint}"
+    return f"{what}; give a model directory, or a model on the Hub as ORGANIZATION/NAME"
 
 
 def without_config(directory: Path) -> str | None:

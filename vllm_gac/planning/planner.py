@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.dense_model import open_dense
+from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.statistics_file import check_gradients, check_stats, methods_of
 from vllm_gac.errors import PlanError
@@ -25,15 +26,22 @@ from vllm_gac.planning.request import PlanRequest
 _PRIOR_TOLERANCE = 1e-4
 
 
-def plan(model: Path, request: PlanRequest | None = None, stats: Path | None = None) -> Plan:
+def plan(
+    model: str | Path,
+    request: PlanRequest | None = None,
+    stats: Path | None = None,
+    *,
+    revision: str | None = None,
+) -> Plan:
     """Choose the dims of every layer of a dense model. Nothing is compressed yet.
 
     Args:
-        model: Directory of a dense Llama or Mistral.
+        model: Directory of a dense Llama or Mistral, or its id on the Hub.
         request: The budgets, and the methods and dims that the plan may use. By default everything
             is kept.
         stats: A statistics file that `calibrate` wrote. Without it, the plan uses the losses of
             other models, which are the same in every layer.
+        revision: A branch, tag or commit of a model on the Hub. None: main.
 
     Returns:
         The plan. `compress` reads it as JSON.
@@ -52,7 +60,8 @@ def plan(model: Path, request: PlanRequest | None = None, stats: Path | None = N
         >>> plan.parameters.used <= plan.parameters.allowed, len(plan.layers)
         (True, 2)
     """
-    checkpoint, request = open_dense(model), request or PlanRequest()
+    checkpoint = open_dense(model_directory(model, revision))
+    request = request or PlanRequest()
     if stats is None:
         return prior_plan(checkpoint, request)
     return measured_plan(checkpoint, stats, request)

@@ -15,6 +15,7 @@ import torch
 
 from vllm_gac import demo
 from vllm_gac.checkpoint.dense_model import open_dense
+from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.workspace import finished_before, recorded, workspace
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
@@ -22,25 +23,26 @@ from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS, DEFAULT_SEQUENC
 from vllm_gac.compression.methods.lowrank import Whitening
 from vllm_gac.compression.methods.prune import Criterion
 from vllm_gac.compression.statistics_file import check_gradients, check_stats, covariances_for
-from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import VERSION
 from vllm_gac.planning.plan_file import dense_plan, planned_layout, read_plan
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.calibration_text import calibration_texts, described
 from vllm_gac.steps.write_compressed import write_compressed
 
 
 def compress(
-    model: Path,
+    model: str | Path,
     out: Path,
     request: PlanRequest | None = None,
     *,
+    revision: str | None = None,
     plan: Path | None = None,
     whitening: Whitening = "svd-llm",
     prune_criterion: Criterion = "obs",
-    calibration: Sequence[Path] = (),
+    calibration: Sequence[str | Path] = (),
     stats: Path | None = None,
     max_tokens: int | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
@@ -51,17 +53,20 @@ def compress(
 ) -> ModelLayout:
     """Compress a dense model into a smaller one that vLLM serves with this package's plugin.
 
-    Statistics of the model come from `stats`, or are measured on `calibration`. The demo model
-    brings its own text. No statistics are needed if nothing shrinks.
+    Statistics of the model come from `stats`, or are measured on `calibration`. No statistics are
+    needed if nothing shrinks.
 
     Args:
-        model: Directory of a dense Llama or Mistral.
+        model: Directory of a dense Llama or Mistral, or its id on the Hub.
         out: The directory to write; it appears only when it is complete.
         request: The budgets to plan for, and what the plan may use. Ignored if `plan` is given.
+        revision: A branch, tag or commit of a model on the Hub. None: main.
         plan: A plan file, whose dims are used.
         whitening: How low-rank factors take the statistics of their inputs into account.
         prune_criterion: How the MLP channels that stay are chosen.
-        calibration: Text files to measure statistics on.
+        calibration: Text files to measure statistics on, or data sets on the Hub,
+            hf://datasets/ORGANIZATION/NAME. Empty: the text that comes with vllm-gac, Python's
+            standard library.
         stats: A statistics file that `calibrate` wrote.
         max_tokens: How many tokens of `calibration` to use at most; None as in `calibrate`.
         sequence_length: Tokens of one calibration sequence.
@@ -92,6 +97,7 @@ def compress(
         >>> layout.parameters <= 0.9 * 57744, layout.kv_elements <= 0.75 * 128
         (True, True)
     """
+    model = model_directory(model, revision)
     checkpoint, request = open_dense(model), request or PlanRequest()
     companions_of(model)  # refuses files that cannot be copied before the work begins
     chosen = None
@@ -105,7 +111,7 @@ def compress(
     needed = layout != checkpoint.layout
     value_group = _value_group(layout)
     linears = None if layout is None else covariances_for(checkpoint.layout, layout)
-    texts = _calibration_texts(checkpoint, calibration) if needed and stats is None else ()
+    texts = calibration_texts(model, calibration) if needed and stats is None else ()
     gradients = _needs_gradients(request, prune_criterion)
     if stats is not None and gradients:
         metadata = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
@@ -161,6 +167,7 @@ def compress(
             criterion=prune_criterion,
             device=device,
             progress=progress,
+            calibrated_on=described(calibration) if texts else None,
         )
 
 
@@ -176,21 +183,6 @@ def _value_group(layout: ModelLayout | None) -> int:
     if layout is None:
         return 1
     return max(layout.num_key_value_heads // layer.value.heads for layer in layout.layers)
-
-
-def _calibration_texts(checkpoint: Checkpoint, given: Sequence[Path]) -> Sequence[Path]:
-    """The files to calibrate on: those given, or the demo model's own text."""
-    for path in given:
-        if not path.is_file():
-            raise CheckpointError(f"{path}: no such text file to calibrate on")
-    if given:
-        return given
-    if demo.CALIBRATION.is_file() and checkpoint.directory.resolve() == demo.MODEL.resolve():
-        return (demo.CALIBRATION,)
-    raise CheckpointError(
-        f"{checkpoint.directory}: compressing needs text like the model's to calibrate on; give "
-        "files with --calibration, or statistics with --stats"
-    )
 
 
 def held_out_text(model: Path) -> Path | None:

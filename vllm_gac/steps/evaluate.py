@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
+from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader, faults
 from vllm_gac.checkpoint.token_text import windows
 from vllm_gac.compression.reference_model import (
@@ -30,9 +31,10 @@ DEFAULT_SEQUENCE_LENGTH = 512
 
 
 def evaluate(
-    model: Path,
-    texts: Sequence[Path],
+    model: str | Path,
+    texts: Sequence[str | Path],
     *,
+    revision: str | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     max_tokens: int | None = None,
     device: str = "cpu",
@@ -44,8 +46,11 @@ def evaluate(
     predicted. One layer is in memory at a time, beside the hidden states.
 
     Args:
-        model: A model directory in any format that can be served, with a tokenizer.json.
-        texts: Text files, or .jsonl files with "text" or "messages" in each line.
+        model: A model directory in any format that can be served, with a tokenizer.json; or the id
+            of such a model on the Hub.
+        texts: Text files, .jsonl or .parquet files with "text" or "messages" in each line, or data
+            sets on the Hub: hf://datasets/ORGANIZATION/NAME.
+        revision: A branch, tag or commit of a model on the Hub. None: main.
         sequence_length: Tokens of one window; at most the model's context.
         max_tokens: How many tokens of the text to use. None: all.
         device: The torch device to compute on.
@@ -66,6 +71,7 @@ def evaluate(
         >>> tokens  # of 4 windows
         252
     """
+    model = model_directory(model, revision)
     checkpoint = checked(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
     tokens = window_batches(model, texts, length=sequence_length, max_tokens=max_tokens)
@@ -88,7 +94,7 @@ def checked(model: Path) -> Checkpoint:
 
 
 def window_batches(
-    model: Path, texts: Sequence[Path], *, length: int, max_tokens: int | None
+    model: Path, texts: Sequence[str | Path], *, length: int, max_tokens: int | None
 ) -> list[torch.Tensor]:
     """Token ids to predict: batches [windows, at most `length`] of a few thousand tokens.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
+from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.compression.reference_model import refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError, GacError
@@ -30,9 +31,10 @@ _RUNNING_TOKENS, _BLOCK = 4096, 128
 
 
 def evaluate_engine(
-    model: Path,
-    texts: Sequence[Path],
+    model: str | Path,
+    texts: Sequence[str | Path],
     *,
+    revision: str | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     max_tokens: int | None = None,
     progress: bool = False,
@@ -48,6 +50,7 @@ def evaluate_engine(
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
+    model = model_directory(model, revision)
     checkpoint = checked(model)
     length = min(sequence_length, checkpoint.config.max_position_embeddings)
     tokens = window_batches(model, texts, length=length, max_tokens=max_tokens)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from tqdm import tqdm
 
+from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.errors import ServerError
 from vllm_gac.steps.evaluate import DEFAULT_SEQUENCE_LENGTH, exp_of_mean, window_batches
 
@@ -46,10 +47,11 @@ _Answer = TypeVar("_Answer", bound=BaseModel)
 
 
 def evaluate_server(
-    tokenizer: Path,
-    texts: Sequence[Path],
+    tokenizer: str | Path,
+    texts: Sequence[str | Path],
     url: str,
     *,
+    revision: str | None = None,
     served_model_name: str | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     max_tokens: int | None = None,
@@ -58,12 +60,15 @@ def evaluate_server(
     """(perplexity, predicted tokens) on `texts` of a model of the server at `url`.
 
     `url` is the part before /models and /completions, and mostly ends in /v1. OPENAI_API_KEY is
-    sent if it is set. `tokenizer` is the directory of the model's tokenizer.json.
+    sent if it is set. `tokenizer` is the directory of the model's tokenizer.json, or the model's id
+    on the Hub, of which no weights are fetched.
     `served_model_name` may be None if the server has one model. The windows are those of
     `vllm_gac.steps.evaluate.evaluate`. Raises ServerError if the server cannot be reached, has no
     such model, has too short a context, or does not return log probabilities.
     """
     from openai import OpenAI, Timeout
+
+    directory = model_directory(tokenizer, revision, weights=False)
 
     key = os.environ.get("OPENAI_API_KEY") or "none"
     with OpenAI(base_url=url, api_key=key, timeout=Timeout(600, connect=10)) as client:
@@ -74,7 +79,7 @@ def evaluate_server(
                 f"windows of {sequence_length} and the one token that it generates; use "
                 f"--sequence-length {model.max_model_len - 1}, or less"
             )
-        tokens = window_batches(tokenizer, texts, length=sequence_length, max_tokens=max_tokens)
+        tokens = window_batches(directory, texts, length=sequence_length, max_tokens=max_tokens)
         bar = tqdm(tokens, desc="evaluate", disable=not progress)
         total = sum(_negative_log_likelihood(client, url, model.id, batch) for batch in bar)
     return exp_of_mean(total, tokens)

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
+from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
+from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
@@ -53,11 +55,13 @@ class Conversion:
 
 
 def import_model(
-    source: Path,
+    source: str | Path,
     out: Path,
     *,
+    revision: str | None = None,
     format: str = "auto",
-    base: Path | None = None,
+    base: str | Path | None = None,
+    base_revision: str | None = None,
     dtype: WeightDtype | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -66,11 +70,15 @@ def import_model(
     """Convert a model that another compression tool wrote into a gac directory.
 
     Args:
-        source: A model directory, or a file that torch.save wrote. Pickles are never executed.
+        source: A model directory, its id on the Hub, or a file that torch.save wrote. Pickles are
+            never executed, and none are fetched from the Hub.
         out: The directory to write; it appears only when it is complete.
+        revision: A branch, tag or commit of a `source` on the Hub. None: main.
         format: The format that `source` must have, e.g. "svd-llm". "auto": any known format.
-        base: Directory of the model before compression. The tokenizer and the generation config
-            are copied from there, and config.json if `source` is a pickle. None: from `source`.
+        base: Directory of the model before compression, or its id on the Hub. The tokenizer and the
+            generation config are copied from there, and config.json if `source` is a pickle. None:
+            from `source`.
+        base_revision: A branch, tag or commit of a `base` on the Hub. None: main.
         dtype: torch's name of the dtype to store weights in. None: the dtype of the matrices, or
             float32 if they differ.
         resume: Whether to continue a run that was stopped.
@@ -94,6 +102,9 @@ def import_model(
         >>> done.layout.layers[0].ranks["self_attn.q_proj"]
         19
     """
+    source = model_directory(source, revision)
+    if base is not None:
+        base = model_directory(base, base_revision, weights=False, flag="--base-revision")
     pickle = _pickle_of(source)
     if pickle is not None and is_state_dict(open_torch_file(pickle)):
         source, pickle = _directory_of(pickle), None
@@ -265,7 +276,7 @@ def _config(model: Imported, dtype: WeightDtype) -> dict[str, Any]:
     kept = {key: value for key, value in model.raw_config.items() if key != "torch_dtype"}
     if "gac" not in kept:
         return kept | {"dtype": dtype}
-    source = kept["gac"]["source"] | {"tool": f"vllm-gac {VERSION}"}
+    source = kept["gac"]["source"] | {"tool": f"vllm-gac {VERSION}"} | base_model(model).recorded()
     return kept | {"dtype": dtype, "gac": kept["gac"] | {"source": source}}
 
 

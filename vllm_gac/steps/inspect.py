@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.alignment.rules import aligned_dims
+from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import Format, open_any_format
@@ -43,11 +44,12 @@ class Inspection:
         return asdict(self)
 
 
-def inspect(directory: Path) -> Inspection:
+def inspect(directory: str | Path, *, revision: str | None = None) -> Inspection:
     """Describe a model directory from its config and tensor headers, without reading weights.
 
     Args:
-        directory: A model directory in any format that can be served.
+        directory: A model directory in any format that can be served, or its id on the Hub.
+        revision: A branch, tag or commit of a model on the Hub. None: main.
 
     Returns:
         Its format, the dims of every layer, its parameters, and the bytes that its KV cache needs
@@ -65,7 +67,7 @@ def inspect(directory: Path) -> Inspection:
         >>> found.layers[0]["key"]
         {'form': 'rotary', 'heads': 2, 'size': 16}
     """
-    model_format, checkpoint = open_any_format(directory)
+    model_format, checkpoint = open_any_format(model_directory(directory, revision))
     for fault in islice(faults(checkpoint), 1):
         raise CheckpointError(f"{fault}; see 'vllm-gac verify {directory}' for every fault")
     return _inspection(model_format, checkpoint.layout)

@@ -11,15 +11,23 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.names import VERSION
 from vllm_gac.planning.plan_file import Plan, PlanBudget
 
-_SERVE = "Serve it with `vllm serve DIR --load-format gac` (vLLM with the vllm-gac plugin)."
+_SERVE = (
+    "Serve it with `vllm serve MODEL --load-format gac` (vLLM with the vllm-gac plugin), where\n"
+    "MODEL is this directory, or its id on the Hub."
+)
 
 
 def compressed_card(
-    checkpoint: Checkpoint, plan: Plan, layout: ModelLayout, measured: Mapping[str, str]
+    checkpoint: Checkpoint,
+    plan: Plan,
+    layout: ModelLayout,
+    measured: Mapping[str, str],
+    calibrated_on: str | None = None,
 ) -> str:
     """The card of the model that `plan` makes of the dense model in `checkpoint`.
 
     `measured` is the metadata of the calibration statistics, empty if none were needed.
+    `calibrated_on` says what text they are of; None if that is unknown.
     """
     calibration = (
         f"{in_markdown(measured['tokens'])} tokens in sequences of "
@@ -27,6 +35,8 @@ def compressed_card(
         if measured
         else "none needed"
     )
+    if measured and calibrated_on is not None:
+        calibration += f" of {in_markdown(calibrated_on)}"
     methods = ", ".join(plan.methods) or "none"
     base = base_model(checkpoint)
     return _card(
@@ -38,7 +48,7 @@ def compressed_card(
         f"{_budget('parameters', plan.parameters, plan.param_ratio)}\n"
         f"{_budget('KV cache, numbers per token', plan.kv_elements, plan.kv_ratio)}",
         f"Methods: {methods}. Alignment: {plan.align}. Calibration: {calibration}.{_loss(plan)}",
-        base.licence_sentence(),
+        _origin(base),
         _layer_table(layout),
         "`plan.json` holds these dims and their budgets; `gac` in `config.json` is what serving "
         "goes by.",
@@ -58,7 +68,7 @@ def imported_card(source: Checkpoint, format: str, files: Sequence[Path], dtype:
     return _card(
         base,
         f"converted by vllm-gac {VERSION} from {format}",
-        f"{_SERVE}\n{base.licence_sentence()}",
+        f"{_SERVE}\n{_origin(base)}",
         f"Made from these files, whose weights are unchanged but for their type, now {dtype}, and "
         "products of\nfactors that were larger than the matrix:",
         sizes,
@@ -84,7 +94,7 @@ def repaired_card(source: Checkpoint, after: ModelLayout, entry: Mapping[str, An
     return _card(
         base,
         f"repaired by vllm-gac {VERSION}",
-        f"{_SERVE}\n{base.licence_sentence()}",
+        f"{_SERVE}\n{_origin(base)}",
         "| | before | repaired |\n"
         "|---|---:|---:|\n"
         f"| parameters | {before.parameters:,} | {after.parameters:,} |\n"
@@ -97,6 +107,11 @@ def repaired_card(source: Checkpoint, after: ModelLayout, entry: Mapping[str, An
 def _card(base: BaseModel, what_was_done: str, *paragraphs: str) -> str:
     heading = f"{base.front_matter()}\n# {base.name}, {what_was_done}"
     return "\n\n".join((heading, *paragraphs)) + "\n"
+
+
+def _origin(base: BaseModel) -> str:
+    """Where the base model is, if that is known, and its licence."""
+    return "\n".join(filter(None, (base.origin(), base.licence_sentence())))
 
 
 def _budget(what: str, budget: PlanBudget, ratio: float) -> str:

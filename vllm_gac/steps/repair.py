@@ -15,6 +15,8 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.alignment.zero_padding import new_table, padded_tensor
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.base_model import base_model
+from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
 from vllm_gac.checkpoint.workspace import finished_before, workspace
@@ -42,9 +44,10 @@ class Repaired:
 
 
 def repair(
-    model: Path,
+    model: str | Path,
     out: Path,
     *,
+    revision: str | None = None,
     strategy: Strategy = "minimal",
     gpu: str | None = None,
     tp: int = 1,
@@ -59,8 +62,9 @@ def repair(
     The logits do not change, unless `redecompose` is given.
 
     Args:
-        model: A model directory in any format that can be served.
+        model: A model directory in any format that can be served, or its id on the Hub.
         out: The directory to write; it appears only when it is complete.
+        revision: A branch, tag or commit of a model on the Hub. None: main.
         strategy: Which dims are allowed, by vllm_gac/alignment/rules.py: "minimal" (multiples of
             8), "optimal" (multiples of 16), "predefined", "measured" (the fastest dims nearby in
             the profile of `gpu`), or "none" (every dim).
@@ -88,6 +92,7 @@ def repair(
         >>> [layer.intermediate_size for layer in repaired.after.layers]
         [96, 96]
     """
+    model = model_directory(model, revision)
     if overwrite and out.exists() and out.samefile(model):
         raise CheckpointError(
             f"{out}: is the model to be repaired; --overwrite replaces only other models"
@@ -192,13 +197,14 @@ def _write_beside(
     """Write the tokenizer and other companions, the config and the model card."""
     copy_companions(source.directory, directory)
     earlier = source.config.gac.source if source.config.gac else {}
+    recorded = earlier | base_model(source).recorded()
     kept = {key: value for key, value in source.raw_config.items() if key != "auto_map"}
     config = kept | {
         "architectures": [ARCHITECTURE],
         "hidden_size": after.hidden_size,
         "vocab_size": after.vocab_size,
         "head_dim": after.cache_head_dim,
-        "gac": after.section({**earlier, "repair": dict(entry)}),
+        "gac": after.section({**recorded, "repair": dict(entry)}),
     }
     write_json(directory / "config.json", config)
     write_text(directory / "README.md", repaired_card(source, after, entry))

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import sentence
@@ -27,14 +28,17 @@ class Verification:
         return asdict(self)
 
 
-def verify(directory: Path, progress: bool = False) -> Verification:
+def verify(
+    directory: str | Path, progress: bool = False, *, revision: str | None = None
+) -> Verification:
     """Find every reason why a model directory should not be served.
 
     Compares the tensor headers with the layout, and looks for NaN and infinity in all weights.
 
     Args:
-        directory: A model directory in any format that can be served.
+        directory: A model directory in any format that can be served, or its id on the Hub.
         progress: Whether to show a progress bar on stderr if it takes longer than a second.
+        revision: A branch, tag or commit of a model on the Hub. None: main.
 
     Returns:
         The faults, one sentence each. A directory that cannot be read at all has one fault.
@@ -51,7 +55,7 @@ def verify(directory: Path, progress: bool = False) -> Verification:
         False
     """
     try:
-        _, checkpoint = open_any_format(directory)
+        _, checkpoint = open_any_format(model_directory(directory, revision))
         found = [sentence(fault) for fault in faults(checkpoint, finite=True, progress=progress)]
     except CheckpointError as e:
         return Verification(False, [str(e)], 0, 0)

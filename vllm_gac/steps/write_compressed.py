@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.writer import copy_companions, write_index
@@ -34,11 +35,13 @@ def write_compressed(
     criterion: Criterion = "obs",
     device: str = "cpu",
     progress: bool = True,
+    calibrated_on: str | None = None,
 ) -> ModelLayout:
     """Write the model that `plan` makes from the dense model `checkpoint` into `directory`.
 
     Shards that exist are not written again. `stats` may be None if nothing shrinks. They must have
-    gradients if the `criterion` for MLP channels is taylor. Raises CheckpointError if a compressed
+    gradients if the `criterion` for MLP channels is taylor. The card says what text the model was
+    `calibrated_on`, if that is known. Raises CheckpointError if a compressed
     weight is NaN or infinity.
     """
     layout = planned_layout(checkpoint, plan)
@@ -64,7 +67,9 @@ def write_compressed(
         write_layer_shards(
             directory, layout, make_layer, read, description="compress", progress=progress
         )
-    _write_companions(checkpoint, plan, layout, stats, whitening, criterion, directory)
+    measured = check_stats(stats, checkpoint.layout, checkpoint.config_sha256) if stats else {}
+    card = compressed_card(checkpoint, plan, layout, measured, calibrated_on)
+    _write_companions(checkpoint, plan, layout, whitening, criterion, card, directory)
     write_index(directory)
     return layout
 
@@ -99,17 +104,16 @@ def _write_companions(
     checkpoint: Checkpoint,
     plan: Plan,
     layout: ModelLayout,
-    stats: Path | None,
     whitening: Whitening,
     criterion: Criterion,
+    card: str,
     directory: Path,
 ) -> None:
-    """Write the tokenizer and other companions, the plan, the config and the model card."""
+    """Write the tokenizer and other companions, the plan, the config and the model `card`."""
     copy_companions(checkpoint.directory, directory)
-    measured = check_stats(stats, checkpoint.layout, checkpoint.config_sha256) if stats else {}
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
     write_json(directory / "config.json", _config(checkpoint, plan, layout, whitening, criterion))
-    write_text(directory / "README.md", compressed_card(checkpoint, plan, layout, measured))
+    write_text(directory / "README.md", card)
 
 
 def _config(
@@ -127,6 +131,7 @@ def _config(
         "prune_criterion": criterion,
         "plan_sha256": hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
         "model_config_sha256": checkpoint.config_sha256,
+        **base_model(checkpoint).recorded(),
     }
     kept = {key: value for key, value in checkpoint.raw_config.items() if key != "auto_map"}
     return kept | {

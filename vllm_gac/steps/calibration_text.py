@@ -1,0 +1,53 @@
+"""The text to calibrate on: what was given, or else the text that comes with vllm-gac."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from vllm_gac import demo
+from vllm_gac.checkpoint.hub_texts import is_data_set, local_texts
+from vllm_gac.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+BUILT_IN = "Python's standard library, which comes with vllm-gac"
+
+
+def calibration_texts(model: Path, given: Sequence[str | Path]) -> list[Path]:
+    """The files to calibrate the model in `model` on.
+
+    Args:
+        model: The model's directory. The demo model was trained on text like the built-in one.
+        given: Files, and data sets on the Hub. Empty: the built-in text, and the log says so.
+
+    Raises:
+        CheckpointError: A file is missing, or a data set cannot be had.
+    """
+    if not given:
+        if model.resolve() != demo.MODEL.resolve():
+            logger.warning(
+                "no text to calibrate on was given: takes %s (%d KB of code and English comments); "
+                "with text like what the model will meet, by --calibration or --text of calibrate, "
+                "it loses less",
+                BUILT_IN,
+                demo.CALIBRATION.stat().st_size // 1000,
+            )
+        return [demo.CALIBRATION]
+    texts = local_texts(given)
+    for path in texts:
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path}: no such text file to calibrate on; a data set on the Hub is "
+                "hf://datasets/ORGANIZATION/NAME"
+            )
+    return texts
+
+
+def described(given: Sequence[str | Path]) -> str:
+    """What the card of a model says it was calibrated on; files of this machine are not named."""
+    if not given:
+        return BUILT_IN
+    names = [str(text).replace("hf:/d", "hf://d") for text in given if is_data_set(text)]
+    files = len(given) - len(names)
+    own = [] if not files else ["a text file" if files == 1 else f"{files} text files"]
+    return " and ".join([*names, *own])
