@@ -20,7 +20,7 @@ UV_VERSION := 0.13.8
 UV_INSTALL := $(BIN)/python -m uv pip install --quiet --no-deps --python $(BIN)/python
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Two processes, each with whole files of tests: what a file's tests share is made once.
-PYTEST := $(BIN)/python -m pytest --timeout 600 -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --timeout 1800 -n 2 --dist loadfile
 UV     := build/uv/bin/uv
 DEBIAN := build/debian
 

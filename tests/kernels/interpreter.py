@@ -10,6 +10,6 @@ def run_interpreted(module: str, *arguments: object) -> str:
     # It has its own process, because Triton decides on import whether it interprets.
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout

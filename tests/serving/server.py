@@ -15,7 +15,7 @@ from pathlib import Path
 
 from openai import OpenAI
 
-START_SECONDS = 240
+START_SECONDS = 900
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=120) as response:
             return str(response.read().decode())
 
     def completions(

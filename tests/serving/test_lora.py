@@ -76,7 +76,7 @@ def _load_adapter(server: Server, directory: Path) -> tuple[int, str]:
         f"{server.url}/v1/load_lora_adapter", body, {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as e:
         return e.code, e.read().decode()

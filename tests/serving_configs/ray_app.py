@@ -22,7 +22,7 @@ from openai import OpenAI
 
 from tests.serving_configs.front import free_port
 
-START_SECONDS = 300
+START_SECONDS = 900
 STOP_SECONDS = 120
 
 ENVIRONMENT = os.environ | {
@@ -69,11 +69,11 @@ class App:
         return self.directory / "log"
 
     def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
 
     def metric(self, name: str) -> dict[str, float]:
         """The metric of each replica, summed over other labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=120) as response:
             text = response.read().decode()
         found: dict[str, float] = {}
         for replica, value in re.findall(rf'^{name}{{replica="(\w+)".*}} (\S+)$', text, re.M):
@@ -162,7 +162,7 @@ def stop(app: App) -> list[psutil.Process]:
         processes = app.processes()
         app.driver.send_signal(signal.SIGTERM)
         app.driver.wait(STOP_SECONDS)
-    _, left = psutil.wait_procs([app.driver, *processes], timeout=10)
+    _, left = psutil.wait_procs([app.driver, *processes], timeout=60)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -16,7 +16,7 @@ def command(*args: object, code: str = RUN, **options: Any) -> subprocess.Comple
     """vllm-gac in a process of its own."""
     argv = [sys.executable, "-c", code, *map(str, args)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.run(argv, text=True, timeout=120, check=False, **options)
+    return subprocess.run(argv, text=True, timeout=600, check=False, **options)
 
 
 def result(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
