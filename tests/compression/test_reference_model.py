@@ -9,6 +9,7 @@ from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, weights
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.families import FAMILIES
 
 TOKENS = torch.arange(2 * 90).view(2, 90) * 37 % 128
 
@@ -20,6 +21,19 @@ MODELS = {
     "linear": {"rope_parameters": LINEAR_ROPE},
     "biases": {"attention_bias": True, "mlp_bias": True},
     "mistral": {"model_type": "mistral", "sliding_window": 24},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2, tied, one KV head": {
+        "model_type": "qwen2",
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 1,
+    },
+    "qwen2, window": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 0,
+    },
+    "qwen2, idle window": {"model_type": "qwen2", "sliding_window": 24},
     "mistral without a window": {"model_type": "mistral", "sliding_window": None},
 }
 
@@ -29,7 +43,7 @@ def test_equals_transformers(changes: dict[str, Any], tmp_path: Any) -> None:
     transformers = pytest.importorskip("transformers")
     raw = config(**changes)
     checkpoint = open_checkpoint(write(tmp_path / "model", raw, tokenizer=False))
-    name = "Mistral" if raw["model_type"] == "mistral" else "Llama"
+    name = FAMILIES[raw["model_type"]].name
     theirs = getattr(transformers, f"{name}ForCausalLM")(
         getattr(transformers, f"{name}Config")(**raw)
     )

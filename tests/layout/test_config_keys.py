@@ -20,6 +20,7 @@ VLLM = Path(vllm.__file__).parent
 SOURCES = (
     "model_executor/models/llama.py",
     "model_executor/models/mistral.py",
+    "model_executor/models/qwen2.py",
     "model_executor/models/adapters.py",
     "config/model.py",
     "transformers_utils/model_arch_config_convertor.py:ModelArchConfigConvertorBase",
@@ -39,7 +40,7 @@ CONFIGS = frozenset(
 
 HONOURED = {
     "architectures": "ours, or the dense one",
-    "attention_bias": "biases of all four, or of none",
+    "attention_bias": "biases of all four, or of none; of Qwen2 not read",
     "head_dim": "before compression in the gac object, of the cache beside it",
     "hidden_act": "silu, or refused",
     "hidden_size": "",
@@ -47,12 +48,13 @@ HONOURED = {
     "layer_types": "one for all layers, or refused",
     "max_position_embeddings": "",
     "mlp_bias": "of Llamas; the tensors are checked",
-    "model_type": "llama or mistral",
+    "max_window_layers": "with use_sliding_window: one window for all layers, or refused",
+    "model_type": "one of our families",
     "num_attention_heads": "",
     "num_hidden_layers": "",
     "num_key_value_heads": "",
     "original_max_position_embeddings": "agrees with rope_parameters, or refused",
-    "qkv_bias": "as attention_bias, or refused",
+    "qkv_bias": "as attention_bias, or refused; of Qwen2 not read",
     "quantization_config": "the headers are checked against it",
     "rms_norm_eps": "",
     "rope_parameters": "",
@@ -205,7 +207,13 @@ def test_no_key_that_vllm_reads_is_unknown_to_us() -> None:
 
 
 def test_what_is_honoured_is_read() -> None:
-    apart = {"layer_types", "original_max_position_embeddings", "qkv_bias", "quantization_config"}
+    apart = {
+        "layer_types",
+        "max_window_layers",
+        "original_max_position_embeddings",
+        "qkv_bias",
+        "quantization_config",
+    }
     assert HONOURED.keys() - apart - {"rope_parameters"} <= HfConfig.model_fields.keys()
 
 
@@ -227,6 +235,7 @@ AT_WORK: dict[str, Any] = {
     "is_causal": False,
     "is_mm_prefix_lm": True,
     "logit_scale": 0.5,
+    "qk_norm": True,
     "llama_4_scaling": {"beta": 0.1, "original_max_position_embeddings": 8192},
 }
 
@@ -281,6 +290,58 @@ def test_keys_that_say_together_what_we_do_not_serve_are_refused(
         layout_of(config(**changes))
 
 
+QWEN2: dict[str, Any] = {"model_type": "qwen2", "sliding_window": 64}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"use_sliding_window": False, "max_window_layers": 0}, None),
+        ({"use_sliding_window": True}, None),  # from layer 28 on, and there are two
+        ({"use_sliding_window": True, "max_window_layers": 0}, 64),
+        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, None),
+        ({"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}, 64),
+        ({"use_sliding_window": True, "layer_types": ["full_attention"] * 2}, None),
+    ],
+)
+def test_the_window_of_a_qwen2_is_that_of_transformers(
+    changes: dict[str, Any], expected: int | None
+) -> None:
+    from transformers import Qwen2Config
+
+    raw = config(**QWEN2 | changes)
+    assert validate(HfConfig, raw, "config.json").sliding_window == expected
+    theirs = Qwen2Config.from_dict(raw)
+    windowed = "sliding_attention" in theirs.layer_types and theirs.sliding_window
+    assert (windowed or None) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"use_sliding_window": True, "max_window_layers": 1},
+            "sliding_window: is 64 in 1 of 2 layers only; served is one for all layers or none",
+        ),
+        (
+            {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
+            "sliding_window: is 64 in 1 of 2 layers only",
+        ),
+        ({"layer_types": ["sliding_attention"] * 2}, "layer_types: has layers with sliding_att"),
+        (
+            {"use_sliding_window": True, "layer_types": ["sliding_attention"]},
+            "layer_types: 1 layers, num_hidden_layers says 2",
+        ),
+    ],
+)
+def test_windows_of_a_qwen2_that_are_not_served_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=rf"config\.json: {message}"):
+        layout_of(config(**QWEN2 | changes))
+
+
 def test_windows_of_all_layers_or_none_are_honoured() -> None:
     def window(**changes: Any) -> int | None:
         return validate(HfConfig, config(**changes), "config.json").sliding_window
@@ -293,7 +354,7 @@ def test_windows_of_all_layers_or_none_are_honoured() -> None:
 
 
 def test_the_demo_and_what_transformers_writes_are_served() -> None:
-    from transformers import LlamaConfig, MistralConfig
+    from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
-    for made in (LlamaConfig(), MistralConfig(sliding_window=4096)):
+    for made in (LlamaConfig(), MistralConfig(sliding_window=4096), Qwen2Config()):
         layout_of(json.loads(made.to_json_string(use_diff=False)))

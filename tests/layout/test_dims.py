@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from tests.support.model_files import config, gac_config
 from vllm_gac.layout.dims import LINEARS, ModelLayout, layout_of
 
+QWEN2 = {"model_type": "qwen2", "rope_theta": 1e6}
+
 
 @st.composite
 def gac_layers(draw: st.DrawFn) -> dict[str, Any]:
@@ -136,6 +138,8 @@ def test_a_latent_for_two_heads_is_raised_to_both() -> None:
         ({"attention_bias": True}, {"q_proj", "k_proj", "v_proj", "o_proj"}),
         ({"mlp_bias": True}, {"gate_proj", "up_proj", "down_proj"}),
         ({"mlp_bias": True, "model_type": "mistral"}, set()),
+        (QWEN2, {"q_proj", "k_proj", "v_proj"}),
+        (QWEN2 | {"attention_bias": True, "mlp_bias": True}, {"q_proj", "k_proj", "v_proj"}),
     ],
 )
 def test_biases_are_where_the_config_says(changes: dict[str, Any], biases: set[str]) -> None:

@@ -53,6 +53,21 @@ def test_a_mistral_without_a_key_has_what_transformers_fills_in() -> None:
     assert hf(model_type="mistral", sliding_window=None).sliding_window is None
 
 
+def test_a_qwen2_without_a_key_has_what_transformers_fills_in() -> None:
+    from transformers import Qwen2Config
+
+    names = ("max_position_embeddings", "num_key_value_heads", "sliding_window")
+    changes = {"model_type": "qwen2", "num_attention_heads": 64, "rope_theta": 1e6}
+    raw = without(config(**changes), *names)
+    read, filled = validate(HfConfig, raw, "config.json"), Qwen2Config.from_dict(raw)
+    assert [getattr(read, name) for name in names] == [getattr(filled, name) for name in names]
+
+
+def test_a_qwen2_says_the_base_of_its_rope_because_engines_differ() -> None:
+    with pytest.raises(CheckpointError, match=r"rope_theta: missing; for a Qwen2 transformers"):
+        hf(model_type="qwen2")
+
+
 def test_architectures_may_be_missing_where_vllm_guesses_right() -> None:
     assert validate(HfConfig, without(config(), "architectures"), "config.json").gac is None
     with pytest.raises(CheckpointError, match=r"architectures are \[\], but there is a \"gac\""):

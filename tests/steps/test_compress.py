@@ -35,6 +35,8 @@ MODELS = {
         config(model_type="mistral", sliding_window=24, dtype="bfloat16"),
         {"dtype": torch.bfloat16},
     ),
+    "biased everywhere": (config(attention_bias=True, mlp_bias=True), {}),
+    "qwen2, tied": (config(model_type="qwen2", tie_word_embeddings=True), {}),
     "three KV heads": (config(num_attention_heads=6, num_key_value_heads=3), {}),
 }
 
@@ -137,16 +139,18 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_other_forms_of_full_size_are_the_same_function(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # These forms have more parameters than the dense model, but no plan may.
     ample = lambda ratio, whole: PlanBudget(dense=whole, allowed=2 * whole, used=0)  # noqa: E731
     monkeypatch.setattr("vllm_gac.planning.plan_file.exact_budget", ample)
-    model = write(tmp_path / "model", config(rope_parameters=LLAMA3_ROPE))
+    model = write(tmp_path / "model", config(model_type=family, rope_parameters=LLAMA3_ROPE))
     layout = open_checkpoint(model).layout
     layer = layout.layers[0]
     ranks = {name: min(layout.linear_shape(layer, name)) for name in LINEARS[4:]}
+    ranks["self_attn.q_proj"] = 48
     layers = (
         replace(layer, key=KeyLayout("latent", 2, 16), value=ValueLayout(1, 32)),
         replace(layer, key=KeyLayout("rotary", 1, 32, True), value=ValueLayout(1, 32), ranks=ranks),
@@ -215,10 +219,6 @@ class TestRefused:
     def test_a_model_without_a_tokenizer(self, tmp_path: Path) -> None:
         model = write(tmp_path / "bare", config(), tokenizer=False)
         self.refused("tokenizer.json: missing", model=model)
-
-    def test_biases(self, tmp_path: Path) -> None:
-        model = write(tmp_path / "biased", config(attention_bias=True))
-        self.refused("biased linears", model=model)
 
     def test_a_model_that_is_compressed_already(self, tmp_path: Path) -> None:
         compress(self.model, tmp_path / "once", calibration=[self.text], **RATIOS, **SMALL)

@@ -68,8 +68,8 @@ def pointer_as(name: str) -> Callable[[Path], Path]:
 
 
 NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "Qwen2": (family(model_type="qwen2"), "model_type qwen2 (Qwen) is not supported yet; Llama"),
     "Qwen3": (family(model_type="qwen3"), "model_type qwen3 (Qwen) is not supported yet; Llama"),
+    "Qwen2.5-VL": (family(model_type="qwen2_5_vl"), "model_type qwen2_5_vl (Qwen) is not supp"),
     "Qwen3 MoE": (
         family(model_type="qwen3_moe", num_experts=8),
         "model_type qwen3_moe (Qwen), a mixture of experts, is not supported yet",

@@ -49,7 +49,10 @@ def weights(raw: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> dict[
     tensors = {}
     for name, shape in layout_of(raw).tensors().items():
         tensor = torch.randn(shape, generator=generator)
-        tensor = 1 + tensor / 4 if name.endswith("norm.weight") else 2 * tensor * shape[-1] ** -0.5
+        if name.endswith("norm.weight"):
+            tensor = 1 + tensor / 4
+        elif not name.endswith(".bias"):
+            tensor *= 2 * shape[-1] ** -0.5
         tensors[name] = tensor.to(dtype)
     return tensors
 

@@ -14,8 +14,6 @@ def open_dense(model: Path) -> Checkpoint:
         raise CheckpointError(packed)
     if checkpoint.config.gac is not None:
         raise CheckpointError(f"{model}: is compressed already; start from the dense model")
-    if checkpoint.layout.attention_bias or checkpoint.layout.mlp_bias:
-        raise CheckpointError(f"{model}: models with biased linears cannot be compressed yet")
     for fault in faults(checkpoint):
         raise CheckpointError(fault)
     return checkpoint

@@ -121,15 +121,15 @@ def open_checkpoint(directory: str | Path, *, revision: str | None = None) -> Ch
     Whether the tensors fit the layout is not checked here; `faults` and `vllm_gac.verify` do.
 
     Args:
-        directory: Directory of a Llama or Mistral, with safetensors files or state dicts; or its id
-            on the Hub, from where only safetensors are fetched.
+        directory: Directory of a model, with safetensors files or state dicts; or its id on the
+            Hub, from where only safetensors are fetched.
         revision: A branch, tag or commit of a model on the Hub. None: main.
 
     Returns:
         The checkpoint: its config, its layout and its tensor headers. `reader()` reads tensors.
 
     Raises:
-        CheckpointError: The directory is not a readable Llama or Mistral.
+        CheckpointError: The directory is not a readable model of a known family.
 
     Examples:
         >>> from pathlib import Path

@@ -31,7 +31,7 @@ def add_parser(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "compress",
         help="compress a dense model into one that vLLM serves",
-        description="Compress the dense Llama or Mistral in MODEL into the new directory DIR. "
+        description="Compress the dense model in MODEL into the new directory DIR. "
         "DIR appears when it is complete; until then the work is in DIR.partial.",
     )
     parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import pad
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.atomic_files import write_tensors
@@ -95,7 +96,7 @@ def calibrate(
     call continues it.
 
     Args:
-        model: Directory of a dense Llama or Mistral, or its id on the Hub.
+        model: Directory of a dense model, or its id on the Hub.
         texts: Text files, .jsonl or .parquet files with "text" or "messages" in each line, or data
             sets on the Hub: hf://datasets/ORGANIZATION/NAME.
         out: The safetensors file to write; it must not exist.
@@ -115,7 +116,7 @@ def calibrate(
         progress: Whether to show a progress bar on stderr.
 
     Raises:
-        CheckpointError: The model is not a dense Llama or Mistral, the texts are too short, or
+        CheckpointError: The model is not dense or of an unknown family, the texts are too short, or
             `out` exists.
 
     Examples:
@@ -286,8 +287,9 @@ def observe_layer(
         linears: The linears whose input covariances are wanted.
 
     Returns:
-        The covariances [in, in] by linear, and the output [count, length, hidden]. Products are
-        computed in the model's dtype and summed in fp64.
+        The covariances [in, in] by linear, or [in + 1, in + 1] where its bias counts as a column,
+        and the output [count, length, hidden]. Products are computed in the model's dtype and
+        summed in fp64.
     """
     layer, weights = _grouped_values(model, weights, value_group)
     sums = {
@@ -300,6 +302,8 @@ def observe_layer(
         if name not in sums:
             return
         rows = x.flatten(0, 1)
+        if len(sums[name]) > rows.shape[1]:
+            rows = pad(rows, (0, 1), value=1)  # what biases are multiplied by
         sums[name] += rows.T @ rows
 
     outputs = []

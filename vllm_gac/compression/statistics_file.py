@@ -6,6 +6,8 @@ layers.{i}.{linear}       [n * (n + 1) / 2] the covariance [n, n] of an input of
                           by up_proj) and down_proj. The input of o_proj spans `value_group`
                           neighbouring value heads, as many as may be merged:
                           n = query_heads * value_group * head_dim
+                          The input of q_proj has one more number, which is always 1, if q_proj has
+                          a bias (methods/biases.py): n = hidden_size + 1
 layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
 probes                    [layers, probes, 2] by how much the loss grows (probes.py)
 fisher, taylor, kfac.*    [layers, ...] statistics from gradients, if measured (gradients.py)
@@ -66,7 +68,8 @@ def layer_shapes(layout: ModelLayout, value_group: int) -> dict[str, tuple[int, 
     """The shape of each covariance of a layer of a dense model."""
     attended = layout.num_attention_heads * value_group * layout.head_dim
     width = layout.layers[0].intermediate_size
-    sizes = (layout.hidden_size, attended, layout.hidden_size, width)
+    projected = layout.hidden_size + layout.qkv_bias
+    sizes = (projected, attended, layout.hidden_size, width)
     return {name: (size, size) for name, size in zip(STATISTICS, sizes, strict=True)}
 
 

@@ -15,8 +15,8 @@ def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
     """The format of `directory`, and its checkpoint with the layout to serve it with.
 
     The formats: gac was compressed by this project. dense has the shapes that its config says.
-    hf-pruned is a Llama or Mistral whose tensors have other shapes, which give its layout. The
-    other formats are named after the tool that wrote them. Only headers are read. Raises
+    hf-pruned is a model whose tensors have other shapes, which give its layout. The other formats
+    are named after the tool that wrote them. Only headers are read. Raises
     CheckpointError as `open_checkpoint` does, or if no layout has these shapes.
     """
     directory = Path(directory)

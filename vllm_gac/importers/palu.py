@@ -71,7 +71,7 @@ def read(
     expected = {**dense.tensors()}
     projections: dict[str, Projection] = {}
     for name, group_ranks in ranks.items():
-        projections[name] = projection = Projection(name, tuple(group_ranks), dense.attention_bias)
+        projections[name] = projection = Projection(name, tuple(group_ranks), dense.qkv_bias)
         del expected[f"{name}.weight"]
         expected.pop(f"{name}.bias", None)
         expected |= projection.stored(dense)

@@ -14,7 +14,7 @@ from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayou
 
 
 def infer_layout(checkpoint: Checkpoint) -> ModelLayout:
-    """Infer the layout of a Llama or Mistral directory without a `"gac"` object.
+    """Infer the layout of a model directory without a `"gac"` object.
 
     The number of layers, the head size and the biases are as the config says. Raises
     CheckpointError naming a tensor that is missing or fits no layout. Tensors that are not needed

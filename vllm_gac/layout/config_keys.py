@@ -1,4 +1,4 @@
-"""Keys of a config.json that vLLM's Llama or Mistral honours and our models ignore.
+"""Keys of a config.json that vLLM's dense models honour and our models ignore.
 
 If one engine honours a key and another ignores it, they compute different models from the same
 directory. So compression and serving refuse such keys. tests/layout/test_config_keys.py reads
@@ -8,6 +8,9 @@ vLLM's sources. It fails for a key that we neither honour, nor refuse, nor know 
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_gac.layout.families import FAMILIES
+
+_MOST_LAYERS = 1024
 # Each key with the values that change nothing. null is always allowed.
 REFUSED: dict[str, tuple[object, ...]] = {
     "ada_rms_norm_t_cond": (False,),
@@ -20,6 +23,7 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "is_mm_prefix_lm": (False,),
     "llama_4_scaling": (),
     "logit_scale": (1,),
+    "qk_norm": (False,),
     "rotary_emb_base": (),
     "rotary_emb_fraction": (),
     "rotary_pct": (),
@@ -34,14 +38,25 @@ REFUSED_IN_ROPE: dict[str, tuple[object, ...]] = {
 
 
 def refuse_unserved(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first key in a config of Llama or Mistral that we do not serve."""
+    """Raise ValueError for the first key in a config of our families that we do not serve."""
     _refuse(config, REFUSED)
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family and family.reads_use_sliding_window:
+        _refuse_mixed_windows(config)
+        return
     if config.get("qkv_bias", (bias := config.get("attention_bias", False))) != bias:
         raise ValueError(
             f"qkv_bias: is {config['qkv_bias']!r} and attention_bias {bias!r}; only models with "
             "all four biases of attention or none are served"
         )
     _refuse_odd_window(config)
+
+
+def without_idle_window(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` without its `sliding_window` if its family reads that no layer has one."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    idle = family and family.reads_use_sliding_window and not any(_windowed_layers(config))
+    return {key: value for key, value in config.items() if not (idle and key == "sliding_window")}
 
 
 def refuse_unserved_rope(rope: Mapping[str, Any]) -> None:
@@ -57,15 +72,55 @@ def _refuse(given: Mapping[str, Any], refused: Mapping[str, tuple[object, ...]])
             raise ValueError(f"{key}: models with {str(value)[:60]!r} are not served{rest}")
 
 
-def _refuse_odd_window(config: Mapping[str, Any]) -> None:
-    """Refuse a sliding window that only some layers have, or that engines treat differently."""
-    window, context = config.get("sliding_window"), config.get("max_position_embeddings")
+def _windowed_layers(config: Mapping[str, Any]) -> list[bool]:
+    """Which layers have the window, in families that read `use_sliding_window`.
+
+    As transformers' config classes say, which vLLM uses: `layer_types` or, without it, the layers
+    from `max_window_layers` on.
+    """
+    layers, first = config.get("num_hidden_layers"), config.get("max_window_layers")
+    if not config.get("use_sliding_window") or "sliding_window" not in config:
+        return []
+    if kinds := _layer_types(config):
+        return [kind == "sliding_attention" for kind in kinds]
+    if not isinstance(layers, int) or not isinstance(first, int):
+        return []
+    return [index >= first for index in range(min(layers, _MOST_LAYERS))]
+
+
+def _refuse_mixed_windows(config: Mapping[str, Any]) -> None:
+    """Refuse a window that only some layers have. vLLM's own Qwen2 and Qwen3 refuse it, too."""
+    kinds, layers = _layer_types(config), config.get("num_hidden_layers")
+    windowed = _windowed_layers(config)
+    if "sliding_attention" in kinds and not windowed:
+        raise ValueError(
+            "layer_types: has layers with sliding_attention, but use_sliding_window or "
+            "sliding_window says that there is no window; let them agree"
+        )
+    if kinds and isinstance(layers, int) and len(kinds) != layers:
+        raise ValueError(f"layer_types: {len(kinds)} layers, num_hidden_layers says {layers}")
+    if len(set(windowed)) > 1:
+        raise ValueError(
+            f"sliding_window: is {config['sliding_window']} in {sum(windowed)} of {len(windowed)} "
+            "layers only; served is one for all layers or none. If no prompt is longer than the "
+            "window, set use_sliding_window to false"
+        )
+
+
+def _layer_types(config: Mapping[str, Any]) -> list[Any]:
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list):
         raise ValueError(f"layer_types: expected a list, got {str(kinds)[:60]!r}")
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise ValueError(f"layer_types: layers with {str(kind)[:60]!r} are not served")
+    return kinds
+
+
+def _refuse_odd_window(config: Mapping[str, Any]) -> None:
+    """Refuse a sliding window that only some layers have, or that engines treat differently."""
+    window, context = config.get("sliding_window"), config.get("max_position_embeddings")
+    kinds = _layer_types(config)
     if not isinstance(window, int) or (isinstance(context, int) and window >= context):
         return
     what = f"sliding_window: is {window}, but"

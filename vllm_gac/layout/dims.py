@@ -1,7 +1,7 @@
 """The one description of a compressed model's dims.
 
 Importers, planner, compressor, loader, model and `inspect` all use `ModelLayout`; none of them
-derives a dim by itself. A dense Llama is a layout, too: the one without any compression.
+derives a dim by itself. A dense model is a layout, too: the one without any compression.
 """
 
 import math
@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.schema import (
     HfConfig,
     KeySection,
@@ -104,7 +105,8 @@ class ModelLayout:
         num_key_value_heads: Key and value heads of a layer before compression.
         softmax_scale: What attention scores are multiplied by.
         tie_word_embeddings: Whether the embedding is also the unembedding.
-        attention_bias: Whether the linears of attention have biases.
+        qkv_bias: Whether q_proj, k_proj and v_proj have biases.
+        output_bias: Whether o_proj has a bias.
         mlp_bias: Whether the linears of MLPs have biases.
         layers: The dims of each layer, which may differ from layer to layer.
 
@@ -125,7 +127,8 @@ class ModelLayout:
     num_key_value_heads: int
     softmax_scale: float
     tie_word_embeddings: bool
-    attention_bias: bool
+    qkv_bias: bool
+    output_bias: bool
     mlp_bias: bool
     layers: tuple[LayerLayout, ...]
 
@@ -156,7 +159,9 @@ class ModelLayout:
 
     def has_bias(self, name: str) -> bool:
         """Whether linear `name` has a bias in this model."""
-        return self.attention_bias if name.startswith("self_attn.") else self.mlp_bias
+        if name == "self_attn.o_proj":
+            return self.output_bias
+        return self.qkv_bias if name.startswith("self_attn.") else self.mlp_bias
 
     def layer_tensors(self, index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of every tensor of layer `index`, in the order of the data."""
@@ -354,6 +359,7 @@ def _model_layout(
 ) -> ModelLayout:
     if head_dim % 2:
         raise CheckpointError(f"{where}: head_dim: RoPE turns pairs, got odd {head_dim}")
+    family = FAMILIES[config.model_type]
     layout = ModelLayout(
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
@@ -362,8 +368,9 @@ def _model_layout(
         num_key_value_heads=config.num_key_value_heads,
         softmax_scale=softmax_scale,
         tie_word_embeddings=config.tie_word_embeddings,
-        attention_bias=config.attention_bias,
-        mlp_bias=config.mlp_bias and config.model_type == "llama",
+        qkv_bias=config.attention_bias if family.qkv_bias is None else family.qkv_bias,
+        output_bias=config.attention_bias and family.qkv_bias is None,
+        mlp_bias=config.mlp_bias and family.reads_mlp_bias,
         layers=layers,
     )
     for index, layer in enumerate(layers):

@@ -1,4 +1,4 @@
-"""Error messages for inputs that are not a Llama or Mistral in unquantized safetensors.
+"""Error messages for inputs that are no model of our families in unquantized safetensors.
 
 Every verb and `vllm serve --load-format gac` use these messages, so they all say the same. Each
 function returns a sentence about a file or directory, or None if the input is accepted. The caller
@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from vllm_gac.layout.families import FAMILIES, NAMES
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # Families by the prefix of model_type. A longer prefix comes before a shorter one that it contains.
@@ -54,14 +56,14 @@ _GGUF = (
 def other_family(config: Mapping[str, Any]) -> str | None:
     """The message for a config.json of an architecture that is not supported."""
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind in ("llama", "mistral") or not _NAME.fullmatch(kind):
+    if not isinstance(kind, str) or kind in FAMILIES or not _NAME.fullmatch(kind):
         return None
     name = next((name for begin, name in _FAMILIES.items() if kind.startswith(begin)), None)
     what = f"{kind} ({name})" if name else kind
     if any(isinstance(config.get(key), int) for key in _EXPERTS):
         what += ", a mixture of experts,"
     return (
-        f"model_type {what} is not supported yet; Llama and Mistral architectures are. To serve "
+        f"model_type {what} is not supported yet; {NAMES} are. To serve "
         "such a model as it is, leave vllm-gac and --load-format gac out"
     )
 

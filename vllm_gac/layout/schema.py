@@ -21,7 +21,8 @@ from pydantic import (
 
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.errors.shown import shown
-from vllm_gac.layout.config_keys import refuse_unserved, refuse_unserved_rope
+from vllm_gac.layout.config_keys import refuse_unserved, refuse_unserved_rope, without_idle_window
+from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.foreign import other_family
 from vllm_gac.layout.names import ARCHITECTURE
 
@@ -120,7 +121,9 @@ class GacSection(StrictModel):
     source: dict[str, Any] = Field(default_factory=dict)
 
 
-Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "GacLlamaForCausalLM"]
+Architecture = Literal[
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "GacLlamaForCausalLM"
+]
 
 
 class RopeParameters(BaseModel):
@@ -162,27 +165,19 @@ class RopeParameters(BaseModel):
         return self
 
 
-# What transformers fills in if the config.json of a Mistral lacks a key; null stays null.
-_MISTRAL_DEFAULTS = {
-    "max_position_embeddings": 131072,
-    "num_key_value_heads": 8,
-    "sliding_window": 4096,
-}
-
-
 # vLLM computes a cosine and sine table for all positions before it serves a model.
 _MAX_POSITIONS = 1 << 24
 
 
 class HfConfig(BaseModel):
-    """What this project reads of a Llama or Mistral config.json; other keys are copied unread.
+    """What this project reads of a config.json; other keys are copied unread.
 
     Other keys that vLLM would honour are refused (config_keys.py).
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    model_type: Literal["llama", "mistral"]
+    model_type: Literal["llama", "mistral", "qwen2"]
     architectures: list[Architecture] = Field(default_factory=list)
     hidden_size: Dim
     intermediate_size: Dim
@@ -209,15 +204,18 @@ class HfConfig(BaseModel):
             return raw
         if fault := other_family(raw):
             raise ValueError(fault)
-        given = _MISTRAL_DEFAULTS | raw if raw.get("model_type") == "mistral" else raw
+        family = FAMILIES.get(str(raw.get("model_type")))
+        given = {**family.defaults, **raw} if family else raw
         filled = {k: v for k, v in given.items() if v is not None}
         heads, hidden = filled.get("num_attention_heads"), filled.get("hidden_size")
         if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
             filled.setdefault("num_key_value_heads", heads)
             filled.setdefault("head_dim", hidden // heads)
         refuse_unserved(filled)
-        filled["rope"] = _rope(filled)
-        return filled
+        filled["rope"] = rope = _rope(filled)
+        if family and family.needs_rope_theta and isinstance(rope, dict):
+            _refuse_missing_theta(family.name, rope)
+        return without_idle_window(filled)
 
     @field_validator("num_key_value_heads")
     @classmethod
@@ -275,6 +273,14 @@ def _rope(config: dict[str, Any]) -> Any:
     beside = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     _agree(rope, {name: config[name] for name in beside if name in config}, "the key beside them")
     return rope
+
+
+def _refuse_missing_theta(family: str, rope: dict[str, Any]) -> None:
+    if "rope_theta" not in rope:
+        raise ValueError(
+            f"rope_theta: missing; for a {family} transformers takes 10,000 and vLLM 1,000,000, "
+            "so say which the model was trained with"
+        )
 
 
 def _agree(rope: dict[str, Any], given: dict[str, Any], where: str) -> None:

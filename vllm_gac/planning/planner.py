@@ -36,7 +36,7 @@ def plan(
     """Choose the dims of every layer of a dense model. Nothing is compressed yet.
 
     Args:
-        model: Directory of a dense Llama or Mistral, or its id on the Hub.
+        model: Directory of a dense model, or its id on the Hub.
         request: The budgets, and the methods and dims that the plan may use. By default everything
             is kept.
         stats: A statistics file that `calibrate` wrote. Without it, the plan uses the losses of

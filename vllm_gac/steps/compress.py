@@ -57,7 +57,7 @@ def compress(
     needed if nothing shrinks.
 
     Args:
-        model: Directory of a dense Llama or Mistral, or its id on the Hub.
+        model: Directory of a dense model, or its id on the Hub.
         out: The directory to write; it appears only when it is complete.
         request: The budgets to plan for, and what the plan may use. Ignored if `plan` is given.
         revision: A branch, tag or commit of a model on the Hub. None: main.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -68,7 +69,7 @@ class OneLayer:
         return float((self.output(target) - dense).square().mean() / dense.square().mean())
 
 
-def one_layer(kv_heads: int = KV_HEADS) -> OneLayer:
+def one_layer(kv_heads: int = KV_HEADS, **changes: Any) -> OneLayer:
     """A layer with llama3 RoPE. Its inputs vary more in some directions than in others."""
     raw = config(
         hidden_size=72,
@@ -76,6 +77,7 @@ def one_layer(kv_heads: int = KV_HEADS) -> OneLayer:
         num_attention_heads=HEADS,
         num_key_value_heads=kv_heads,
         rope_parameters=LLAMA3_ROPE,
+        **changes,
     )
     layout = layout_of(raw)
     rope = validate(HfConfig, raw, "config").rope

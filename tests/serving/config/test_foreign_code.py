@@ -32,7 +32,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gac": {"architectures": [ARCHITECTURE]},
     "llama": {"architectures": ["LlamaForCausalLM"]},
     "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
-    "other": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    "other": {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
     "none": {"architectures": None},
     "gac behind llama": {"architectures": ["LlamaForCausalLM", ARCHITECTURE]},
     "gac before llama": {"architectures": [ARCHITECTURE, "LlamaForCausalLM"]},

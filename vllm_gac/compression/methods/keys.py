@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 
 from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
+from vllm_gac.compression.methods.biases import with_bias, without_bias
 from vllm_gac.compression.methods.latent_keys import latent_factors, latent_keys
 from vllm_gac.compression.methods.mixed_keys import mix_pairs, principal_axes
 from vllm_gac.compression.methods.rotary_keys import pair_scores, select_pairs
@@ -57,25 +58,24 @@ class Keys:
         smaller = dict(layer.weights)
         if self.form == "latent":
             down, up = latent_keys(query, key, covariance, full, self.group, size)
-            smaller |= {"self_attn.k_proj.weight": down, "self_attn.k_up_proj.weight": up}
+            smaller |= without_bias(layer.weights, "self_attn.k_proj", down)
+            smaller["self_attn.k_up_proj.weight"] = up
         else:
             rotary = (
                 mix_pairs(query, key, covariance, layer.inv_freq, full, self.group, size)
                 if self.group > 1
                 else select_pairs(query, key, covariance, layer.inv_freq, heads, size)
             )
-            smaller |= {
-                "self_attn.q_proj.weight": rotary.query,
-                "self_attn.k_proj.weight": rotary.key,
-                "self_attn.rope_inv_freq": rotary.inv_freq,
-            }
+            smaller |= without_bias(layer.weights, "self_attn.q_proj", rotary.query)
+            smaller |= without_bias(layer.weights, "self_attn.k_proj", rotary.key)
+            smaller["self_attn.rope_inv_freq"] = rotary.inv_freq
         return replace(layer, weights=smaller)
 
 
 def _inputs(layer: MeasuredLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q_proj, k_proj and the covariance of their common input."""
+    """q_proj and k_proj, biases included, and the covariance of their common input."""
     return (
-        layer.weights["self_attn.q_proj.weight"],
-        layer.weights["self_attn.k_proj.weight"],
+        with_bias(layer.weights, "self_attn.q_proj"),
+        with_bias(layer.weights, "self_attn.k_proj"),
         layer.covariances["self_attn.q_proj"],
     )

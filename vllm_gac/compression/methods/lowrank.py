@@ -70,12 +70,20 @@ class LowRank:
         weight = smaller.pop(f"{self.linear}.weight")
         a, b = low_rank(weight, self._covariance(layer), rank, self.whitening)
         smaller |= {f"{self.linear}.A.weight": a, f"{self.linear}.B.weight": b}
+        if (bias := smaller.pop(f"{self.linear}.bias", None)) is not None:
+            smaller[f"{self.linear}.B.bias"] = bias
         return replace(layer, weights=smaller)
 
     def _covariance(self, layer: MeasuredLayer) -> torch.Tensor:
-        """Covariance of the linear's input; that of o_proj may span several value heads."""
+        """Covariance of the linear's input.
+
+        What is kept may be larger: o_proj's may span several value heads, and that of biased
+        linears has a 1, which the bias, kept as it is, does not need.
+        """
         covariance = layer.covariances[input_of(self.linear)]
         width = layer.weights[f"{self.linear}.weight"].shape[1]
+        if len(covariance) == width + 1:
+            return covariance[:width, :width]
         if len(covariance) == width:
             return covariance
         layout = layer.layout

@@ -50,9 +50,13 @@ class Channels:
         covariance = layer.covariances["mlp.down_proj"]
         scores = self._scores(layer)
         gate, up, down, kept = prune_channels(gate, up, down, covariance, width, scores)
+        weights = {**layer.weights, **dict(zip(names, (gate, up, down), strict=True))}
+        for bias in ("mlp.gate_proj.bias", "mlp.up_proj.bias"):
+            if bias in weights:
+                weights[bias] = weights[bias][kept.to(weights[bias].device)]
         return replace(
             layer,
-            weights={**layer.weights, **dict(zip(names, (gate, up, down), strict=True))},
+            weights=weights,
             covariances={**layer.covariances, "mlp.down_proj": covariance[kept][:, kept]},
             taylor=None if layer.taylor is None else layer.taylor[kept.to(layer.taylor.device)],
         )

@@ -6,6 +6,7 @@ import torch
 
 from vllm_gac.compression.methods.attended import own_columns, spread_output
 from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
+from vllm_gac.compression.methods.biases import with_bias, without_bias
 from vllm_gac.compression.methods.factorization import Factorization, factorize
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -46,15 +47,16 @@ class Values:
         value, output, covariance = merge_values(
             *self._inputs(layer), layout.num_key_value_heads, self.group, target.value.size
         )
-        weights = {"self_attn.v_proj.weight": value, "self_attn.o_proj.weight": output}
+        weights = {**layer.weights, **without_bias(layer.weights, "self_attn.v_proj", value)}
+        weights["self_attn.o_proj.weight"] = output
         return replace(
             layer,
-            weights={**layer.weights, **weights},
+            weights=weights,
             covariances={**layer.covariances, "self_attn.o_proj": covariance},
         )
 
     def _inputs(self, layer: MeasuredLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """v_proj, o_proj and the covariance of its input over the value heads to be merged."""
+        """v_proj with its bias, o_proj and the covariance of its input over the heads to merge."""
         layout, covariance = layer.layout, layer.covariances["self_attn.o_proj"]
         spanned = len(covariance) // (layout.num_attention_heads * layout.head_dim)
         if self.group not in (1, spanned):
@@ -68,8 +70,8 @@ class Values:
                 layout.num_attention_heads, layout.num_key_value_heads, layout.head_dim, spanned
             )
             covariance = covariance[own][:, own]
-        weights = layer.weights
-        return weights["self_attn.v_proj.weight"], weights["self_attn.o_proj.weight"], covariance
+        value = with_bias(layer.weights, "self_attn.v_proj")
+        return value, layer.weights["self_attn.o_proj.weight"], covariance
 
 
 def merge_values(

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from vllm_gac.checkpoint.strict_json import MAX_BYTES, read_bounded, read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
+from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.names import ARCHITECTURE
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 # Architectures that vLLM's own code serves from tensors with a Llama's names.
-FOREIGN = ("LlamaForCausalLM", "MistralForCausalLM", "TransformersForCausalLM")
+FOREIGN = (*(family.architecture for family in FAMILIES.values()), "TransformersForCausalLM")
 
 
 class ForeignCodeHook:

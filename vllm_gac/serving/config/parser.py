@@ -2,8 +2,8 @@
 
 vLLM hands every config in Hugging Face's format to one parser, before it knows the model. Ours runs
 first and looks at local directories only. It takes over two kinds: those that another tool wrote,
-and Llamas and Mistrals whose tensors have other shapes than config.json says, which vLLM would fail
-to load. The config that it returns describes a gac model and travels to every process.
+and dense models of our families whose tensors have other shapes than config.json says, which vLLM
+would fail to load. The config that it returns describes a gac model and travels to every process.
 """
 
 from pathlib import Path
@@ -17,6 +17,7 @@ from vllm.transformers_utils.config_parser_base import ConfigParserBase
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
+from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.config.foreign_code import mentions_gac, refuse_foreign_code
 from vllm_gac.serving.loading.as_read import keep_as_read
@@ -25,7 +26,7 @@ from vllm_gac.serving.loading.preflight import open_to_serve
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
 # For these vLLM serves only tensors of the shapes in config.json.
-_DENSE = (["LlamaForCausalLM"], ["MistralForCausalLM"])
+_DENSE = tuple([family.architecture] for family in FAMILIES.values())
 
 
 class GacConfigParser(ConfigParserBase):

@@ -148,8 +148,8 @@ class GacModelLoader(DefaultModelLoader):
             None for a quantized checkpoint or a drafter, which vLLM's own loader reads.
 
         Raises:
-            CheckpointError: The headers do not match the layout, or the model is neither a Llama
-                nor a Mistral.
+            CheckpointError: The headers do not match the layout, or the model is of no
+                known family.
         """
         if fault := refused_to_serve(Path(model_config.model)):
             raise CheckpointError(f"{model_config.model}: {fault}")

@@ -1,4 +1,4 @@
-"""Llama and Mistral with different dims in each layer, as a vLLM model.
+"""Llama, Mistral or Qwen2 with different dims in each layer, as a vLLM model.
 
 Everything that does not depend on a layer's dims is vLLM's own Llama.
 """
@@ -171,7 +171,7 @@ class GacModel(LlamaModel):
 
 
 class GacLlamaForCausalLM(LlamaForCausalLM):
-    """Compressed Llama or Mistral: the class that `architectures` in config.json names."""
+    """Compressed model of any family: the class that `architectures` in config.json names."""
 
     @property
     def lora_manager(self) -> "LoRAModelManager":

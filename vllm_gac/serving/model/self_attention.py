@@ -54,7 +54,7 @@ class GacSelfAttention(nn.Module):
             in_size,
             out_size,
             layer.ranks.get("self_attn.o_proj"),
-            layout.attention_bias,
+            layout.output_bias,
             quant_config,
             f"{prefix}.o_proj",
         )
@@ -122,7 +122,7 @@ class GacSelfAttention(nn.Module):
         linears = {name: f"self_attn.{name}" for name in PROJECTIONS}
         shapes = {name: layout.linear_shape(layer, full) for name, full in linears.items()}
         ranks = {name: layer.ranks[full] for name, full in linears.items() if full in layer.ranks}
-        bias = layout.attention_bias
+        bias = layout.qkv_bias
         self.is_fused = not ranks
         if not self.is_fused:
             return add_column_parallel(self, shapes, ranks, bias, self.quant_config, prefix)

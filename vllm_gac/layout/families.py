@@ -1,0 +1,67 @@
+"""The model families that are compressed and served, and how they differ.
+
+All have RMSNorm, grouped-query attention with RoPE and an MLP with SiLU and a gate.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What sets a family apart.
+
+    Attributes:
+        name: The name in messages.
+        architecture: What `architectures` in the config.json of a dense model says.
+        qkv_bias: Whether q_proj, k_proj and v_proj have biases and o_proj has none. None: all four
+            have one, or none has, as `attention_bias` in config.json says.
+        reads_mlp_bias: Whether `mlp_bias` in config.json counts.
+        reads_use_sliding_window: Whether the window counts only where `use_sliding_window` and
+            `max_window_layers`, or `layer_types`, say so.
+        needs_rope_theta: Whether engines differ in the base of RoPE where config.json lacks it.
+        defaults: What transformers fills in where config.json lacks a key. null stays null.
+    """
+
+    name: str
+    architecture: str
+    qkv_bias: bool | None = None
+    reads_mlp_bias: bool = False
+    reads_use_sliding_window: bool = False
+    needs_rope_theta: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+_QWEN_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "use_sliding_window": False,
+}
+# By model_type in config.json.
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "llama": Family("Llama", "LlamaForCausalLM", reads_mlp_bias=True),
+        "mistral": Family(
+            "Mistral",
+            "MistralForCausalLM",
+            defaults={
+                "max_position_embeddings": 131072,
+                "num_key_value_heads": 8,
+                "sliding_window": 4096,
+            },
+        ),
+        "qwen2": Family(
+            "Qwen2",
+            "Qwen2ForCausalLM",
+            qkv_bias=True,
+            reads_use_sliding_window=True,
+            needs_rope_theta=True,
+            defaults=_QWEN_DEFAULTS,
+        ),
+    }
+)
+NAMES = "Llama, Mistral and Qwen2"
