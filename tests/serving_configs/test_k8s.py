@@ -1,12 +1,18 @@
-"""The manifests say the same things to each other, to vLLM and to Prometheus."""
+"""The manifests say the same things to each other, to vLLM, to Prometheus and to Docker."""
 
+import hashlib
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from serving_configs.k8s.autoscaling import Rule
+from tests.serving_configs import production_stack
 from tests.serving_configs.debian import CONFIGS, program
 from vllm_gac import __version__
 
@@ -20,19 +26,30 @@ LABELS = DEPLOYMENT["template"]["metadata"]["labels"]
 PORTS = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
 VALUES = yaml.safe_load((K8S / "production-stack-values.yaml").read_text())
 (MODEL,) = VALUES["servingEngineSpec"]["modelSpec"]
+FILL = yaml.safe_load((K8S / "fill-models.yaml").read_text())
+FILL_POD = FILL["spec"]["template"]["spec"]
+CHART_SCALING = yaml.safe_load((K8S / "production-stack-scaled-object.yaml").read_text())
+SCALING = MANIFESTS["scaled-object.yaml"]
+UID = 10001
 KINDS = {
     "Namespace": "v1",
     "PersistentVolumeClaim": "v1",
     "Service": "v1",
     "Deployment": "apps/v1",
     "PodDisruptionBudget": "policy/v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
     "PodMonitor": "monitoring.coreos.com/v1",
     "ScaledObject": "keda.sh/v1alpha1",
 }
 
 
 def test_every_manifest_is_listed_and_of_a_known_kind() -> None:
-    others = {"kustomization.yaml", "production-stack-values.yaml"}
+    others = {
+        "kustomization.yaml",
+        "fill-models.yaml",
+        "production-stack-values.yaml",
+        "production-stack-scaled-object.yaml",
+    }
     assert {path.name for path in K8S.glob("*.yaml")} - others == set(MANIFESTS)
     found = {manifest["kind"]: manifest["apiVersion"] for manifest in MANIFESTS.values()}
     assert found == KINDS
@@ -45,6 +62,7 @@ def test_what_selects_pods_selects_those_of_the_deployment() -> None:
         MANIFESTS["service.yaml"]["spec"]["selector"],
         MANIFESTS["disruption-budget.yaml"]["spec"]["selector"]["matchLabels"],
         MANIFESTS["pod-monitor.yaml"]["spec"]["selector"]["matchLabels"],
+        MANIFESTS["network-policy.yaml"]["spec"]["podSelector"]["matchLabels"],
     ]
     for selector in selectors:
         assert selector
@@ -80,12 +98,123 @@ def test_the_kill_comes_after_the_drain() -> None:
     assert POD["terminationGracePeriodSeconds"] > drain + wait
 
 
-def test_mounts_have_their_volumes() -> None:
-    volumes = {volume["name"]: volume for volume in POD["volumes"]}
-    assert {mount["name"] for mount in CONTAINER["volumeMounts"]} == set(volumes)
-    claim = volumes["model"]["persistentVolumeClaim"]["claimName"]
-    assert claim == MANIFESTS["model.yaml"]["metadata"]["name"]
-    assert CONTAINER["args"][0] in {mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
+@pytest.mark.parametrize("pod", [POD, FILL_POD], ids=["server", "fill"])
+def test_mounts_have_their_volumes(pod: dict[str, Any]) -> None:
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    (container,) = pod["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
+    claim = volumes["models"]["persistentVolumeClaim"]["claimName"]
+    assert claim == MANIFESTS["models.yaml"]["metadata"]["name"]
+
+
+def test_the_model_that_is_served_is_the_one_that_fills_the_volume() -> None:
+    (container,) = FILL_POD["containers"]
+    env = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert CONTAINER["args"][0] == f"/models/{env['NAME']}"
+    assert MODEL["modelURL"] == f"/data/{env['NAME']}"
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/models"}
+    assert (
+        FILL["metadata"]["name"] not in LABELS.values()
+    )  # else the network policy would be for it
+    assert container["image"] == f"{MODEL['repository']}:{__version__}"
+
+
+FAKE_HF = """#!/bin/bash -eu
+echo "$@" >> "$LOG"; mkdir -p "${@: -1}"; echo "$FOUND" > "${@: -1}/model"
+"""
+FAKE_GAC = """#!/bin/bash -eu
+echo "$@" >> "$LOG"; [ "$(cat "$2/model")" = sound ]
+"""
+
+
+@pytest.mark.parametrize(("found", "filled"), [("sound", True), ("broken", False)])
+def test_the_volume_gets_a_model_that_is_whole_and_gets_it_once(
+    found: str, filled: bool, tmp_path: Path
+) -> None:
+    """The script of the job, run with stand-ins for `hf` and `vllm-gac`."""
+    (container,) = FILL_POD["containers"]
+    models = tmp_path / "models"
+    models.mkdir()
+    for name, text in (("hf", FAKE_HF), ("vllm-gac", FAKE_GAC)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (script,) = container["args"]
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(tmp_path / "log"), "FOUND": found}
+    env |= {"NAME": "gac", "REPOSITORY": "some/model", "REVISION": "abc"}
+    for _ in range(2):
+        run = subprocess.run(
+            [*container["command"], script.replace("/models/", f"{models}/")], env=env
+        )
+        assert (run.returncode == 0) is filled
+    assert (models / "gac").is_dir() is filled
+    downloads = (tmp_path / "log").read_text().count("download some/model --revision abc")
+    assert downloads == (1 if filled else 2)
+
+
+@pytest.mark.parametrize(
+    ("pod", "container"),
+    [(POD, CONTAINER), (FILL_POD, FILL_POD["containers"][0])],
+    ids=["server", "fill"],
+)
+def test_nothing_runs_as_root_or_writes_to_its_image(
+    pod: dict[str, Any], container: dict[str, Any]
+) -> None:
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == UID
+    assert pod["automountServiceAccountToken"] is False
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    written = {
+        mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")
+    }
+    assert written >= {"/home/vllm", "/tmp"}
+    assert f"useradd --uid {UID} " in dockerfile()
+    assert "HOME=/home/vllm" in dockerfile()
+    labels = MANIFESTS["namespace.yaml"]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_of_the_chart_nothing_runs_as_root_either() -> None:
+    engine = VALUES["servingEngineSpec"]
+    assert engine["securityContext"].items() <= POD["securityContext"].items()
+    assert engine["containerSecurityContext"].items() >= CONTAINER["securityContext"].items()
+    assert engine["tolerations"] == POD["tolerations"]
+    mounted = {mount["mountPath"] for mount in MODEL["extraVolumeMounts"]}
+    assert mounted == {"/home/vllm", "/tmp", "/dev/shm"}
+
+
+def test_no_server_starts_without_a_key() -> None:
+    (key,) = [entry for entry in CONTAINER["env"] if entry["name"] == "VLLM_API_KEY"]
+    secret = key["valueFrom"]["secretKeyRef"]
+    assert not secret.get("optional")
+    chart = VALUES["servingEngineSpec"]["vllmApiKey"]
+    assert (secret["name"], secret["key"]) == (chart["secretName"], chart["secretKey"])
+    for file in ("kustomization.yaml", "production-stack-values.yaml"):
+        create = f"create secret generic {secret['name']}"
+        assert create in (K8S / file).read_text()
+        assert f"--from-literal={secret['key']}=" in (K8S / file).read_text()
+
+
+def test_servers_hear_a_front_and_prometheus_and_speak_to_nobody() -> None:
+    spec = MANIFESTS["network-policy.yaml"]["spec"]
+    assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+    assert spec["egress"] == []
+    (rule,) = spec["ingress"]
+    assert len(rule["from"]) == 2
+    assert [port["port"] for port in rule["ports"]] == list(PORTS.values())
+    env = {entry["name"]: entry.get("value") for entry in CONTAINER["env"]}
+    assert env["HF_HUB_OFFLINE"] == env["VLLM_NO_USAGE_STATS"] == "1"
+
+
+def test_pods_may_go_where_gpus_are() -> None:
+    assert "nvidia.com/gpu" in CONTAINER["resources"]["limits"]
+    assert any(
+        toleration["key"] == "nvidia.com/gpu" and toleration["operator"] == "Exists"
+        for toleration in POD["tolerations"]
+    )
 
 
 def test_one_image_of_this_version_everywhere() -> None:
@@ -95,22 +224,52 @@ def test_one_image_of_this_version_everywhere() -> None:
     assert image["newName"] == MODEL["repository"]
 
 
-def test_the_served_name_is_the_one_that_scales() -> None:
-    for arguments, triggers in (
-        (CONTAINER["args"], MANIFESTS["scaled-object.yaml"]["spec"]["triggers"]),
-        (MODEL["vllmConfig"]["extraArgs"], MODEL["keda"]["triggers"]),
-    ):
-        name = arguments[arguments.index("--served-model-name") + 1]
-        (trigger,) = triggers
-        assert f'model_name="{name}"' in trigger["metadata"]["query"]
-        assert float(trigger["metadata"]["threshold"]) > 0
+@pytest.mark.parametrize(
+    ("arguments", "scaling"),
+    [(CONTAINER["args"], SCALING), (MODEL["vllmConfig"]["extraArgs"], CHART_SCALING)],
+    ids=["manifests", "chart"],
+)
+def test_replicas_follow_what_runs_and_waits_under_the_served_name(
+    arguments: list[str], scaling: dict[str, Any]
+) -> None:
+    name = arguments[arguments.index("--served-model-name") + 1]
+    (trigger,) = scaling["spec"]["triggers"]
+    read = re.findall(r"(vllm:\w+)\{([^}]*)\}", trigger["metadata"]["query"])
+    assert [metric for metric, _ in read] == [
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+    ]
+    assert all(f'model_name="{name}"' in labels for _, labels in read)
+    assert 2 * float(trigger["metadata"]["threshold"]) == config("one-gpu.yaml")["max-num-seqs"]
 
 
-def test_the_scaled_object_scales_the_deployment() -> None:
-    spec = MANIFESTS["scaled-object.yaml"]["spec"]
-    assert spec["scaleTargetRef"]["name"] == MANIFESTS["deployment.yaml"]["metadata"]["name"]
+def test_without_prometheus_replicas_stay_as_they_are() -> None:
+    for scaling in (SCALING, CHART_SCALING):
+        assert "fallback" not in scaling["spec"]
+        (trigger,) = scaling["spec"]["triggers"]
+        assert trigger["metadata"]["ignoreNullValues"] == "false"  # KEDA's default is 0 requests
+
+
+def test_the_query_is_promql(tmp_path: Path) -> None:
+    rules = [
+        {"record": "x", "expr": scaling["spec"]["triggers"][0]["metadata"]["query"]}
+        for scaling in (SCALING, CHART_SCALING)
+    ]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "scaling", "rules": rules}]}))
+    check = subprocess.run([program("promtool"), "check", "rules", path], capture_output=True)
+    assert check.returncode == 0, check.stderr
+
+
+def test_the_scaled_objects_scale_their_deployments_in_the_same_way() -> None:
+    assert (
+        SCALING["spec"]["scaleTargetRef"]["name"]
+        == (MANIFESTS["deployment.yaml"]["metadata"]["name"])
+    )
     assert "replicas" not in DEPLOYMENT
-    assert spec["minReplicaCount"] < spec["fallback"]["replicas"] < spec["maxReplicaCount"]
+    target = CHART_SCALING["spec"]["scaleTargetRef"]["name"]
+    assert target == f"vllm-{MODEL['name']}-deployment-vllm"
+    assert Rule.of(SCALING) == Rule.of(CHART_SCALING)
 
 
 def test_pods_get_the_job_that_rules_and_dashboard_ask_for() -> None:
@@ -137,20 +296,40 @@ def test_the_config_that_is_named_is_in_the_image() -> None:
         config(named.removeprefix("/etc/vllm-gac/"))
 
 
+def test_values_fit_the_chart_that_is_named() -> None:
+    text = (K8S / "production-stack-values.yaml").read_text()
+    assert f"vllm/vllm-stack --version {production_stack.VERSION} -f" in text
+    assert production_stack.faults(VALUES) == []
+    assert "keda" not in MODEL
+
+
+def test_what_does_not_fit_the_chart_is_noticed() -> None:
+    wrong = {
+        "servingEngineSpec": {
+            "modelSpec": [{"requestCPU": "8", "keda": {"triggers": []}, "gpus": 1}]
+        },
+        "routerSpec": {"routingLogic": "random"},
+    }
+    assert [fault.partition(":")[0] for fault in production_stack.faults(wrong)] == [
+        "servingEngineSpec.modelSpec[].requestCPU",
+        "servingEngineSpec.modelSpec[].keda.triggers",
+        "servingEngineSpec.modelSpec[].gpus",
+        "routerSpec.routingLogic",
+    ]
+
+
+def test_values_pass_the_charts_own_schema() -> None:
+    schema = production_stack.chart_schema()
+    if schema is None:
+        pytest.skip("needs the chart; production-stack-values.yaml says how to get it")
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(VALUES, schema)
+
+
 def test_values_do_not_contradict_the_config_they_name() -> None:
     named = config("one-gpu.yaml")
     assert MODEL["vllmConfig"]["maxModelLen"] == named["max-model-len"]
     assert MODEL["vllmConfig"]["enablePrefixCaching"] is named["enable-prefix-caching"]
-
-
-def test_values_are_of_the_types_that_the_chart_wants() -> None:
-    for field, kind in (
-        *((name, str) for name in ("name", "repository", "tag", "modelURL", "pvcStorage")),
-        *((name, int) for name in ("replicaCount", "requestCPU", "requestGPU")),
-        ("requestMemory", str),
-    ):
-        assert type(MODEL[field]) is kind, field
-    assert all(type(argument) is str for argument in MODEL["vllmConfig"]["extraArgs"])
 
 
 def test_the_rules_for_the_operator_are_the_rules(tmp_path: Any) -> None:
@@ -165,6 +344,66 @@ def test_the_rules_for_the_operator_are_the_rules(tmp_path: Any) -> None:
     assert check.returncode == 0, check.stdout
     committed = CONFIGS / "grafana" / "dashboards" / "vllm-gac.json"
     assert dashboard["data"] == {"vllm-gac.json": committed.read_text()}
+
+
+FAKE_DOCKER = """#!/bin/bash
+[[ "$4" == *prom/prometheus* && "$FAIL" ]] && { echo "no such host" >&2; exit 1; }
+echo "sha256:$(echo -n "$4" | sha256sum | cut -d' ' -f1)"
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> Path:
+    """A copy of the configs, and beside it a `docker` that knows a digest of every image."""
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    (tmp_path / "docker").write_text(FAKE_DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    return tmp_path
+
+
+def pin(directory: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, directory / "configs" / "pin_images.py"],
+        env={"PATH": f"{directory}:/usr/bin:/bin", "FAIL": "", **env},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_images_get_their_digests(docker: Path) -> None:
+    run = pin(docker)
+    assert run.returncode == 0, run.stderr
+    configs = docker / "configs"
+    compose = yaml.safe_load((configs / "docker-compose.yml").read_text())["services"]
+    images = {name: service["image"] for name, service in compose.items()}
+    assert images.pop("vllm") == images.pop("dense") == f"vllm-gac:{__version__}"
+    images["base"] = re.findall(r"^FROM (.+)$", (configs / "Dockerfile").read_text(), re.M)[0]
+    fill = yaml.safe_load((configs / "k8s" / "fill-models.yaml").read_text())
+    images["fill"] = fill["spec"]["template"]["spec"]["containers"][0]["image"]
+    values = yaml.safe_load((configs / "k8s" / "production-stack-values.yaml").read_text())
+    (model,) = values["servingEngineSpec"]["modelSpec"]
+    images["chart"] = f"{model['repository']}:{model['tag']}"
+    for image in images.values():
+        name, _, digest = image.partition("@sha256:")
+        assert digest == hashlib.sha256(name.encode()).hexdigest(), image
+        assert f"{name} is sha256:{digest}" in run.stdout
+    (kustomized,) = yaml.safe_load((configs / "k8s" / "kustomization.yaml").read_text())["images"]
+    assert kustomized["digest"] == "sha256:" + images["fill"].partition("@sha256:")[2]
+    assert "newTag" not in kustomized
+    # Once more: nothing is left to pin.
+    assert pin(docker).stdout == ""
+
+
+def test_a_registry_that_does_not_answer_changes_nothing(docker: Path) -> None:
+    run = pin(docker, FAIL="1")
+    assert run.returncode == 1
+    assert run.stderr == "prom/prometheus:v3.5.0: no digest (no such host); nothing was changed\n"
+    for name in ("Dockerfile", "docker-compose.yml", "k8s/kustomization.yaml"):
+        assert (docker / "configs" / name).read_text() == (CONFIGS / name).read_text()
+
+
+def dockerfile() -> str:
+    return (CONFIGS / "Dockerfile").read_text()
 
 
 def config(name: str) -> dict[str, Any]:
