@@ -4,11 +4,16 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
+from packaging.requirements import Requirement
 
+from tests.serving.models import HETEROGENEOUS, write_model
 from vllm_gac.errors import VersionError
-from vllm_gac.serving import plugin, registration
+from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.serving import plugin, registration, vllm_internals
 from vllm_gac.serving.after_import import run_after_import
 
 
@@ -106,6 +111,105 @@ def test_a_failed_step_is_logged_and_raised_when_a_gac_model_is_requested(
     assert "gac models will be refused" in caplog.text
     with pytest.raises(VersionError, match=r"vllm\.some\.registry: ImportError: no such registry"):
         registration.refuse_if_unregistered()
+
+
+@pytest.mark.parametrize(
+    ("version", "supported"),
+    [
+        ("0.32.0", True),
+        ("0.32.1+cpu", True),
+        ("0.33.0", True),
+        ("0.33.1.dev7+g4ba787ec9", True),
+        ("0.31.2", False),
+        ("0.34.0rc1", False),
+        ("0.330.0", False),
+        ("1.32.0", False),
+        ("dev", False),
+    ],
+)
+def test_the_supported_releases_are_those_that_pip_is_asked_for(
+    version: str, supported: bool
+) -> None:
+    assert registration.is_supported(version) == supported
+    if version != "dev":
+        wanted = Requirement(registration.REQUIREMENT).specifier
+        assert wanted.contains(version.removesuffix("rc1"), prereleases=True) == supported
+
+
+class VllmParser:
+    """Parses as vLLM's parser would, for these configs."""
+
+    raw: ClassVar[dict[str, object]] = {}
+
+    def parse(self, model: object, trust_remote_code: bool, **kwargs: object) -> object:
+        return self.raw, (model, trust_remote_code, kwargs)
+
+
+@pytest.mark.parametrize("raw", [{"gac": {}}, {"architectures": [ARCHITECTURE]}])
+def test_an_unsupported_vllm_refuses_gac_models_before_it_imports_our_modules(
+    raw: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (registration, plugin):
+        monkeypatch.setattr(module, "installed_version", lambda: "0.34.0")
+    for name in ("config.parser", "loading.loader"):  # importing these would fail
+        monkeypatch.setitem(sys.modules, f"vllm_gac.serving.{name}", None)
+    monkeypatch.setattr(VllmParser, "raw", raw)
+    parser = plugin._config_parser(VllmParser)  # type: ignore[arg-type]
+    sentence = r"^vLLM 0\.34\.0 is installed, but .* serves gac models with vllm>=0\.32,<0\.34 only"
+    with pytest.raises(VersionError, match=sentence):
+        parser.parse("model", False)
+    with pytest.raises(VersionError, match=sentence):
+        plugin._loader(None)  # type: ignore[arg-type]
+
+
+def test_an_unsupported_vllm_serves_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "installed_version", lambda: "0.34.0")
+    monkeypatch.setattr(VllmParser, "raw", {"architectures": ["LlamaForCausalLM"]})
+    parser = plugin._config_parser(VllmParser)  # type: ignore[arg-type]
+    raw, config = parser.parse("model", False, revision="main")
+    assert raw == VllmParser.raw
+    assert config == ("model", False, {"revision": "main"})
+
+
+@pytest.mark.slow
+def test_an_engine_of_an_unsupported_vllm_says_which_vllm_to_install(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", HETEROGENEOUS[:1])
+    code = f"""
+import sys, vllm
+vllm.__version__ = "0.34.0"
+for name in ("config.parser", "loading.loader", "model.llama"):
+    sys.modules["vllm_gac.serving." + name] = None
+from vllm_gac.serving import plugin
+plugin.register()
+from vllm.engine.arg_utils import EngineArgs
+try:
+    EngineArgs(model={str(tmp_path / "model")!r}).create_engine_config()
+except Exception as e:
+    print("RAISED", e)  # by pydantic, which holds the sentence
+"""
+    raised = _run(code).partition("RAISED")[2]
+    assert "Value error, vLLM 0.34.0 is installed, but this release of vllm-gac serves" in raised
+    assert "Import" not in raised
+
+
+@pytest.mark.parametrize("name", vllm_internals._ADAPTER_CHECKS)
+def test_adapters_are_fitted_before_the_check_that_a_release_has(name: str) -> None:
+    called: list[str] = []
+    manager = SimpleNamespace(**{name: lambda adapter: called.append(f"checked {adapter}")})
+    vllm_internals.fit_before_validation(
+        manager,  # type: ignore[arg-type]
+        lambda adapter: called.append(f"fitted {adapter}"),
+    )
+    getattr(manager, name)("one")
+    assert called == ["fitted one", "checked one"]
+
+
+def test_a_release_whose_adapters_cannot_be_fitted_is_refused() -> None:
+    with pytest.raises(VersionError, match="serve it without --enable-lora"):
+        vllm_internals.fit_before_validation(
+            SimpleNamespace(),  # type: ignore[arg-type]
+            lambda adapter: None,
+        )
 
 
 def test_a_deferred_step_runs_after_the_import_and_not_on_find_spec(

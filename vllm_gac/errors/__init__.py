@@ -34,7 +34,7 @@ class ProfileError(GacError):
 
 
 class VersionError(GacError):
-    """A file has a format version that this release does not read."""
+    """A file, or the installed vLLM, has a version that this release does not work with."""
 
 
 class ServerError(GacError):

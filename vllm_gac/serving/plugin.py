@@ -8,12 +8,19 @@ accepts a path instead of a class, the step registers the path, so that our modu
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from vllm_gac.errors import VersionError
 from vllm_gac.layout.names import ARCHITECTURE, LOAD_FORMAT
 from vllm_gac.serving.after_import import run_after_import
-from vllm_gac.serving.registration import BACKENDS, registration_failures
+from vllm_gac.serving.registration import (
+    BACKENDS,
+    RefusingConfigParser,
+    installed_version,
+    is_supported,
+    refuse_if_unregistered,
+    registration_failures,
+)
 
 if TYPE_CHECKING:
     from vllm.config.load import LoadConfig
@@ -78,6 +85,8 @@ def _config_parser(before: "type[ConfigParserBase]") -> "ConfigParserBase":
     Our module is imported here, not in the registration step: its own import may be what imports
     vLLM's registry and so runs the step.
     """
+    if not is_supported(installed_version()):
+        return cast("ConfigParserBase", RefusingConfigParser(before))
     from vllm_gac.serving.config.parser import GacConfigParser
 
     GacConfigParser.before = before
@@ -104,6 +113,7 @@ def _register_loader() -> None:
 
 def _loader(load_config: "LoadConfig") -> "BaseModelLoader":
     """Called by vLLM to make a loader. Imports it late for the reason given in `_config_parser`."""
+    refuse_if_unregistered()
     from vllm_gac.serving.loading.loader import GacModelLoader
 
     return GacModelLoader(load_config)

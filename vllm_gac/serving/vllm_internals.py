@@ -2,8 +2,9 @@
 
 vLLM's plugin interfaces are entry points, `ModelRegistry`, `register_backend` and stat loggers.
 Everything else that gac models use is here, one function for each name. Each says what the name is
-for and why no public interface serves. The file follows vLLM 0.32. To serve another release,
-compare it with that release's sources and run tests/serving (docs/how-to-add.md).
+for and why no public interface serves. Where supported releases differ, a function takes whichever
+name vLLM has, and says which release has which. `make check-vllm VERSION=` compares all of it, and
+the public names, with the sources of any release (docs/how-to-add.md).
 
 The functions import vLLM's modules themselves, because registration must not import them.
 """
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.utils.torch_utils import _encode_layer_name, vllm_lib
+
+from vllm_gac.errors import VersionError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -156,16 +159,28 @@ def notes_on(common: "CommonAttentionMetadata") -> dict[str, Any]:
 
 # ---- LoRA ------------------------------------------------------------------------------------
 
+# What a manager checks an adapter with: the name in vLLM 0.33 and later, then the one before.
+_ADAPTER_CHECKS = ("_validate_classification_head_lora", "_validate_modules_to_save")
+
 
 def fit_before_validation(manager: "LoRAModelManager", fit: "Callable[[LoRAModel], None]") -> None:
     """Make `manager` pass every adapter to `fit` before it validates it.
 
     No other method sees an adapter after its files are read and before it is copied into buffers.
+
+    Raises:
+        VersionError: The manager validates adapters in no way that we know.
     """
-    validate = manager._validate_modules_to_save
+    name = next((name for name in _ADAPTER_CHECKS if hasattr(manager, name)), None)
+    if name is None:
+        raise VersionError(
+            f"vLLM's {type(manager).__name__} has none of {', '.join(_ADAPTER_CHECKS)}, so LoRA "
+            "adapters of a gac model cannot be checked; serve it without --enable-lora"
+        )
+    validate = getattr(manager, name)
 
     def fit_and_validate(adapter: "LoRAModel") -> None:
         fit(adapter)
         validate(adapter)
 
-    manager._validate_modules_to_save = fit_and_validate
+    setattr(manager, name, fit_and_validate)

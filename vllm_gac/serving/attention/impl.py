@@ -5,8 +5,8 @@ from typing import TypeVar
 import torch
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
+from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry

@@ -40,7 +40,6 @@ from vllm_gac.serving.loading.parallel_reads import read_in_parallel
 from vllm_gac.serving.loading.preflight import preflight, refused_to_serve
 from vllm_gac.serving.loading.quantized_checkpoint import check_packed
 from vllm_gac.serving.loading.rope_overrides import check_table, chosen_from
-from vllm_gac.serving.registration import refuse_if_unregistered
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -49,7 +48,6 @@ class GacModelLoader(DefaultModelLoader):
     """Loads directories in any format that we serve, dense and quantized models included."""
 
     def __init__(self, load_config: LoadConfig) -> None:
-        refuse_if_unregistered()
         self.options = loader_options(load_config.model_loader_extra_config)
         stock_options = self.options.model_dump(
             include={"enable_multithread_load", "num_threads", "enable_weights_track"},
