@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-all test-gpu fuzz docs lint format hooks \
-        lock loadtest loadtest-smoke demo-plan clean distclean
+        check-vllm lock loadtest loadtest-smoke demo-plan clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -84,6 +84,11 @@ test-slow: install .venv/.extra-ray .venv/.extra-grafana $(DEBIAN)/.unpacked  ##
 
 test-gpu:  ## the GPU tests, in PYTHON's environment: pip install -e '.[serve,dev]' before
 	$(PYTHON) -m pytest -m gpu
+
+# VERSION may also be a wheel's file, or a directory that holds the folder vllm.
+check-vllm: install  ## compare what we rely on in vLLM with the sources of VERSION, in build/vllm
+	@test -n "$(VERSION)" || { echo "Name a release: make check-vllm VERSION=0.33.0"; exit 2; }
+	$(BIN)/python -m tools.vllm_contract $(VERSION)
 
 # What is found on the way stays in build/corpus for the next time; what fails, in build/.
 FUZZ ?= models

