@@ -109,6 +109,7 @@ HARMLESS = {
             "num_experts_per_tok",
             "num_experts_per_token",
             "num_local_experts",
+            "top_k",
             "top_k_experts",
         ],
         _EXPERTS,
@@ -149,7 +150,7 @@ HARMLESS = {
     "target_layer_count": "of drafting models, which ours cannot be",
 }
 # What only one of the supported releases reads.
-OF_ONE_RELEASE = {"compress_ratios", "word_embed_proj_dim"}
+OF_ONE_RELEASE = {"compress_ratios", "top_k", "word_embed_proj_dim"}
 # Methods of a config, and attributes that are no keys.
 NOT_KEYS = frozenset(["get", "get_text_config", "to_diff_dict", "update"])
 
@@ -197,10 +198,11 @@ def _constants(node: ast.AST) -> list[str]:
 def _aliases() -> dict[str, list[str]]:
     """vLLM's lists of the names that models have for one key; 0.32 writes them where it reads."""
     for node in ast.parse((VLLM / "transformers_utils/config.py").read_text()).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict):
-            if getattr(node.target, "id", "") == "CONFIG_FIELD_ALIASES":
-                pairs = zip(node.value.keys, node.value.values, strict=True)
-                return {_constants(key)[0]: _constants(names) for key, names in pairs if key}
+        name = getattr(getattr(node, "target", None), "id", "")
+        value = getattr(node, "value", None)
+        if name == "CONFIG_FIELD_ALIASES" and isinstance(value, ast.Dict):
+            pairs = zip(value.keys, value.values, strict=True)
+            return {_constants(key)[0]: _constants(names) for key, names in pairs if key}
     return {}
 
 

@@ -1,7 +1,8 @@
 """Which of vLLM's KV connectors can move a cache whose layers differ.
 
-The lists follow the sources of vLLM 0.32 (distributed/kv_transfer/kv_connector/v1). Every connector
-works for a gac model whose cache has the shape of the dense model's.
+The lists follow the sources of vLLM 0.32 and 0.33 (distributed/kv_transfer/kv_connector/v1), which
+`make check-vllm` compares with those of other releases. Every connector works for a gac model whose
+cache has the shape of the dense model's.
 """
 
 from collections.abc import Iterator
