@@ -124,9 +124,9 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> None:
 
 
 @contextlib.contextmanager
-def serve_run(config: dict[str, Any], directory: Path) -> Iterator[App]:
-    """Have a Serve config run on a free port, and end with every process of it."""
-    port = free_port()
+def serve_run(config: dict[str, Any], directory: Path, port: int | None = None) -> Iterator[App]:
+    """Have a Serve config run on a free port, or on `port`, and end with every process of it."""
+    port = port or free_port()
     # Not pytest's: a path of a socket has at most 107 characters, of which Ray takes 60.
     ray_directory = tempfile.mkdtemp(prefix="ray-")
     with (directory / "log").open("w") as out:
