@@ -1,19 +1,21 @@
 """The config parser for models that vLLM cannot serve by itself.
 
 vLLM hands every config in Hugging Face's format to one parser, before it knows the model. Ours runs
-first and looks at local directories only. It takes over two kinds: those that another tool wrote,
-and dense models of our families whose tensors have other shapes than config.json says, which vLLM
-would fail to load. The config that it returns describes a gac model and travels to every process.
+first. It takes over two kinds: models that another tool wrote, and dense models of our families in a
+local directory whose tensors have other shapes than config.json says, which vLLM would fail to load.
+The config that it returns describes a gac model and travels to every process.
 """
 
 from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
+from vllm import envs
 from vllm.logger import init_logger
 from vllm.transformers_utils.config import HFConfigParser
 from vllm.transformers_utils.config_parser_base import ConfigParserBase
 
+from vllm_gac.checkpoint.hub import config_directory, model_directory
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
@@ -41,7 +43,9 @@ class GacConfigParser(ConfigParserBase):
 
         Raises CheckpointError for a gac model that a class other than ours would serve.
         """
-        raw = config_to_serve(Path(model), trust_remote_code)
+        revision = args[0] if args else kwargs.get("revision")
+        fetched = _from_another_tool(str(model), revision)
+        raw = config_to_serve(fetched or Path(model), trust_remote_code)
         if raw is None:
             raw, config = self.before().parse(model, trust_remote_code, *args, **kwargs)
         else:
@@ -80,6 +84,21 @@ def config_to_serve(directory: Path, trust_remote_code: bool = False) -> dict[st
         return None
     logger.info("Serving a model in the format %s as %s", model_format, ARCHITECTURE)
     return dict(checkpoint.raw_config)
+
+
+def _from_another_tool(model: str, revision: str | None) -> Path | None:
+    """The directory in the Hub's cache of a model on the Hub that another tool wrote; else None.
+
+    Its layout follows from its tensors, so they are fetched here, before vLLM's loader needs them.
+    """
+    config = None if envs.VLLM_USE_MODELSCOPE else config_directory(model, revision)
+    if config is None:
+        return None
+    try:
+        known = recognize(read_json(config / "config.json")) is not None
+    except CheckpointError:
+        return None  # a fault that vLLM explains better
+    return model_directory(model, revision) if known else None
 
 
 def _may_differ(directory: Path, raw: dict[str, Any]) -> bool:
