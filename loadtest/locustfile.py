@@ -49,6 +49,9 @@ class Idle(User):
 
 @events.init_command_line_parser.add_listener
 def _add_arguments(parser: LocustArgumentParser) -> None:
+    if "--master" not in sys.argv:
+        # The workers of --processes are on this machine: nobody else may join them.
+        parser.set_defaults(master_bind_host="127.0.0.1")
     group = parser.add_argument_group("LLM load test")
     group.add_argument("--schedule", required=True, help="what to replay (.jsonl)")
     group.add_argument("--model", required=True, help="model name to ask the server for")
@@ -122,6 +125,8 @@ def _print_verdict(environment: Environment, **_: Any) -> None:
         environment.process_exit_code = 1
         return
     if verdict.valid:
+        # Otherwise locust exits with 1 if a request failed. Failures are results, too.
+        environment.process_exit_code = 0
         late = f"{verdict.lag_p99 * 1e3:.1f} ms late at the 99th percentile"
         print(f"VALID: requests were sent {late}.")
         print(f"Next: python -m loadtest report REPORT.html {directory}")

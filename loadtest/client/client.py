@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from loadtest.client.sse import SseParser
 from loadtest.errors import LoadTestError
+from loadtest.runs.failures import CLIENT_ERRNOS, CLIENT_FAULT
 from loadtest.runs.records import Record
 from loadtest.runs.target import Target
 from loadtest.traffic import prompts
@@ -68,7 +69,9 @@ def send(
     except TimeoutError:
         record.error = _late(clock(), deadline, target.timeout)
     except (OSError, http.client.HTTPException, LoadTestError) as error:
-        record.error = f"{type(error).__name__}: {error}"[:300]
+        mine = isinstance(error, OSError) and error.errno in CLIENT_ERRNOS
+        text = f"{CLIENT_FAULT if mine else ''}{type(error).__name__}: {error}"
+        record.error = text[:300]
     record.ended = clock()
 
 
@@ -102,14 +105,16 @@ def _read(
         record.error = f"HTTP {response.status}: {response.read(300).decode(errors='replace')}"
         return
     parser = SseParser()
+    empty: list[float] = []  # events without text that came before the first text
     while chunk := response.read1(_CHUNK):
         now = clock()
         for event in parser.feed(chunk):
             if event == b"[DONE]":
+                _count_leading(empty, record)
                 if not record.tokens and record.error is None:
                     record.error = "the stream ended without a token"
                 return
-            _take(event, now, record)
+            _take(event, now, record, empty)
             if record.error is not None:
                 return
         if now > deadline:
@@ -119,10 +124,10 @@ def _read(
     record.error = "the stream broke off before [DONE]"
 
 
-def _take(event: bytes, now: float, record: Record) -> None:
+def _take(event: bytes, now: float, record: Record, empty: list[float]) -> None:
     try:
         content = json.loads(event)
-        if "error" in content:
+        if content.get("error") is not None:
             record.error = f"error in the stream: {json.dumps(content['error'])}"[:300]
             return
         if usage := content.get("usage"):
@@ -130,23 +135,39 @@ def _take(event: bytes, now: float, record: Record) -> None:
             record.completion_tokens = usage["completion_tokens"]
         for choice in content.get("choices") or ():
             record.finish_reason = choice.get("finish_reason") or record.finish_reason
-            if _carries_a_token(choice):
+            if _has_text(choice) or (record.tokens and _may_be_a_token(choice)):
                 record.tokens.append(now)
+            elif _may_be_a_token(choice):
+                empty.append(now)
     except (ValueError, TypeError, KeyError, AttributeError):
         record.error = f"not a completion chunk: {event[:200].decode(errors='replace')}"
 
 
-def _carries_a_token(choice: dict[str, Any]) -> bool:
+def _has_text(choice: dict[str, Any]) -> bool:
     delta = choice.get("delta")
     if delta is None:
-        # vLLM sends empty text while a character's bytes are incomplete. That is a token, too.
-        return bool(choice["text"]) or choice.get("finish_reason") is None
-    if delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
-        return True
-    # The first chunk of a chat only names the role. It carries no token.
-    return bool(delta.get("tool_calls")) or (
-        "role" not in delta and choice.get("finish_reason") is None
-    )
+        return bool(choice["text"])
+    keys = ("content", "reasoning_content", "reasoning", "tool_calls")
+    return any(delta.get(key) for key in keys)
+
+
+def _may_be_a_token(choice: dict[str, Any]) -> bool:
+    """Whether an event without text may carry a token.
+
+    vLLM sends empty text while a character's bytes are incomplete. That is a token, too. The first
+    chunk of a chat only names the role, and the last one only the reason to finish.
+    """
+    return choice.get("finish_reason") is None and "role" not in (choice.get("delta") or {})
+
+
+def _count_leading(empty: list[float], record: Record) -> None:
+    """Count events without text that came first, if the server's own count needs them.
+
+    Some servers open a stream with an empty event, before there is a token. It would pass for the
+    first token.
+    """
+    if record.completion_tokens == len(record.tokens) + len(empty):
+        record.tokens[:0] = empty
 
 
 def _late(now: float, deadline: float, timeout: float) -> str:

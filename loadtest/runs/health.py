@@ -1,5 +1,8 @@
 """The health of a client process: its CPU share, and how late its loop wakes from short sleeps.
 
+Lateness is weighted by time. Of a client that freezes for 90 ms every 2.3 s, one sleep in a hundred
+is late, but a token that comes at any moment has a chance of 4 % to be stamped late.
+
 A busy process sends requests late and stamps tokens late. Both would look like a slow server. So
 every client process also measures itself during a run.
 """
@@ -7,6 +10,7 @@ every client process also measures itself during a run.
 import json
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +23,15 @@ _NAP = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ProcessHealth:
-    """One client process: CPU seconds per second, and by how many seconds 20 ms sleeps overran."""
+    """One client process.
+
+    Attributes:
+        process: its number.
+        cpu: CPU seconds per second.
+        wake_p50, wake_p99: by how many seconds an event is stamped late that comes at a random
+            moment, because the process is not awake.
+        wake_max: the longest time in seconds that it was not awake.
+    """
 
     process: int
     cpu: float
@@ -46,10 +58,8 @@ class HealthMonitor:
         self._thread.join()
         wall = time.perf_counter() - self._wall
         cpu = time.process_time() - self._cpu
-        p50, p99 = np.percentile(self._late, [50, 99], method="inverted_cdf")
-        return ProcessHealth(
-            self._process, cpu / wall, float(p50), float(p99), float(max(self._late))
-        )
+        p50, p99 = late_at_any_moment(self._late, 50), late_at_any_moment(self._late, 99)
+        return ProcessHealth(self._process, cpu / wall, p50, p99, float(max(self._late)))
 
     def late_since(self, count: int) -> list[float]:
         """The seconds by which sleeps overran, without the first `count` sleeps."""
@@ -60,6 +70,23 @@ class HealthMonitor:
             before = time.perf_counter()
             time.sleep(_NAP)
             self._late.append(time.perf_counter() - before - _NAP)
+
+
+def late_at_any_moment(late: Sequence[float], percent: float) -> float:
+    """The percentile of the time until the process is awake again, seen from a random moment.
+
+    Args:
+        late: by how many seconds each of the successive sleeps of 20 ms overran.
+        percent: 0 to 100.
+
+    Returns:
+        x such that the overruns are more than x from their end for 100 - `percent` % of the time.
+    """
+    overran = np.sort(np.maximum(np.asarray(late, dtype=np.float64), 0.0))[::-1]
+    allowed = (1 - percent / 100) * (overran.sum() + _NAP * len(overran))
+    # With the k longest overruns above x, sum(overran[:k]) - k x is the time beyond x.
+    counts = np.arange(1, len(overran) + 1)
+    return float(max(np.max((np.cumsum(overran) - allowed) / counts), 0.0))
 
 
 def write_health(health: ProcessHealth, path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from loadtest.runs.failures import is_the_clients, kind
 from loadtest.runs.health import ProcessHealth
 from loadtest.runs.records import Record
 
@@ -52,6 +53,7 @@ def judge(
     worst = float(lags.max()) if len(lags) else math.nan
     reasons = [
         *_missing(len(records), scheduled, len(processes), expected_processes),
+        *_own_faults(records),
         *_late_sending(float(p99), records, limits),
         *_late_reading(processes, records, limits),
         *_busy(processes, limits),
@@ -66,6 +68,16 @@ def _missing(records: int, scheduled: int, processes: int, expected: int) -> lis
     if processes != expected:
         reasons.append(f"{processes} of {expected} client processes finished")
     return reasons
+
+
+def _own_faults(records: Sequence[Record]) -> list[str]:
+    mine = [r.error for r in records if r.error is not None and is_the_clients(r.error)]
+    if not mine:
+        return []
+    return [
+        f"{len(mine)} of {len(records)} requests failed by the client's own fault, not the "
+        f"server's: {kind(mine[0])}; raise its limits (ulimit -n) or use more machines"
+    ]
 
 
 def _late_sending(p99: float, records: Sequence[Record], limits: Limits) -> list[str]:
@@ -84,7 +96,7 @@ def _late_reading(
     itl = _median([gap for record in records if record.ok for gap in record.itls])
     limit = max(limits.wake, limits.wake_of_itl * itl)
     return [
-        f"process {p.process} woke {p.wake_p99 * 1e3:.1f} ms late at the 99th percentile, limit "
+        f"process {p.process} woke {p.wake_p99 * 1e3:.1f} ms late for 1 % of the time, limit "
         f"{limit * 1e3:.1f} ms: its time stamps are off by that; use more client processes"
         for p in processes
         if p.wake_p99 > limit

@@ -1,5 +1,8 @@
 """The client stamps each event on arrival, and names every way in which a request can fail."""
 
+import errno
+import http.client
+import json
 import math
 import socket
 import threading
@@ -11,6 +14,7 @@ import pytest
 from loadtest.client.client import request_body, send
 from loadtest.errors import LoadTestError
 from loadtest.mock_server import Timing
+from loadtest.runs.failures import is_the_clients
 from loadtest.runs.records import Record
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.schedule import PromptRules, ScheduledRequest
@@ -140,16 +144,38 @@ def test_silence_and_the_end_of_the_run_end_a_request(
     assert len(record.tokens) == 1
 
 
-def test_empty_text_is_a_token_unless_it_ends_the_answer() -> None:
-    # vLLM sends empty text while the bytes of a character are incomplete.
-    record = answered_with(
-        STREAM,
-        b'data: {"choices":[{"text":"","finish_reason":null}]}\n\n',
-        b'data: {"choices":[{"text":"","finish_reason":"stop"}]}\n\n',
-        DONE,
-    )
-    assert len(record.tokens) == 1
+@pytest.mark.parametrize(("counted", "expected"), [(3, 3), (2, 2), (None, 2)])
+def test_empty_text_first_is_a_token_if_the_server_counts_it(
+    counted: int | None, expected: int
+) -> None:
+    # vLLM sends empty text while the bytes of a character are incomplete. Other servers open a
+    # stream with an empty event before there is a token.
+    usage = {"prompt_tokens": 20, "completion_tokens": counted}
+    last = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+    empty = b'data: {"choices":[{"text":"","finish_reason":null}]}\n\n'
+    end = b'data: {"choices":[{"text":"","finish_reason":"stop"}]}\n\n'
+    parts = (STREAM, empty, TOKEN, empty, end, *((last,) if counted else ()), DONE)
+    record = answered_with(*parts)
+    assert record.error is None
+    assert len(record.tokens) == expected
+    assert record.tokens == sorted(record.tokens)
     assert record.finish_reason == "stop"
+
+
+def test_an_error_of_null_is_no_error() -> None:
+    record = answered_with(STREAM, TOKEN.replace(b"{", b'{"error":null,', 1), DONE)
+    assert record.error is None
+    assert len(record.tokens) == 1
+
+
+def test_a_socket_that_the_client_lacks_is_its_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_files(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", out_of_files)
+    record = ask("http://127.0.0.1:1")
+    assert is_the_clients(record.error)
+    assert not is_the_clients("OSError: [Errno 104] Connection reset by peer")
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h/v1", ""])

@@ -3,12 +3,14 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from loadtest.runs.run import load_run
@@ -120,3 +122,31 @@ def test_a_run_is_never_overwritten(server: str, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "holds a run already" in done.stderr
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
+
+
+def test_failed_requests_are_results_and_the_master_is_on_loopback(tmp_path: Path) -> None:
+    schedule = written_schedule(tmp_path, rate=10, duration=2, output=2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    out = tmp_path / "run"
+    with subprocess.Popen(
+        command(schedule, f"http://127.0.0.1:{port}", out, "--processes", "2"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        while process.poll() is None and not (out / "run.json").exists():
+            time.sleep(0.05)
+        listening = {
+            connection.laddr.ip
+            for connection in psutil.Process(process.pid).net_connections()
+            if connection.status == psutil.CONN_LISTEN
+        }
+        output, _ = process.communicate(timeout=600)
+    assert process.returncode in (0, 3), output  # 3 on a machine that is busy otherwise
+    assert listening == {"127.0.0.1"}
+    run = load_run(out)
+    assert len(run.records) == len(run.schedule.requests)
+    assert not any(record.ok for record in run.records)
+    assert not any("own fault" in reason for reason in run.verdict.reasons)

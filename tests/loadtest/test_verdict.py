@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.runs.health import ProcessHealth
+from loadtest.runs.failures import kind
+from loadtest.runs.health import ProcessHealth, late_at_any_moment
 from loadtest.runs.run import load_run
 from loadtest.runs.verdict import judge
 from tests.loadtest.runs import write_run
@@ -42,6 +44,47 @@ def test_a_busy_process_is_invalid(tmp_path: Path) -> None:
     busy = ProcessHealth(1, 0.97, 0.0001, 0.001, 0.002)
     (reason,) = judge(records, [HEALTHY, busy], len(records), 2).reasons
     assert reason.startswith("process 1 used 97% of a core, limit 80%")
+
+
+def test_a_client_that_freezes_now_and_then_is_invalid(tmp_path: Path) -> None:
+    # 90 ms every 2.3 s: of the sleeps less than 1 % are late, of the time 4 %.
+    late = ([0.0001] * 110 + [0.09]) * 20
+    found = late_at_any_moment(late, 99)
+    assert np.percentile(late, 99) < 0.001
+    assert 0.060 < found < 0.090
+    records = load_run(write_run(tmp_path / "a")).records
+    frozen = ProcessHealth(0, 0.1, late_at_any_moment(late, 50), found, max(late))
+    (reason,) = judge(records, [frozen], len(records), 1).reasons
+    assert "process 0 woke" in reason
+
+
+def test_lateness_at_any_moment_is_what_random_moments_meet() -> None:
+    rng = np.random.default_rng(0)
+    late = rng.exponential(0.01, 200)
+    edges = np.concatenate(([0.0], np.cumsum(late + 0.02)))
+    moments = rng.uniform(0, edges[-1], 200_000)
+    sleep = np.searchsorted(edges, moments, side="right") - 1
+    left = edges[sleep + 1] - moments
+    asleep = np.where(left <= late[sleep], left, 0.0)
+    assert late_at_any_moment(late, 99) == pytest.approx(np.percentile(asleep, 99), rel=0.03)
+    assert late_at_any_moment([0.0] * 5, 99) == 0
+
+
+def test_the_clients_own_failures_are_not_the_servers(tmp_path: Path) -> None:
+    records = load_run(write_run(tmp_path / "a")).records
+    for record in records[:7]:
+        record.tokens, record.error = [], "client: OSError: [Errno 24] Too many open files"
+    (reason,) = judge(records, [HEALTHY], len(records), 1).reasons
+    assert reason.startswith(f"7 of {len(records)} requests failed by the client's own fault")
+    assert "Too many open files" in reason
+
+
+def test_errors_that_differ_in_numbers_are_of_one_kind() -> None:
+    ports = [f"ConnectionResetError: [Errno 104] 127.0.0.1:{port} reset" for port in (50211, 7)]
+    assert len({kind(error) for error in ports}) == 1
+    bodies = ['HTTP 503: {"id": "a-1"}', "HTTP 503: busy"]
+    assert {kind(error) for error in bodies} == {"HTTP 503"}
+    assert kind("HTTP 500: busy") != kind("HTTP 503: busy")
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
