@@ -45,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("runs", type=Path, nargs="+", help="directories of runs")
     report.add_argument("--title", default="Load test")
     report.add_argument("--baseline", help="label of the runs that others are compared with")
-    report.add_argument("--warmup", type=float, default=0.0, help="seconds to leave out")
+    report.add_argument("--warmup", type=float, default=0.0, help="first seconds to leave out")
+    report.add_argument("--cooldown", type=float, default=0.0, help="last seconds to leave out")
+    report.add_argument("--gpu-price", type=float, help="price of a GPU for an hour, for the cost")
     report.add_argument("--slo-ttft", type=float, help="seconds (default: the scenario's)")
     report.add_argument("--slo-tpot", type=float, help="seconds (default: the scenario's)")
     report.add_argument(
@@ -60,7 +62,30 @@ def _parser() -> argparse.ArgumentParser:
     ab = steps.add_parser("ab", help="runs of several servers in turn, and their report")
     ab.add_argument("comparison", type=Path, help="a .yaml file, as in comparisons/")
     ab.add_argument("out", type=Path, help="directory for the runs and report.html")
+    ab.add_argument(
+        "--until",
+        type=float,
+        metavar="FRACTION",
+        help="repeat until TTFT and TPOT (p50, p99) are known within this, such as 0.1",
+    )
+    ab.add_argument("--minutes", type=float, help="with --until: start no repeat that ends later")
+    ab.add_argument(
+        "--part", type=int, default=1, help="number of this part of a measurement in parts"
+    )
+    ab.add_argument(
+        "--pool",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="directory of an earlier part, whose runs are in the report, too",
+    )
     ab.set_defaults(step=_ab)
+
+    plan = steps.add_parser("plan", help="how much longer to run, from the report of a pilot")
+    plan.add_argument("report", type=Path, help="the .json of a report")
+    plan.add_argument("--within", type=float, default=0.1, help="fraction (default: %(default)s)")
+    plan.set_defaults(step=_plan)
 
     check = steps.add_parser(
         "crosscheck", help="replay a schedule here and by `vllm bench serve`, and compare"
@@ -114,6 +139,8 @@ def _report(options: argparse.Namespace) -> None:
             title=options.title,
             baseline=options.baseline,
             warmup=options.warmup,
+            cooldown=options.cooldown,
+            gpu_price=options.gpu_price,
             slo_ttft=options.slo_ttft,
             slo_tpot=options.slo_tpot,
             ideal=tuple(options.ideal),
@@ -123,11 +150,28 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _ab(options: argparse.Namespace) -> None:
-    from loadtest.ab.ab import load_comparison, run_comparison
+    from loadtest.ab.ab import Extent, load_comparison, run_comparison
 
     # SIGTERM exits as Ctrl-C does, so that the clean-up stops the server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    print(run_comparison(load_comparison(options.comparison), options.out))
+    for option in ("until", "minutes"):
+        if (value := getattr(options, option)) is not None and not value > 0:
+            raise LoadTestError(f"--{option} {value:g}: expected a number above 0")
+    if options.minutes is not None and options.until is None:
+        raise LoadTestError("--minutes needs --until: without it, the file says how often")
+    if options.part < 1:
+        raise LoadTestError(f"--part {options.part}: parts count from 1")
+    extent = Extent(options.until, options.minutes, options.part, tuple(options.pool))
+    print(run_comparison(load_comparison(options.comparison), options.out, extent))
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from loadtest.report.power import read_needs
+
+    if not options.within > 0:
+        raise LoadTestError(f"--within {options.within:g}: expected a number above 0")
+    missing = read_needs(options.report, options.within)
+    print("\n".join(map(str, missing)) or f"all are known within {options.within:.0%}")
 
 
 def _crosscheck(options: argparse.Namespace) -> None:

@@ -27,10 +27,17 @@ from loadtest.traffic.schedule import (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: its schedule file, and when it begins, in seconds from the start of the run."""
+    """One step of a staircase.
+
+    Attributes:
+        schedule: its schedule's file.
+        begin: when it begins, in seconds from the start of the run.
+        window: what of it counts, in seconds of the step.
+    """
 
     schedule: Path
     begin: float
+    window: tuple[float, float]
 
 
 def write_staircase(steps: Sequence[Step], seed: int, path: Path) -> None:
@@ -66,7 +73,7 @@ def write_staircase(steps: Sequence[Step], seed: int, path: Path) -> None:
 
 
 def split_into_runs(
-    directory: Path, steps: Sequence[Step], runs: Sequence[Path], about: str
+    directory: Path, steps: Sequence[Step], runs: Sequence[Path], about: str, gpus: int = 1
 ) -> None:
     """Split the run of a staircase into one run per step.
 
@@ -77,6 +84,7 @@ def split_into_runs(
         steps: its steps, in order.
         runs: one directory per step, to be created.
         about: the server's command, which run.json records.
+        gpus: how many GPUs the server has, which run.json records, too.
     """
     info = json.loads((directory / "run.json").read_text(encoding="utf-8"))
     records = read_records(sorted(directory.glob("records.*.jsonl")))
@@ -107,6 +115,8 @@ def split_into_runs(
             "start_at": info["start_at"] + step.begin,
             "schedule_sha256": fingerprint(run / "schedule.jsonl"),
             "server_command": about,
+            "window": list(step.window),
+            "gpus": gpus,
         }
         (run / "run.json").write_text(json.dumps(mine_info, indent=2) + "\n", encoding="utf-8")
         first += len(schedule.requests)

@@ -1,26 +1,30 @@
-"""One server against another under the same schedule: speedups, and the part of the ideal reached.
+"""One server against another under the same schedules: speedups, and the part of the ideal reached.
 
 realized fraction = (measured speedup - 1) / (ideal speedup - 1): 1 is all that the smaller model
 promises, 0 is no speedup, and below 0 the smaller model is slower. Prefill is judged by the median
 TTFT, decode by the median TPOT.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from loadtest.errors import LoadTestError
-from loadtest.report.bootstrap import Estimate, Floats, interval, percentile_draws
-from loadtest.report.summary import MEASURES, PERCENTS, PooledRuns, Summary
+from loadtest.report.intervals import Estimate, Samples, ratio
+from loadtest.report.summary import MEASURES, PERCENTS, PooledRuns
 
 PHASES = {"prefill": "ttft", "decode": "tpot"}
-GOOD_ENOUGH = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`label` against `baseline` at `rate`; speedup > 1 means that `label` is faster."""
+    """`label` against `baseline` at `rate`; speedup > 1 means that `label` is faster.
+
+    `paired` repeats had the same schedule. 0: the servers had different ones, and what their
+    traffic differs in by chance is in the interval.
+    """
 
     label: str
     baseline: str
@@ -29,20 +33,7 @@ class Comparison:
     speedup: dict[str, dict[float, Estimate]]
     ideal: dict[str, float]
     realized: dict[str, Estimate]
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What one server can take: `rate` is the highest tested rate with 99 % goodput.
-
-    All lower tested rates reached 99 % goodput, too. None: not even the lowest did. Rates are
-    requests per second.
-    """
-
-    label: str
-    traffic: str
-    rate: float | None
-    tested: tuple[float, ...]
+    paired: int
 
 
 def parse_ideals(texts: Sequence[str]) -> dict[tuple[str, str], float]:
@@ -67,8 +58,8 @@ def parse_ideals(texts: Sequence[str]) -> dict[tuple[str, str], float]:
 def compare(
     groups: Sequence[PooledRuns], baseline: str, ideals: Mapping[tuple[str, str], float]
 ) -> list[Comparison]:
-    """Every group against the baseline's group of the same schedule."""
-    base = {group.schedule: group for group in groups if group.label == baseline}
+    """Every group against the baseline's group of the same traffic and rate."""
+    base = {(group.traffic, group.rate): group for group in groups if group.label == baseline}
     if not base:
         labels = sorted({group.label for group in groups})
         raise LoadTestError(f"no runs of baseline {baseline!r}; there are {', '.join(labels)}")
@@ -76,35 +67,18 @@ def compare(
     if unknown:
         raise LoadTestError(f"--ideal names {sorted(unknown)[0]!r}, of which there are no runs")
     return [
-        _compare(base[group.schedule], group, ideals)
+        _compare(base[group.traffic, group.rate], group, ideals)
         for group in groups
-        if group.label != baseline and group.schedule in base
+        if group.label != baseline and (group.traffic, group.rate) in base
     ]
-
-
-def capacities(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[Capacity]:
-    """For each server and each kind of traffic, the highest rate with 99 % goodput."""
-    tested: dict[tuple[str, str], list[tuple[float, bool]]] = {}
-    for group, summary in zip(groups, summaries, strict=True):
-        kept = summary.good_fraction.value >= GOOD_ENOUGH
-        tested.setdefault((group.label, group.traffic), []).append((group.rate, kept))
-    found = []
-    for (label, traffic), results in tested.items():
-        best = None
-        for rate, kept in sorted(results):
-            if not kept:
-                break
-            best = rate
-        rates = tuple(rate for rate, _ in sorted(results))
-        found.append(Capacity(label, traffic, best, rates))
-    return found
 
 
 def _compare(
     base: PooledRuns, other: PooledRuns, ideals: Mapping[tuple[str, str], float]
 ) -> Comparison:
+    paired = _paired(base, other)
     speedup = {
-        measure: {p: interval(*_ratio(base, other, measure, p)) for p in PERCENTS}
+        measure: {p: _speedup(base, other, measure, p, paired) for p in PERCENTS}
         for measure in MEASURES
     }
     ideal = {
@@ -112,20 +86,40 @@ def _compare(
     }
     realized = {}
     for phase, best in ideal.items():
-        value, draws = _ratio(base, other, PHASES[phase], 50.0)
-        realized[phase] = interval((value - 1) / (best - 1), (draws - 1) / (best - 1))
-    return Comparison(other.label, base.label, other.traffic, other.rate, speedup, ideal, realized)
+        e = speedup[PHASES[phase]][50.0]
+        parts = ((number - 1) / (best - 1) for number in (e.value, e.low, e.high))
+        realized[phase] = Estimate(*parts)
+    return Comparison(
+        other.label, base.label, other.traffic, other.rate, speedup, ideal, realized, len(paired)
+    )
 
 
-def _ratio(
-    base: PooledRuns, other: PooledRuns, measure: str, percent: float
-) -> tuple[float, Floats]:
-    """baseline / other, and the same for every resample.
+def _paired(base: PooledRuns, other: PooledRuns) -> list[tuple[int, int]]:
+    """The numbers of the repeats of both that had the same schedule."""
+    lengths = {round(end - begin, 3) for begin, end in (*base.windows, *other.windows)}
+    if len(lengths) > 1 or len(set(base.schedules)) < len(base.schedules):
+        return []
+    place = {schedule: number for number, schedule in enumerate(base.schedules)}
+    pairs = [(place[s], number) for number, s in enumerate(other.schedules) if s in place]
+    # A part of the repeats is not a fair picture of either: all or none.
+    return pairs if len(pairs) == len(base.runs) == len(other.runs) else []
 
-    If both have the same number of runs, a resample takes the same blocks of time from both, so
-    the same requests: what they have in common by chance cancels.
-    """
-    a, a_draws = percentile_draws(base.samples[measure], percent, base.weights)
-    b, b_draws = percentile_draws(other.samples[measure], percent, other.weights)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return float(np.float64(a) / b), a_draws / b_draws
+
+def _speedup(
+    base: PooledRuns,
+    other: PooledRuns,
+    measure: str,
+    percent: float,
+    paired: Sequence[tuple[int, int]],
+) -> Estimate:
+    theirs, mine = base.samples[measure], other.samples[measure]
+    if paired:
+        mine = _renumbered(mine, other.blocks // len(other.runs), {b: a for a, b in paired})
+    return ratio(theirs, mine, percent, (base.blocks, other.blocks), bool(paired))
+
+
+def _renumbered(samples: Samples, per_run: int, place: Mapping[int, int]) -> Samples:
+    """The samples with each run's blocks where `place` puts the run."""
+    runs, inside = np.divmod(samples.blocks, per_run)
+    moved = np.array([place[run] for run in range(len(place))])[runs]
+    return dataclasses.replace(samples, blocks=moved * per_run + inside)

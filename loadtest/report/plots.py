@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.report.bootstrap import Floats
+from loadtest.report.intervals import Floats
 from loadtest.report.summary import PooledRuns, Summary
 
 # Okabe and Ito's colours. Colour-blind readers can tell them apart, also in print.
@@ -39,8 +39,10 @@ def latency_cdfs(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
         for axes, (measure, name) in zip(_row(figure, 3), _NAMES.items(), strict=True):
             for group in groups:
                 values = np.sort(group.samples[measure].values) * 1e3
+                shares = np.arange(1, len(values) + 1) / max(len(values), 1)
+                finite = np.isfinite(values)
+                values, shares = values[finite], shares[finite]
                 if len(values):
-                    shares = np.arange(1, len(values) + 1) / len(values)
                     values, shares = _thin(values, shares)
                     colour = _colour(group, labels)
                     axes.step(values, shares, where="post", color=colour, label=group.label)
@@ -51,7 +53,8 @@ def latency_cdfs(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
                 axes.axvline(slo, color="#888", linestyle=":", label="SLO")
             _plain_ticks(axes)
         figure.axes[0].set_ylabel("fraction within")
-        figure.axes[0].legend(frameon=False, loc="lower right")
+        if figure.axes[0].get_legend_handles_labels()[0]:
+            figure.axes[0].legend(frameon=False, loc="lower right")
         return _svg(figure)
 
 
@@ -101,31 +104,31 @@ def timeline(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
 def latency_over_rate(
     groups: Sequence[PooledRuns], summaries: Sequence[Summary], labels: Sequence[str]
 ) -> str:
-    """Median and 99th percentile of TTFT and TPOT, and goodput, against the scheduled rate."""
+    """Median and p99 of TTFT and TPOT, and what kept the SLO, against the offered rate."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(10.5, 3.1), layout="constrained")
         for axes, measure in zip(_row(figure, 3), ("ttft", "tpot", "goodput"), strict=True):
             for label in labels:
                 mine = [(g, s) for g, s in zip(groups, summaries, strict=True) if g.label == label]
                 colour = _colour(mine[0][0], labels)
-                rates = [group.rate for group, _ in mine]
+                rates = [summary.offered for _, summary in mine]
                 if measure == "goodput":
                     within_slo = [summary.good_fraction.value * 100 for _, summary in mine]
                     axes.plot(rates, within_slo, "o-", color=colour, label=label)
                     continue
                 for percent, style in ((50.0, "o-"), (99.0, "o--")):
                     line = [summary.latency[measure][percent] for _, summary in mine]
-                    values = [estimate.value * 1e3 for estimate in line]
+                    values = [_drawn(estimate.value) for estimate in line]
                     axes.plot(rates, values, style, color=colour, markersize=4)
                     axes.fill_between(
                         rates,
-                        [estimate.low * 1e3 for estimate in line],
-                        [estimate.high * 1e3 for estimate in line],
+                        [_drawn(estimate.low) for estimate in line],
+                        [_drawn(estimate.high) for estimate in line],
                         color=colour,
                         alpha=0.15,
                         linewidth=0,
                     )
-            axes.set(xlabel="requests per second")
+            axes.set(xlabel="offered requests per second")
         ttft, tpot, goodput = figure.axes
         ttft.set(title="TTFT: p50 solid, p99 dashed", ylabel="milliseconds (log)", yscale="log")
         tpot.set(title="TPOT: p50 solid, p99 dashed", ylabel="milliseconds")
@@ -134,6 +137,49 @@ def latency_over_rate(
         goodput.legend(frameon=False, loc="lower left")
         _plain_ticks(ttft, "y")
         return _svg(figure)
+
+
+def goodput_over_rate(
+    groups: Sequence[PooledRuns], summaries: Sequence[Summary], labels: Sequence[str]
+) -> str:
+    """Goodput against the offered rate, and tokens/s per GPU against tokens/s of one user."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10.5, 3.4), layout="constrained")
+        goodput, users = _row(figure, 2)
+        for label in labels:
+            mine = [(g, s) for g, s in zip(groups, summaries, strict=True) if g.label == label]
+            colour = _colour(mine[0][0], labels)
+            offered = [s.offered for _, s in mine]
+            goodput.plot(
+                offered, [s.goodput.value for _, s in mine], "o-", color=colour, label=label
+            )
+            goodput.fill_between(
+                offered,
+                [s.goodput.low for _, s in mine],
+                [s.goodput.high for _, s in mine],
+                color=colour,
+                alpha=0.15,
+                linewidth=0,
+            )
+            per_user = [1 / s.latency["tpot"][50.0].value for _, s in mine]
+            per_gpu = [s.output_tokens_per_second.value / g.gpus for g, s in mine]
+            users.plot(per_user, per_gpu, "o-", color=colour)
+        most = max(s.offered for s in summaries)
+        goodput.plot([0, most], [0, most], ":", color="#888", label="all of them")
+        goodput.set(title="Goodput", xlabel="offered requests per second", ylabel="good per second")
+        goodput.set(xlim=(0, None), ylim=(0, None))
+        goodput.legend(frameon=False, loc="upper left")
+        users.set(
+            title="Output tokens: per GPU against per user",
+            xlabel="tokens per second of one user (1 / median TPOT)",
+            ylabel="tokens per second and GPU",
+        )
+        return _svg(figure)
+
+
+def _drawn(seconds: float) -> float:
+    """Milliseconds; what is infinite is not drawn."""
+    return seconds * 1e3 if np.isfinite(seconds) else np.nan
 
 
 def _row(figure: Figure, count: int) -> list[Axes]:
@@ -154,7 +200,8 @@ def _thin(values: Floats, shares: Floats, points: int = 1500) -> tuple[Floats, F
 
 def _show_the_middle(axes: Axes, samples: Sequence[Floats]) -> None:
     """Limit the axis, so that a few outliers do not squeeze the other values into a corner."""
-    ranges = [np.percentile(values, [1, 99.8]) for values in samples if len(values)]
+    finite = [values[np.isfinite(values)] for values in samples]
+    ranges = [np.percentile(values, [1, 99.8]) for values in finite if len(values)]
     if ranges:
         low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
         axes.set_xlim(max(low, high / 1e4) / 1.1, high * 1.1)
@@ -162,6 +209,12 @@ def _show_the_middle(axes: Axes, samples: Sequence[Floats]) -> None:
 
 def _plain_ticks(axes: Axes, which: str = "x") -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
+    if not axes.has_data() or not np.isfinite(axes.dataLim.get_points()).all():
+        # Nothing was answered, so nothing is drawn, and a logarithmic axis would have no limits.
+        axis.set_ticks([])
+        axes.set_xscale("linear")
+        axes.set_yscale("linear")
+        return
     axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     low, high = axis.get_view_interval()
     # If an axis spans less than two decades, labels at powers of ten alone leave it without

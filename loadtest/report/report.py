@@ -18,24 +18,42 @@ import jinja2
 
 from loadtest.errors import LoadTestError
 from loadtest.report import plots
-from loadtest.report.bootstrap import Estimate
-from loadtest.report.comparison import Capacity, Comparison, capacities, compare, parse_ideals
-from loadtest.report.summary import MEASURES, PERCENTS, PooledRuns, Summary, group_runs, summarize
+from loadtest.report.capacity import GOOD_ENOUGH, Capacity, capacities
+from loadtest.report.comparison import Comparison, compare, parse_ideals
+from loadtest.report.conclusion import conclusion
+from loadtest.report.intervals import Estimate
+from loadtest.report.summary import (
+    MEASURES,
+    PERCENTS,
+    PooledRuns,
+    Summary,
+    Window,
+    group_runs,
+    summarize,
+)
+from loadtest.runs.failures import kind
 from loadtest.runs.run import Run, load_run
 
-_UNITS = {"ttft": "s", "tpot": "s", "itl": "s", "e2e": "s"}
+# Fewer blocks than this have intervals that are too wide to decide by.
+_FEW_BLOCKS = 9
+_FROZEN = 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """The options of the command line. Times are in seconds; `ideal` is LABEL:PHASE=RATIO."""
+    """The options of the command line.
+
+    Times are in seconds; `ideal` is LABEL:PHASE=RATIO; `gpu_price` is that of one GPU for an hour.
+    """
 
     title: str = "Load test"
     baseline: str | None = None
     warmup: float = 0.0
+    cooldown: float = 0.0
     slo_ttft: float | None = None
     slo_tpot: float | None = None
     ideal: tuple[str, ...] = ()
+    gpu_price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +67,17 @@ class Report:
     capacities: list[Capacity]
     runs: list[Run]
     notes: list[str]
+    gpu_price: float | None = None
 
     @property
     def labels(self) -> list[str]:
         """The servers, in order of first appearance."""
         return list(dict.fromkeys(run.info["label"] for run in self.runs))
+
+    @property
+    def conclusion(self) -> str:
+        """What the runs show, in a sentence."""
+        return conclusion(self.groups, self.summaries, self.comparisons, self.capacities)
 
     @property
     def valid(self) -> bool:
@@ -80,15 +104,9 @@ def write_report(directories: Sequence[Path], out: Path, options: ReportOptions)
 
 def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
     """Compute the numbers of the page."""
-    groups = group_runs(runs, options.warmup, options.slo_ttft, options.slo_tpot)
-    for group in groups:
-        if not any(record.ok for record in group.records):
-            raise LoadTestError(
-                f"{group.runs[0].directory}: no request was answered after the warm-up of "
-                f"{options.warmup:g} s"
-                + "".join(f"; the first error: {r.error}" for r in group.records[:1])
-            )
-    summaries = [summarize(group) for group in groups]
+    window = Window(options.warmup, options.cooldown)
+    groups = group_runs(runs, window, options.slo_ttft, options.slo_tpot)
+    summaries = [summarize(group, options.gpu_price) for group in groups]
     ideals = parse_ideals(options.ideal)
     if ideals and options.baseline is None:
         raise LoadTestError("--ideal needs --baseline: speedup over which server?")
@@ -101,6 +119,7 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
         capacities=capacities(groups, summaries),
         runs=list(runs),
         notes=_notes(groups, summaries),
+        gpu_price=options.gpu_price,
     )
 
 
@@ -121,10 +140,26 @@ def _notes(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[s
 def _notes_on(group: PooledRuns, summary: Summary, alone: bool) -> Iterator[str]:
     if len(group.runs) < 3 and not alone:
         yield "fewer than three repeats; a comparison wants three or more."
-    if group.block < 10:
+    if group.blocks < _FEW_BLOCKS:
         yield (
-            f"short runs, so bootstrap blocks are {group.block:.1f} s instead of 10 s and "
-            "intervals may be too narrow."
+            f"only {group.blocks} independent blocks of time: intervals are wide or have no end. "
+            "Run longer, or more repeats."
+        )
+    if group.memory * 4 > min(end - begin for begin, end in group.windows):
+        yield (
+            f"the server's load at one moment still shows {group.memory:.0f} s later, so runs are "
+            "too short at this rate: it may not have been in a steady state."
+        )
+    machines = {
+        (str(r.info.get("hardware")), str(r.info.get("server_version"))) for r in group.runs
+    }
+    if len(machines) > 1:
+        yield "pooled from different machines or versions of the server."
+    frozen = max((p.wake_max for run in group.runs for p in run.processes), default=0.0)
+    if frozen > _FROZEN:
+        yield (
+            f"the client was once not awake for {frozen * 1e3:.0f} ms: maxima and the 99.9th "
+            "percentile may be the client's."
         )
     answered = [record for record in group.records if record.ok]
     short = sum(record.output_tokens != record.output_length for record in answered)
@@ -151,15 +186,15 @@ def _render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    formats = {"ms": _ms, "ratio": _ratio, "number": _number, "count": _count}
+    formats = {"ms": _ms, "ratio": _ratio, "number": _number, "count": _count, "ends": _ends}
     environment.filters.update(formats)
     environment.globals.update(formats)
     rates = []
-    for schedule in dict.fromkeys(group.schedule for group in report.groups):
+    for section in dict.fromkeys((group.traffic, group.rate) for group in report.groups):
         rows = [
             (group, summary)
             for group, summary in zip(report.groups, report.summaries, strict=True)
-            if group.schedule == schedule
+            if (group.traffic, group.rate) == section
         ]
         members = [group for group, _ in rows]
         rates.append(
@@ -170,6 +205,7 @@ def _render(report: Report) -> str:
                 "cdfs": plots.latency_cdfs(members, report.labels),
                 "timeline": plots.timeline(members, report.labels),
                 "errors": _errors(members),
+                "power": any(math.isfinite(summary.watts) for _, summary in rows),
             }
         )
     page: str = environment.get_template("report.html.j2").render(
@@ -179,12 +215,13 @@ def _render(report: Report) -> str:
         many=len({group.traffic for group in report.groups}) > 1,
         percents=PERCENTS,
         measures=MEASURES,
+        good_enough=GOOD_ENOUGH,
     )
     return page
 
 
-def _over_rate(report: Report) -> list[tuple[str, str, list[Capacity]]]:
-    """(traffic, plot, capacities) for each kind of traffic that was sent at more than one rate."""
+def _over_rate(report: Report) -> list[tuple[str, list[str], list[Capacity]]]:
+    """(traffic, plots, capacities) for each kind of traffic that was sent at more than one rate."""
     found = []
     for traffic in dict.fromkeys(group.traffic for group in report.groups):
         pairs = [
@@ -195,38 +232,51 @@ def _over_rate(report: Report) -> list[tuple[str, str, list[Capacity]]]:
         groups, summaries = [group for group, _ in pairs], [summary for _, summary in pairs]
         if len({group.rate for group in groups}) > 1:
             labels = [label for label in report.labels if label in {g.label for g in groups}]
-            plot = plots.latency_over_rate(groups, summaries, labels)
+            drawn = [
+                plots.goodput_over_rate(groups, summaries, labels),
+                plots.latency_over_rate(groups, summaries, labels),
+            ]
             kept = [c for c in report.capacities if c.traffic == traffic]
-            found.append((traffic, plot, kept))
+            found.append((traffic, drawn, kept))
     return found
 
 
 def _errors(groups: Sequence[PooledRuns]) -> list[tuple[str, str, int]]:
+    """(server, an example, how often) of each kind of error, the most frequent first."""
     counts: dict[tuple[str, str], int] = {}
+    examples: dict[tuple[str, str], str] = {}
     for group in groups:
         for record in group.records:
             if record.error is not None:
-                key = (group.label, record.error)
+                key = (group.label, kind(record.error))
                 counts[key] = counts.get(key, 0) + 1
+                examples.setdefault(key, record.error)
     most = sorted(counts.items(), key=lambda item: -item[1])[:20]
-    return [(label, error, count) for (label, error), count in most]
+    return [(key[0], examples[key], count) for key, count in most]
 
 
 def _as_json(report: Report) -> dict[str, Any]:
     return {
         "title": report.title,
         "valid": report.valid,
+        "conclusion": report.conclusion,
+        "gpu_price": report.gpu_price,
         "notes": report.notes,
         "groups": [
             {
                 "label": group.label,
                 "traffic": group.traffic,
                 "rate": group.rate,
-                "schedule_sha256": group.schedule,
+                "schedules_sha256": list(group.schedules),
                 "repeats": len(group.runs),
+                "seconds": group.seconds,
+                "gpus": group.gpus,
                 "slo": group.slo.model_dump(),
-                "bootstrap_block_seconds": group.block,
+                "memory_seconds": group.memory,
+                "block_seconds": group.block,
+                "blocks": group.blocks,
                 **_plain(dataclasses.asdict(summary)),
+                "joules_per_good_token": _plain(summary.joules_per_good_token),
             }
             for group, summary in zip(report.groups, report.summaries, strict=True)
         ],
@@ -239,7 +289,7 @@ def _as_json(report: Report) -> dict[str, Any]:
                 "reasons": list(run.verdict.reasons),
                 "server": run.server,
                 "lag_p99": _plain(run.verdict.lag_p99),
-                "processes": [_plain(dataclasses.asdict(p)) for p in run.processes],
+                "health": [_plain(dataclasses.asdict(p)) for p in run.processes],
                 "traffic": run.schedule.traffic,
                 **run.info,
             }
@@ -272,18 +322,28 @@ def _as_csv(report: Report) -> str:
         start = [group.label, group.traffic, f"{group.rate:g}"]
         for measure, estimates in summary.latency.items():
             for percent, e in estimates.items():
-                row = [measure, f"p{percent:g}", *_cells(e), _UNITS[measure]]
-                writer.writerow([*start, *row])
+                writer.writerow([*start, measure, f"p{percent:g}", *_cells(e), "s"])
+            worst = summary.worst[measure]
+            cell = f"{worst:.6g}" if math.isfinite(worst) else ""
+            writer.writerow([*start, measure, "max", cell, "", "", "s"])
         writer.writerow([*start, "good", "fraction", *_cells(summary.good_fraction), ""])
-        for name, unit in (
-            ("goodput", "1/s"),
-            ("requests_per_second", "1/s"),
-            ("output_tokens_per_second", "1/s"),
-            ("input_tokens_per_second", "1/s"),
-            ("requests", ""),
-            ("failed", ""),
+        for name in (
+            "goodput",
+            "good_tokens_per_second",
+            "requests_per_second",
+            "output_tokens_per_second",
+            "input_tokens_per_second",
         ):
+            writer.writerow([*start, name, "mean", *_cells(getattr(summary, name)), "1/s"])
+        for name, unit in (("offered", "1/s"), ("requests", ""), ("failed", "")):
             writer.writerow([*start, name, "total", f"{getattr(summary, name):.6g}", "", "", unit])
+        for name, unit in (("watts", "W"), ("joules_per_good_token", "J")):
+            if math.isfinite(value := getattr(summary, name)):
+                writer.writerow([*start, name, "mean", f"{value:.6g}", "", "", unit])
+        if report.gpu_price is not None:
+            writer.writerow([*start, "cost", "per million good tokens", *_cells(summary.cost), ""])
+    for c in report.capacities:
+        writer.writerow([c.label, c.traffic, "", "capacity", "rate", *_cells(c.rate), "1/s"])
     return buffer.getvalue()
 
 
@@ -304,12 +364,28 @@ def _count(value: float) -> str:
 
 
 def _ratio(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "–"  # noqa: RUF001
+    return f"{value:.2f}" if math.isfinite(value) else _infinite(value)
+
+
+def _ends(capacity: Capacity) -> str:
+    """The limits of a capacity in words."""
+    low, high = capacity.rate.low, capacity.rate.high
+    if low == 0 and math.isinf(high):
+        return "not known: too few requests at every rate"
+    if low == 0:
+        return f"below {_number(high)}; how far, no tested rate says"
+    if math.isinf(high):
+        return f"above {_number(low)}; how far, no tested rate says"
+    return f"{_number(low)} to {_number(high)}"
+
+
+def _infinite(value: float) -> str:
+    return "–" if math.isnan(value) else "∞"  # noqa: RUF001
 
 
 def _number(value: float) -> str:
     if not math.isfinite(value):
-        return "–"  # noqa: RUF001
+        return _infinite(value)
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

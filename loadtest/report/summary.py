@@ -1,133 +1,215 @@
 """The numbers of a report: latencies, throughput and goodput of each server at each rate.
 
-Runs with the same label and schedule are repeats, and they are pooled. Failed requests count in
-goodput and in the failure rate. Latencies cover answered requests only.
+Runs with the same label, traffic and rate are repeats, and they are pooled; each has a schedule of
+its own. What counts is what was due in the *window* of a run: after its warm-up, and before the
+traffic ends. Failures are results: a request that failed has infinite latency. Otherwise a server
+that refuses half of its requests would look fast.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from loadtest.report.bootstrap import (
+from loadtest.errors import LoadTestError
+from loadtest.report.blocks import block_numbers, block_seconds, memory
+from loadtest.report.intervals import (
     Estimate,
-    Ints,
+    Floats,
     Samples,
-    block_numbers,
-    block_weights,
-    interval,
-    mean_draws,
+    ascending,
     percentile,
+    proportion,
+    rate,
 )
 from loadtest.runs.records import Record
 from loadtest.runs.run import Run
 from loadtest.traffic.scenario import Slo
 
-MEASURES = ("ttft", "tpot", "itl", "e2e")
-PERCENTS = (50.0, 90.0, 99.0)
-_BLOCK = 10.0  # seconds, about as long as a queue that makes neighbouring requests alike
-_MIN_BLOCKS = 8  # per run; shorter runs get shorter blocks, and the report says so
+MEASURES = ("ttft", "tpot", "itl", "gap", "e2e")
+PERCENTS = (50.0, 90.0, 99.0, 99.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What of a run counts: `warmup` seconds after its start to `cooldown` before its end."""
+
+    warmup: float = 0.0
+    cooldown: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PooledRuns:
-    """All repeats of one server under one schedule, pooled.
+    """All repeats of one server under one kind of traffic at one rate.
 
     Attributes:
         label: the server.
-        rate: scheduled requests per second.
-        schedule: SHA-256 of the schedule file.
+        rate: requests per second that the scenario asks for.
         runs: the repeats.
+        windows: what counts of each, in seconds of the run.
         slo: what a request must meet.
-        warmup: seconds at the start of each run that do not count.
-        block: seconds of one bootstrap block.
+        memory: the autocorrelation time of the state of the servers at this rate, in seconds.
+        block: seconds of one block.
+        blocks: how many there are, over all repeats.
         samples: latencies in seconds, by measure.
         kept_slo: 1.0 for each request that kept the SLO, 0.0 for the others.
-        weights: [draws, blocks], how often each bootstrap resample takes each block.
     """
 
     label: str
     rate: float
-    schedule: str
     runs: tuple[Run, ...]
+    windows: tuple[tuple[float, float], ...]
     slo: Slo
-    warmup: float
+    memory: float
     block: float
+    blocks: int
     samples: dict[str, Samples]
     kept_slo: Samples
-    weights: Ints
 
     @property
     def traffic(self) -> str:
         """The scenario's name."""
-        return str(self.scenario.get("name", "replayed trace"))
+        return traffic_of(self.runs[0])
 
     @property
-    def scenario(self) -> dict[str, Any]:
-        """The scenario that the schedule was made from; empty for a trace of another tool."""
-        found: dict[str, Any] = self.runs[0].schedule.traffic.get("scenario", {})
-        return found
+    def schedules(self) -> tuple[str, ...]:
+        """SHA-256 of each repeat's schedule."""
+        return tuple(str(run.info["schedule_sha256"]) for run in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        """The length of all windows together."""
+        return sum(end - begin for begin, end in self.windows)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the server has."""
+        return int(self.runs[0].info.get("gpus", 1))
 
     @property
     def records(self) -> list[Record]:
-        """The records of all repeats, without the warm-up."""
-        return [r for run in self.runs for r in run.records if r.scheduled >= self.warmup]
+        """The records of all repeats that were due in their windows."""
+        return [r for i in range(len(self.runs)) for r in self.records_of(i)]
+
+    def records_of(self, number: int) -> list[Record]:
+        """The records of one repeat that were due in its window."""
+        begin, end = self.windows[number]
+        return [r for r in self.runs[number].records if begin <= r.scheduled < end]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Latencies in seconds by measure and percentile; rates per second."""
+    """Latencies in seconds by measure and percentile; rates per second.
+
+    Attributes:
+        latency: by measure and percentile. A measure's `worst` is its largest value.
+        requests: that were due in the windows.
+        failed: those of them that failed or were refused.
+        offered: requests per second that were sent.
+        requests_per_second: answers that ended.
+        output_tokens_per_second, input_tokens_per_second: tokens of answers and of their prompts.
+        good_fraction: of the requests that were due, how many kept the SLO.
+        goodput: requests per second that kept the SLO.
+        good_tokens_per_second: output tokens of those requests.
+        tokens_per_event: output tokens per streamed event.
+        watts: mean power of all GPUs of the machine, if the server's runs have it.
+        cost: of a million good output tokens, at the price that was given.
+    """
 
     latency: dict[str, dict[float, Estimate]]
+    worst: dict[str, float]
     requests: int
     failed: int
-    requests_per_second: float
-    output_tokens_per_second: float
-    input_tokens_per_second: float
+    offered: float
+    requests_per_second: Estimate
+    output_tokens_per_second: Estimate
+    input_tokens_per_second: Estimate
     good_fraction: Estimate
-    goodput: float
+    goodput: Estimate
+    good_tokens_per_second: Estimate
     tokens_per_event: float
+    watts: float = math.nan
+    cost: Estimate = field(default_factory=lambda: Estimate(math.nan, math.nan, math.nan))
+
+    @property
+    def joules_per_good_token(self) -> float:
+        """Energy per output token of a request that kept the SLO."""
+        good = self.good_tokens_per_second.value
+        return self.watts / good if good > 0 else math.nan
 
 
 def group_runs(
-    runs: Sequence[Run], warmup: float, slo_ttft: float | None, slo_tpot: float | None
+    runs: Sequence[Run],
+    window: Window | None = None,
+    slo_ttft: float | None = None,
+    slo_tpot: float | None = None,
 ) -> list[PooledRuns]:
-    """Pool the repeats. Groups are sorted by traffic, then by rate, then by first appearance."""
-    by_key: dict[tuple[str, str], list[Run]] = {}
+    """Pool the repeats. Groups are sorted by traffic, then by rate, then by first appearance.
+
+    Raises LoadTestError if a window has no request, or if runs that pool differ in their scenario.
+    """
+    by_key: dict[tuple[str, float, str], list[Run]] = {}
     for run in runs:
-        key = (run.info["schedule_sha256"], run.info["label"])
-        by_key.setdefault(key, []).append(run)
+        by_key.setdefault((traffic_of(run), scheduled_rate(run), run.info["label"]), []).append(run)
+    cut = window or Window()
+    windows = {key: [_window(run, cut) for run in found] for key, found in by_key.items()}
+    # All servers have the same blocks at a rate, so that they can be compared block by block.
+    remembers: dict[tuple[str, float], float] = {}
+    for (traffic, at, label), members in by_key.items():
+        mine = memory(members, windows[traffic, at, label])
+        remembers[traffic, at] = max(mine, remembers.get((traffic, at), 0.0))
     groups = [
-        _group(label, sha, members, warmup, _slo(members[0], slo_ttft, slo_tpot))
-        for (sha, label), members in by_key.items()
+        _group(
+            label,
+            at,
+            members,
+            windows[traffic, at, label],
+            remembers[traffic, at],
+            _slo(members[0], slo_ttft, slo_tpot),
+        )
+        for (traffic, at, label), members in by_key.items()
     ]
     kinds = list(dict.fromkeys(group.traffic for group in groups))
     return sorted(groups, key=lambda group: (kinds.index(group.traffic), group.rate))
 
 
-def summarize(group: PooledRuns) -> Summary:
-    """The numbers of one group."""
-    latency = {
-        measure: {p: percentile(samples, p, group.weights) for p in PERCENTS}
-        for measure, samples in group.samples.items()
-    }
-    answered = [record for record in group.records if record.ok]
-    seconds = sum(_seconds(run, group.warmup) for run in group.runs)
-    output = sum(record.output_tokens for record in answered)
-    kept_slo = interval(*mean_draws(group.kept_slo, group.weights))
+def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:
+    """The numbers of one group. `gpu_price` is that of one GPU for an hour."""
+    records = group.records
+    answered = [record for record in records if record.ok]
+    amounts = _amounts(group)
+    rates = {name: rate(values, group.block) for name, values in amounts.items()}
+    watts = [run.server["watts"] for run in group.runs if "watts" in run.server]
+    events = sum(len(record.tokens) for record in answered)
     return Summary(
-        latency=latency,
-        requests=len(group.records),
-        failed=len(group.records) - len(answered),
-        requests_per_second=len(answered) / seconds,
-        output_tokens_per_second=output / seconds,
-        input_tokens_per_second=sum(r.prompt_tokens or r.input_length for r in answered) / seconds,
-        good_fraction=kept_slo,
-        goodput=float(group.kept_slo.values.sum()) / seconds,
-        tokens_per_event=output / max(sum(len(record.tokens) for record in answered), 1),
+        latency={
+            measure: {p: percentile(samples, p, group.blocks) for p in PERCENTS}
+            for measure, samples in group.samples.items()
+        },
+        worst={
+            measure: float(samples.values.max()) if len(samples.values) else math.nan
+            for measure, samples in group.samples.items()
+        },
+        requests=len(records),
+        failed=len(records) - len(answered),
+        offered=len(records) / group.seconds,
+        requests_per_second=rates["ended"],
+        output_tokens_per_second=rates["output"],
+        input_tokens_per_second=rates["input"],
+        good_fraction=proportion(group.kept_slo, group.blocks),
+        goodput=rates["good"],
+        good_tokens_per_second=rates["good tokens"],
+        tokens_per_event=sum(r.output_tokens for r in answered) / max(events, 1),
+        watts=float(np.mean(watts)) if watts else math.nan,
+        cost=_cost(rates["good tokens"], group.gpus, gpu_price),
     )
+
+
+def traffic_of(run: Run) -> str:
+    """The name of a run's scenario."""
+    return str(run.schedule.traffic.get("scenario", {}).get("name", "replayed trace"))
 
 
 def scheduled_rate(run: Run) -> float:
@@ -142,45 +224,89 @@ def _slo(run: Run, ttft: float | None, tpot: float | None) -> Slo:
     return Slo(ttft=ttft or given.ttft, tpot=tpot or given.tpot)
 
 
-def _group(label: str, sha: str, runs: Sequence[Run], warmup: float, slo: Slo) -> PooledRuns:
-    span = max(runs[0].schedule.duration - warmup, 1e-3)
-    block = min(_BLOCK, span / _MIN_BLOCKS)
-    per_run = int(span / block) + 1
+def _window(run: Run, cut: Window) -> tuple[float, float]:
+    """What of a run counts. Runs of `ab` say it themselves."""
+    scenario = run.schedule.traffic.get("scenario", {})
+    whole = (0.0, float(scenario.get("duration") or run.schedule.duration + 1e-3))
+    begin, end = run.info.get("window") or whole
+    begin, end = begin + cut.warmup, end - cut.cooldown
+    if not any(begin <= r.timestamp / 1000 < end for r in run.schedule.requests):
+        raise LoadTestError(
+            f"{run.directory}: no request between {begin:g} and {end:g} s, that is after a warm-up "
+            f"of {cut.warmup:g} s and before the last {cut.cooldown:g} s; cut less"
+        )
+    return float(begin), float(end)
+
+
+def _group(
+    label: str,
+    at: float,
+    runs: Sequence[Run],
+    windows: Sequence[tuple[float, float]],
+    remembers: float,
+    slo: Slo,
+) -> PooledRuns:
+    if len({_kind_of_traffic(run) for run in runs}) > 1:
+        raise LoadTestError(
+            f"{runs[0].directory}, {runs[-1].directory}: the same server, traffic and rate, but "
+            "other lengths or arrivals; report them apart"
+        )
+    # Repeats of one length each have the same blocks; a shorter one has fewer of them.
+    block = block_seconds(min(end - begin for begin, end in windows), remembers)
     values: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     blocks: dict[str, list[int]] = {measure: [] for measure in MEASURES}
-    kept_slo, request_blocks = [], []
-    for number, run in enumerate(runs):
-        records = [record for record in run.records if record.scheduled >= warmup]
-        numbers = block_numbers([r.scheduled for r in records], warmup, block, number * per_run)
-        for record, block_number in zip(records, numbers.tolist(), strict=True):
+    kept_slo: list[float] = []
+    request_blocks: list[int] = []
+    first = 0
+    for run, (begin, end) in zip(runs, windows, strict=True):
+        records = [record for record in run.records if begin <= record.scheduled < end]
+        count = max(round((end - begin) / block), 1)
+        numbers = block_numbers([r.scheduled for r in records], begin, block, first)
+        numbers = np.minimum(numbers, first + count - 1)
+        first += count
+        for record, number in zip(records, numbers.tolist(), strict=True):
             kept_slo.append(float(_keeps_slo(record, slo)))
-            request_blocks.append(block_number)
+            request_blocks.append(number)
             for measure, latencies in _latencies(record).items():
                 values[measure] += latencies
-                blocks[measure] += [block_number] * len(latencies)
+                blocks[measure] += [number] * len(latencies)
     return PooledRuns(
         label=label,
-        rate=scheduled_rate(runs[0]),
-        schedule=sha,
+        rate=at,
         runs=tuple(runs),
+        windows=tuple(windows),
         slo=slo,
-        warmup=warmup,
+        memory=remembers,
         block=block,
+        blocks=first,
         samples={
-            measure: Samples(np.array(values[measure]), np.array(blocks[measure], dtype=np.int64))
+            measure: ascending(
+                Samples(np.array(values[measure]), np.array(blocks[measure], dtype=np.int64))
+            )
             for measure in MEASURES
         },
         kept_slo=Samples(np.array(kept_slo), np.array(request_blocks, dtype=np.int64)),
-        weights=block_weights(per_run * len(runs)),
     )
 
 
+def _kind_of_traffic(run: Run) -> str:
+    """The scenario of a run in one line, without what repeats differ in."""
+    scenario: dict[str, Any] = run.schedule.traffic.get("scenario", {})
+    return repr(sorted((k, v) for k, v in scenario.items() if k not in ("seed", "duration")))
+
+
 def _latencies(record: Record) -> dict[str, list[float]]:
+    """The latencies of one request. What never came took forever."""
     if not record.ok:
-        return {}
+        missing = max(record.output_length - max(len(record.tokens), 1), 0)
+        gaps = [*record.itls, *[math.inf] * missing]
+        single = {measure: [math.inf] for measure in ("ttft", "tpot", "gap", "e2e")}
+        return single | {"itl": gaps}
+    gaps = record.itls
     found = {"ttft": record.ttft, "tpot": record.tpot, "e2e": record.e2e}
+    found["gap"] = max(gaps, default=math.nan)
     single = {measure: [value] for measure, value in found.items() if not math.isnan(value)}
-    return single | {"itl": record.itls}
+    return single | {"itl": gaps}
 
 
 def _keeps_slo(record: Record, slo: Slo) -> bool:
@@ -188,6 +314,44 @@ def _keeps_slo(record: Record, slo: Slo) -> bool:
     return record.ok and record.ttft <= slo.ttft and not record.tpot > slo.tpot
 
 
-def _seconds(run: Run, warmup: float) -> float:
-    ends = [r.ended for r in run.records if r.scheduled >= warmup and not math.isnan(r.ended)]
-    return max(max(ends, default=warmup) - warmup, 1e-3)
+def _amounts(group: PooledRuns) -> dict[str, Floats]:
+    """What came in each block [blocks]: answers and tokens when they came, not when they were due.
+
+    A request that is answered after the window has no part in its throughput; one from before it
+    has. In a steady state both are equally many.
+    """
+    amounts = {
+        name: np.zeros(group.blocks) for name in ("ended", "output", "input", "good", "good tokens")
+    }
+    first = 0
+    for run, (begin, end) in zip(group.runs, group.windows, strict=True):
+        count = max(round((end - begin) / group.block), 1)
+        for record in run.records:
+            if begin <= record.scheduled < end and _keeps_slo(record, group.slo):
+                block = first + min(int((record.scheduled - begin) / group.block), count - 1)
+                amounts["good"][block] += 1
+                amounts["good tokens"][block] += record.output_tokens
+            if record.ok and begin <= record.ended < end:
+                block = first + min(int((record.ended - begin) / group.block), count - 1)
+                amounts["ended"][block] += 1
+                amounts["input"][block] += record.prompt_tokens or record.input_length
+            came = np.array(record.tokens)
+            came = came[(came >= begin) & (came < end)]
+            if len(came):
+                per_event = record.output_tokens / len(record.tokens) if record.ok else 1.0
+                inside = np.minimum((came - begin) // group.block, count - 1).astype(np.int64)
+                amounts["output"][first : first + count] += per_event * np.bincount(
+                    inside, minlength=count
+                )
+        first += count
+    return amounts
+
+
+def _cost(good: Estimate, gpus: int, price: float | None) -> Estimate:
+    if price is None:
+        return Estimate(math.nan, math.nan, math.nan)
+
+    def at(tokens: float) -> float:
+        return price * gpus / 3600 / tokens * 1e6 if tokens > 0 else math.inf
+
+    return Estimate(at(good.value), at(good.high), at(good.low))

@@ -89,6 +89,30 @@ def gpu_memory_mib() -> float | None:
         return None
 
 
+def gpu_joules() -> float | None:
+    """Energy that all GPUs of this machine have used, in joules; None where NVML cannot tell.
+
+    The counter is the driver's own (Volta and later), so the difference of two readings is exact.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        try:
+            handles = [
+                pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
+            ]
+            # Millijoules.
+            total = sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles)
+            return float(total) / 1e3
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+
+
 def write_facts(found: Mapping[str, float], directory: Path) -> None:
     """Write the facts into the run's directory."""
     content = json.dumps(dict(found), indent=2) + "\n"

@@ -11,7 +11,7 @@ from tests.loadtest.runs import write_run
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("runs")
     return [
-        write_run(root / f"{label}-{rate:g}-{repeat}", label, rate, ttft * rate, itl)
+        write_run(root / f"{label}-{rate:g}-{repeat}", label, rate, ttft * rate, itl, seed=repeat)
         for label, ttft, itl in (("dense", 0.10, 0.020), ("gac", 0.08, 0.016))
         for rate in (1.0, 3.0)
         for repeat in range(2)

@@ -19,6 +19,7 @@ def write_run(
     lag: float = 0.001,
     fail_every: int = 0,
     wake: float = 0.001,
+    seed: int = 0,
 ) -> Path:
     """A run of 120 s over one process; request k takes (1 + k % 10 / 10) times the latencies."""
     scenario = Scenario.model_validate(
@@ -27,6 +28,7 @@ def write_run(
             "lengths": {"input": 20, "output": 8},
             "rate": rate,
             "duration": 120,
+            "seed": seed,
             "slo": {"ttft": 0.5, "tpot": 0.05},
         }
     )

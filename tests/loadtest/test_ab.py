@@ -19,8 +19,8 @@ SHIPPED = sorted((Path(loadtest.__file__).parent / "comparisons").glob("*.yaml")
 TEXT = """
 title: Two mocks
 traffic:
-  - {{scenario: smoke, rates: [5, 8], duration: 3}}
-  - {{scenario: calibration, rates: [6], duration: 2}}
+  - {{scenario: smoke, rates: [5, 8], duration: 2, settle: 0.5, tail: 0.5}}
+  - {{scenario: calibration, rates: [6], duration: 2, settle: 0, tail: 0, search: {{steps: 1}}}}
 baseline: slow
 together: {together}
 repeats: 2
@@ -67,20 +67,26 @@ def test_a_comparison_runs_every_server_in_alternating_order(
     path.write_text(TEXT.format(port=port, python=sys.executable, together=together))
     report = run_comparison(load_comparison(path), tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
-    turns = [line.removesuffix(":") for line in lines if line.endswith(":")]
+    turns = [line.split(":")[0] for line in lines if ": turn " in line]
     assert turns == ["slow-1", "fast-1", "fast-2", "slow-2"]
+    assert all("min left" in line for line in lines if ": turn " in line)
     starts = [line.split()[1] for line in lines if line.startswith("starting")]
     assert starts == (["slow:", "fast:"] if together == "true" else [f"{t}:" for t in turns])
     content = json.loads(report.with_suffix(".json").read_text())
-    assert len(content["runs"]) == 4 * 3
-    # The same requests for all, and repeats that the prefix cache does not know.
-    assert len({run["schedule_sha256"] for run in content["runs"]}) == 3
+    assert len(content["runs"]) == 4 * 4
+    # Each repeat has its own schedules, and both servers the same.
+    fixed = [run for run in content["runs"] if "search" not in run["directory"]]
+    assert len({run["schedule_sha256"] for run in fixed}) == 3 * 2
+    assert {tuple(run["window"]) for run in fixed} == {(0.5, 2.5), (0, 2)}
     seeds = {
         json.loads(about.read_text())["prompts"]["seed"]
         for about in (tmp_path / "out").glob("*-[12].traffic.json")
+        if "per-second" not in about.name
     }
     assert len(seeds) == 4
     for comparison in content["comparisons"]:
+        if comparison["paired"] == 0:
+            continue  # rates of the search, which each server had its own of
         assert comparison["speedup"]["tpot"]["p50"]["value"] == pytest.approx(2.0, rel=0.1)
     assert [(c["traffic"], c["label"]) for c in content["capacities"]] == [
         ("smoke", "slow"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.report.bootstrap import Floats
+from loadtest.report.intervals import Floats
 from loadtest.runs.run import Run, load_run
 from loadtest.runs.verdict import Limits
 from loadtest.traffic import prompts

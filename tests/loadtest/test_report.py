@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,9 @@ def test_the_page_stands_alone_and_the_numbers_are_in_all_three_files(
     page = out.read_text()
     assert "<h1>Dense &amp; GAC</h1>" in page
     assert page.index(">VALID<") < page.index("Speedup over dense")
-    assert page.count("<svg") == 5  # latency over rate, and CDFs and timeline of both rates
+    # Goodput and latency over rate, and CDFs and timeline of both rates.
+    assert page.count("<svg") == 6
+    assert page.index(content_of(out)["conclusion"]) < page.index("Speedup over dense")
     assert "<script" not in page
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", page)
     assert not re.search(r"@import|url\(\s*['\"]?(?!#)", page)
@@ -38,8 +41,56 @@ def test_the_page_stands_alone_and_the_numbers_are_in_all_three_files(
         rows = {
             (r["label"], r["rate"], r["measure"], r["statistic"]): r for r in csv.DictReader(file)
         }
+    # Each process of a run has its health, beside how many there were.
+    assert content["runs"][0]["processes"] == 1
+    assert content["runs"][0]["health"][0]["cpu"] == 0.3
+    assert float(rows["dense", "1", "gap", "max"]["value"]) > 0
     exact = content["groups"][0]["latency"]["ttft"]["p99"]["value"]
     assert float(rows["dense", "1", "ttft", "p99"]["value"]) == pytest.approx(exact, rel=1e-5)
+
+
+def content_of(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
+    return found
+
+
+def test_a_server_that_answers_nothing_has_a_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", fail_every=1)
+    write_report([run], tmp_path / "report.html", ReportOptions())
+    (group,) = content_of(tmp_path / "report.html")["groups"]
+    assert group["good_fraction"]["value"] == 0
+    assert group["latency"]["ttft"]["p50"]["value"] is None
+    page = (tmp_path / "report.html").read_text()
+    assert "∞" in page
+    assert "HTTP 503" in page
+
+
+def test_the_conclusion_says_who_takes_how_much_and_what_got_slower(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{label}-{rate}-{seed}", label, rate, ttft, itl, seed=seed)
+        for label, itl in (("dense", 0.01), ("gac", 0.012))
+        for rate, ttft in ((8.0, 0.1), (16.0, 0.1 if label == "gac" else 0.9))
+        for seed in range(4)
+    ]
+    write_report(runs, tmp_path / "r.html", ReportOptions(baseline="dense", gpu_price=2.0))
+    content = content_of(tmp_path / "r.html")
+    said = content["conclusion"]
+    assert "99 % within the SLO up to 8 to 16/s by dense, more than 16/s by gac" in said
+    assert "slower: gac per token after it at 8/s (0.83x)" in said
+    assert content["groups"][0]["cost"]["value"] > 0
+    assert "cost per million" in (tmp_path / "r.html").read_text()
+
+
+def test_a_speedup_whose_interval_holds_one_is_marked(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{label}-{seed}", label, seed=seed + 10 * (label == "b"))
+        for label in ("a", "b")
+        for seed in range(3)
+    ]
+    write_report(runs, tmp_path / "r.html", ReportOptions(baseline="a"))
+    page = (tmp_path / "r.html").read_text()
+    assert 'class="unsure"><b>1.0' in page
+    assert "not paired" in page
 
 
 def test_a_foreign_trace_of_one_request_has_a_report(tmp_path: Path) -> None:
@@ -74,7 +125,7 @@ def test_an_invalid_run_is_said_first_and_hostile_text_is_text(tmp_path: Path) -
         (ReportOptions(baseline="dense", ideal=("x:decode=1.2",)), "--ideal names 'x'"),
         (ReportOptions(baseline="dense", ideal=("decode=1.2",)), "expected LABEL:PHASE=RATIO"),
         (ReportOptions(baseline="dense", ideal=("dense:decode=1",)), "RATIO above 1"),
-        (ReportOptions(warmup=500), "no request was answered after the warm-up of 500 s"),
+        (ReportOptions(warmup=500), "no request between 500 and 120 s, that is after a warm-up"),
     ],
 )
 def test_a_wrong_option_is_one_clear_error(

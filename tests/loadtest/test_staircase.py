@@ -28,7 +28,7 @@ def steps(directory: Path, duration: float = 5.0, block_tokens: int = 16) -> lis
                 "block_tokens": block_tokens + number * (block_tokens != 16),
             }
         )
-        step = Step(directory / f"{rate:g}.jsonl", number * duration)
+        step = Step(directory / f"{rate:g}.jsonl", number * duration, (1.0, 4.0))
         write_schedule(generate(scenario), step.schedule)
         found.append(step)
     return found
@@ -68,13 +68,14 @@ def test_each_step_is_the_run_that_it_would_have_been(tmp_path: Path) -> None:
     info = {"label": "x", "start_at": 100.0, "processes": 2, "schedule_sha256": ""}
     (directory / "run.json").write_text(json.dumps(info))
     out = [tmp_path / "a", tmp_path / "b"]
-    split_into_runs(directory, parts, out, "vllm serve x")
+    split_into_runs(directory, parts, out, "vllm serve x", 2)
     for step, where in zip(parts, out, strict=True):
         run = load_run(where)
         assert run.verdict.valid, run.verdict.reasons
         assert run.info["schedule_sha256"] == fingerprint(step.schedule)
         assert run.info["start_at"] == 100 + step.begin
         assert run.info["server_command"] == "vllm serve x"
+        assert (run.info["window"], run.info["gpus"]) == ([1.0, 4.0], 2)
         assert run.schedule == read_schedule(step.schedule)
         for record in run.records:
             assert record.ttft == pytest.approx(1)

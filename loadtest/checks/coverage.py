@@ -1,0 +1,147 @@
+"""How often the intervals of a report cover the truth, by simulation.
+
+Many experiments are simulated, each with schedules of its own, and go through the same code as a
+real report. The truth is that of the same servers over hours. A 95 % interval should cover it in
+95 % of the experiments.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loadtest.checks.simulator import Speed, simulated_run
+from loadtest.report.capacity import Capacity, capacities
+from loadtest.report.comparison import compare
+from loadtest.report.intervals import Estimate
+from loadtest.report.summary import MEASURES, PERCENTS, group_runs, summarize
+from loadtest.runs.run import Run
+from loadtest.traffic.scenario import Scenario
+
+SERVERS = {"dense": Speed(), "gac": Speed().times(0.8)}
+WARMUP, COOLDOWN = 30.0, 5.0
+_TRUE_RUNS = 1_000_000  # seeds of the runs that the truth is computed from
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one experiment does: `repeats` windows of `seconds` at `rate` requests per second."""
+
+    rate: float
+    repeats: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often an interval covered the truth, and how wide it was."""
+
+    truth: float
+    covered: int = 0
+    experiments: int = 0
+    open_ended: int = 0
+    widths: list[float] = field(default_factory=list)
+
+    def add(self, estimate: Estimate) -> None:
+        """Count one experiment."""
+        self.experiments += 1
+        self.covered += estimate.low <= self.truth <= estimate.high
+        self.open_ended += math.isinf(estimate.high)
+        self.widths.append(estimate.relative)
+
+    @property
+    def share(self) -> float:
+        """The share of experiments whose interval covered the truth."""
+        return self.covered / self.experiments
+
+    @property
+    def half_width(self) -> float:
+        """The median half width of the intervals, as a fraction of the value."""
+        return float(np.median(self.widths))
+
+
+def coverage(plan: Plan, experiments: int, true_seconds: float = 10_000.0) -> dict[str, Tally]:
+    """Simulate `experiments` experiments. By the name of each number that a report prints."""
+    runs = 10
+    truth = dict(_numbers(plan, [_TRUE_RUNS + i for i in range(runs)], true_seconds / runs))
+    tallies = {name: Tally(estimate.value) for name, estimate in truth.items()}
+    for number in range(experiments):
+        seeds = range(1 + number * plan.repeats, 1 + (number + 1) * plan.repeats)
+        for name, estimate in _numbers(plan, seeds, plan.seconds):
+            tallies[name].add(estimate)
+    return tallies
+
+
+def capacity_coverage(
+    rates: Sequence[float], seconds: float, steps: int, experiments: int, within: float = 0.1
+) -> Tally:
+    """Coverage of the capacity of the first server, found by the search that `ab` does."""
+    label, speed = next(iter(SERVERS.items()))
+    tally = Tally(true_capacity(speed, label))
+    for number in range(experiments):
+        runs = [
+            _run(speed, label, rate, 1 + number * 1000 + i, seconds) for i, rate in enumerate(rates)
+        ]
+        for step in range(steps):
+            found = _capacity(runs)
+            if found.narrow(within):
+                break
+            seed = 1 + number * 1000 + len(rates) + step
+            runs.append(_run(speed, label, found.next_rate, seed, seconds))
+        tally.add(_capacity(runs).rate)
+    return tally
+
+
+def true_capacity(speed: Speed, label: str, seconds: float = 6000.0) -> float:
+    """The rate at which 99 % are good over hours, by bisection."""
+    low, high = 1.0, 64.0
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        runs = [_run(speed, label, middle, _TRUE_RUNS + i, seconds / 2) for i in range(2)]
+        good = summarize(group_runs(runs)[0]).good_fraction.value
+        low, high = (middle, high) if good >= 0.99 else (low, middle)
+    return math.sqrt(low * high)
+
+
+def _capacity(runs: Sequence[Run]) -> Capacity:
+    groups = group_runs(runs)
+    return capacities(groups, [summarize(group) for group in groups])[0]
+
+
+def _numbers(plan: Plan, seeds: Sequence[int], seconds: float) -> Iterator[tuple[str, Estimate]]:
+    runs = [
+        _run(speed, label, plan.rate, seed, seconds)
+        for label, speed in SERVERS.items()
+        for seed in seeds
+    ]
+    groups = group_runs(runs)
+    summary = summarize(groups[0])
+    for measure in MEASURES:
+        for percent in PERCENTS:
+            yield f"{measure} p{percent:g}", summary.latency[measure][percent]
+    yield "within SLO", summary.good_fraction
+    yield "goodput", summary.goodput
+    yield "good tokens/s", summary.good_tokens_per_second
+    yield "answers/s", summary.requests_per_second
+    yield "output tokens/s", summary.output_tokens_per_second
+    (versus,) = compare(groups, "dense", {})
+    for measure in MEASURES:
+        for percent in PERCENTS:
+            yield f"speedup {measure} p{percent:g}", versus.speedup[measure][percent]
+
+
+def _run(speed: Speed, label: str, rate: float, seed: int, seconds: float) -> Run:
+    scenario = Scenario.model_validate(
+        {
+            "name": "coverage",
+            "lengths": "azure-conversation",
+            "arrivals": "azure-conversation",
+            "scale": {"output": 0.2},
+            "rate": rate,
+            "duration": WARMUP + seconds + COOLDOWN,
+            "seed": seed,
+            "max_model_len": 8192,
+        }
+    )
+    return simulated_run(scenario, speed, label, (WARMUP, WARMUP + seconds))

@@ -1,0 +1,120 @@
+"""A batching server in virtual time: what a run of minutes would record, in milliseconds.
+
+It schedules as vLLM does. A step decodes one token of every running request, and fills what is left
+of the step's token budget with the oldest prompts. A step takes a fixed time, and more for each
+running request and each prompt token. So queues, batches and their memory are those of a real
+server. There are no sockets and no clock, so thousands of runs tell how often an interval covers
+the truth.
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.runs.health import ProcessHealth
+from loadtest.runs.records import Record
+from loadtest.runs.run import Run
+from loadtest.runs.verdict import judge
+from loadtest.traffic.generate import generate
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The time of one step: `step` + `per_request` x running + `per_token` x prompt tokens.
+
+    Times are in seconds. The defaults are near an 8B model in bf16 on one H200.
+
+    Attributes:
+        step: a step without any work.
+        per_request: what each running request adds.
+        per_token: what each prompt token adds.
+        requests: how many requests run at a time, at most.
+        tokens: how many tokens one step computes, at most.
+    """
+
+    step: float = 0.005
+    per_request: float = 0.00006
+    per_token: float = 0.00004
+    requests: int = 256
+    tokens: int = 2048
+
+    def times(self, factor: float) -> "Speed":
+        """The same server, slower by `factor`."""
+        return Speed(
+            self.step * factor,
+            self.per_request * factor,
+            self.per_token * factor,
+            self.requests,
+            self.tokens,
+        )
+
+
+def simulated_run(scenario: Scenario, speed: Speed, label: str, window: tuple[float, float]) -> Run:
+    """A run of `scenario` against a simulated server. `window` counts, in seconds of the run."""
+    schedule = generate(scenario)
+    records = serve(schedule, speed)
+    health = [ProcessHealth(0, 0.1, 0.0, 0.0, 0.0)]
+    info = {
+        "label": label,
+        "start_at": 0.0,
+        "processes": 1,
+        "window": list(window),
+        "schedule_sha256": f"{scenario.name}-{scenario.rate:g}-{scenario.seed}",
+    }
+    verdict = judge(records, health, len(records), 1)
+    return Run(Path(label), info, schedule, records, health, verdict, {})
+
+
+def serve(schedule: Schedule, speed: Speed) -> list[Record]:
+    """The records of all requests of `schedule`, each sent when it was due."""
+    requests = schedule.requests
+    ends: list[float] = []  # when each step ended
+    first = [0] * len(requests)  # the step of each request's first token
+    prompts: deque[list[int]] = deque()  # [request, prompt tokens that are left], oldest first
+    decoding: list[int] = []  # a heap of the steps in which running requests end
+    now, arrived, done = 0.0, 0, 0
+    while done < len(requests):
+        if not prompts and not decoding:
+            now = max(now, requests[arrived].timestamp / 1000)
+        while (
+            arrived < len(requests)
+            and requests[arrived].timestamp / 1000 <= now
+            and len(prompts) + len(decoding) < speed.requests
+        ):
+            prompts.append([arrived, requests[arrived].input_length])
+            arrived += 1
+        running = len(decoding)
+        budget = speed.tokens - running
+        computed = 0
+        started = []
+        while prompts and computed < budget:
+            part = min(prompts[0][1], budget - computed)
+            prompts[0][1] -= part
+            computed += part
+            if prompts[0][1] == 0:
+                started.append(prompts.popleft()[0])
+        now += speed.step + speed.per_request * running + speed.per_token * computed
+        step = len(ends)
+        ends.append(now)
+        for index in started:
+            first[index] = step
+            heapq.heappush(decoding, step + requests[index].output_length - 1)
+        while decoding and decoding[0] <= step:
+            heapq.heappop(decoding)
+            done += 1
+    return [
+        _record(index, schedule, ends[first[index] : first[index] + request.output_length])
+        for index, request in enumerate(requests)
+    ]
+
+
+def _record(index: int, schedule: Schedule, tokens: list[float]) -> Record:
+    request = schedule.requests[index]
+    due = request.timestamp / 1000
+    record = Record(index, due, request.input_length, request.output_length, sent=due)
+    record.tokens, record.ended, record.status = tokens, tokens[-1], 200
+    record.prompt_tokens, record.completion_tokens = request.input_length, len(tokens)
+    return record

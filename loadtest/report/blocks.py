@@ -1,0 +1,55 @@
+"""Blocks of time: how long a server remembers, and the parts of a run that count as independent.
+
+A queue that was long a moment ago is still long. So the length of a block follows from what was
+measured: the autocorrelation time of the number of requests under way, which is the server's state.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadtest.report.intervals import Floats, Ints
+from loadtest.runs.run import Run
+
+_LEAST = 20.0  # seconds; simulated: shorter ones cover less even where the memory is short
+_MEMORIES = 4.0
+_STEP = 0.5
+_END = 0.05  # the correlation below which the rest is noise
+
+
+def memory(runs: Sequence[Run], windows: Sequence[tuple[float, float]]) -> float:
+    """The autocorrelation time of the number of requests under way, in seconds, over all runs."""
+    series = [_under_way(run, window) for run, window in zip(runs, windows, strict=True)]
+    mean = np.concatenate(series).mean()
+    lengths = max(len(s) for s in series)
+    together = np.zeros(lengths)
+    for one in series:
+        centred = one - mean
+        together[: len(one)] += np.correlate(centred, centred, "full")[len(one) - 1 :]
+    if together[0] <= 0:
+        return _STEP
+    correlation = together / together[0]
+    low = np.flatnonzero(correlation < _END)
+    until = int(low[0]) if len(low) else lengths
+    return float(_STEP * (2 * correlation[:until].sum() - 1))
+
+
+def block_seconds(window: float, remembers: float) -> float:
+    """The length of a block in a window of `window` seconds, of which it is a whole part."""
+    wished = max(_LEAST, _MEMORIES * remembers)
+    return window / max(int(window / wished + 0.25), 1)
+
+
+def block_numbers(times: Sequence[float], start: float, width: float, first: int) -> Ints:
+    """The block of each time. Blocks of `width` seconds begin at `start` and count from `first`."""
+    offsets = (np.asarray(times, dtype=np.float64) - start) / width
+    return first + np.floor(offsets + 1e-9).astype(np.int64)
+
+
+def _under_way(run: Run, window: tuple[float, float]) -> Floats:
+    begin, end = window
+    ends = [end if np.isnan(r.ended) else r.ended for r in run.records]
+    moments = np.arange(begin, end, _STEP)
+    due = np.sort([r.scheduled for r in run.records])
+    started = np.searchsorted(due, moments, side="right")
+    return (started - np.searchsorted(np.sort(ends), moments, side="right")).astype(np.float64)

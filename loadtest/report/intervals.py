@@ -1,0 +1,232 @@
+"""Percentiles, proportions, rates and ratios of latencies, with 95 % confidence intervals.
+
+Requests of the same seconds share a queue and a batch, so they are not independent. The unit of
+chance is therefore a *block* of time that is longer than the server's memory, as a cluster is in a
+survey. The methods are those of surveys:
+
+- A proportion has the interval of Korn and Graubard (1998): Clopper and Pearson's, with the number
+  of requests divided by the design effect, that is, by how much more blocks differ than they would
+  if requests were independent. It stays right near 0 and 1, where nothing has failed yet.
+- A percentile has Woodruff's (1952): the percentiles at both ends of the interval of its level. It
+  needs no density, takes infinite latencies, and has no end where the data has none.
+- A ratio of two percentiles has one that follows from the intervals of both logarithms and from the
+  correlation of their blocks (variance estimates recovery; Zou and Donner, 2008). Under the same
+  schedule the blocks of both servers are paired, and what they share by chance cancels.
+
+Degrees of freedom follow from the kurtosis of the blocks (Satterthwaite, 1946): where a few
+blocks have all the slow requests, few blocks count. `python -m loadtest coverage` simulates how
+often each interval covers the truth.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_TAIL = 0.025
+# Slow requests come together at least as much as slowish ones do. Where a run happens to have few
+# of them, its own 99th percentile would hide that.
+_CLUSTERED_FROM = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number and its 95 % confidence interval.
+
+    `low` or `high` is -inf or inf where the data sets no limit, and NaN without any data.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def over(self, number: float) -> "Estimate":
+        """This divided by `number`, which is known exactly."""
+        return Estimate(self.value / number, self.low / number, self.high / number)
+
+    @property
+    def relative(self) -> float:
+        """Half of the interval's width, as a fraction of the value; inf if there is no limit."""
+        if not math.isfinite(self.value) or self.value == 0:
+            return math.inf
+        half = (self.high - self.low) / 2 / abs(self.value)
+        return half if math.isfinite(half) else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Values of one measure, infinite for a request that failed, each with its block's number."""
+
+    values: Floats
+    blocks: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """How far a proportion of a sample may be from the true one.
+
+    Attributes:
+        residuals: [blocks], what each block adds to the error of the proportion.
+        effect: the design effect, at least 1.
+        freedom: degrees of freedom of its estimate.
+    """
+
+    residuals: Floats
+    effect: float
+    freedom: float
+
+
+def percentile(samples: Samples, percent: float, blocks: int) -> Estimate:
+    """The smallest value that at least `percent` % of the samples do not exceed."""
+    values, numbers = _sorted(samples)
+    count = len(values)
+    if not count:
+        return Estimate(math.nan, math.nan, math.nan)
+    value = _at(values, percent / 100)
+    low, high = _limits(percent / 100, count, _tail_spread(values, numbers, percent, blocks))
+    # Beyond this level there is no value that bounds it: the next one may be anything.
+    upper = _at(values, high) if high <= count / (count + 1) else math.inf
+    return Estimate(value, min(_at(values, low), value), max(upper, value))
+
+
+def proportion(samples: Samples, blocks: int) -> Estimate:
+    """The share of samples that are 1 rather than 0."""
+    count = len(samples.values)
+    if not count:
+        return Estimate(math.nan, math.nan, math.nan)
+    share = float(samples.values.mean())
+    low, high = _limits(share, count, _spread(samples.values == 1, samples.blocks, share, blocks))
+    return Estimate(share, low, high)
+
+
+def rate(amounts: Floats, seconds: float) -> Estimate:
+    """The mean amount per second of blocks of `seconds` each, by Student's interval."""
+    per_second = amounts / seconds
+    mean = float(per_second.mean())
+    if len(amounts) < 2:
+        return Estimate(mean, math.nan, math.nan)
+    half = _t(len(amounts) - 1) * float(per_second.std(ddof=1)) / math.sqrt(len(amounts))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def ratio(
+    base: Samples, other: Samples, percent: float, blocks: tuple[int, int], paired: bool
+) -> Estimate:
+    """The percentile of `base` divided by that of `other`.
+
+    Args:
+        base: the numerator's samples.
+        other: the denominator's.
+        percent: which percentile.
+        blocks: how many blocks each has.
+        paired: whether block i of both is the same seconds of the same schedule.
+    """
+    top, bottom = percentile(base, percent, blocks[0]), percentile(other, percent, blocks[1])
+    if math.isnan(top.value) or math.isnan(bottom.value) or math.isinf(top.value + bottom.value):
+        return _without_a_middle(top, bottom)
+    value = top.value / bottom.value
+    together = _correlation(base, other, percent, blocks[0]) if paired else 0.0
+    one, two = _log_half(top), _log_half(bottom)
+    half = math.sqrt(max(one**2 + two**2 - 2 * together * one * two, 0.0))
+    low, high = value * math.exp(-half), value * math.exp(min(half, 700.0))
+    return Estimate(
+        value,
+        0.0 if math.isinf(bottom.high) or bottom.low <= 0 else low,
+        math.inf if math.isinf(top.high) or bottom.low <= 0 else high,
+    )
+
+
+def _log_half(estimate: Estimate) -> float:
+    """Half of the interval of the logarithm; without an upper limit, the lower half."""
+    if estimate.low <= 0:
+        return 0.0
+    if math.isinf(estimate.high):
+        return math.log(estimate.value / estimate.low)
+    return math.log(estimate.high / estimate.low) / 2
+
+
+def _correlation(base: Samples, other: Samples, percent: float, blocks: int) -> float:
+    """The correlation of what the blocks of both add to the errors of their percentiles."""
+    pair = []
+    for samples in (base, other):
+        values, numbers = _sorted(samples)
+        pair.append(_tail_spread(values, numbers, percent, blocks).residuals)
+    size = math.sqrt(float((pair[0] ** 2).sum() * (pair[1] ** 2).sum()))
+    return float(pair[0] @ pair[1]) / size if size > 0 else 0.0
+
+
+def _without_a_middle(top: Estimate, bottom: Estimate) -> Estimate:
+    """A ratio of which a part is infinite: the limits that the parts set, and no more."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = float(np.float64(top.value) / bottom.value)
+        low = float(np.float64(top.low) / bottom.high)
+        high = float(np.float64(top.high) / bottom.low)
+    return Estimate(value, 0.0 if math.isnan(low) else low, math.inf if math.isnan(high) else high)
+
+
+def _tail_spread(values: Floats, numbers: Ints, percent: float, blocks: int) -> _Spread:
+    """The spread of the level of a percentile, of sorted values."""
+    inside = values <= _at(values, percent / 100)
+    own = _spread(inside, numbers, percent / 100, blocks)
+    if percent <= _CLUSTERED_FROM:
+        return own
+    level = _CLUSTERED_FROM / 100
+    wider = _spread(values <= _at(values, level), numbers, level, blocks)
+    return own if own.effect >= wider.effect else _Spread(own.residuals, wider.effect, own.freedom)
+
+
+def _spread(inside: NDArray[np.bool_], numbers: Ints, level: float, blocks: int) -> _Spread:
+    share, count = inside.mean(), len(inside)
+    residuals = np.bincount(numbers, inside - share, blocks) / count
+    independent = level * (1 - level) / count
+    if blocks < 2 or independent <= 0:
+        return _Spread(residuals, 1.0, max(blocks - 1.0, 1.0))
+    variance = blocks / (blocks - 1) * float((residuals**2).sum())
+    return _Spread(residuals, max(variance / independent, 1.0), _freedom(residuals))
+
+
+def _freedom(residuals: Floats) -> float:
+    """Degrees of freedom of the sum of squares: of the normal ones that vary as much."""
+    blocks, squares = len(residuals), float((residuals**2).sum())
+    if blocks < 2:
+        return 1.0
+    if squares <= 0:
+        return blocks - 1.0
+    kurtosis = blocks * float((residuals**4).sum()) / squares**2
+    return max(min(blocks - 1.0, 2 * blocks / max(kurtosis - 1, 1e-9)), 1.0)
+
+
+def _limits(level: float, count: int, spread: _Spread) -> tuple[float, float]:
+    """The interval of a proportion, by Korn and Graubard."""
+    effective = count / spread.effect * (_t(math.inf) / _t(spread.freedom)) ** 2
+    inside, outside = level * effective, (1 - level) * effective
+    low = stats.beta.ppf(_TAIL, inside, outside + 1) if inside > 0 else 0.0
+    high = stats.beta.ppf(1 - _TAIL, inside + 1, outside) if outside > 0 else 1.0
+    return float(low), float(high)
+
+
+def _t(freedom: float) -> float:
+    """Student's quantile; the normal one without limit."""
+    return float(stats.t.ppf(1 - _TAIL, freedom))
+
+
+def ascending(samples: Samples) -> Samples:
+    """The same samples in ascending order, so that each percentile need not sort them again."""
+    order = np.argsort(samples.values, kind="stable")
+    return Samples(samples.values[order], samples.blocks[order])
+
+
+def _sorted(samples: Samples) -> tuple[Floats, Ints]:
+    if not bool(np.all(samples.values[:-1] <= samples.values[1:])):
+        samples = ascending(samples)
+    return samples.values, samples.blocks
+
+
+def _at(values: Floats, level: float) -> float:
+    """The value that a share `level` of the sorted values does not exceed."""
+    rank = max(math.ceil(level * len(values) - 1e-9), 1)
+    return float(values[min(rank, len(values)) - 1])

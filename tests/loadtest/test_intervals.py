@@ -1,0 +1,128 @@
+"""Percentiles are exact. Intervals cover the true value and widen with dependence in time."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.report.blocks import block_numbers, block_seconds
+from loadtest.report.intervals import (
+    Floats,
+    Ints,
+    Samples,
+    percentile,
+    proportion,
+    rate,
+    ratio,
+)
+
+
+@given(
+    values=st.lists(st.floats(-1e6, 1e6) | st.just(math.inf), min_size=1, max_size=200),
+    percent=st.sampled_from([1.0, 50.0, 90.0, 99.0, 100.0]),
+    blocks=st.integers(1, 9),
+)
+def test_a_percentile_is_a_value_that_was_measured_within_its_limits(
+    values: list[float], percent: float, blocks: int
+) -> None:
+    samples = Samples(np.array(values), np.arange(len(values)) % blocks)
+    estimate = percentile(samples, percent, blocks)
+    expected = sorted(values)[max(math.ceil(percent / 100 * len(values) - 1e-9), 1) - 1]
+    assert estimate.value == expected
+    assert estimate.low <= estimate.value <= estimate.high
+    assert estimate.low in values
+    assert estimate.high in [*values, math.inf]
+
+
+@given(
+    good=st.lists(st.booleans(), min_size=1, max_size=200),
+    blocks=st.integers(1, 9),
+)
+def test_a_proportion_is_within_its_limits_and_those_within_0_and_1(
+    good: list[bool], blocks: int
+) -> None:
+    samples = Samples(np.array(good, dtype=np.float64), np.arange(len(good)) % blocks)
+    estimate = proportion(samples, blocks)
+    assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
+    assert estimate.value == pytest.approx(np.mean(good))
+    assert estimate.high > estimate.low
+
+
+def test_without_a_failure_the_limit_is_that_of_clopper_and_pearson() -> None:
+    # "Rule of three": 0 of n leave up to 3.7 / n, at 97.5 %.
+    good = Samples(np.ones(57), np.arange(57) % 19)
+    assert proportion(good, 19).low == pytest.approx(0.025 ** (1 / 57), abs=0.01)
+    assert proportion(good, 19).low < 0.99
+
+
+def alike(
+    rng: np.random.Generator, blocks: int, each: int, shift: float = 0.0
+) -> tuple[Floats, Ints]:
+    """Values whose neighbours are alike: a block shares an offset as large as their own noise."""
+    numbers = np.repeat(np.arange(blocks), each)
+    return rng.normal(size=len(numbers)) + rng.normal(size=blocks)[numbers] + shift, numbers
+
+
+def holds(covered: int, of: int) -> bool:
+    """Whether 95 % is likely, by a binomial bound of three standard deviations."""
+    return abs(covered / of - 0.95) <= 3 * math.sqrt(0.95 * 0.05 / of)
+
+
+@pytest.mark.parametrize(("percent", "true"), [(50.0, 0.0), (90.0, 1.8124)])
+def test_percentiles_cover_the_truth_as_often_as_they_say(percent: float, true: float) -> None:
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(300):
+        estimate = percentile(Samples(*alike(rng, 30, 25)), percent, 30)
+        covered += estimate.low <= true <= estimate.high
+    assert holds(covered, 300)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_ratios_cover_the_truth_as_often_as_they_say(paired: bool) -> None:
+    rng = np.random.default_rng(2)
+    covered, widths = 0, []
+    for _ in range(300):
+        values, numbers = alike(rng, 30, 25)
+        base = Samples(np.exp(values), numbers)
+        more = values + rng.normal(scale=0.1, size=len(values)) if paired else alike(rng, 30, 25)[0]
+        other = Samples(np.exp(more) / 1.5, numbers)
+        estimate = ratio(base, other, 50.0, (30, 30), paired)
+        covered += estimate.low <= 1.5 <= estimate.high
+        widths.append(estimate.relative)
+    assert holds(covered, 300)
+    # What both have in common by chance cancels.
+    assert np.median(widths) < 0.15 if paired else np.median(widths) > 0.4
+
+
+def test_what_has_no_limit_says_so() -> None:
+    few = Samples(np.arange(1.0, 58.0), np.arange(57) % 19)
+    assert math.isinf(percentile(few, 99.0, 19).high)
+    assert math.isfinite(percentile(few, 50.0, 19).high)
+    failed = Samples(np.array([1.0, 2.0, math.inf, math.inf] * 20), np.arange(80) % 10)
+    assert ratio(few, failed, 99.0, (19, 10), False).value == 0
+    assert ratio(failed, few, 99.0, (10, 19), False).value == math.inf
+    assert math.isnan(ratio(failed, failed, 99.0, (10, 10), True).value)
+
+
+def test_no_samples_give_no_number() -> None:
+    nothing = Samples(np.array([]), np.array([], dtype=np.int64))
+    for estimate in (percentile(nothing, 50.0, 3), proportion(nothing, 3)):
+        assert np.isnan([estimate.value, estimate.low, estimate.high]).all()
+
+
+def test_a_rate_has_the_interval_of_its_blocks() -> None:
+    estimate = rate(np.array([10.0, 20.0, 30.0]), 10.0)
+    assert estimate.value == 2.0
+    assert estimate.high - 2.0 == pytest.approx(2.0 - estimate.low)
+    assert estimate.high == pytest.approx(2 + 4.3027 / math.sqrt(3), abs=1e-3)
+
+
+def test_blocks_are_windows_of_time_as_long_as_the_memory() -> None:
+    numbers = block_numbers([5.0, 14.9, 15.0, 34.0], start=5.0, width=10.0, first=4)
+    assert numbers.tolist() == [4, 4, 5, 6]
+    assert block_seconds(240, 2.0) == 20
+    assert block_seconds(240, 10.0) == 40
+    assert block_seconds(60, 100.0) == 60
