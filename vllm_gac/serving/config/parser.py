@@ -1,9 +1,9 @@
 """The config parser for models that vLLM cannot serve by itself.
 
 vLLM hands every config in Hugging Face's format to one parser, before it knows the model. Ours runs
-first. It takes over two kinds: models that another tool wrote, and dense models of our families in a
-local directory whose tensors have other shapes than config.json says, which vLLM would fail to load.
-The config that it returns describes a gac model and travels to every process.
+first. It takes over two kinds: models that another tool wrote; and dense models of our families in
+a local directory whose tensors have other shapes than config.json says, which vLLM would fail to
+load. The config that it returns describes a gac model and travels to every process.
 """
 
 from pathlib import Path
