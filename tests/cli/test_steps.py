@@ -66,7 +66,7 @@ def test_compress_alone_plans_and_calibrates(
     assert main([*map(str, args), *map(str, RUN_OPTIONS), "--calibration", str(text)]) == 0
     said = capsys.readouterr().out
     assert re.search(r"KV cache +64 of 64 allowed numbers per token, 50\.0% of dense, 0 left", said)
-    assert re.search(r"expected loss +\d+\.\d{4} nats per token \(by what was measured\)", said)
+    assert re.search(r"expected loss +\d+\.\d{4} nats per token \(measured on this model\)", said)
     assert f"vllm serve {out} --load-format gac" in said
     assert f"vllm-gac evaluate {out} --text HELD_OUT.txt" in said
     said = error(capsys, *args, "--calibration", text, "--quiet")
@@ -82,7 +82,7 @@ def test_what_is_left_of_a_budget_is_explained_and_the_next_command_can_be_copie
     args = ("plan", model, "--param-ratio", 0.8, "--out", plan)
     assert main([*map(str, args)]) == 0
     said = capsys.readouterr().out
-    assert "The parameters budget binds: within it, every plan that takes more here" in said
+    assert "The parameters budget is the limit: within it, using more here" in said
     assert "nats per token (by what other models lose; not measured on this)" in said
     (hint,) = [line for line in said.splitlines() if line.startswith("Compress by it: ")]
     words = shlex.split(hint.removeprefix("Compress by it: "))

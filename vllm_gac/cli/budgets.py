@@ -29,12 +29,10 @@ def print_budgets(plan: "Plan") -> None:
     measured = plan.expected_loss is not None
     loss = plan.expected_loss if measured else plan.notes.get("expected_loss")
     if isinstance(loss, int | float):
-        by = (
-            "by what was measured"
-            if measured
-            else "by what other models lose; not measured on this"
+        source = (
+            "measured on this model" if measured else "estimated from other models, not measured"
         )
-        print(f"{'expected loss':13}  {loss:.4f} nats per token ({by})")
+        print(f"{'expected loss':13}  {loss:.4f} nats per token ({source})")
 
 
 def _why_left(plan: "Plan", budget: str) -> str | None:
@@ -45,13 +43,11 @@ def _why_left(plan: "Plan", budget: str) -> str | None:
     names = {"parameters": "parameters", "kv_elements": "KV cache", "nanoseconds": "time"}
     by = [names[name] for name in limits[budget] if name in names]
     if not by:
-        return "More would not lower the expected loss: every part is as large as it can be chosen."
+        return "No part can become larger, so the rest cannot lower the expected loss."
     if by == [names.get(budget)]:
-        return "The next larger dims would need more than what is left."
+        return "The next larger dims need more than what is left."
     objective = plan.notes.get("objective", "concave")
-    worse = "is expected to lose at least as much"
+    worse = "does not lower the expected loss"
     if objective != "concave":
-        worse = f"is worth no more by the objective {objective}"
-    return (
-        f"The {' and '.join(by)} budget binds: within it, every plan that takes more here {worse}."
-    )
+        worse = f"does not raise the objective {objective}"
+    return f"The {' and '.join(by)} budget is the limit: within it, using more here {worse}."

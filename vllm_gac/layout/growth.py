@@ -18,6 +18,7 @@ def growth_fault(layout: ModelLayout, numbers: int) -> str | None:
     if layout.parameters <= max(_ANY_PARAMETERS, _MOST_TIMES * numbers):
         return None
     return (
-        f"{layout.parameters:,} parameters would be made of {numbers:,} numbers, at most "
-        f"{_MOST_TIMES} of each are"
+        f"the config describes {layout.parameters:,} parameters but the files hold only "
+        f"{numbers:,} numbers; a model may have at most {_MOST_TIMES} times as many parameters as "
+        "its files hold numbers"
     )
