@@ -1,9 +1,11 @@
-"""The Python sources of vLLM's CUDA wheel, without installing it."""
+"""vLLM's CUDA wheel, without installing it: fetched, and its Python sources unpacked."""
 
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Any Linux wheel has the same sources. pip asks for one of this machine otherwise.
@@ -19,30 +21,35 @@ def sources_of(release: str, folder: Path) -> Path:
             of which 30 MB of sources stay in `folder`).
         folder: Where sources of wheels are unpacked, each version once.
     """
-    given = Path(release)
-    if given.is_dir():
-        return given
-    if given.suffix == ".whl":
-        return _unpacked(given, folder / given.name.split("-")[1])
-    if (folder / release / "vllm").is_dir():
-        return folder / release
+    if Path(release).is_dir():
+        return Path(release)
+    out = folder / version_of(release)
+    if not (out / "vllm").is_dir():
+        out.mkdir(parents=True, exist_ok=True)
+        # Unpacked elsewhere and moved, so that an interrupted run leaves no half of it.
+        with wheel_of(release) as wheel, tempfile.TemporaryDirectory(dir=folder) as temporary:
+            with zipfile.ZipFile(wheel) as archive:
+                names = archive.namelist()
+                wanted = [x for x in names if x.startswith("vllm/") and x.endswith(".py")]
+                archive.extractall(temporary, wanted)
+            (Path(temporary) / "vllm").rename(out / "vllm")
+    return out
+
+
+def version_of(release: str) -> str:
+    """The version of a wheel's file; a version stays as it is."""
+    return Path(release).name.split("-")[1] if release.endswith(".whl") else release
+
+
+@contextmanager
+def wheel_of(release: str) -> Iterator[Path]:
+    """The given wheel, or that of a version, which stays while the `with` block runs."""
+    if release.endswith(".whl"):
+        yield Path(release)
+        return
     with tempfile.TemporaryDirectory() as temporary:
         platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
         download = [sys.executable, "-m", "pip", "download", "--quiet", *_WHEEL, *platforms]
         subprocess.run([*download, "--dest", temporary, f"vllm=={release}"], check=True)
         (wheel,) = Path(temporary).glob("vllm-*.whl")
-        return _unpacked(wheel, folder / release)
-
-
-def _unpacked(wheel: Path, out: Path) -> Path:
-    """Unpack the Python sources of a wheel to `out`, all of them or none."""
-    if not (out / "vllm").is_dir():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent) as temporary:
-            with zipfile.ZipFile(wheel) as archive:
-                names = archive.namelist()
-                wanted = [x for x in names if x.startswith("vllm/") and x.endswith(".py")]
-                archive.extractall(temporary, wanted)
-            out.mkdir(exist_ok=True)
-            (Path(temporary) / "vllm").rename(out / "vllm")
-    return out
+        yield wheel
