@@ -93,7 +93,7 @@ def test_alertmanager_takes_its_file_and_sends_pages_to_whom_they_are_for() -> N
     amtool = program("amtool")
     check = subprocess.run([amtool, "check-config", file], capture_output=True, text=True)
     assert check.returncode == 0, check.stderr
-    for severity in ("page", "ticket"):
+    for severity in ("page", "ticket", "heartbeat"):
         route = [amtool, "config", "routes", "test", f"--config.file={file}"]
         run = subprocess.run([*route, f"severity={severity}"], capture_output=True, text=True)
         assert run.stdout.strip() == severity, run.stderr
