@@ -7,6 +7,7 @@ we notice when ptxas is fixed.
 
 import subprocess
 import sys
+from itertools import starmap
 
 import pytest
 import torch
@@ -19,9 +20,12 @@ from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.copy_columns import copy_columns
 from vllm_gac.kernels.decode.compile_ahead import DecodeKind
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
+from vllm_gac.kernels.few_tokens.launch import gated_linears, linears
+from vllm_gac.kernels.few_tokens.tiling import Tiling, faster_than_cublas
 from vllm_gac.kernels.gather_context import KeyValueSource, gather_rows
 from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3, shared_memory
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
+from vllm_gac.kernels.silu_mul import silu_mul
 from vllm_gac.kernels.swiglu import swiglu_linear
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -113,9 +117,30 @@ def launch_the_others(kind: DecodeKind) -> None:
     gather_rows(
         KeyValueSource(keys, values, table, scale, scale), starts, tokens, tokens, g, BF16, latent
     )
+    silu_mul(on_no_device(tokens, 4096), on_no_device(tokens, 4096))
     copy_columns(value, on_no_device(tokens, g.value_heads, g.value_size + 8))
     for batch in (1, 32):
         swiglu_linear(on_no_device(batch, 256), on_no_device(2 * 4096, 256))
+
+
+def launch_few_tokens(capability: tuple[int, int]) -> None:
+    """Launch linears of a few tokens: on Hopper by every tiling that serves, elsewhere by two."""
+    shapes = {"o": ([4096], [1600], False), "down": ([1600], [4096], False),
+              "qkv": ([4096, 1024, 1024], [1600, 640, 640], False),
+              "gate, up": ([14336, 14336], [2432, 2432], True)}  # fmt: skip
+    small = [Tiling(rows, 16, 64, 1, 4, 2, begins_early=False) for rows in (1, 16)]
+    for features, widths, is_gated in shapes.values():
+        for tokens in (1, 16, 32, 64, 128, 256):
+            tilings = [faster_than_cublas(tokens, features, widths, is_gated)]
+            x = on_no_device(tokens, sum(widths))
+            weights = list(starmap(on_no_device, zip(features, widths, strict=True)))
+            for tiling in tilings if capability == HOPPER else small:
+                if tiling is not None and is_gated:
+                    gated_linears(x, *weights, tiling)
+                elif tiling is not None:
+                    linears(x, weights, tiling, torch.zeros(1, dtype=torch.int32))
+            if capability != HOPPER:
+                break
 
 
 def check_shared_memory(kernels: list[Compiled], capability: tuple[int, int]) -> None:
@@ -145,8 +170,14 @@ def test_every_kernel_compiles_and_the_gpu_has_room(
             launch_decode(kind)
         for kind in kinds:
             launch_the_others(kind)
+        launch_few_tokens(capability)
     names = {"split_kv", "latent_split_kv", "merge", "_write", "_rotate", "_gather", "_copy"}
-    assert {kernel.name for kernel in kernels} == names | {"_swiglu"}
+    assert {kernel.name for kernel in kernels} == names | {
+        "_swiglu",
+        "_silu_mul",
+        "by_matrix",
+        "by_vector",
+    }
     check_shared_memory(kernels, capability)
     if capability == HOPPER:
         assert not [found for kernel in kernels for found in unwritten_registers(kernel.sass)]

@@ -1,0 +1,93 @@
+"""Linears of one token, without tensor cores.
+
+Every number of the weights is used once. So it goes from memory to a register without a stop in
+shared memory, and a program of two or four features has all of its weights under way at a time.
+"""
+
+# ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from vllm_gac.kernels.few_tokens.share import fetch, linear_of
+
+
+@triton.jit(
+    do_not_specialize=[
+        "eighths_0",
+        "eighths_1",
+        "eighths_2",
+        "features_0",
+        "features_1",
+        "features_2",
+    ]
+)
+def by_vector(
+    x,
+    weight_0,
+    weight_1,
+    weight_2,
+    out,
+    eighths_0,
+    eighths_1,
+    eighths_2,
+    features_0,
+    features_1,
+    features_2,
+    LINEARS: tl.constexpr,
+    GATED: tl.constexpr,
+    FEATURES: tl.constexpr,
+    STEP: tl.constexpr,
+    EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One program: FEATURES features."""
+    if EARLY:
+        gdc_launch_dependents()
+    own, features, width, weight, x_column, out_column = linear_of(
+        tl.program_id(0),
+        weight_0,
+        weight_1,
+        weight_2,
+        eighths_0,
+        eighths_1,
+        eighths_2,
+        features_0,
+        features_1,
+        features_2,
+        1 if GATED else LINEARS,
+        FEATURES,
+    )
+    feature = own * FEATURES + tl.arange(0, FEATURES)
+    # Lanes past the last feature compute that one again, and do not store it.
+    row_of = tl.minimum(feature, features - 1).to(tl.int64)[:, None]
+    first = weight + row_of * width
+    second = weight_1 + row_of * (eighths_1 * 8)
+    if AHEAD > 0:
+        fetch(first, 0, width, AHEAD)
+        if GATED:
+            fetch(second, 0, eighths_1 * 8, AHEAD)
+    if EARLY:
+        gdc_wait()  # until here, nothing was read or written that the launch before may write
+    last = width
+    if GATED:
+        last = tl.maximum(width, eighths_1 * 8)
+    sums = tl.zeros([FEATURES, STEP], tl.float32)
+    ups = tl.zeros([FEATURES, STEP], tl.float32)
+    for start in tl.range(0, last, STEP, num_stages=STAGES):
+        column = start + tl.arange(0, STEP)
+        inside = column < width
+        weights = tl.load(first + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
+        numbers = tl.load(x + x_column + column, mask=inside, other=0.0).to(tl.float32)
+        sums += weights * numbers[None, :]
+        if GATED:
+            inside = column < eighths_1 * 8
+            weights = tl.load(second + column[None, :], mask=inside[None, :], other=0.0)
+            numbers = tl.load(x + width + column, mask=inside, other=0.0).to(tl.float32)
+            ups += weights.to(tl.float32) * numbers[None, :]
+    total = tl.sum(sums, 1)
+    if GATED:
+        total = total / (1 + tl.exp(-total)) * tl.sum(ups, 1)
+    target = out + out_column + feature
+    tl.store(target, total.to(out.dtype.element_ty), mask=feature < features)

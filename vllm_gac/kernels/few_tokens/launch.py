@@ -1,0 +1,137 @@
+"""Launches linears of a few tokens, and says which linears it is faster for than cuBLAS."""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+
+from vllm_gac.kernels.few_tokens.by_matrix import by_matrix
+from vllm_gac.kernels.few_tokens.by_vector import by_vector
+from vllm_gac.kernels.few_tokens.tiling import MOST_LINEARS, Tiling, faster_than_cublas
+from vllm_gac.kernels.swiglu import is_hopper
+
+
+def faster_tiling(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], is_gated: bool
+) -> Tiling | None:
+    """How to launch these linears, if the kernel accepts them and is faster on this GPU."""
+    accepted = (
+        x.dim() == 2
+        and x.shape[0] > 0
+        and x.stride(1) == 1
+        and x.stride(0) % 8 == 0
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and len(weights) <= MOST_LINEARS
+        and all(
+            weight.dtype == x.dtype
+            and weight.device == x.device
+            and weight.is_contiguous()
+            and weight.shape[1] % 8 == 0
+            for weight in weights
+        )
+        and is_hopper(x.device)
+    )
+    if not accepted:
+        return None
+    features, widths = zip(*(weight.shape for weight in weights), strict=True)
+    return faster_than_cublas(x.shape[0], features, widths, is_gated)
+
+
+def linears(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    tiling: Tiling,
+    counters: torch.Tensor,
+) -> torch.Tensor:
+    """Several linears, each of its own columns of x, written beside each other.
+
+    Sums are in fp32 and rounded once, at the end.
+
+    Args:
+        x: [tokens, sum of the linears' inputs], the numbers of a token contiguous.
+        weights: [out, in] of each of at most MOST_LINEARS linears, contiguous. Every `in` is a
+            multiple of 8.
+        tiling: how programs share the work.
+        counters: int32 zeros, at least `tiling.tiles(...)`; they are zeros again afterwards. No
+            other launch may use them at the same time.
+
+    Returns:
+        [tokens, sum of the linears' outputs].
+    """
+    out = x.new_empty(x.shape[0], sum(weight.shape[0] for weight in weights))
+    _launch(x, weights, out, tiling, counters, is_gated=False)
+    return out
+
+
+def gated_linears(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    tiling: Tiling,
+) -> torch.Tensor:
+    """silu(gate of its columns of x) * (up of its columns of x).
+
+    Args:
+        x: [tokens, the gate's inputs + the up's inputs], the numbers of a token contiguous.
+        gate: [features, in], contiguous; `in` is a multiple of 8.
+        up: [features, in], likewise, with an `in` of its own.
+        tiling: how programs share the work, without splits.
+
+    Returns:
+        [tokens, features].
+    """
+    out = x.new_empty(x.shape[0], gate.shape[0])
+    _launch(x, (gate, up), out, tiling, x, is_gated=True)
+    return out
+
+
+def _launch(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    out: torch.Tensor,
+    tiling: Tiling,
+    counters: torch.Tensor,
+    is_gated: bool,
+) -> None:
+    tokens, count = x.shape[0], len(weights)
+    own = list(weights) + [weights[0]] * (MOST_LINEARS - count)
+    # Strides and widths are passed in eights: the compiler then knows that rows are aligned, and
+    # loads 16 bytes at a time.
+    eighths = [weight.shape[1] // 8 for weight in own]
+    features = [weight.shape[0] for weight in own]
+    tiles = tiling.feature_tiles(features[: 1 if is_gated else count])
+    constants = {
+        "LINEARS": count,
+        "GATED": is_gated,
+        "FEATURES": tiling.features,
+        "STEP": tiling.step,
+        "EARLY": tiling.begins_early,
+        "AHEAD": tiling.ahead if tiling.begins_early else 0,
+        "STAGES": tiling.stages,
+        "num_warps": tiling.warps,
+    }
+    if tiling.begins_early:
+        constants["launch_pdl"] = True
+    if tiling.rows == 1:
+        by_vector[(tiles,)](x, *own, out, *eighths, *features, **constants)
+        return
+    blocks = triton.cdiv(tokens, tiling.rows)
+    partial = out
+    if tiling.splits > 1:
+        numbers = tiles * blocks * tiling.splits * tiling.features * tiling.rows
+        partial = torch.empty(numbers, dtype=torch.float32, device=x.device)
+    by_matrix[tiles, tiling.splits, blocks](
+        x,
+        *own,
+        out,
+        partial,
+        counters,
+        tokens,
+        x.stride(0) // 8,
+        *eighths,
+        *features,
+        out.shape[1],
+        ROWS=tiling.rows,
+        SPLITS=tiling.splits,
+        **constants,
+    )

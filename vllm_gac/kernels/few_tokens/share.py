@@ -1,0 +1,65 @@
+"""What both kernels share: whose tile a program has, and asking for weights ahead of time."""
+
+# ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+import triton
+import triton.language as tl
+
+# Numbers in a cache line of 128 bytes.
+_LINE = tl.constexpr(64)
+
+
+@triton.jit
+def linear_of(
+    tile,
+    weight_0,
+    weight_1,
+    weight_2,
+    eighths_0,
+    eighths_1,
+    eighths_2,
+    features_0,
+    features_1,
+    features_2,
+    LINEARS: tl.constexpr,
+    FEATURES: tl.constexpr,
+):
+    """The linear that the tile belongs to, where tiles have FEATURES features.
+
+    Returns its tile, features, width and weight, and where its columns of x and of the output are.
+    """
+    own, features, width, weight = tile, features_0, eighths_0 * 8, weight_0
+    x_column, out_column = 0, 0
+    tiles_0 = tl.cdiv(features_0, FEATURES)
+    tiles_01 = tiles_0 + tl.cdiv(features_1, FEATURES)
+    if LINEARS > 2 and tile >= tiles_01:
+        own = tile - tiles_01
+        features = features_2
+        width = eighths_2 * 8
+        weight = weight_2
+        x_column = (eighths_0 + eighths_1) * 8
+        out_column = features_0 + features_1
+    elif LINEARS > 1 and tile >= tiles_0:
+        own = tile - tiles_0
+        features = features_1
+        width = eighths_1 * 8
+        weight = weight_1
+        x_column = eighths_0 * 8
+        out_column = features_0
+    return own, features, width, weight, x_column, out_column
+
+
+@triton.jit
+def fetch(rows, begin, width, AHEAD: tl.constexpr):
+    """Ask for AHEAD numbers of each row of weights, into the L2 cache, without waiting.
+
+    `rows` are pointers, [features, 1], and `begin` is the first number.
+    """
+    column = begin + tl.arange(0, AHEAD // _LINE)[None, :] * _LINE
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [rows + tl.minimum(column, width - 8)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
