@@ -40,6 +40,8 @@ METHODS = (
 class _Decided(LinearBase):
     """One of vLLM's linears, up to the choice of its quantization method."""
 
+    bias = None
+
     def __init__(self, *_: Any, quant_config: Any = None, prefix: str = "", **__: Any) -> None:
         nn.Module.__init__(self)
         self.prefix = prefix

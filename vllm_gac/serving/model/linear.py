@@ -7,9 +7,12 @@ Where several column-parallel linears of one input are low rank, their A factors
 GEMM, because at decode a skinny GEMM takes no longer than its launch. Under a quantization config
 they are not fused: the config lists the linears to skip by their own names, and vLLM cannot match
 those to a fused linear.
+
+Factors that only multiply are computed by our own kernel where it is faster
+(serving/model/one_launch.py).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -20,15 +23,17 @@ from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
-    UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.platforms import current_platform
+
+from vllm_gac.serving.model.one_launch import OneLaunch
 
 # By name of a checkpoint's linear: the fused linear that it is loaded into, and its shard there.
 Shards = dict[str, tuple[str, str | int]]
 
 _DOWN_FACTORS = "down_factors"
+_DOWN_LAUNCH, _UP_LAUNCH = "down_launch", "up_launch"
 # Each part of a fused output begins on 16 bytes, eight 16-bit numbers. Otherwise the next GEMM is
 # slow.
 _GRANULE = 8
@@ -39,13 +44,17 @@ class LowRankLinear(nn.Module):
 
     def __init__(self, down: LinearBase, up: LinearBase) -> None:
         super().__init__()
-        self.A = down
-        self.B = up
+        self.A: nn.Module = down
+        self.B: nn.Module = up
+        self.down_launch, self.up_launch = OneLaunch(down), OneLaunch(up)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, nn.Parameter | None]:
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The output, and None in place of a bias, which has been added; as vLLM's linears do."""
-        x, _ = self.A(x)
-        return self.B(x)
+        latents = self.down_launch.at_once(x)
+        if latents is None:
+            latents, _ = self.A(x)
+        out = self.up_launch.at_once(latents)
+        return (self.B(latents)[0] if out is None else out), None
 
 
 class UpFactor(nn.Module):
@@ -84,6 +93,7 @@ def add_column_parallel(
     stay_separate = quant_config is not None or get_current_vllm_config().lora_config is not None
     if len(fused) < 2 or stay_separate or any(ranks[name] % _GRANULE for name in fused):
         fused = []
+    ups = []
     for name, (out_size, in_size) in shapes.items():
         rank, own_prefix = ranks.get(name), f"{prefix}.{name}"
         if name not in fused:
@@ -94,6 +104,7 @@ def add_column_parallel(
             ranks[name], out_size, bias=bias, quant_config=quant_config, prefix=f"{own_prefix}.B"
         )
         owner.add_module(name, UpFactor(up))
+        ups.append(up)
     if not fused:
         return {}
     down = MergedColumnParallelLinear(
@@ -104,6 +115,8 @@ def add_column_parallel(
         disable_tp=True,  # replicated
     )
     owner.add_module(_DOWN_FACTORS, down)
+    owner.add_module(_DOWN_LAUNCH, OneLaunch(down))
+    owner.add_module(_UP_LAUNCH, OneLaunch(*ups))
     return {f"{name}.A": (_DOWN_FACTORS, shard) for shard, name in enumerate(fused)}
 
 
@@ -118,34 +131,71 @@ def project(owner: nn.Module, names: Iterable[str], x: torch.Tensor) -> list[tor
     Returns:
         Each linear's output, [tokens, its out], in the order of `names`.
     """
-    linears = [getattr(owner, name) for name in names]
-    latents = iter(_latents(owner, x))
-    return [
-        linear.B(next(latents))[0] if isinstance(linear, UpFactor) else linear(x)[0]
-        for linear in linears
-    ]
+    linears: list[nn.Module] = [getattr(owner, name) for name in names]
+    ups = iter(_up_outputs(owner, linears, _latents(owner, x)) if _fuses(owner) else ())
+    return [next(ups) if isinstance(linear, UpFactor) else linear(x)[0] for linear in linears]
 
 
-def _latents(owner: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    down = getattr(owner, _DOWN_FACTORS, None)
-    if down is None:
-        return ()
-    latents = down(x)[0].split(down.output_sizes, dim=-1)
+def project_gated(
+    owner: nn.Module,
+    names: tuple[str, str],
+    x: torch.Tensor,
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Apply gate and up, the linears `names` of `owner`, and SwiGLU.
+
+    Args:
+        owner: Their module, to which `add_column_parallel` added them.
+        names: Gate and up.
+        x: [tokens, in].
+        activation: SwiGLU of gate and up, [tokens, 2 * features], beside each other.
+
+    Returns:
+        silu(gate) * up, [tokens, features].
+    """
+    linears: list[nn.Module] = [getattr(owner, name) for name in names]
+    if not all(isinstance(linear, UpFactor) for linear in linears):
+        return activation(torch.cat(project(owner, names, x), dim=-1))
+    launch, latents = _up_launch(owner), _latents(owner, x)
+    gated = launch.gated_at_once(latents)
+    if gated is not None:
+        return gated
+    gate, up = _up_outputs(owner, linears, latents)
+    if not launch.may_compute(x):
+        return activation(torch.cat((gate, up), dim=-1))
+    from vllm_gac.kernels.silu_mul import silu_mul
+
+    return silu_mul(gate, up)
+
+
+def _fuses(owner: nn.Module) -> bool:
+    return hasattr(owner, _DOWN_FACTORS)
+
+
+def _up_launch(owner: nn.Module) -> OneLaunch:
+    launch: OneLaunch = getattr(owner, _UP_LAUNCH)
+    return launch
+
+
+def _latents(owner: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The latents of the fused linears beside each other, [tokens, sum of the ranks]."""
+    latents: torch.Tensor | None = getattr(owner, _DOWN_LAUNCH).at_once(x)
+    return getattr(owner, _DOWN_FACTORS)(x)[0] if latents is None else latents
+
+
+def _up_outputs(
+    owner: nn.Module, linears: Iterable[nn.Module], latents: torch.Tensor
+) -> list[torch.Tensor]:
+    """The output of each of the `linears` whose A factors are fused, [tokens, its out]."""
+    ups: list[LinearBase] = [linear.B for linear in linears if isinstance(linear, UpFactor)]
+    beside = _up_launch(owner).at_once(latents)
+    if beside is not None:
+        return list(beside.split([up.weight.shape[0] for up in ups], dim=-1))
+    parts = latents.split(getattr(owner, _DOWN_FACTORS).output_sizes, dim=-1)
     # cuBLAS takes strided rows. Other kernels may need contiguous ones.
-    if current_platform.is_cuda():
-        return tuple(latents)
-    return tuple(latent.contiguous() for latent in latents)
-
-
-def is_plain(linear: LinearBase) -> bool:
-    """Whether `linear` only multiplies by its weight, and vLLM is free to choose the kernel."""
-    config = get_current_vllm_config()
-    return (
-        type(linear.quant_method) is UnquantizedLinearMethod
-        and linear.bias is None
-        and config.kernel_config.linear_backend == "auto"
-        and config.lora_config is None
-    )
+    if not current_platform.is_cuda():
+        parts = tuple(part.contiguous() for part in parts)
+    return [up(part)[0] for up, part in zip(ups, parts, strict=True)]
 
 
 def column_parallel(

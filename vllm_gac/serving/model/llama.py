@@ -30,11 +30,11 @@ from vllm_gac.serving.loading.quantized_checkpoint import packed_alike
 from vllm_gac.serving.model.linear import (
     Shards,
     add_column_parallel,
-    is_plain,
-    project,
+    project_gated,
     row_parallel,
 )
 from vllm_gac.serving.model.lora import fit_adapters
+from vllm_gac.serving.model.one_launch import is_plain, runs_as_written
 from vllm_gac.serving.model.self_attention import GacSelfAttention
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class GacMLP(nn.Module):
     def _gated(self, x: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, [tokens, width]."""
         if not self.is_fused:
-            return self.act_fn(torch.cat(project(self, GATE_AND_UP, x), dim=-1))
-        if self.is_plain and x.is_cuda and not torch.compiler.is_compiling():
+            return project_gated(self, GATE_AND_UP, x, self.act_fn)
+        if self.is_plain and runs_as_written(x):
             from vllm_gac.kernels.swiglu import is_faster, swiglu_linear
 
             if is_faster(x, self.gate_up_proj.weight):

@@ -1,0 +1,157 @@
+"""Which linears our kernel computes, and that linears beside each other are right without it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("vllm")
+
+from vllm_gac.kernels import silu_mul
+from vllm_gac.kernels.few_tokens import launch as kernel
+from vllm_gac.serving.model import one_launch
+from vllm_gac.serving.model.linear import LowRankLinear, UpFactor, project, project_gated
+from vllm_gac.serving.model.one_launch import OneLaunch
+
+SHAPES = ((6, 8), (4, 16), (5, 24))
+
+
+class _Linear(nn.Module):
+    """One of vLLM's linears, as far as it is called here."""
+
+    def __init__(self, out_size: int, in_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(out_size, in_size), requires_grad=False)
+        self.input_size = in_size
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return x @ self.weight.t(), None
+
+
+def _launch(*shapes: tuple[int, int]) -> Any:
+    return OneLaunch(*(_Linear(*shape) for shape in shapes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Linears count as plain ones on a GPU. Returns the calls of the kernel, which is torch."""
+    calls: list[str] = []
+
+    def linears(x: Any, weights: Any, tiling: str, counters: Any) -> torch.Tensor:
+        calls.append(f"{len(weights)} by {tiling}")
+        parts = x.split([weight.shape[1] for weight in weights], dim=1)
+        pairs = zip(parts, weights, strict=True)
+        return torch.cat([part @ weight.t() for part, weight in pairs], dim=1)
+
+    def gated(x: Any, gate: Any, up: Any, tiling: str) -> torch.Tensor:
+        calls.append(f"gated by {tiling}")
+        return _swiglu(linears(x, [gate, up], tiling, None))
+
+    monkeypatch.setattr(one_launch, "runs_as_written", lambda x: True)
+    monkeypatch.setattr(kernel, "linears", linears)
+    monkeypatch.setattr(kernel, "gated_linears", gated)
+    return calls
+
+
+def _swiglu(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=1)
+    return nn.functional.silu(gate) * up
+
+
+def _separately(launch: Any, x: torch.Tensor) -> list[torch.Tensor]:
+    parts = x.split([linear.weight.shape[1] for linear in launch.linears], dim=1)
+    return [linear(part)[0] for linear, part in zip(launch.linears, parts, strict=True)]
+
+
+@pytest.mark.parametrize("shapes", [SHAPES[:1], SHAPES])
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("tiling", [None, "tiles"])
+def test_plain_linears_take_one_launch_if_that_is_faster(
+    shapes: Any,
+    plain: bool,
+    tiling: str | None,
+    on_a_gpu: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernel, "faster_tiling", lambda x, weights, is_gated: tiling)
+    launch = _launch(*shapes)
+    launch.is_plain = plain
+    x = torch.randn(3, sum(in_size for _, in_size in shapes))
+    beside = launch.at_once(x)
+    if not plain or tiling is None:
+        assert beside is None
+        assert on_a_gpu == []
+    else:
+        torch.testing.assert_close(beside, torch.cat(_separately(launch, x), dim=1))
+        assert on_a_gpu == [f"{len(shapes)} by tiles"]
+
+
+def test_without_a_gpu_linears_are_vllms_own() -> None:
+    launch = _launch(*SHAPES)
+    assert not launch.is_plain
+    assert launch.counters.numel() == 0
+    assert list(launch.parameters()) == []  # they stay their owner's
+    assert launch.at_once(torch.randn(3, 48)) is None
+
+
+class _Fused(nn.Module):
+    """Gate and up with one A, as `add_column_parallel` makes them, and a k that is dense."""
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.down_factors: Any = _Linear(24, 10)
+        self.down_factors.output_sizes = [8, 16]
+        gate, up = _Linear(6, 8), _Linear(6, 16)
+        self.gate, self.up, self.k = UpFactor(gate), UpFactor(up), _Linear(5, 10)  # type: ignore[arg-type]
+        self.down_launch: Any = OneLaunch(self.down_factors)
+        self.up_launch: Any = OneLaunch(gate, up)  # type: ignore[arg-type]
+        self.down_launch.is_plain = self.up_launch.is_plain = plain
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("tiling", [None, "tiles"])
+def test_fused_projections_are_right_by_whatever_kernel(
+    plain: bool, tiling: str | None, on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "faster_tiling", lambda x, weights, is_gated: tiling)
+    monkeypatch.setattr(silu_mul, "silu_mul", lambda gate, up: nn.functional.silu(gate) * up)
+    owner, x = _Fused(plain), torch.randn(3, 10)
+    gate_latent, up_latent = owner.down_factors(x)[0].split([8, 16], dim=1)
+    expected = owner.gate.B(gate_latent)[0], owner.k(x)[0], owner.up.B(up_latent)[0]
+    for got, right in zip(project(owner, ("gate", "k", "up"), x), expected, strict=True):
+        torch.testing.assert_close(got, right)
+    gated = project_gated(owner, ("gate", "up"), x, _swiglu)
+    torch.testing.assert_close(gated, nn.functional.silu(expected[0]) * expected[2])
+    assert ("gated by tiles" in on_a_gpu) == (plain and tiling is not None)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_wrapped_factor_is_called_unless_ours_is_faster(
+    plain: bool, on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "faster_tiling", lambda x, weights, is_gated: None)
+    low_rank = LowRankLinear(_Linear(4, 10), _Linear(6, 4))  # type: ignore[arg-type]
+    low_rank.down_launch.is_plain = low_rank.up_launch.is_plain = plain
+    x = torch.randn(3, 10)
+    before, _ = low_rank(x)
+    low_rank.A = _Twice(low_rank.A)  # as vLLM does for LoRA
+    torch.testing.assert_close(low_rank(x)[0], 2 * before)
+
+
+class _Twice(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return 2 * self.inner(x)[0], None
+
+
+def test_projections_of_separate_linears_are_applied_one_by_one() -> None:
+    owner = nn.Module()
+    owner.gate, owner.up = _Linear(6, 8), _Linear(6, 8)
+    x = torch.randn(3, 8)
+    gate, up = project(owner, ("gate", "up"), x)
+    expected = nn.functional.silu(gate) * up
+    torch.testing.assert_close(project_gated(owner, ("gate", "up"), x, _swiglu), expected)

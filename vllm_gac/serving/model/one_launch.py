@@ -1,0 +1,99 @@
+"""Linears that one launch of our kernel computes, where that is faster than vLLM's own linears.
+
+Ours only multiplies: linears that are quantized, have biases or are adapted by LoRA stay vLLM's.
+So do all linears if the model is compiled, because Inductor decides about launches then.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from vllm.config import get_current_vllm_config
+from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    from vllm_gac.kernels.few_tokens.tiling import Tiling
+
+
+class OneLaunch(nn.Module):
+    """Linears, each of its own columns of one input. It does not own them.
+
+    Its owner calls its own linears where this gives None: vLLM may have wrapped them since.
+    """
+
+    counters: torch.Tensor  # int32, what programs of one launch count with; always zeros
+
+    def __init__(self, *linears: LinearBase) -> None:
+        super().__init__()
+        self.linears = linears  # in a tuple, where torch does not look for submodules
+        self.is_plain = current_platform.is_cuda() and all(map(is_plain, linears))
+        count = 0
+        if self.is_plain:
+            from vllm_gac.kernels.few_tokens.tiling import MOST_TILES
+
+            count = MOST_TILES
+        # A buffer, so that vLLM's sleep mode keeps the zeros.
+        self.register_buffer("counters", torch.zeros(count, dtype=torch.int32), persistent=False)
+
+    def may_compute(self, x: torch.Tensor) -> bool:
+        """Whether kernels of ours may take the place of these linears and of what follows them."""
+        return self.is_plain and runs_as_written(x)
+
+    def at_once(self, x: torch.Tensor) -> torch.Tensor | None:
+        """The outputs beside each other by one launch; None if that is not faster.
+
+        Args:
+            x: [tokens, sum of the inputs].
+
+        Returns:
+            [tokens, sum of the outputs].
+        """
+        tiling = self._tiling(x, is_gated=False)
+        if tiling is None:
+            return None
+        from vllm_gac.kernels.few_tokens.launch import linears
+
+        out = linears(x, [linear.weight for linear in self.linears], tiling, self.counters)
+        last = self.linears[-1]
+        if isinstance(last, RowParallelLinear) and last.reduce_results and last.tp_size > 1:
+            out = tensor_model_parallel_all_reduce(out)
+        return out
+
+    def gated_at_once(self, x: torch.Tensor) -> torch.Tensor | None:
+        """silu(gate) * up of two linears, [tokens, features]; None if one launch is not faster."""
+        tiling = self._tiling(x, is_gated=True)
+        if tiling is None:
+            return None
+        from vllm_gac.kernels.few_tokens.launch import gated_linears
+
+        gate, up = self.linears
+        return gated_linears(x, gate.weight, up.weight, tiling)
+
+    def _tiling(self, x: torch.Tensor, is_gated: bool) -> "Tiling | None":
+        if not self.may_compute(x):
+            return None
+        from vllm_gac.kernels.few_tokens.launch import faster_tiling
+
+        return faster_tiling(x, [linear.weight for linear in self.linears], is_gated)
+
+
+def is_plain(linear: LinearBase) -> bool:
+    """Whether `linear` only multiplies by its weight, and vLLM is free to choose the kernel."""
+    config = get_current_vllm_config()
+    return (
+        type(linear.quant_method) is UnquantizedLinearMethod
+        and linear.bias is None
+        and config.kernel_config.linear_backend == "auto"
+        and config.lora_config is None
+    )
+
+
+def runs_as_written(x: torch.Tensor) -> bool:
+    """Whether what we call now runs on a GPU as it stands, and torch.compile does not trace it."""
+    return x.is_cuda and not torch.compiler.is_compiling()
