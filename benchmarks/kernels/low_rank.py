@@ -1,0 +1,161 @@
+"""The low-rank linears of a layer: as served, as plain GEMMs, and the dense linears.
+
+    python -m benchmarks.kernels.low_rank [--out benchmarks/results/low_rank_h200]
+
+Measures everything in one run; weights are read from memory, never from the L2.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+from vllm import _custom_ops  # noqa: F401 -- brings torch.ops._C
+
+from benchmarks.common.page import measure_rows
+from vllm_gac.kernels.few_tokens.launch import faster_tiling, gated_linears, linears
+from vllm_gac.kernels.few_tokens.tiling import MOST_TILES
+from vllm_gac.kernels.silu_mul import silu_mul
+from vllm_gac.profiling.timing import MORE_THAN_L2, copy_bandwidth, microseconds
+
+TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 2048, 16384)
+# (out, in, rank) of each linear: Llama-3-8B's, and the ranks of the model `low-rank-80` in
+# benchmarks/engines/whole_model.
+GROUPS = {
+    "q, k, v": ((4096, 4096, 1600), (1024, 4096, 640), (1024, 4096, 640)),
+    "o": ((4096, 4096, 1600),),
+    "gate, up": ((14336, 4096, 2432), (14336, 4096, 2432)),
+    "down": ((4096, 14336, 2432),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Linears of one input: the dense one, the down factors as one, and each up factor."""
+
+    is_gated: bool
+    dense: torch.Tensor
+    down: torch.Tensor
+    ups: tuple[torch.Tensor, ...]
+
+    @property
+    def ranks(self) -> list[int]:
+        return [up.shape[1] for up in self.ups]
+
+    @property
+    def factor_bytes(self) -> int:
+        return self.down.nbytes + sum(up.nbytes for up in self.ups)
+
+
+def main() -> None:
+    """Measure every group of linears, and all four one after the other."""
+    title = "Low-rank linears of a layer"
+    about = (
+        "Microseconds in a CUDA graph; bf16. Llama-3-8B's shape, ranks of the model `low-rank-80` "
+        "(benchmarks/engines/whole_model).\n`bytes` is the time to read the factors at the copy "
+        "bandwidth of this run. `dense` is cuBLAS on\nthe dense linears, `GEMMs` cuBLAS on the "
+        "factors, with a `cat` of gate and up, `served` what a gac\nmodel runs. SwiGLU is part of "
+        "gate and up. `layer` is all four, one after the other, without\nattention and norms."
+    )
+    measure_rows(__doc__, "benchmarks.kernels.low_rank", title, about, _rows())
+
+
+def _rows() -> Iterator[dict[str, Any]]:
+    bandwidth = copy_bandwidth()
+    layers = [_layer() for _ in range(2)]
+    counters = torch.zeros(MOST_TILES, dtype=torch.int32, device="cuda")
+    for tokens in TOKENS:
+        for names in (*([name] for name in GROUPS), list(GROUPS)):
+            bytes_read = sum(layers[0][name].factor_bytes for name in names)
+            copies = max(2, -(-MORE_THAN_L2 // bytes_read))
+            groups = [[layers[i % 2][name] for name in names] for i in range(copies)]
+            if len(names) == 1:  # both layers' groups fit into the L2: use more copies
+                groups = [[_copied(group) for group in copy] for copy in groups]
+            row = {"linears": names[0] if len(names) == 1 else "layer", "tokens": tokens}
+            yield row | _measure(groups, tokens, counters, bytes_read / bandwidth / 1e6)
+
+
+def _layer() -> dict[str, Group]:
+    made = {}
+    for name, shapes in GROUPS.items():
+        width = shapes[0][1]
+        made[name] = Group(
+            name == "gate, up",
+            _random(sum(rows for rows, _, _ in shapes), width),
+            _random(sum(rank for _, _, rank in shapes), width),
+            tuple(_random(rows, rank) for rows, _, rank in shapes),
+        )
+    return made
+
+
+def _random(rows: int, columns: int) -> torch.Tensor:
+    return (torch.randn(rows, columns, device="cuda") / columns**0.5).bfloat16()
+
+
+def _copied(group: Group) -> Group:
+    ups = tuple(up.clone() for up in group.ups)
+    return Group(group.is_gated, group.dense.clone(), group.down.clone(), ups)
+
+
+def _measure(
+    copies: Sequence[Sequence[Group]], tokens: int, counters: torch.Tensor, bytes_time: float
+) -> dict[str, object]:
+    inputs = [_random(tokens, group.down.shape[1]) for group in copies[0]]
+    ways: dict[str, Callable[[torch.Tensor, Group], object]] = {
+        "dense": _dense,
+        "GEMMs": _gemms,
+        "served": lambda x, group: _served(x, group, counters),
+    }
+    times = {}
+    for name, way in ways.items():
+        turn = itertools.cycle(copies)
+
+        def once(way: Any = way, turn: Any = turn) -> None:
+            for x, group in zip(inputs, next(turn), strict=True):
+                way(x, group)
+
+        times[name] = microseconds(once, calls=len(copies))
+    return {
+        "bytes": round(bytes_time, 1),
+        **{name: round(time, 1) for name, time in times.items()},
+        "dense / served": round(times["dense"] / times["served"], 2),
+        "GEMMs / served": round(times["GEMMs"] / times["served"], 2),
+        "bytes / served": round(bytes_time / times["served"], 2),
+    }
+
+
+def _dense(x: torch.Tensor, group: Group) -> torch.Tensor:
+    out = linear(x, group.dense)
+    return _swiglu(out) if group.is_gated else out
+
+
+def _gemms(x: torch.Tensor, group: Group) -> object:
+    parts = linear(x, group.down).split(group.ranks, dim=-1)
+    outs = [linear(part, up) for part, up in zip(parts, group.ups, strict=True)]
+    return _swiglu(torch.cat(outs, dim=-1)) if group.is_gated else outs
+
+
+def _served(x: torch.Tensor, group: Group, counters: torch.Tensor) -> object:
+    """What serving/model/one_launch.py does with plain linears, without vLLM's modules."""
+    down, ups = faster_tiling(x, [group.down], False), group.ups
+    latents = linear(x, group.down) if down is None else linears(x, [group.down], down, counters)
+    tiling = faster_tiling(latents, ups, group.is_gated)
+    if tiling is not None and group.is_gated:
+        return gated_linears(latents, *ups, tiling)
+    if tiling is not None:
+        return linears(latents, ups, tiling, counters)
+    parts = latents.split(group.ranks, dim=-1)
+    outs = [linear(part, up) for part, up in zip(parts, ups, strict=True)]
+    return silu_mul(*outs) if group.is_gated else outs
+
+
+def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    torch.ops._C.silu_and_mul(out, gate_up)
+    return out
+
+
+if __name__ == "__main__":
+    main()
