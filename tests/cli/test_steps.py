@@ -83,7 +83,7 @@ def test_what_is_left_of_a_budget_is_explained_and_the_next_command_can_be_copie
     assert main([*map(str, args)]) == 0
     said = capsys.readouterr().out
     assert "The parameters budget is the limit: within it, using more here" in said
-    assert "nats per token (by what other models lose; not measured on this)" in said
+    assert "nats per token (estimated from other models, not measured)" in said
     (hint,) = [line for line in said.splitlines() if line.startswith("Compress by it: ")]
     words = shlex.split(hint.removeprefix("Compress by it: "))
     assert words[:3] == ["vllm-gac", "compress", str(model)]
