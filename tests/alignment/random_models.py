@@ -1,6 +1,6 @@
 """Random models with dims of every kind, mostly misaligned, and their logits."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -66,10 +66,19 @@ class RandomModel:
             return logits(reference, weights.__getitem__, TOKENS)
 
 
+FAMILIES: list[dict[str, Any]] = [
+    {"model_type": "llama"},
+    {"model_type": "mistral", "sliding_window": 5},
+    {"model_type": "qwen2"},
+    {"model_type": "qwen3"},
+]
+
+
 @st.composite
-def layers(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
+def layers(draw: st.DrawFn, head_dim: int, family: Mapping[str, Any]) -> dict[str, Any]:
     """Any layer that the model can have: rotary or latent, grouped, pruned, low rank."""
-    form = draw(st.sampled_from(["rotary", "latent"]))
+    forms = ["rotary"] if family["model_type"] == "qwen3" else ["rotary", "latent"]
+    form = draw(st.sampled_from(forms))
     query_heads = draw(st.sampled_from([2, 4] if form == "rotary" else [HEADS]))
     key_heads = draw(st.sampled_from([1, 2]))
     own = draw(st.booleans()) and form == "rotary"
@@ -85,14 +94,16 @@ def layers(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
         "query_heads": query_heads,
         "rope_table": form == "rotary" and (not own or draw(st.booleans())),
     }
-    shapes = _shapes(layer, head_dim)
+    shapes = _shapes(layer, head_dim, family)
     names = draw(st.sets(st.sampled_from(LINEARS)))
     layer["ranks"] = {name: draw(st.integers(1, min(shapes[name]))) for name in sorted(names)}
     return layer
 
 
-def _shapes(layer: dict[str, Any], head_dim: int) -> dict[str, tuple[int, int]]:
-    layout = layout_of(gac_config([layer], head_dim))
+def _shapes(
+    layer: dict[str, Any], head_dim: int, family: Mapping[str, Any]
+) -> dict[str, tuple[int, int]]:
+    layout = layout_of(gac_config([layer], head_dim, **family))
     return {name: layout.linear_shape(layout.layers[0], name) for name in LINEARS}
 
 
@@ -116,14 +127,16 @@ def gac_config(layers: list[dict[str, Any]], head_dim: int, **changes: Any) -> d
 def models(draw: st.DrawFn) -> RandomModel:
     """A model with random layers, and random values of all attributes that the reference knows."""
     head_dim = draw(st.sampled_from([6, 10, 16, 18]))
+    family = draw(st.sampled_from(FAMILIES))
+    biased = draw(st.booleans())
     raw = gac_config(
-        [draw(layers(head_dim)) for _ in range(LAYERS)],
+        [draw(layers(head_dim, family)) for _ in range(LAYERS)],
         head_dim,
         rope_parameters=draw(st.sampled_from([DEFAULT_ROPE, LINEAR_ROPE, LLAMA3_ROPE])),
-        attention_bias=draw(st.booleans()),
+        attention_bias=biased and family["model_type"] != "qwen3",
         mlp_bias=draw(st.booleans()),
         tie_word_embeddings=draw(st.booleans()),
-        **draw(st.sampled_from([{}, {"model_type": "mistral", "sliding_window": 5}])),
+        **family,
     )
     return RandomModel(raw, draw(st.integers(0, 999)))
 

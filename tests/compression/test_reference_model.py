@@ -34,6 +34,14 @@ MODELS = {
         "max_window_layers": 0,
     },
     "qwen2, idle window": {"model_type": "qwen2", "sliding_window": 24},
+    "qwen3": {"model_type": "qwen3"},
+    "qwen3, tied, eight to one": {
+        "model_type": "qwen3",
+        "tie_word_embeddings": True,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+    },
     "mistral without a window": {"model_type": "mistral", "sliding_window": None},
 }
 

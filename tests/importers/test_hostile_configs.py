@@ -27,7 +27,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 CHANGES: dict[str, dict[str, Any]] = {
     "a list for a type": {"model_type": ["llama"]},
     "no type": {"model_type": None},
-    "another type": {"model_type": "qwen2"},
+    "another type": {"model_type": "gpt2"},
     "a billion layers": {"num_hidden_layers": 10**9},
     "layers beyond 64 bits": {"num_hidden_layers": 2**70},
     "layers by halves": {"num_hidden_layers": 2.5},

@@ -21,6 +21,7 @@ SOURCES = (
     "model_executor/models/llama.py",
     "model_executor/models/mistral.py",
     "model_executor/models/qwen2.py",
+    "model_executor/models/qwen3.py",
     "model_executor/models/adapters.py",
     "config/model.py",
     "transformers_utils/model_arch_config_convertor.py:ModelArchConfigConvertorBase",
@@ -343,6 +344,10 @@ def test_the_window_of_a_qwen2_is_that_of_transformers(
     ("changes", "message"),
     [
         (
+            {"model_type": "qwen3", "attention_bias": True},
+            "attention_bias: is true, with which tra",
+        ),
+        (
             {"use_sliding_window": True, "max_window_layers": 1},
             "sliding_window: is 64 in 1 of 2 layers only; served is one for all layers or none",
         ),
@@ -376,7 +381,12 @@ def test_windows_of_all_layers_or_none_are_honoured() -> None:
 
 
 def test_the_demo_and_what_transformers_writes_are_served() -> None:
-    from transformers import LlamaConfig, MistralConfig, Qwen2Config
+    from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-    for made in (LlamaConfig(), MistralConfig(sliding_window=4096), Qwen2Config()):
+    for made in (
+        LlamaConfig(),
+        MistralConfig(sliding_window=4096),
+        Qwen2Config(),
+        Qwen3Config(),
+    ):
         layout_of(json.loads(made.to_json_string(use_diff=False)))

@@ -139,6 +139,7 @@ def test_a_latent_for_two_heads_is_raised_to_both() -> None:
         ({"mlp_bias": True}, {"gate_proj", "up_proj", "down_proj"}),
         ({"mlp_bias": True, "model_type": "mistral"}, set()),
         (QWEN2, {"q_proj", "k_proj", "v_proj"}),
+        (QWEN2 | {"model_type": "qwen3"}, set()),
         (QWEN2 | {"attention_bias": True, "mlp_bias": True}, {"q_proj", "k_proj", "v_proj"}),
     ],
 )

@@ -53,13 +53,15 @@ def test_a_mistral_without_a_key_has_what_transformers_fills_in() -> None:
     assert hf(model_type="mistral", sliding_window=None).sliding_window is None
 
 
-def test_a_qwen2_without_a_key_has_what_transformers_fills_in() -> None:
-    from transformers import Qwen2Config
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_qwen_without_a_key_has_what_transformers_fills_in(family: str) -> None:
+    from transformers import CONFIG_MAPPING
 
-    names = ("max_position_embeddings", "num_key_value_heads", "sliding_window")
-    changes = {"model_type": "qwen2", "num_attention_heads": 64, "rope_theta": 1e6}
+    names = ["max_position_embeddings", "num_key_value_heads", "sliding_window"]
+    names += ["head_dim"] if family == "qwen3" else []
+    changes = {"model_type": family, "num_attention_heads": 64, "rope_theta": 1e6}
     raw = without(config(**changes), *names)
-    read, filled = validate(HfConfig, raw, "config.json"), Qwen2Config.from_dict(raw)
+    read, filled = validate(HfConfig, raw, "config.json"), CONFIG_MAPPING[family].from_dict(raw)
     assert [getattr(read, name) for name in names] == [getattr(filled, name) for name in names]
 
 

@@ -40,8 +40,10 @@ FEW_HEADS = [
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
-def test_repeated_heads_compute_what_one_head_did(tmp_path: Path, tp: int) -> None:
-    write_model(tmp_path / "model", FEW_HEADS, attention_bias=True)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_repeated_heads_compute_what_one_head_did(tmp_path: Path, tp: int, family: str) -> None:
+    few = FEW_HEADS if family == "llama" else [FEW_HEADS[i] for i in (0, 1, 2, 2, 5, 5)]
+    write_model(tmp_path / "model", few, model_type=family, attention_bias=family == "llama")
     checkpoint = open_checkpoint(tmp_path / "model")
     served = repeated_heads(checkpoint.layout, tp)
     assert with_heads_of(served, checkpoint.layout) == checkpoint.layout
@@ -50,8 +52,13 @@ def test_repeated_heads_compute_what_one_head_did(tmp_path: Path, tp: int) -> No
         stored = {name: read(name) for name in checkpoint.layout.tensors()}
     made = {n: repeated_tensor(checkpoint.layout, served, n, t) for n, t in stored.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in made.items()}
-    shared = "model.layers.5.self_attn.rope_inv_freq"  # the table of one head has one row
-    assert shapes == served.tensors() | {shared: (1, 16)}
+    shared = {  # the table of one head has one row
+        name: (1, shape[1])
+        for name, shape in checkpoint.layout.tensors().items()
+        if name.endswith("rope_inv_freq") and shape[0] == 1
+    }
+    assert shared
+    assert shapes == served.tensors() | shared
     expected = logits(model, stored.__getitem__, tokens)
     repeated = logits(replace(model, layout=served), made.__getitem__, tokens)
     assert torch.allclose(repeated, expected, rtol=1e-9, atol=1e-9)

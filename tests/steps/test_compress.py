@@ -37,6 +37,10 @@ MODELS = {
     ),
     "biased everywhere": (config(attention_bias=True, mlp_bias=True), {}),
     "qwen2, tied": (config(model_type="qwen2", tie_word_embeddings=True), {}),
+    "qwen3, bf16": (
+        config(model_type="qwen3", head_dim=32, dtype="bfloat16"),
+        {"dtype": torch.bfloat16},
+    ),
     "three KV heads": (config(num_attention_heads=6, num_key_value_heads=3), {}),
 }
 
@@ -137,6 +141,39 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
     calibrate(model, [text], tmp_path / "s", max_tokens=1024, sequence_length=128, progress=False)
     compress(model, tmp_path / "three", plan=plan, stats=tmp_path / "s", progress=False)
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "three")
+
+
+def test_normed_keys_are_made_smaller_in_the_one_way_that_is_exact(
+    text: Path, tmp_path: Path
+) -> None:
+    model = write(tmp_path / "model", config(model_type="qwen3"))
+    asked = PlanRequest(kv_ratio=0.6, methods=("heads",))
+    layout = compress(model, tmp_path / "out", asked, calibration=[text], **SMALL)
+    dense = open_checkpoint(model).layout
+    for layer in layout.layers:
+        assert (layer.key.form, layer.key.heads) == ("rotary", 2)
+        for name in ("self_attn.q_proj", "self_attn.k_proj"):
+            assert layout.linear_shape(layer, name) == dense.linear_shape(dense.layers[0], name)
+    for option, named in (
+        ({"key_form": "latent"}, "--key-form latent"),
+        ({"key_group": 2}, "--key-group 2"),
+    ):
+        with pytest.raises(PlanError, match=f"{named}: the keys of this model are normed before"):
+            compress(
+                model,
+                tmp_path / "other",
+                replace(asked, **option),  # type: ignore[arg-type]
+                calibration=[text],
+                **SMALL,
+            )
+    for key, match in (
+        (KeyLayout("latent", 2, 8), "key.form: latent keys are linear in the hidden state"),
+        (KeyLayout("rotary", 1, 16, True), "key.heads: 1, but the 2 key heads of the model are"),
+    ):
+        changed = replace(dense.layers[0], key=key, value=ValueLayout(1, 16))
+        plan = write_plan(tmp_path / "plan.json", model, replace(dense, layers=(changed,) * 2))
+        with pytest.raises(PlanError, match=match):
+            compress(model, tmp_path / "other", plan=plan, calibration=[text], **SMALL)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

@@ -28,8 +28,9 @@ def family(**changes: object) -> Callable[[Path], Path]:
     return lambda path: write_config(path, changes)
 
 
-def write_config(path: Path, changes: dict[str, object]) -> Path:
-    write_model(path, config())
+def write_config(path: Path, changes: dict[str, object], weights: bool = True) -> Path:
+    if weights:
+        write_model(path, config())
     (path / "config.json").write_text(json.dumps(config(**changes)))
     return path
 
@@ -58,6 +59,12 @@ def cache_folder(path: Path) -> Path:
     return path
 
 
+def consolidated(path: Path) -> Path:
+    bare(path, params__json="{}")
+    (path / "consolidated.safetensors").write_bytes(b"whatever")
+    return path
+
+
 def pointer_as(name: str) -> Callable[[Path], Path]:
     def write(path: Path) -> Path:
         write_model(path, config())
@@ -68,8 +75,11 @@ def pointer_as(name: str) -> Callable[[Path], Path]:
 
 
 NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "Qwen3": (family(model_type="qwen3"), "model_type qwen3 (Qwen) is not supported yet; Llama"),
-    "Qwen2.5-VL": (family(model_type="qwen2_5_vl"), "model_type qwen2_5_vl (Qwen) is not supp"),
+    "Qwen2.5-VL": (
+        family(model_type="qwen2_5_vl", vision_config={"depth": 32}),
+        "model_type qwen2_5_vl (Qwen), which takes images, is not supported yet; Llama, Mistral, "
+        "Qwen2 and Qwen3 are. To serve such a model as it is, leave vllm-gac",
+    ),
     "Qwen3 MoE": (
         family(model_type="qwen3_moe", num_experts=8),
         "model_type qwen3_moe (Qwen), a mixture of experts, is not supported yet",
@@ -109,6 +119,11 @@ NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "LoRA adapter with the config": (adapter_with_config, "a LoRA adapter, not a model; merge it"),
     "Meta's files": (lambda path: bare(path, params__json="{}"), "params.json but no config.json"),
+    "Mistral's files": (consolidated, "Mistral's own layout (consolidated*.safetensors, params"),
+    "Mistral's files with a config": (
+        lambda path: write_config(consolidated(path), {}, weights=False),
+        "take the model in the format of Hugging Face (config.json, model*.safetensors)",
+    ),
     "the Hub's cache": (cache_folder, "give the directory of a revision"),
     "pointer for weights": (pointer_as("model.safetensors"), "safetensors: a Git LFS pointer"),
     "pointer for the config": (pointer_as("config.json"), "fetch it with 'git lfs pull'"),

@@ -3,6 +3,8 @@
     rank            rows of A and columns of B
     rotary keys     each half of every query and key head by itself, because pair f of P pairs is
                     the rows f and f + P; the RoPE table gets frequencies of 0 for padded pairs
+                    where keys are normed, the weights of q_norm and k_norm instead: whole heads
+                    are projected and normed, and padded pairs get weights of 0
     latent keys     rows of k_proj and columns of k_up_proj; queries have the full width
     values          rows of each value head, and columns of o_proj for each query head
     MLP width       rows of gate_proj and up_proj, columns of down_proj
@@ -77,6 +79,9 @@ def padded_tensor(stored: ModelLayout, padded: ModelLayout, name: str, tensor: T
     index, name = int(parts[2]), parts[3]
     before = axes(stored, stored.layers[index], name)
     after = axes(padded, padded.layers[index], name)
+    if len(before) < len(after):  # a norm that all heads share gets a row for each key head
+        tensor = tensor.expand(after[0].size, -1)
+        before = after[0], Blocks(2, stored.head_dim // 2)
     for axis, (old, new) in enumerate(zip(before, after, strict=True)):
         tensor = grown(tensor, axis, old, new)
     return tensor
@@ -91,6 +96,10 @@ def axes(layout: ModelLayout, layer: LayerLayout, name: str) -> tuple[Blocks, ..
         case ["self_attn", "k_up_proj", "weight"]:
             group = layout.num_key_value_heads // key.heads
             return Blocks(1, key.heads), Blocks(1, group * layout.head_dim), Blocks(1, key.size)
+        case ["self_attn", "q_norm" | "k_norm", "weight"]:
+            if not key.rope_table:
+                return (Blocks(1, layout.head_dim),)
+            return Blocks(1, key.heads), Blocks(2, key.size // 2)
         case [_, "weight"]:  # a norm
             return (Blocks(1, layout.hidden_size),)
         case [linear, "A", "weight"]:
@@ -108,15 +117,16 @@ def linear_axes(layout: ModelLayout, layer: LayerLayout, name: str) -> tuple[Blo
     """Rows and columns of linear `name` of `layer`, before factorization."""
     hidden, width = Blocks(1, layout.hidden_size), Blocks(1, layer.intermediate_size)
     key, value = layer.key, layer.value
+    pairs = (layout.head_dim if layout.qk_norm else key.size) // 2
     match name:
         case "self_attn.q_proj" if key.form == "latent":
             return Blocks(layer.query_heads, layout.head_dim), hidden
         case "self_attn.q_proj":
-            return Blocks(layer.query_heads * 2, key.size // 2), hidden
+            return Blocks(layer.query_heads * 2, pairs), hidden
         case "self_attn.k_proj" if key.form == "latent":
             return Blocks(key.heads, key.size), hidden
         case "self_attn.k_proj":
-            return Blocks(key.heads * 2, key.size // 2), hidden
+            return Blocks(key.heads * 2, pairs), hidden
         case "self_attn.v_proj":
             return Blocks(value.heads, value.size), hidden
         case "self_attn.o_proj":

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json, read_bounded, read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
-from vllm_gac.layout.foreign import lfs_pointer, without_weights
+from vllm_gac.layout.foreign import CONSOLIDATED, lfs_pointer, without_weights
 
 INDEX_FILE = "model.safetensors.index.json"
 # The largest dense model has 1,137 tensors in some 200 shards. 1024 layers, which is the most that
@@ -69,7 +69,7 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
         files = sorted(set(weight_map.values()))
     else:
         found = islice(directory.glob("*.safetensors"), MAX_SHARDS + 1)
-        files = sorted(path.name for path in found)
+        files = sorted(path.name for path in found if not path.name.startswith(CONSOLIDATED))
     if len(files) > MAX_SHARDS:
         raise CheckpointError(f"{directory}: more than {MAX_SHARDS} shards, the most that are read")
     if not set(files) - {"adapter_model.safetensors"}:

@@ -233,7 +233,7 @@ def _dtype_faults(checkpoint: Checkpoint, names: list[str]) -> Iterator[str]:
     stored = Counter(
         info.dtype
         for name in names
-        if (info := checkpoint.tensors[name]).dtype in WEIGHT_DTYPES and len(info.shape) == 2
+        if (info := checkpoint.tensors[name]).dtype in WEIGHT_DTYPES and _is_matrix(name, info)
     )
     common = stored.most_common(1)[0][0] if stored and not checkpoint.mixed_dtypes else None
     for name in names:
@@ -243,10 +243,18 @@ def _dtype_faults(checkpoint: Checkpoint, names: list[str]) -> Iterator[str]:
         elif common is None:
             allowed = tuple(WEIGHT_DTYPES)
         else:
-            allowed = (common, "F32") if len(info.shape) == 1 else (common,)
+            allowed = (common,) if len(info.shape) > 1 and not _is_norm(name) else (common, "F32")
         if info.dtype not in allowed:
             where = f"{checkpoint.directory / info.file}: {name}"
             yield f"{where}: dtype {info.dtype}, expected {' or '.join(allowed)}"
+
+
+def _is_matrix(name: str, info: TensorInfo) -> bool:
+    return len(info.shape) == 2 and not _is_norm(name)
+
+
+def _is_norm(name: str) -> bool:
+    return name.endswith("norm.weight")
 
 
 def _is_table(name: str) -> bool:

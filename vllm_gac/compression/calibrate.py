@@ -35,6 +35,7 @@ from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.gradients import measure_gradients
 from vllm_gac.compression.methods.attended import spread_output
 from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.normed_keys import PAIR_SCORES, normed_pair_scores
 from vllm_gac.compression.probes import measure, probes
 from vllm_gac.compression.reference_model import (
     Reference,
@@ -288,8 +289,8 @@ def observe_layer(
 
     Returns:
         The covariances [in, in] by linear, or [in + 1, in + 1] where its bias counts as a column,
-        and the output [count, length, hidden]. Products are computed in the model's dtype and
-        summed in fp64.
+        the scores of normed pairs, and the output [count, length, hidden]. Products are computed in
+        the model's dtype and summed in fp64.
     """
     layer, weights = _grouped_values(model, weights, value_group)
     sums = {
@@ -306,13 +307,26 @@ def observe_layer(
             rows = pad(rows, (0, 1), value=1)  # what biases are multiplied by
         sums[name] += rows.T @ rows
 
+    energies: dict[str, torch.Tensor] = {}
+
+    def observe_norms(name: str, heads: torch.Tensor) -> None:
+        if name.endswith("_norm"):
+            squares = heads.view(*heads.shape[:-1], 2, -1).square().sum(-2)
+            total = squares.flatten(0, 1).sum(0, dtype=torch.float64)
+            energies[name] = energies.get(name, 0) + total
+
     outputs = []
     for batch in batches(hidden):
-        output = layer_forward(model, layer, weights, batch.to(model.device), observe)
+        entering = batch.to(model.device)
+        output = layer_forward(model, layer, weights, entering, observe, observe_norms)
         outputs.append(output.cpu())
         advance(len(batch))
     count = hidden.shape[0] * hidden.shape[1]
-    return {name: total / count for name, total in sums.items()}, torch.cat(outputs)
+    stats = {name: total / count for name, total in sums.items()}
+    if energies:
+        query, key = (energies[f"self_attn.{x}_norm"] / count for x in "qk")
+        stats[PAIR_SCORES] = normed_pair_scores(query, key).flatten()
+    return stats, torch.cat(outputs)
 
 
 def _grouped_values(

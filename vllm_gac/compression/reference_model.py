@@ -16,6 +16,7 @@ from vllm_gac.checkpoint.layer_shards import read_layer
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.qk_norm import norm_heads
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 
 Tensor: TypeAlias = torch.Tensor
@@ -124,7 +125,8 @@ def layer_forward(
 
     `weights` are as `layer_weights` returns them. `observe` gets the input of q_proj (which k_proj
     and v_proj share), o_proj, gate_proj (shared by up_proj) and down_proj. `observe_output` gets
-    the outputs of all seven linears, as the tensors of the autograd graph.
+    the outputs of all seven linears, and of q_norm and k_norm where there are any, as the tensors
+    of the autograd graph.
     """
     observe, seen = observe or _ignore, observe_output or _ignore
     normed = _rms_norm(hidden, weights["input_layernorm.weight"], model.eps)
@@ -151,6 +153,7 @@ def attention(
     batch, length, _ = normed.shape
     queries = _project(weights, "self_attn.q_proj", normed, seen)
     queries = queries.view(batch, length, layer.query_heads, -1)
+    queries = _norm(model, weights, "self_attn.q_norm", queries, seen)
     keys = _keys(model, layer, weights, normed, seen)
     values = _project(weights, "self_attn.v_proj", normed, seen)
     values = values.view(batch, length, layer.value.heads, layer.value.size)
@@ -184,11 +187,22 @@ def _keys(
     """Keys before RoPE [batch, tokens, heads, size]; latents are projected up to full heads."""
     batch, length, _ = normed.shape
     cached = _project(weights, "self_attn.k_proj", normed, seen)
-    cached = cached.view(batch, length, layer.key.heads, layer.key.size)
+    cached = cached.view(batch, length, layer.key.heads, -1)
     if layer.key.form == "rotary":
-        return cached
+        return _norm(model, weights, "self_attn.k_norm", cached, seen)
     full = torch.einsum("bthr,hdr->bthd", cached, weights["self_attn.k_up_proj.weight"])
     return full.reshape(batch, length, -1, model.layout.head_dim)
+
+
+def _norm(
+    model: Reference, weights: Mapping[str, Tensor], name: str, heads: Tensor, seen: Observe
+) -> Tensor:
+    """Apply norm `name` to heads [batch, tokens, heads, head_dim], if the model has it."""
+    if not model.layout.qk_norm:
+        return heads
+    normed = norm_heads(heads, weights[f"{name}.weight"], model.eps)
+    seen(name, normed)
+    return normed
 
 
 def _project(weights: Mapping[str, Tensor], name: str, x: Tensor, seen: Observe) -> Tensor:

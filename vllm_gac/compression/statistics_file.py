@@ -8,6 +8,9 @@ layers.{i}.{linear}       [n * (n + 1) / 2] the covariance [n, n] of an input of
                           n = query_heads * value_group * head_dim
                           The input of q_proj has one more number, which is always 1, if q_proj has
                           a bias (methods/biases.py): n = hidden_size + 1
+layers.{i}.pair_scores     [KV heads * head_dim / 2] of models with q_norm and k_norm only: E|q_f|^2
+                          E|k_f|^2 of each pair of each key head after the norms, summed over the
+                          query heads that share it (methods/normed_keys.py)
 layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
 probes                    [layers, probes, 2] by how much the loss grows (probes.py)
 fisher, taylor, kfac.*    [layers, ...] statistics from gradients, if measured (gradients.py)
@@ -37,12 +40,14 @@ from vllm_gac.checkpoint.headers import open_safetensors
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor
 from vllm_gac.compression.methods.compress_layer import measurable_methods
 from vllm_gac.compression.methods.lowrank import LowRank, input_of
+from vllm_gac.compression.methods.normed_keys import PAIR_SCORES
 from vllm_gac.compression.probes import probes
 from vllm_gac.errors import CheckpointError, DiskError, VersionError
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 from vllm_gac.layout.schema import METHODS
 
-# The fp64 covariance [n, n] of the input of each linear, by the linear's name.
+# The fp64 covariance [n, n] of the input of each linear, by the linear's name. Beside them, of
+# models with q_norm and k_norm, PAIR_SCORES.
 LayerStats: TypeAlias = Mapping[str, torch.Tensor]
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -232,6 +237,11 @@ def _shapes(layout: ModelLayout, metadata: Mapping[str, str]) -> dict[str, tuple
             name: (square[name][0] * (square[name][0] + 1) // 2,) if packed else square[name]
             for name in kept_covariances(metadata)
         },
+        **(
+            {PAIR_SCORES: (layout.num_key_value_heads * layout.head_dim // 2,)}
+            if layout.qk_norm
+            else {}
+        ),
         **{f"errors.{c.name}": (c.full(layout) + 1,) for c in measured_methods(layout, metadata)},
     }
     shapes = {
@@ -356,6 +366,14 @@ def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
             if fault := _covariance_fault(tensor):
                 raise CheckpointError(f"{path}: layers.{index}.{name}: {fault}; calibrate again")
             stats[name] = tensor
+        if (scores := f"layers.{index}.{PAIR_SCORES}") in file.keys():  # noqa: SIM118
+            stats[PAIR_SCORES] = file.get_tensor(scores).to(device, torch.float64)
+            if not bool((stats[PAIR_SCORES] >= 0).all()) or not bool(
+                stats[PAIR_SCORES].isfinite().all()
+            ):
+                raise CheckpointError(
+                    f"{path}: {scores}: not finite and at least 0; calibrate again"
+                )
     return stats
 
 

@@ -17,6 +17,7 @@ from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.layout.schema import HfConfig, validate
 
@@ -183,6 +184,10 @@ def imported(
     )
 
 
+# Families for which tools have model types of their own, which contain the family's.
+_RENAMED = ("llama", "mistral")
+
+
 def served_config(base: Mapping[str, Any], layout: ModelLayout, format: Format) -> dict[str, Any]:
     """The config.json to serve `layout` with: a Llama's or Mistral's with a `"gac"` object."""
     return {
@@ -199,17 +204,21 @@ def served_config(base: Mapping[str, Any], layout: ModelLayout, format: Format) 
 def dense_of(
     raw: Mapping[str, Any], where: str, drop: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], ModelLayout]:
-    """Config and layout of the Llama or Mistral that a tool compressed, without the keys `drop`.
+    """Config and layout of the model that a tool compressed, without the keys `drop`.
 
-    Raises CheckpointError naming `where` and the key that is wrong.
+    Tools give Llamas and Mistrals model types of their own, such as "palullama". Other families are
+    known by their plain model type only. Raises CheckpointError naming `where` and the key that is
+    wrong.
     """
     tool_type = raw.get("model_type")
-    for model_type in ("llama", "mistral"):
-        if isinstance(tool_type, str) and model_type in tool_type.lower():
+    for model_type in FAMILIES:
+        as_named = tool_type.lower() if isinstance(tool_type, str) else ""
+        if model_type == tool_type or (model_type in _RENAMED and model_type in as_named):
             break
     else:
         raise CheckpointError(
-            f"{where}: model_type: only Llama and Mistral models can be served, got {tool_type!r}"
+            f"{where}: model_type: only Llama and Mistral models of this tool can be served, got "
+            f"{tool_type!r}"
         )
     dropped = ("auto_map", "gac", *drop)
     base = {key: value for key, value in raw.items() if key not in dropped}

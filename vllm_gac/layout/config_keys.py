@@ -43,6 +43,11 @@ def refuse_unserved(config: Mapping[str, Any]) -> None:
     family = FAMILIES.get(str(config.get("model_type")))
     if family and family.reads_use_sliding_window:
         _refuse_mixed_windows(config)
+        if family.has_qk_norm and config.get("attention_bias"):
+            raise ValueError(
+                "attention_bias: is true, with which transformers gives o_proj a bias and vLLM "
+                f"gives it none; {family.name} models without biases are served"
+            )
         return
     if config.get("qkv_bias", (bias := config.get("attention_bias", False))) != bias:
         raise ValueError(

@@ -108,6 +108,8 @@ class ModelLayout:
         qkv_bias: Whether q_proj, k_proj and v_proj have biases.
         output_bias: Whether o_proj has a bias.
         mlp_bias: Whether the linears of MLPs have biases.
+        qk_norm: Whether query heads and key heads have an RMSNorm before RoPE. It is over whole
+            heads of `head_dim`, so q_proj and k_proj stay as large, however small cached keys are.
         layers: The dims of each layer, which may differ from layer to layer.
 
     Examples:
@@ -130,11 +132,18 @@ class ModelLayout:
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
+    qk_norm: bool
     layers: tuple[LayerLayout, ...]
 
     def query_size(self, layer: LayerLayout) -> int:
         """Size of one query head: `head_dim` if keys are latent, otherwise the size of its key."""
         return self.head_dim if layer.key.form == "latent" else layer.key.size
+
+    def projected_sizes(self, layer: LayerLayout) -> tuple[int, int]:
+        """Sizes of the query heads and of the key heads that q_proj and k_proj give."""
+        if self.qk_norm:
+            return self.head_dim, self.head_dim
+        return self.query_size(layer), layer.key.size
 
     def linear_shape(self, layer: LayerLayout, name: str) -> tuple[int, int]:
         """Shape (out, in) of linear `name` of `layer`, before factorization.
@@ -144,9 +153,9 @@ class ModelLayout:
         """
         match name:
             case "self_attn.q_proj":
-                return layer.query_heads * self.query_size(layer), self.hidden_size
+                return layer.query_heads * self.projected_sizes(layer)[0], self.hidden_size
             case "self_attn.k_proj":
-                return layer.key.heads * layer.key.size, self.hidden_size
+                return layer.key.heads * self.projected_sizes(layer)[1], self.hidden_size
             case "self_attn.v_proj":
                 return layer.value.heads * layer.value.size, self.hidden_size
             case "self_attn.o_proj":
@@ -186,7 +195,18 @@ class ModelLayout:
                     yield prefix + "self_attn.k_up_proj.weight", shape
                 elif layer.key.rope_table:
                     yield prefix + "self_attn.rope_inv_freq", (layer.key.heads, layer.key.size // 2)
+                if self.qk_norm:
+                    yield prefix + "self_attn.q_norm.weight", self.norm_shape(layer)
+                    yield prefix + "self_attn.k_norm.weight", self.norm_shape(layer)
         yield prefix + "post_attention_layernorm.weight", (self.hidden_size,)
+
+    def norm_shape(self, layer: LayerLayout) -> tuple[int, ...]:
+        """Shape of the weights of q_norm and k_norm.
+
+        [head_dim], or [key heads, key size] where each key head has pairs of its own.
+        """
+        own = (layer.key.heads, layer.key.size)
+        return own if layer.key.rope_table else (self.head_dim,)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor of the model: exactly what a checkpoint must hold."""
@@ -301,6 +321,11 @@ def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str)
     own = key.heads == config.num_key_value_heads and key.size == head_dim
     rope_table = section.rope_table if section.rope_table is not None else not own
     if key.form == "latent":
+        if (family := FAMILIES[config.model_type]).has_qk_norm:
+            raise CheckpointError(
+                f"{where}.key.form: latent keys are linear in the hidden state, and the keys of a "
+                f"{family.name} are normed; use rotary"
+            )
         if config.num_key_value_heads % key.heads:
             raise CheckpointError(
                 f"{where}.key.heads: {key.heads} latents cannot be shared evenly by "
@@ -371,6 +396,7 @@ def _model_layout(
         qkv_bias=config.attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=config.attention_bias and family.qkv_bias is None,
         mlp_bias=config.mlp_bias and family.reads_mlp_bias,
+        qk_norm=family.has_qk_norm,
         layers=layers,
     )
     for index, layer in enumerate(layers):

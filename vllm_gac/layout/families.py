@@ -16,11 +16,12 @@ class Family:
     Attributes:
         name: The name in messages.
         architecture: What `architectures` in the config.json of a dense model says.
-        qkv_bias: Whether q_proj, k_proj and v_proj have biases and o_proj has none. None: all four
-            have one, or none has, as `attention_bias` in config.json says.
+        qkv_bias: Whether q_proj, k_proj and v_proj have biases; o_proj then has none. None: all
+            four have one, or none has, as `attention_bias` in config.json says.
         reads_mlp_bias: Whether `mlp_bias` in config.json counts.
         reads_use_sliding_window: Whether the window counts only where `use_sliding_window` and
             `max_window_layers`, or `layer_types`, say so.
+        has_qk_norm: Whether each query head and key head has an RMSNorm before RoPE.
         needs_rope_theta: Whether engines differ in the base of RoPE where config.json lacks it.
         defaults: What transformers fills in where config.json lacks a key. null stays null.
     """
@@ -30,6 +31,7 @@ class Family:
     qkv_bias: bool | None = None
     reads_mlp_bias: bool = False
     reads_use_sliding_window: bool = False
+    has_qk_norm: bool = False
     needs_rope_theta: bool = False
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -62,6 +64,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             needs_rope_theta=True,
             defaults=_QWEN_DEFAULTS,
         ),
+        "qwen3": Family(
+            "Qwen3",
+            "Qwen3ForCausalLM",
+            qkv_bias=False,
+            reads_use_sliding_window=True,
+            has_qk_norm=True,
+            needs_rope_theta=True,
+            defaults=_QWEN_DEFAULTS | {"head_dim": 128},
+        ),
     }
 )
-NAMES = "Llama, Mistral and Qwen2"
+NAMES = "Llama, Mistral, Qwen2 and Qwen3"

@@ -12,6 +12,9 @@ from typing import Any
 
 from vllm_gac.layout.families import FAMILIES, NAMES
 
+# Mistral's own files begin with it. Their tensors have other names, and are often beside the same
+# weights in Hugging Face's files.
+CONSOLIDATED = "consolidated"
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # Families by the prefix of model_type. A longer prefix comes before a shorter one that it contains.
 _FAMILIES = {
@@ -34,6 +37,7 @@ _FAMILIES = {
     "cohere": "Cohere",
     "mamba": "Mamba",
 }
+_OTHER_INPUTS = {"vision_config": "images", "audio_config": "sound"}
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _QUANTIZERS = {
     "gptq": "GPTQ",
@@ -53,6 +57,13 @@ _GGUF = (
 )
 
 
+_MISTRALS_OWN = (
+    "Mistral's own layout (consolidated*.safetensors, params.json), whose tensors have other "
+    "names; take the model in the format of Hugging Face (config.json, model*.safetensors), which "
+    "is mostly in the same repository"
+)
+
+
 def other_family(config: Mapping[str, Any]) -> str | None:
     """The message for a config.json of an architecture that is not supported."""
     kind = config.get("model_type")
@@ -62,6 +73,8 @@ def other_family(config: Mapping[str, Any]) -> str | None:
     what = f"{kind} ({name})" if name else kind
     if any(isinstance(config.get(key), int) for key in _EXPERTS):
         what += ", a mixture of experts,"
+    if inputs := [name for key, name in _OTHER_INPUTS.items() if config.get(key)]:
+        what += f", which takes {' and '.join(inputs)},"
     return (
         f"model_type {what} is not supported yet; {NAMES} are. To serve "
         "such a model as it is, leave vllm-gac and --load-format gac out"
@@ -100,6 +113,8 @@ def without_config(directory: Path) -> str | None:
         return _adapter(directory)
     if any(directory.glob("*.gguf")):
         return f"holds {_GGUF}"
+    if any(directory.glob(f"{CONSOLIDATED}*.safetensors")):
+        return _MISTRALS_OWN
     if (directory / "params.json").exists():
         return (
             "params.json but no config.json: weights as their makers run them; take the model in "
@@ -119,6 +134,8 @@ def without_weights(directory: Path) -> str:
         return _adapter(directory)
     if any(directory.glob("*.gguf")):
         return f"holds {_GGUF}"
+    if any(directory.glob(f"{CONSOLIDATED}*.safetensors")):
+        return _MISTRALS_OWN
     return (
         "no *.safetensors files and no pytorch_model*.bin; other pickles (.pt, .pth, .bin) are "
         "converted by 'vllm-gac import', without running them"

@@ -122,7 +122,11 @@ class GacSection(StrictModel):
 
 
 Architecture = Literal[
-    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "GacLlamaForCausalLM"
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "GacLlamaForCausalLM",
 ]
 
 
@@ -177,7 +181,7 @@ class HfConfig(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    model_type: Literal["llama", "mistral", "qwen2"]
+    model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
     architectures: list[Architecture] = Field(default_factory=list)
     hidden_size: Dim
     intermediate_size: Dim

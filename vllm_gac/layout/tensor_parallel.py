@@ -108,7 +108,9 @@ def repeated_tensor(
         heads = heads.repeat_interleave(new_count // old_count, 0)
         return heads.reshape(new.key.heads, -1, tensor.shape[-1])
     match part:
-        case "k_proj" | "rope_inv_freq":
+        case "q_norm" | "k_norm" if tensor.ndim == 1:
+            return tensor
+        case "k_proj" | "rope_inv_freq" | "q_norm" | "k_norm":
             old_count, new_count = old.key.heads, new.key.heads
         case "v_proj":
             old_count, new_count = old.value.heads, new.value.heads

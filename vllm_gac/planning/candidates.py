@@ -18,7 +18,7 @@ def attention_candidates(
     """Yield the dense layer with each attention that the methods can make.
 
     There are at least as many key heads as value heads, and the same number of key heads shares
-    every value head.
+    every value head. Normed keys are rotary and not merged: nothing else is exact.
 
     Args:
         dense: The dense model.
@@ -37,6 +37,8 @@ def attention_candidates(
             continue
         left = heads // merged
         for together in MERGEABLE if key_group is None else [key_group]:
+            if dense.qk_norm and together > 1:
+                continue
             if heads % merged == 0 and merged % together == 0:
                 for key in _keys(dense, dims, form, together):
                     for smaller in dims.up_to(merged * size, "head", left):
@@ -48,7 +50,7 @@ def _keys(dense: ModelLayout, dims: AllowedDims, form: str, group: int) -> Itera
     for size in dims.up_to(full, "head", heads):
         if form in ("auto", "rotary") and size % 2 == 0:
             yield KeyLayout("rotary", heads, size, rope_table=size < full or group > 1)
-        if form in ("auto", "latent") and size < full:
+        if form in ("auto", "latent") and size < full and not dense.qk_norm:
             yield KeyLayout("latent", heads, size)
 
 

@@ -160,6 +160,11 @@ def _check_reachable(dense: ModelLayout, layer: LayerLayout, where: str) -> None
                 f"{where}.{kind}: {heads} heads of {size} cannot be made of "
                 f"{dense.num_key_value_heads} of {dense.head_dim}; at most 2 heads become one"
             )
+    if dense.qk_norm and layer.key.heads != model.key.heads:
+        raise PlanError(
+            f"{where}.key.heads: {layer.key.heads}, but the {model.key.heads} key heads of the "
+            "model are normed one by one, so that none can be merged"
+        )
     if layer.query_heads != model.query_heads:
         raise PlanError(f"{where}.query_heads: no method removes query heads; leave it out")
     if layer.intermediate_size > model.intermediate_size:

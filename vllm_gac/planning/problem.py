@@ -158,6 +158,12 @@ class Problem:
         parts = part_candidates(dense, request, self.deployment)
         if all(part.layers for part in parts):
             return parts
+        if dense.qk_norm and (request.key_form == "latent" or (request.key_group or 1) > 1):
+            option = "--key-form latent" if request.key_form == "latent" else "--key-group 2"
+            raise PlanError(
+                f"{option}: the keys of this model are normed before RoPE, so that they are not "
+                "linear in the hidden state; leave it out: smaller rotary keys are exact"
+            )
         raise PlanError(
             f"--key-form {request.key_form}, --key-group {request.key_group or 'any'}, "
             f"--value-group {request.value_group or 'any'}: no aligned size below "

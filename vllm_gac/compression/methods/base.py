@@ -19,7 +19,8 @@ class MeasuredLayer:
     Attributes:
         layout: The dense model's layout.
         weights: The layer's tensors by their names within the layer.
-        covariances: fp64 covariances of the inputs of linears (statistics_file.py).
+        covariances: fp64 covariances of the inputs of linears, and the scores of normed pairs
+            (statistics_file.py).
         inv_freq: The model's RoPE frequencies, [head_dim / 2].
         taylor: The scores of the MLP channels [width] (gradients.py), if they were measured.
     """

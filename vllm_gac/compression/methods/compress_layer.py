@@ -58,8 +58,10 @@ def measurable_methods(
     if "heads" in methods:
         for group in sorted({1, value_group}):
             yield Values(group)
-            yield Keys("rotary", group)
-            yield Keys("latent", group)
+            if group == 1 or not dense.qk_norm:
+                yield Keys("rotary", group)
+            if not dense.qk_norm:
+                yield Keys("latent", group)
     if "prune" in methods:
         yield Channels()
     if "lowrank" in methods:

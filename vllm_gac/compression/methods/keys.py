@@ -9,6 +9,7 @@ from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
 from vllm_gac.compression.methods.biases import with_bias, without_bias
 from vllm_gac.compression.methods.latent_keys import latent_factors, latent_keys
 from vllm_gac.compression.methods.mixed_keys import mix_pairs, principal_axes
+from vllm_gac.compression.methods.normed_keys import PAIR_SCORES, select_normed_pairs
 from vllm_gac.compression.methods.rotary_keys import pair_scores, select_pairs
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -18,7 +19,7 @@ class Keys:
     """Merges `group` neighbouring key heads into one, and makes heads smaller.
 
     rotary: RoPE pairs are selected; if `group` is above 1, they are mixed across the group first.
-    latent: as in PaLU.
+    latent: as in PaLU. Where keys are normed before RoPE, only rotary keys of a head each are made.
     """
 
     def __init__(self, form: Literal["rotary", "latent"], group: int) -> None:
@@ -32,6 +33,8 @@ class Keys:
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
         """Mean squared error of the attention logits at every size, summed over query heads."""
         heads = layer.layout.num_key_value_heads
+        if layer.layout.qk_norm:
+            return _left(_normed_scores(layer))
         query, key, covariance = _inputs(layer)
         if self.form == "latent":
             factors = latent_factors(query, key, covariance, heads, self.group)
@@ -39,9 +42,7 @@ class Keys:
         scores = pair_scores(query, key, covariance, heads)
         if self.group > 1:
             scores = principal_axes(query, key, covariance, heads, self.group).strength
-        left = tail_sums(scores.sort(1, descending=True).values.sum(0))
-        # A pair has two dims; an odd size keeps as many pairs as the even size below it.
-        return left.repeat_interleave(2)[:-1]
+        return _left(scores)
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
         """Smaller q_proj and k_proj, and the RoPE table or the up-projection that they need."""
@@ -54,6 +55,15 @@ class Keys:
         rotary_as_it_is = self.group == 1 and size >= dense.head_dim and not target.key.rope_table
         if self.form == "rotary" and rotary_as_it_is:
             return layer
+        if dense.qk_norm:
+            if self.form == "latent" or self.group > 1:
+                raise PlanError(
+                    f"{heads} {self.form} key heads of {size}: keys that are normed can only "
+                    "become smaller rotary keys; key heads are not merged"
+                )
+            scores = _normed_scores(layer)
+            kept = select_normed_pairs(layer.weights, scores, layer.inv_freq, size)
+            return replace(layer, weights={**layer.weights, **kept})
         query, key, covariance = _inputs(layer)
         smaller = dict(layer.weights)
         if self.form == "latent":
@@ -70,6 +80,17 @@ class Keys:
             smaller |= without_bias(layer.weights, "self_attn.k_proj", rotary.key)
             smaller["self_attn.rope_inv_freq"] = rotary.inv_freq
         return replace(layer, weights=smaller)
+
+
+def _left(scores: torch.Tensor) -> torch.Tensor:
+    """The error at every size, of the scores of the pairs [heads, pairs]."""
+    left = tail_sums(scores.sort(1, descending=True).values.sum(0))
+    # A pair has two dims; an odd size keeps as many pairs as the even size below it.
+    return left.repeat_interleave(2)[:-1]
+
+
+def _normed_scores(layer: MeasuredLayer) -> torch.Tensor:
+    return layer.covariances[PAIR_SCORES].view(layer.layout.num_key_value_heads, -1)
 
 
 def _inputs(layer: MeasuredLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

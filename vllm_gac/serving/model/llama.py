@@ -1,4 +1,4 @@
-"""Llama, Mistral or Qwen2 with different dims in each layer, as a vLLM model.
+"""Llama, Mistral, Qwen2 or Qwen3 with different dims in each layer, as a vLLM model.
 
 Everything that does not depend on a layer's dims is vLLM's own Llama.
 """
@@ -112,7 +112,7 @@ class GacDecoderLayer(nn.Module):
         self.self_attn = GacSelfAttention(
             layout,
             layer,
-            config.rope,
+            config,
             vllm_config.cache_config,
             quant_config,
             f"{prefix}.self_attn",

@@ -15,8 +15,9 @@ from vllm_gac.gpu.attention_choice import STOCK
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.qk_norm import norm_heads
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
-from vllm_gac.layout.schema import RopeParameters
+from vllm_gac.layout.schema import HfConfig, RopeParameters
 from vllm_gac.serving.attention.layer import GacAttention, announce, attention_kernels, gac_backend
 from vllm_gac.serving.model.linear import Shards, add_column_parallel, project, row_parallel
 
@@ -32,7 +33,7 @@ class GacSelfAttention(nn.Module):
         self,
         layout: ModelLayout,
         layer: LayerLayout,
-        rope: RopeParameters,
+        config: HfConfig,
         cache_config: CacheConfig | None,
         quant_config: QuantizationConfig | None,
         prefix: str,
@@ -43,7 +44,10 @@ class GacSelfAttention(nn.Module):
         self.geometry = CacheGeometry.of(layout, layer, tp)
         self.is_latent = self.geometry.is_latent
         self.projection_shards = self._add_projections(prefix)
-        self._add_frequencies(rope)
+        self._add_frequencies(config.rope)
+        if layout.qk_norm:
+            self.q_norm = HeadNorm(layout, layer, self.geometry, config.rms_norm_eps)
+            self.k_norm = HeadNorm(layout, layer, self.geometry, config.rms_norm_eps)
         if self.is_latent:
             heads_per_latent = layout.num_key_value_heads // layer.key.heads
             self.k_up_proj = KeyUpProjection(
@@ -63,6 +67,8 @@ class GacSelfAttention(nn.Module):
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """positions [tokens], hidden_states [tokens, hidden] -> [tokens, hidden]."""
         q, k, v = self._project(hidden_states)
+        if self.layout.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         if q.is_cuda and not torch.compiler.is_compiling():
             attended = self._rotate_and_attend(positions, q, k, v)
         else:
@@ -78,9 +84,10 @@ class GacSelfAttention(nn.Module):
             q, k, v = project(self, PROJECTIONS, hidden_states)
             return q, k, v
         geometry = self.geometry
+        query_size, key_size = self.layout.projected_sizes(self.layer)
         sizes = [
-            geometry.query_heads * geometry.query_size,
-            geometry.key_heads * geometry.key_size,
+            geometry.query_heads * query_size,
+            geometry.key_heads * key_size,
             geometry.value_heads * geometry.value_size,
         ]
         qkv, _ = self.qkv_proj(hidden_states)
@@ -133,9 +140,10 @@ class GacSelfAttention(nn.Module):
         }
         geometry = self.geometry
         equal_heads = geometry.key_heads == geometry.value_heads
-        if equal_heads and geometry.query_size == geometry.key_size == geometry.value_size:
+        query_size, key_size = layout.projected_sizes(layer)
+        if equal_heads and query_size == key_size == geometry.value_size:
             self.qkv_proj = QKVParallelLinear(
-                layout.hidden_size, geometry.key_size, layer.query_heads, layer.key.heads, **fused
+                layout.hidden_size, key_size, layer.query_heads, layer.key.heads, **fused
             )
             return {name: ("qkv_proj", name[0]) for name in PROJECTIONS}
         self.qkv_proj = MergedColumnParallelLinear(
@@ -180,6 +188,30 @@ class GacSelfAttention(nn.Module):
         if self.is_latent:
             common["latent"] = LatentKeys(self.k_up_proj.weight, self.rope_inv_freq)
         return GacAttention(geometry, **common)
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm of each query head or key head of this rank.
+
+    `weight` is [head_dim], or [key heads, key size] where each key head keeps pairs of its own.
+    """
+
+    def __init__(
+        self, layout: ModelLayout, layer: LayerLayout, geometry: CacheGeometry, eps: float
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.eps = layout.head_dim, eps
+        shape = layout.norm_shape(layer)
+        shared = len(shape) == 1
+        own = shape if shared else (geometry.key_heads, geometry.key_size)
+        self.weight = nn.Parameter(torch.empty(own), requires_grad=False)
+        if not shared:
+            set_weight_attrs(self.weight, {"weight_loader": load_own_heads})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, heads * head_dim] -> [tokens, heads * head_dim or key size]."""
+        heads = x.reshape(*x.shape[:-1], -1, self.head_dim)
+        return norm_heads(heads, self.weight, self.eps).flatten(-2)
 
 
 class KeyUpProjection(nn.Module):
