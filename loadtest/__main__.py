@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from loadtest.errors import LoadTestError
+from loadtest.mock_server import FAULTS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FRACTION",
         help="repeat until TTFT and TPOT (p50, p99) are known within this, such as 0.1",
     )
+    ab.add_argument("--repeats", type=int, help="how often (default: what the file says)")
     ab.add_argument("--minutes", type=float, help="with --until: start no repeat that ends later")
     ab.add_argument(
         "--part", type=int, default=1, help="number of this part of a measurement in parts"
@@ -102,7 +104,24 @@ def _parser() -> argparse.ArgumentParser:
     mock.add_argument("--ttft", type=float, default=0.1, help="seconds")
     mock.add_argument("--itl", type=float, default=0.02, help="seconds")
     mock.add_argument("--log", type=Path, help="write down here when each token was really sent")
+    mock.add_argument("--fault", choices=FAULTS, default="none", help="what to do to requests")
+    mock.add_argument("--every", type=int, default=1, help="to every so many-th of them")
     mock.set_defaults(step=_mock)
+
+    faults = steps.add_parser(
+        "faults", help="what the report says of a server and a client with faults, and the truth"
+    )
+    faults.add_argument("out", type=Path, help="directory for the runs and faults.md")
+    faults.add_argument("--seconds", type=float, default=15.0, help="of traffic for each fault")
+    faults.add_argument("--only", action="append", default=[], help="one of the faults, by name")
+    faults.set_defaults(step=_faults)
+
+    coverage = steps.add_parser(
+        "coverage", help="how often the report's intervals cover the truth, by simulation"
+    )
+    coverage.add_argument("out", type=Path, help="the page to write (.md)")
+    coverage.add_argument("--experiments", type=int, default=400)
+    coverage.set_defaults(step=_coverage)
     return parser
 
 
@@ -162,7 +181,12 @@ def _ab(options: argparse.Namespace) -> None:
     if options.part < 1:
         raise LoadTestError(f"--part {options.part}: parts count from 1")
     extent = Extent(options.until, options.minutes, options.part, tuple(options.pool))
-    print(run_comparison(load_comparison(options.comparison), options.out, extent))
+    comparison = load_comparison(options.comparison)
+    if options.repeats is not None:
+        if options.repeats < 1:
+            raise LoadTestError(f"--repeats {options.repeats}: expected 1 or more")
+        comparison = comparison.model_copy(update={"repeats": options.repeats})
+    print(run_comparison(comparison, options.out, extent))
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -185,12 +209,29 @@ def _crosscheck(options: argparse.Namespace) -> None:
         raise LoadTestError(f"the two clients differ by more than 5 % in {', '.join(apart)}")
 
 
+def _faults(options: argparse.Namespace) -> None:
+    from loadtest.checks.faults import check_faults
+
+    print(check_faults(options.out, options.seconds, options.only))
+
+
+def _coverage(options: argparse.Namespace) -> None:
+    from loadtest.checks.coverage_page import page
+
+    if options.experiments < 10:
+        raise LoadTestError(f"--experiments {options.experiments}: expected 10 or more")
+    options.out.write_text(page(options.experiments), encoding="utf-8")
+    print(options.out)
+
+
 def _mock(options: argparse.Namespace) -> None:
+    if options.every < 1:
+        raise LoadTestError(f"--every {options.every}: expected 1 or more")
     asyncio.run(_serve_mock(options))
 
 
 async def _serve_mock(options: argparse.Namespace) -> None:
-    from loadtest.mock_server import Timing, serve
+    from loadtest.mock_server import Fault, Timing, serve
 
     with contextlib.ExitStack() as files:
         # Buffered by line, because others read the log while the mock runs.
@@ -198,7 +239,8 @@ async def _serve_mock(options: argparse.Namespace) -> None:
             options.log.open("w", encoding="utf-8", buffering=1)
         )
         timing = Timing(options.ttft, options.itl)
-        server = await serve(timing, "127.0.0.1", options.port, log)
+        fault = Fault(options.fault, options.every)
+        server = await serve(timing, "127.0.0.1", options.port, log, fault)
         port = server.sockets[0].getsockname()[1]
         print(f"http://127.0.0.1:{port}", flush=True)
         await server.serve_forever()

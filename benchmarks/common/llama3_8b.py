@@ -3,11 +3,11 @@
     python -m benchmarks.common.llama3_8b build/llama3-8b
 
 Writes three directories with a config.json and a tokenizer each: `dense`; `gac`, which follows the
-plan of `vllm-gac plan --param-ratio 0.8 --kv-ratio 0.75`; and `misaligned`, which follows the same
-plan but makes every planned dim slightly larger than the aligned one. A server fills in random
-weights: vLLM's loader with `--load-format dummy`, ours with `--model-loader-extra-config
-'{"weights": "dummy"}'`. The speed of a server depends on dims, not on values. Prints the ideal
-speedups of the smaller models.
+plan of `vllm-gac plan --param-ratio 0.8 --kv-ratio 0.75` (or another `--kv-ratio`); and
+`misaligned`, which follows the same plan but makes every planned dim slightly larger than the
+aligned one. A server fills in random weights: vLLM's loader with `--load-format dummy`, ours with
+`--model-loader-extra-config '{"weights": "dummy"}'`. The speed of a server depends on dims, not on
+values. Prints the ideal speedups of the smaller models.
 """
 
 import argparse
@@ -52,8 +52,13 @@ def main() -> None:
     """Write the directories and print the ideal speedups."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="directory for the three models")
-    out = parser.parse_args().out
-    models = write_models(out)
+    parser.add_argument("--kv-ratio", type=float, default=KV_RATIO, help="default: %(default)s")
+    parser.add_argument("--context", type=int, help="tokens of context (default: 8192)")
+    options = parser.parse_args()
+    out = options.out
+    context = options.context or DENSE["max_position_embeddings"]
+    dense = DENSE | {"max_position_embeddings": context}
+    models = write_models(out, dense, options.kv_ratio)
     for name, layout in models.items():
         promised = ideals(models["dense"], layout)
         said = ", ".join(f"{phase} {ratio:.3f}" for phase, ratio in promised.items())
@@ -63,14 +68,16 @@ def main() -> None:
         )
 
 
-def write_models(out: Path, dense: dict[str, Any] = DENSE) -> dict[str, ModelLayout]:
+def write_models(
+    out: Path, dense: dict[str, Any] = DENSE, kv_ratio: float = KV_RATIO
+) -> dict[str, ModelLayout]:
     """Write dense, gac and misaligned below `out`, and return the layout of each."""
     _write(out / "dense", dense)
     # Without tensors: a plan needs dims alone.
     model = Checkpoint(
         out / "dense", dense, HfConfig.model_validate(dense), layout_of(dense), tensors={}
     )
-    plan = prior_plan(model, PlanRequest(param_ratio=PARAM_RATIO, kv_ratio=KV_RATIO))
+    plan = prior_plan(model, PlanRequest(param_ratio=PARAM_RATIO, kv_ratio=kv_ratio))
     configs = {
         "dense": dense,
         "gac": _compressed(dense, plan, 0),

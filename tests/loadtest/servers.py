@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 from loadtest import mock_server
-from loadtest.mock_server import Timing
+from loadtest.mock_server import Fault, Timing
 
 
 @contextlib.contextmanager
-def mock(timing: Timing) -> Iterator[str]:
+def mock(timing: Timing, fault: Fault | None = None) -> Iterator[str]:
     """The mock server's base URL."""
     loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(mock_server.serve(timing, "127.0.0.1", 0))
+    server = loop.run_until_complete(mock_server.serve(timing, "127.0.0.1", 0, fault=fault))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:

@@ -13,7 +13,7 @@ import pytest
 
 from loadtest.client.client import request_body, send
 from loadtest.errors import LoadTestError
-from loadtest.mock_server import Timing
+from loadtest.mock_server import Fault, FaultKind, Timing
 from loadtest.runs.failures import is_the_clients
 from loadtest.runs.records import Record
 from loadtest.runs.target import Endpoint, Target
@@ -182,3 +182,29 @@ def test_a_socket_that_the_client_lacks_is_its_own_fault(monkeypatch: pytest.Mon
 def test_a_base_url_is_the_root_of_a_server(url: str) -> None:
     with pytest.raises(LoadTestError, match="expected http://HOST:PORT"):
         Target(url, "m")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("refuse", "RemoteDisconnected"),
+        ("busy", "HTTP 503"),
+        ("hang", "no answer for 0.3 s"),
+        ("stall", None),
+        ("empty-first", None),
+        ("null-error", None),
+    ],
+)
+def test_each_fault_of_the_mock_is_seen_as_what_it_is(kind: FaultKind, error: str | None) -> None:
+    timeout = 0.3 if kind == "hang" else 20.0
+    with mock(Timing(0.05, 0.001), Fault(kind, every=1)) as url:
+        record = ask(url, timeout=timeout)
+    if error is not None:
+        assert record.error is not None
+        assert error in record.error
+        return
+    assert record.error is None
+    assert len(record.tokens) == 5
+    # The empty event comes 50 ms before the first token, and is none.
+    assert record.ttft >= 0.05
+    assert (max(record.itls) >= 0.45) is (kind == "stall")

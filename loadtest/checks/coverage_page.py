@@ -1,0 +1,68 @@
+"""The page of `python -m loadtest coverage`: each printed interval at several loads."""
+
+import time
+from collections.abc import Sequence
+
+from loadtest.checks.coverage import Plan, Tally, capacity_coverage, coverage
+
+# From light load to near the capacity of the slower server, which is about 9 requests/s.
+_PLANS = (Plan(4.0, 4, 120.0), Plan(8.0, 4, 120.0), Plan(12.0, 4, 120.0))
+_SEARCH = ((6.0, 14.0), 120.0, 8)  # rates, seconds, steps
+
+
+def page(experiments: int) -> str:
+    """The page in Markdown."""
+    began = time.monotonic()
+    columns = [coverage(plan, experiments) for plan in _PLANS]
+    capacity = capacity_coverage(*_SEARCH, max(experiments // 4, 10))
+    minutes = (time.monotonic() - began) / 60
+    lines = [
+        "# Coverage of the load test's intervals",
+        "",
+        f"`python -m loadtest coverage OUT --experiments {experiments}`, {minutes:.0f} minutes.",
+        "Each experiment is a comparison of two simulated batching servers",
+        "([simulator](../../loadtest/checks/simulator.py)) with schedules of its own, and goes",
+        "through the report's code. A cell is the share of experiments whose 95 % interval holds",
+        "the truth, which is that of the same servers over hours, and the median half width.",
+        "*open*: most intervals have no upper limit, because such runs are too short for one, and",
+        "the report says so.",
+        "",
+        "| number | " + " | ".join(_name(plan) for plan in _PLANS) + " |",
+        "| --- " + "| ---: " * len(_PLANS) + "|",
+        *(_line(name, columns) for name in columns[0]),
+        "",
+        _between(columns),
+        "",
+        f"Capacity, by the search that `ab` does from {_SEARCH[0][0]:g} and {_SEARCH[0][1]:g}/s,",
+        f"up to {_SEARCH[2]} more steps of {_SEARCH[1]:g} s: the limits hold the true",
+        f"{capacity.truth:.2f}/s in {capacity.share:.0%} of {capacity.experiments} experiments.",
+        "They assume nothing of the rates between tested ones, so they hold at least as often as",
+        "they say.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _name(plan: Plan) -> str:
+    return f"{plan.rate:g}/s, {plan.repeats} x {plan.seconds:g} s"
+
+
+def _line(name: str, columns: Sequence[dict[str, Tally]]) -> str:
+    return f"| {name} | " + " | ".join(_cell(column[name]) for column in columns) + " |"
+
+
+def _cell(tally: Tally) -> str:
+    if tally.open_ended > tally.experiments / 2:
+        return f"{tally.share:.1%}, open"
+    return f"{tally.share:.1%}, ±{tally.half_width:.1%}"
+
+
+def _between(columns: Sequence[dict[str, Tally]]) -> str:
+    limited = [
+        t for column in columns for t in column.values() if t.open_ended <= t.experiments / 2
+    ]
+    inside = sum(0.93 <= t.share <= 0.97 for t in limited)
+    below = sum(t.share < 0.93 for t in limited)
+    return (
+        f"Of {len(limited)} intervals with limits, {inside} cover 93 to 97 %, {below} less, and "
+        f"{len(limited) - inside - below} more."
+    )
