@@ -17,6 +17,7 @@ from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, GacError, PlanError
 from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.planning.plan_file import PlanBudget, dense_plan
+from vllm_gac.planning.planner import plan as plan_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.evaluate import evaluate
@@ -209,6 +210,16 @@ def test_a_plan_may_differ_from_layer_to_layer(model: Path, text: Path, tmp_path
     plan = write_plan(tmp_path / "plan.json", model, mixed)
     got = compress(model, tmp_path / "out", plan=plan, calibration=[text], **SMALL)
     assert got == open_checkpoint(tmp_path / "out").layout == mixed
+
+
+def test_a_plan_in_memory_is_as_good_as_its_file(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", config())
+    other = write(tmp_path / "other", config(rms_norm_eps=1e-6))
+    made = plan_of(model)
+    layout = compress(model, tmp_path / "out", plan=made, progress=False)
+    assert layout == open_checkpoint(model).layout  # nothing was asked to shrink
+    with pytest.raises(PlanError, match=r"^plan: made for another model"):
+        compress(other, tmp_path / "no", plan=made, progress=False)
 
 
 def test_sliding_window_is_seen_in_calibration_and_evaluation(text: Path, tmp_path: Path) -> None:

@@ -88,12 +88,21 @@ def read_plan(path: Path, model: Checkpoint) -> Plan:
         PlanError: If the plan is malformed, or is not for `model`.
     """
     plan = validate(Plan, read_json(path, PlanError), str(path), PlanError)
+    check_plan(plan, model, str(path))
+    return plan
+
+
+def check_plan(plan: Plan, model: Checkpoint, where: str = "plan") -> None:
+    """Check that `plan` is for `model`.
+
+    Raises:
+        PlanError: If it is not; the message calls the plan `where`.
+    """
     if plan.model_config_sha256 != model.config_sha256:
         raise PlanError(
-            f"{path}: made for another model (its config.json is not {model.directory}'s)"
+            f"{where}: made for another model (its config.json is not {model.directory}'s)"
         )
-    planned_layout(model, plan, str(path))
-    return plan
+    planned_layout(model, plan, where)
 
 
 def planned_layout(model: Checkpoint, plan: Plan, where: str = "plan") -> ModelLayout:

@@ -44,7 +44,7 @@ def plan(
         revision: A branch, tag or commit of a model on the Hub. None: main.
 
     Returns:
-        The plan. `compress` reads it as JSON.
+        The plan, for `compress`. `plan.model_dump_json()` is what a plan file holds.
 
     Raises:
         CheckpointError: If the model or the statistics cannot be used.

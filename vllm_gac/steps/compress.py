@@ -25,7 +25,7 @@ from vllm_gac.compression.methods.prune import Criterion
 from vllm_gac.compression.statistics_file import check_gradients, check_stats, covariances_for
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import VERSION
-from vllm_gac.planning.plan_file import dense_plan, planned_layout, read_plan
+from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
@@ -39,7 +39,7 @@ def compress(
     request: PlanRequest | None = None,
     *,
     revision: str | None = None,
-    plan: Path | None = None,
+    plan: Plan | Path | None = None,
     whitening: Whitening = "svd-llm",
     prune_criterion: Criterion = "obs",
     calibration: Sequence[str | Path] = (),
@@ -61,7 +61,7 @@ def compress(
         out: The directory to write; it appears only when it is complete.
         request: The budgets to plan for, and what the plan may use. Ignored if `plan` is given.
         revision: A branch, tag or commit of a model on the Hub. None: main.
-        plan: A plan file, whose dims are used.
+        plan: A plan whose dims are used: what `plan` returned, or a file of it.
         whitening: How low-rank factors take the statistics of their inputs into account.
         prune_criterion: How the MLP channels that stay are chosen.
         calibration: Text files to measure statistics on, or data sets on the Hub,
@@ -101,7 +101,10 @@ def compress(
     checkpoint, request = open_dense(model), request or PlanRequest()
     companions_of(model)  # refuses files that cannot be copied before the work begins
     chosen = None
-    if plan is not None:
+    if isinstance(plan, Plan):
+        check_plan(plan, checkpoint)
+        chosen = plan
+    elif plan is not None:
         chosen = read_plan(plan, checkpoint)
     elif request.keeps_everything:
         chosen = dense_plan(checkpoint)
