@@ -5,9 +5,11 @@ real report. The truth is that of the same servers over hours. A 95 % interval s
 95 % of the experiments.
 """
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,8 @@ from loadtest.traffic.scenario import Scenario
 
 SERVERS = {"dense": Speed(), "gac": Speed().times(0.8)}
 WARMUP, COOLDOWN = 30.0, 5.0
+# `map`, or that of a pool of processes.
+Map = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 _TRUE_RUNS = 1_000_000  # seeds of the runs that the truth is computed from
 
 
@@ -61,36 +65,57 @@ class Tally:
         return float(np.median(self.widths))
 
 
-def coverage(plan: Plan, experiments: int, true_seconds: float = 10_000.0) -> dict[str, Tally]:
+def coverage(
+    plan: Plan, experiments: int, true_seconds: float = 10_000.0, each: Map = map
+) -> dict[str, Tally]:
     """Simulate `experiments` experiments. By the name of each number that a report prints."""
     runs = 10
     truth = dict(_numbers(plan, [_TRUE_RUNS + i for i in range(runs)], true_seconds / runs))
     tallies = {name: Tally(estimate.value) for name, estimate in truth.items()}
-    for number in range(experiments):
-        seeds = range(1 + number * plan.repeats, 1 + (number + 1) * plan.repeats)
-        for name, estimate in _numbers(plan, seeds, plan.seconds):
+    for found in each(functools.partial(_experiment, plan), range(experiments)):
+        for name, estimate in found:
             tallies[name].add(estimate)
     return tallies
 
 
-def capacity_coverage(
-    rates: Sequence[float], seconds: float, steps: int, experiments: int, within: float = 0.1
-) -> Tally:
-    """Coverage of the capacity of the first server, found by the search that `ab` does."""
+def _experiment(plan: Plan, number: int) -> list[tuple[str, Estimate]]:
+    seeds = range(1 + number * plan.repeats, 1 + (number + 1) * plan.repeats)
+    return list(_numbers(plan, seeds, plan.seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A search as in `ab`: `rates` first, then up to `steps` more, each `seconds` long."""
+
+    rates: tuple[float, ...]
+    seconds: float
+    steps: int
+    within: float = 0.1
+
+
+def capacity_coverage(search: Search, experiments: int, each: Map = map) -> Tally:
+    """Coverage of the capacity of the first server, found by `search`."""
     label, speed = next(iter(SERVERS.items()))
     tally = Tally(true_capacity(speed, label))
-    for number in range(experiments):
-        runs = [
-            _run(speed, label, rate, 1 + number * 1000 + i, seconds) for i, rate in enumerate(rates)
-        ]
-        for step in range(steps):
-            found = _capacity(runs)
-            if found.narrow(within):
-                break
-            seed = 1 + number * 1000 + len(rates) + step
-            runs.append(_run(speed, label, found.next_rate, seed, seconds))
-        tally.add(_capacity(runs).rate)
+    for estimate in each(functools.partial(_searched, search), range(experiments)):
+        tally.add(estimate)
     return tally
+
+
+def _searched(search: Search, number: int) -> Estimate:
+    label, speed = next(iter(SERVERS.items()))
+    seed = 1 + number * 1000
+    runs = [
+        _run(speed, label, rate, seed + i, search.seconds) for i, rate in enumerate(search.rates)
+    ]
+    for step in range(search.steps):
+        found = _capacity(runs)
+        if found.narrow(search.within):
+            break
+        runs.append(
+            _run(speed, label, found.next_rate, seed + len(search.rates) + step, search.seconds)
+        )
+    return _capacity(runs).rate
 
 
 def true_capacity(speed: Speed, label: str, seconds: float = 6000.0) -> float:

@@ -2,19 +2,21 @@
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 
-from loadtest.checks.coverage import Plan, Tally, capacity_coverage, coverage
+from loadtest.checks.coverage import Plan, Search, Tally, capacity_coverage, coverage
 
 # From light load to near the capacity of the slower server, which is about 9 requests/s.
 _PLANS = (Plan(4.0, 4, 120.0), Plan(8.0, 4, 120.0), Plan(12.0, 4, 120.0))
-_SEARCH = ((6.0, 14.0), 120.0, 8)  # rates, seconds, steps
+_SEARCH = Search((6.0, 14.0), 120.0, 8)
 
 
 def page(experiments: int) -> str:
-    """The page in Markdown."""
+    """The page in Markdown. All cores simulate."""
     began = time.monotonic()
-    columns = [coverage(plan, experiments) for plan in _PLANS]
-    capacity = capacity_coverage(*_SEARCH, max(experiments // 4, 10))
+    with ProcessPoolExecutor() as pool:
+        columns = [coverage(plan, experiments, each=pool.map) for plan in _PLANS]
+        capacity = capacity_coverage(_SEARCH, max(experiments // 4, 10), each=pool.map)
     minutes = (time.monotonic() - began) / 60
     lines = [
         "# Coverage of the load test's intervals",
@@ -33,8 +35,9 @@ def page(experiments: int) -> str:
         "",
         _between(columns),
         "",
-        f"Capacity, by the search that `ab` does from {_SEARCH[0][0]:g} and {_SEARCH[0][1]:g}/s,",
-        f"up to {_SEARCH[2]} more steps of {_SEARCH[1]:g} s: the limits hold the true",
+        "Capacity, by the search that `ab` does, from "
+        f"{_SEARCH.rates[0]:g} and {_SEARCH.rates[1]:g}/s,",
+        f"up to {_SEARCH.steps} more steps of {_SEARCH.seconds:g} s: the limits hold the true",
         f"{capacity.truth:.2f}/s in {capacity.share:.0%} of {capacity.experiments} experiments.",
         "They assume nothing of the rates between tested ones, so they hold at least as often as",
         "they say.",
