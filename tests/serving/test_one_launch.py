@@ -98,24 +98,37 @@ def test_without_a_gpu_linears_are_vllms_own() -> None:
 class _Fused(nn.Module):
     """Gate and up with one A, as `add_column_parallel` makes them, and a k that is dense."""
 
-    def __init__(self, plain: bool) -> None:
+    def __init__(self, plain: bool, features: int = 6) -> None:
         super().__init__()
         self.down_factors: Any = _Linear(24, 10)
         self.down_factors.output_sizes = [8, 16]
-        gate, up = _Linear(6, 8), _Linear(6, 16)
+        gate, up = _Linear(features, 8), _Linear(features, 16)
         self.gate, self.up, self.k = UpFactor(gate), UpFactor(up), _Linear(5, 10)  # type: ignore[arg-type]
         self.down_launch: Any = OneLaunch(self.down_factors)
         self.up_launch: Any = OneLaunch(gate, up)  # type: ignore[arg-type]
         self.down_launch.is_plain = self.up_launch.is_plain = plain
 
 
+def _contiguous_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    assert gate.is_contiguous()
+    assert up.is_contiguous()
+    return nn.functional.silu(gate) * up
+
+
 @pytest.mark.parametrize("plain", [True, False])
-@pytest.mark.parametrize("tiling", [None, "tiles"])
+@pytest.mark.parametrize(
+    ("tiling", "gated_tiling"), [(None, None), ("tiles", "tiles"), ("tiles", None)]
+)
 def test_fused_projections_are_right_by_whatever_kernel(
-    plain: bool, tiling: str | None, on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+    plain: bool,
+    tiling: str | None,
+    gated_tiling: str | None,
+    on_a_gpu: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernel, "faster_tiling", lambda x, weights, is_gated: tiling)
-    monkeypatch.setattr(silu_mul, "silu_mul", lambda gate, up: nn.functional.silu(gate) * up)
+    by_kind = {False: tiling, True: gated_tiling}
+    monkeypatch.setattr(kernel, "faster_tiling", lambda x, weights, is_gated: by_kind[is_gated])
+    monkeypatch.setattr(silu_mul, "silu_mul", _contiguous_swiglu)
     owner, x = _Fused(plain), torch.randn(3, 10)
     gate_latent, up_latent = owner.down_factors(x)[0].split([8, 16], dim=1)
     expected = owner.gate.B(gate_latent)[0], owner.k(x)[0], owner.up.B(up_latent)[0]
@@ -123,7 +136,19 @@ def test_fused_projections_are_right_by_whatever_kernel(
         torch.testing.assert_close(got, right)
     gated = project_gated(owner, ("gate", "up"), x, _swiglu)
     torch.testing.assert_close(gated, nn.functional.silu(expected[0]) * expected[2])
-    assert ("gated by tiles" in on_a_gpu) == (plain and tiling is not None)
+    assert ("gated by tiles" in on_a_gpu) == (plain and gated_tiling is not None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 16, 17, 64, 128, 129, 200, 256, 257])
+def test_gate_and_up_are_right_for_any_number_of_tokens(tokens: int) -> None:
+    torch.manual_seed(tokens)
+    owner, x = _Fused(True, features=328).cuda(), torch.randn(tokens, 10, device="cuda")
+    gate, up = owner.down_factors(x)[0].split([8, 16], dim=1)
+    expected = nn.functional.silu(owner.gate.B(gate)[0]) * owner.up.B(up)[0]
+    owner.half()
+    gated = project_gated(owner, ("gate", "up"), x.half(), _swiglu)
+    torch.testing.assert_close(gated.float(), expected, rtol=3e-2, atol=3e-2 * expected.std())
 
 
 @pytest.mark.parametrize("plain", [True, False])

@@ -22,7 +22,12 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
     Returns:
         `gate`, which has the products now: computed in fp32 and rounded once.
+
+    Raises:
+        ValueError: `gate` or `up` is not contiguous.
     """
+    if not (gate.is_contiguous() and up.is_contiguous()):
+        raise ValueError(f"silu_mul: strides {gate.stride()} and {up.stride()} are not contiguous")
     count = gate.numel()
     if count:
         _silu_mul[(triton.cdiv(count, _BLOCK),)](gate, up, count, BLOCK=_BLOCK, num_warps=8)

@@ -160,7 +160,7 @@ def project_gated(
     gated = launch.gated_at_once(latents)
     if gated is not None:
         return gated
-    gate, up = _up_outputs(owner, linears, latents)
+    gate, up = _each_up_output(owner, linears, latents)
     if not launch.may_compute(x):
         return activation(torch.cat((gate, up), dim=-1))
     from vllm_gac.kernels.silu_mul import silu_mul
@@ -186,11 +186,22 @@ def _latents(owner: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def _up_outputs(
     owner: nn.Module, linears: Iterable[nn.Module], latents: torch.Tensor
 ) -> list[torch.Tensor]:
-    """The output of each of the `linears` whose A factors are fused, [tokens, its out]."""
+    """The output of each of the `linears` whose A factors are fused, [tokens, its out].
+
+    They may be columns of one tensor.
+    """
+    launch = _up_launch(owner)
+    beside = launch.at_once(latents)
+    if beside is None:
+        return _each_up_output(owner, linears, latents)
+    return list(beside.split([up.weight.shape[0] for up in launch.linears], dim=-1))
+
+
+def _each_up_output(
+    owner: nn.Module, linears: Iterable[nn.Module], latents: torch.Tensor
+) -> list[torch.Tensor]:
+    """As `_up_outputs`, by vLLM's linears: each output is a contiguous tensor of its own."""
     ups: list[LinearBase] = [linear.B for linear in linears if isinstance(linear, UpFactor)]
-    beside = _up_launch(owner).at_once(latents)
-    if beside is not None:
-        return list(beside.split([up.weight.shape[0] for up in ups], dim=-1))
     parts = latents.split(getattr(owner, _DOWN_FACTORS).output_sizes, dim=-1)
     # cuBLAS takes strided rows. Other kernels may need contiguous ones.
     if not current_platform.is_cuda():
