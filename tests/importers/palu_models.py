@@ -23,11 +23,11 @@ def palu(raw: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], nn.Module]:
     model = dense(raw)
     for name, groups in ranks.items():
         replace(model, name, lambda linear, groups=groups: PaluLinear(linear, groups))
-    mistral = raw["model_type"] == "mistral"
+    family = raw["model_type"]
     return {
         **raw,
-        "model_type": "palumistral" if mistral else "palullama",
-        "architectures": ["PaluMistralForCausalLM" if mistral else "PaluLlamaForCausalLM"],
+        "model_type": f"palu{family}" if family in ("llama", "mistral") else family,
+        "architectures": [f"Palu{family.capitalize()}ForCausalLM"],
         "head_wise_ranks": ranks,
         "original_model_name_or_path": "meta-llama/Llama-2-7b-hf",
     }, model

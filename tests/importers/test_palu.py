@@ -36,6 +36,12 @@ GQA = config(num_attention_heads=8, num_key_value_heads=4)
             id="biases",
         ),
         pytest.param(GQA | {"attention_bias": True}, [([30, 9], []), ([], [2, 5])], id="bias, one"),
+        pytest.param(
+            GQA | {"model_type": "qwen2"}, [([9, 16], [12, 31]), ([9, 7], [5, 6, 7, 8])], id="Qwen2"
+        ),
+        pytest.param(
+            GQA | {"model_type": "qwen3"}, [([9, 16], [12, 31]), ([4] * 4, [6] * 4)], id="Qwen3"
+        ),
         pytest.param(GQA | MISTRAL, [([9, 16], [12, 31]), ([17], [33])], id="sliding window"),
         pytest.param(GQA | {"tie_word_embeddings": True}, [([9, 4], [6, 7])] * 2, id="tied"),
         pytest.param(GQA | {"mlp_bias": True}, [([9, 4], [6, 7])] * 2, id="MLP biases"),

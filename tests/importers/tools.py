@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.compression.reference_model import logits, reference
@@ -36,6 +45,8 @@ def dense(raw: Mapping[str, Any]) -> nn.Module:
     kinds = {
         "llama": (LlamaConfig, LlamaForCausalLM),
         "mistral": (MistralConfig, MistralForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     }
     kind, model_class = kinds[raw["model_type"]]
     model: nn.Module = model_class(kind(**{k: v for k, v in raw.items() if k != "model_type"}))

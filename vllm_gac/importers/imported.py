@@ -166,7 +166,7 @@ def imported(
     tensors: Mapping[str, TensorInfo],
     **options: Any,
 ) -> Imported:
-    """An `Imported` of the Llama or Mistral config `base`, served with `layout`.
+    """An `Imported` of the config `base` of a dense model, served with `layout`.
 
     `options` are further fields of `Imported`.
     """
@@ -189,7 +189,7 @@ _RENAMED = ("llama", "mistral")
 
 
 def served_config(base: Mapping[str, Any], layout: ModelLayout, format: Format) -> dict[str, Any]:
-    """The config.json to serve `layout` with: a Llama's or Mistral's with a `"gac"` object."""
+    """The config.json to serve `layout` with: the dense model's with a `"gac"` object."""
     return {
         **base,
         "architectures": [ARCHITECTURE],

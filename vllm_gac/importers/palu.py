@@ -14,7 +14,8 @@ Served exactly, up to rounding:
   its cache for CACHED_TOKENS tokens. Value heads must divide key heads, so that values in whole
   heads need keys in whole heads, or a latent for each head.
 - A bias of K is a latent number that is always 1, times a column of U. A bias of V passes through
-  attention unchanged, and is added to o_proj's.
+  attention unchanged, and is added to o_proj's; where o_proj has none, it is as that of K.
+- Keys that are normed are whole: they are not linear in latents.
 """
 
 import itertools
@@ -157,10 +158,12 @@ def _cheapest(
     """
     layer, prefix = dense.layers[index], f"model.layers.{index}.self_attn."
     keys, values = [layer.key], [layer.value]
-    if k := projections.get(f"{prefix}k_proj"):
+    # Keys that are normed after the projection are not linear in latents.
+    if (k := projections.get(f"{prefix}k_proj")) and not dense.qk_norm:
         keys.insert(0, KeyLayout("latent", len(k.ranks), max(k.ranks) + k.has_bias))
     if v := projections.get(f"{prefix}v_proj"):
-        values.insert(0, ValueLayout(len(v.ranks), max(v.ranks)))
+        constant = v.has_bias and not dense.output_bias
+        values.insert(0, ValueLayout(len(v.ranks), max(v.ranks) + constant))
     candidates = [
         replace(layer, key=key, value=value)
         for key, value in itertools.product(keys, values)
@@ -221,23 +224,35 @@ def _latent_keys(layout: ModelLayout, k: Projection, index: int) -> dict[str, So
 
 
 def _latent_values(layout: ModelLayout, v: Projection, index: int) -> dict[str, Source]:
-    """VT as v_proj, U absorbed in o_proj."""
+    """VT as v_proj, U absorbed in o_proj, and V's bias in that of o_proj.
+
+    Where o_proj has no bias, the last number of each latent is always 1, as in latent keys.
+    """
     layer, o = layout.layers[index], v.name.replace("v_proj", "o_proj")
-    kv_heads, size = layout.num_key_value_heads, layer.value.size
+    groups, kv_heads, size = len(v.ranks), layout.num_key_value_heads, layer.value.size
     absorbed = partial(
-        palu_tensors.absorbed, kv_heads=kv_heads, query_heads=layer.query_heads, size=size
+        palu_tensors.absorbed,
+        groups=groups,
+        kv_heads=kv_heads,
+        query_heads=layer.query_heads,
+        size=size,
     )
+    factors = v.ups if layout.output_bias else (*v.ups, *v.biases)
     sources = {
         f"{v.name}.weight": Source(
             (v.down,), partial(palu_tensors.latents, ranks=v.ranks, size=size)
         ),
-        f"{o}.weight": Source((f"{o}.weight", *v.ups), absorbed),
+        f"{o}.weight": Source((f"{o}.weight", *factors), absorbed),
     }
-    if v.has_bias:
-        no_bias = partial(palu_tensors.no_bias, size=len(v.ranks) * size)
-        sources[f"{v.name}.bias"] = Source((v.down,), no_bias)
-        sources[f"{o}.bias"] = Source(
+    if not v.has_bias:
+        return sources
+    if not layout.output_bias:
+        constant = partial(palu_tensors.constant_latents, groups=groups, size=size)
+        return sources | {f"{v.name}.bias": Source((v.down,), constant)}
+    return sources | {
+        f"{v.name}.bias": Source((v.down,), partial(palu_tensors.no_bias, size=groups * size)),
+        f"{o}.bias": Source(
             (f"{o}.bias", f"{o}.weight", *v.biases),
             partial(palu_tensors.absorbed_bias, kv_heads=kv_heads),
-        )
-    return sources
+        ),
+    }

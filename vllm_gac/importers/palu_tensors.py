@@ -64,14 +64,17 @@ def no_bias(vt: Tensor, size: int) -> Tensor:
     return vt.new_zeros(size)
 
 
-def absorbed(o: Tensor, *ups: Tensor, kv_heads: int, query_heads: int, size: int) -> Tensor:
+def absorbed(
+    o: Tensor, *factors: Tensor, groups: int, kv_heads: int, query_heads: int, size: int
+) -> Tensor:
     """o_proj [hidden, query heads * head dim] for latent values: [hidden, query heads * size].
 
     The columns of a query head are multiplied by the rows of U that made the values of its KV head.
+    `factors` are as in `up_projections`.
     """
     import torch
 
-    up = up_projections(*ups, groups=len(ups), size=size).view(kv_heads, -1, size)
+    up = up_projections(*factors, groups=groups, size=size).view(kv_heads, -1, size)
     heads = o.view(o.shape[0], kv_heads, query_heads // kv_heads, -1)
     return torch.einsum("ohqd,hdr->ohqr", heads.float(), up.float()).flatten(1).to(o.dtype)
 
