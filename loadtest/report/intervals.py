@@ -10,8 +10,9 @@ survey. The methods are those of surveys:
 - A percentile has Woodruff's (1952): the percentiles at both ends of the interval of its level. It
   needs no density, takes infinite latencies, and has no end where the data has none.
 - A ratio of two percentiles has one that follows from the intervals of both logarithms and from the
-  correlation of their blocks (variance estimates recovery; Zou and Donner, 2008). Under the same
-  schedule the blocks of both servers are paired, and what they share by chance cancels.
+  correlation of their blocks (variance estimates recovery; Zou and Donner, 2008), with half of an
+  interval's width for both of its sides. Under the same schedule the blocks of both servers are
+  paired, and what they share by chance cancels.
 
 Degrees of freedom follow from the kurtosis of the blocks (Satterthwaite, 1946): where a few
 blocks have all the slow requests, few blocks count. `python -m loadtest coverage` simulates how
@@ -55,6 +56,11 @@ class Estimate:
             return math.inf
         half = (self.high - self.low) / 2 / abs(self.value)
         return half if math.isfinite(half) else math.inf
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether more data cannot narrow it: nothing was measured, or all of it is one number."""
+        return math.isnan(self.value) or self.low == self.value == self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +109,17 @@ def proportion(samples: Samples, blocks: int) -> Estimate:
     return Estimate(share, low, high)
 
 
-def rate(amounts: Floats, seconds: float) -> Estimate:
-    """The mean amount per second of blocks of `seconds` each, by Student's interval."""
-    per_second = amounts / seconds
-    mean = float(per_second.mean())
+def rate(amounts: Floats, seconds: Floats) -> Estimate:
+    """The mean amount per second of blocks of `seconds` [blocks], by Student's interval.
+
+    Amounts are never negative, and neither is the lower limit.
+    """
+    mean = float(amounts.sum() / seconds.sum())
     if len(amounts) < 2:
         return Estimate(mean, math.nan, math.nan)
-    half = _t(len(amounts) - 1) * float(per_second.std(ddof=1)) / math.sqrt(len(amounts))
-    return Estimate(mean, mean - half, mean + half)
+    spread = float((amounts / seconds).std(ddof=1))
+    half = _t(len(amounts) - 1) * spread / math.sqrt(len(amounts))
+    return Estimate(mean, max(mean - half, 0.0), mean + half)
 
 
 def ratio(
@@ -126,7 +135,8 @@ def ratio(
         paired: whether block i of both is the same seconds of the same schedule.
     """
     top, bottom = percentile(base, percent, blocks[0]), percentile(other, percent, blocks[1])
-    if math.isnan(top.value) or math.isnan(bottom.value) or math.isinf(top.value + bottom.value):
+    # Also 0 has no logarithm: a proxy that holds tokens back delivers many at one moment.
+    if not math.isfinite(top.value + bottom.value) or min(top.low, bottom.low) <= 0:
         return _without_a_middle(top, bottom)
     value = top.value / bottom.value
     together = _correlation(base, other, percent, blocks[0]) if paired else 0.0
@@ -135,15 +145,13 @@ def ratio(
     low, high = value * math.exp(-half), value * math.exp(min(half, 700.0))
     return Estimate(
         value,
-        0.0 if math.isinf(bottom.high) or bottom.low <= 0 else low,
-        math.inf if math.isinf(top.high) or bottom.low <= 0 else high,
+        0.0 if math.isinf(bottom.high) else low,
+        math.inf if math.isinf(top.high) else high,
     )
 
 
 def _log_half(estimate: Estimate) -> float:
     """Half of the interval of the logarithm; without an upper limit, the lower half."""
-    if estimate.low <= 0:
-        return 0.0
     if math.isinf(estimate.high):
         return math.log(estimate.value / estimate.low)
     return math.log(estimate.high / estimate.low) / 2
@@ -160,7 +168,7 @@ def _correlation(base: Samples, other: Samples, percent: float, blocks: int) -> 
 
 
 def _without_a_middle(top: Estimate, bottom: Estimate) -> Estimate:
-    """A ratio of which a part is infinite: the limits that the parts set, and no more."""
+    """A ratio of which a part is infinite or 0: the limits that the parts set, and no more."""
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(np.float64(top.value) / bottom.value)
         low = float(np.float64(top.low) / bottom.high)

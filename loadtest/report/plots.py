@@ -161,7 +161,9 @@ def goodput_over_rate(
                 alpha=0.15,
                 linewidth=0,
             )
-            per_user = [1 / s.latency["tpot"][50.0].value for _, s in mine]
+            medians = np.array([s.latency["tpot"][50.0].value for _, s in mine])
+            # Where a proxy delivers whole answers at once, a median of 0 has no speed.
+            per_user = 1 / np.where(medians > 0, medians, np.nan)
             per_gpu = [s.output_tokens_per_second.value / g.gpus for g, s in mine]
             users.plot(per_user, per_gpu, "o-", color=colour)
         most = max(s.offered for s in summaries)

@@ -51,8 +51,7 @@ class PooledRuns:
         windows: what counts of each, in seconds of the run.
         slo: what a request must meet.
         memory: the autocorrelation time of the state of the servers at this rate, in seconds.
-        block: seconds of one block.
-        blocks: how many there are, over all repeats.
+        block_lengths: [blocks], the seconds of each block of all repeats.
         samples: latencies in seconds, by measure.
         kept_slo: 1.0 for each request that kept the SLO, 0.0 for the others.
     """
@@ -63,8 +62,7 @@ class PooledRuns:
     windows: tuple[tuple[float, float], ...]
     slo: Slo
     memory: float
-    block: float
-    blocks: int
+    block_lengths: Floats
     samples: dict[str, Samples]
     kept_slo: Samples
 
@@ -82,6 +80,16 @@ class PooledRuns:
     def seconds(self) -> float:
         """The length of all windows together."""
         return sum(end - begin for begin, end in self.windows)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are, over all repeats."""
+        return len(self.block_lengths)
+
+    @property
+    def block(self) -> float:
+        """The mean length of a block in seconds."""
+        return float(self.block_lengths.mean())
 
     @property
     def gpus(self) -> int:
@@ -180,7 +188,7 @@ def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:
     records = group.records
     answered = [record for record in records if record.ok]
     amounts = _amounts(group)
-    rates = {name: rate(values, group.block) for name, values in amounts.items()}
+    rates = {name: rate(values, group.block_lengths) for name, values in amounts.items()}
     watts = [run.server["watts"] for run in group.runs if "watts" in run.server]
     events = sum(len(record.tokens) for record in answered)
     return Summary(
@@ -251,8 +259,9 @@ def _group(
             f"{runs[0].directory}, {runs[-1].directory}: the same server, traffic and rate, but "
             "other lengths or arrivals; report them apart"
         )
-    # Repeats of one length each have the same blocks; a shorter one has fewer of them.
-    block = block_seconds(min(end - begin for begin, end in windows), remembers)
+    # The same for all repeats, up to what makes it a whole part of a longer one's window.
+    wished = block_seconds(min(end - begin for begin, end in windows), remembers)
+    lengths: list[float] = []
     values: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     blocks: dict[str, list[int]] = {measure: [] for measure in MEASURES}
     kept_slo: list[float] = []
@@ -260,10 +269,12 @@ def _group(
     first = 0
     for run, (begin, end) in zip(runs, windows, strict=True):
         records = [record for record in run.records if begin <= record.scheduled < end]
-        count = max(round((end - begin) / block), 1)
+        count = max(round((end - begin) / wished), 1)
+        block = (end - begin) / count
         numbers = block_numbers([r.scheduled for r in records], begin, block, first)
         numbers = np.minimum(numbers, first + count - 1)
         first += count
+        lengths += [block] * count
         for record, number in zip(records, numbers.tolist(), strict=True):
             kept_slo.append(float(_keeps_slo(record, slo)))
             request_blocks.append(number)
@@ -277,8 +288,7 @@ def _group(
         windows=tuple(windows),
         slo=slo,
         memory=remembers,
-        block=block,
-        blocks=first,
+        block_lengths=np.array(lengths),
         samples={
             measure: ascending(
                 Samples(np.array(values[measure]), np.array(blocks[measure], dtype=np.int64))
@@ -325,21 +335,22 @@ def _amounts(group: PooledRuns) -> dict[str, Floats]:
     }
     first = 0
     for run, (begin, end) in zip(group.runs, group.windows, strict=True):
-        count = max(round((end - begin) / group.block), 1)
+        block = float(group.block_lengths[first])
+        count = round((end - begin) / block)
         for record in run.records:
             if begin <= record.scheduled < end and _keeps_slo(record, group.slo):
-                block = first + min(int((record.scheduled - begin) / group.block), count - 1)
-                amounts["good"][block] += 1
-                amounts["good tokens"][block] += record.output_tokens
+                number = first + min(int((record.scheduled - begin) / block), count - 1)
+                amounts["good"][number] += 1
+                amounts["good tokens"][number] += record.output_tokens
             if record.ok and begin <= record.ended < end:
-                block = first + min(int((record.ended - begin) / group.block), count - 1)
-                amounts["ended"][block] += 1
-                amounts["input"][block] += record.prompt_tokens or record.input_length
+                number = first + min(int((record.ended - begin) / block), count - 1)
+                amounts["ended"][number] += 1
+                amounts["input"][number] += record.prompt_tokens or record.input_length
             came = np.array(record.tokens)
             came = came[(came >= begin) & (came < end)]
             if len(came):
                 per_event = record.output_tokens / len(record.tokens) if record.ok else 1.0
-                inside = np.minimum((came - begin) // group.block, count - 1).astype(np.int64)
+                inside = np.minimum((came - begin) // block, count - 1).astype(np.int64)
                 amounts["output"][first : first + count] += per_event * np.bincount(
                     inside, minlength=count
                 )

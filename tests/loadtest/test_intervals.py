@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from loadtest.report.blocks import block_numbers, block_seconds
 from loadtest.report.intervals import (
+    Estimate,
     Floats,
     Ints,
     Samples,
@@ -107,6 +108,20 @@ def test_what_has_no_limit_says_so() -> None:
     assert math.isnan(ratio(failed, failed, 99.0, (10, 10), True).value)
 
 
+def test_a_ratio_of_0_is_no_error() -> None:
+    # Tokens of one read have one time stamp, so most gaps are 0 behind a proxy that buffers.
+    some = Samples(np.arange(1.0, 101.0), np.arange(100) % 10)
+    none = Samples(np.zeros(100), np.arange(100) % 10)
+    mostly = Samples(np.array([0.0] * 48 + [1.0] * 52), np.arange(100) % 10)
+    assert ratio(some, none, 50.0, (10, 10), True).value == math.inf
+    assert ratio(none, some, 50.0, (10, 10), True) == Estimate(0.0, 0.0, 0.0)
+    assert math.isnan(ratio(none, none, 50.0, (10, 10), True).value)
+    # The median is 1, and its lower limit 0.
+    estimate = ratio(mostly, some, 50.0, (10, 10), False)
+    assert estimate.low == 0 < estimate.value < estimate.high
+    assert ratio(some, mostly, 50.0, (10, 10), False).high == math.inf
+
+
 def test_no_samples_give_no_number() -> None:
     nothing = Samples(np.array([]), np.array([], dtype=np.int64))
     for estimate in (percentile(nothing, 50.0, 3), proportion(nothing, 3)):
@@ -114,10 +129,13 @@ def test_no_samples_give_no_number() -> None:
 
 
 def test_a_rate_has_the_interval_of_its_blocks() -> None:
-    estimate = rate(np.array([10.0, 20.0, 30.0]), 10.0)
+    estimate = rate(np.array([19.0, 20.0, 21.0]), np.full(3, 10.0))
     assert estimate.value == 2.0
     assert estimate.high - 2.0 == pytest.approx(2.0 - estimate.low)
-    assert estimate.high == pytest.approx(2 + 4.3027 / math.sqrt(3), abs=1e-3)
+    assert estimate.high == pytest.approx(2 + 0.43027 / math.sqrt(3), abs=1e-4)
+    # No server answers fewer than no requests per second.
+    assert rate(np.array([0.0, 0.0, 30.0]), np.full(3, 10.0)).low == 0
+    assert rate(np.array([10.0, 30.0]), np.array([10.0, 20.0])).value == pytest.approx(4 / 3)
 
 
 def test_blocks_are_windows_of_time_as_long_as_the_memory() -> None:

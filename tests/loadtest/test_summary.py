@@ -91,6 +91,17 @@ def test_repeats_of_other_schedules_pool_and_other_scenarios_do_not(tmp_path: Pa
         group_runs(runs)
 
 
+def test_repeats_of_other_lengths_pool_into_blocks_of_about_one_length(tmp_path: Path) -> None:
+    runs = [load_run(write_run(tmp_path / str(seed), seed=seed)) for seed in range(2)]
+    runs[0].info["window"], runs[1].info["window"] = [0.0, 60.0], [0.0, 90.0]
+    (group,) = group_runs(runs)
+    assert group.block_lengths.tolist() == [20.0] * 3 + [22.5] * 4
+    summary = summarize(group)
+    good = sum(r.ttft <= 0.5 for r in group.records)
+    assert summary.goodput.value == pytest.approx(good / 150)
+    assert summary.goodput.value <= summary.offered
+
+
 def test_the_cost_is_that_of_good_tokens(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "a"))
     run.info["gpus"] = 2
