@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from loadtest.report.capacity import Capacity
+from loadtest.report.capacity import GOOD_ENOUGH, Capacity
 from loadtest.report.comparison import Comparison
 from loadtest.report.intervals import Estimate
 from loadtest.report.summary import PooledRuns, Summary
@@ -35,23 +35,24 @@ def _capacity(
         baseline = comparisons[0].baseline if comparisons else None
         base = next((c for c in capacities if c.label == baseline), None)
         said = [_of_one(c, base) for c in capacities]
-        return "99 % within the SLO up to " + ", ".join(said)
+        return f"with {GOOD_ENOUGH:.0%} of the requests within the SLO, {', '.join(said)}"
     highest = max(group.rate for group, _ in pairs)
-    said = [f"{s.good_fraction.value:.1%} by {g.label}" for g, s in pairs if g.rate == highest]
+    said = [f"{s.good_fraction.value:.1%} of {g.label}" for g, s in pairs if g.rate == highest]
     return (
-        f"at {highest:g}/s, within the SLO were {', '.join(said)}; too few requests for a capacity"
+        f"at {highest:g}/s, the share of requests within the SLO is {', '.join(said)}; there are "
+        "too few requests to tell a capacity"
     )
 
 
 def _of_one(capacity: Capacity, base: Capacity | None) -> str:
     low, high = capacity.rate.low, capacity.rate.high
     if low == 0:
-        limits = f"less than {high:.3g}/s" if math.isfinite(high) else "an unknown rate"
+        limits = f"less than {high:.3g}/s" if math.isfinite(high) else "a rate that is not known"
     elif math.isinf(high):
         limits = f"more than {low:.3g}/s"
     else:
         limits = f"{low:.3g} to {high:.3g}/s"
-    text = f"{limits} by {capacity.label}"
+    text = f"{capacity.label} takes {limits}"
     if base is None or base is capacity:
         return text
     gain = Estimate(
@@ -75,4 +76,4 @@ def _worse(comparisons: Sequence[Comparison]) -> str:
         for measure in names
         if (e := c.speedup[measure][50.0]).high < 1
     ]
-    return f"; slower: {', '.join(slower)}" if slower else ""
+    return f"; slower than {comparisons[0].baseline}: {', '.join(slower)}" if slower else ""
