@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import math
 import signal
 import sys
 from pathlib import Path
@@ -212,6 +213,8 @@ def _crosscheck(options: argparse.Namespace) -> None:
 def _faults(options: argparse.Namespace) -> None:
     from loadtest.checks.faults import check_faults
 
+    if not 0 < options.seconds < math.inf:
+        raise LoadTestError(f"--seconds {options.seconds:g}: expected a number above 0")
     print(check_faults(options.out, options.seconds, options.only))
 
 
@@ -227,6 +230,11 @@ def _coverage(options: argparse.Namespace) -> None:
 def _mock(options: argparse.Namespace) -> None:
     if options.every < 1:
         raise LoadTestError(f"--every {options.every}: expected 1 or more")
+    if not 0 <= options.port <= 65535:
+        raise LoadTestError(f"--port {options.port}: expected 0 (any free one) to 65535")
+    for option in ("ttft", "itl"):
+        if not 0 <= (value := getattr(options, option)) < math.inf:
+            raise LoadTestError(f"--{option} {value:g}: expected seconds, 0 or more")
     asyncio.run(_serve_mock(options))
 
 

@@ -88,10 +88,12 @@ class Report:
 def write_report(directories: Sequence[Path], out: Path, options: ReportOptions) -> Report:
     """Write `out` (.html), and .json and .csv beside it.
 
-    Raises LoadTestError if `out` is not .html or a run cannot be read.
+    Raises LoadTestError if `out` is not .html, an option is wrong, or a run cannot be read or is
+    given twice.
     """
     if out.suffix != ".html":
         raise LoadTestError(f"{out}: expected a name that ends in .html")
+    refuse_twice(directories)
     report = build_report([load_run(directory) for directory in directories], options)
     page = _render(report)
     content = json.dumps(_as_json(report), indent=1, allow_nan=False)
@@ -103,7 +105,8 @@ def write_report(directories: Sequence[Path], out: Path, options: ReportOptions)
 
 
 def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
-    """Compute the numbers of the page."""
+    """Compute the numbers of the page. Raises LoadTestError for a wrong option."""
+    _check(options)
     window = Window(options.warmup, options.cooldown)
     groups = group_runs(runs, window, options.slo_ttft, options.slo_tpot)
     summaries = [summarize(group, options.gpu_price) for group in groups]
@@ -123,6 +126,28 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
     )
 
 
+def refuse_twice(directories: Sequence[Path]) -> None:
+    """Refuse a run that is given twice: its requests would count as independent ones."""
+    seen: set[Path] = set()
+    for directory in directories:
+        if (where := directory.resolve()) in seen:
+            raise LoadTestError(f"{directory}: this run is given twice; name it once")
+        seen.add(where)
+
+
+def _check(options: ReportOptions) -> None:
+    for name, seconds in (("warmup", options.warmup), ("cooldown", options.cooldown)):
+        if not seconds >= 0:
+            raise LoadTestError(f"--{name} {seconds:g}: expected seconds, 0 or more")
+    for name, number in (
+        ("slo-ttft", options.slo_ttft),
+        ("slo-tpot", options.slo_tpot),
+        ("gpu-price", options.gpu_price),
+    ):
+        if number is not None and not 0 < number < math.inf:
+            raise LoadTestError(f"--{name} {number:g}: expected a number above 0")
+
+
 def _notes(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[str]:
     """Notes on what a careful reader would ask about. Each names the runs that it concerns."""
     concerned: dict[str, list[str]] = {}
@@ -140,6 +165,11 @@ def _notes(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[s
 def _notes_on(group: PooledRuns, summary: Summary, alone: bool) -> Iterator[str]:
     if len(group.runs) < 3 and not alone:
         yield "fewer than three repeats; a comparison wants three or more."
+    if len(set(group.schedules)) < len(group.runs):
+        yield (
+            "repeats of one schedule: intervals leave out what another draw of lengths and "
+            "arrivals would change. Give each repeat a --seed of its own."
+        )
     if group.blocks < _FEW_BLOCKS:
         yield (
             f"only {group.blocks} independent blocks of time: intervals are wide or have no end. "

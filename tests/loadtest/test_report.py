@@ -128,6 +128,10 @@ def test_an_invalid_run_is_said_first_and_hostile_text_is_text(tmp_path: Path) -
         (ReportOptions(baseline="dense", ideal=("x:decode=1.2",)), "--ideal names 'x'"),
         (ReportOptions(baseline="dense", ideal=("decode=1.2",)), "expected LABEL:PHASE=RATIO"),
         (ReportOptions(baseline="dense", ideal=("dense:decode=1",)), "RATIO above 1"),
+        (ReportOptions(warmup=-5), "--warmup -5: expected seconds, 0 or more"),
+        (ReportOptions(slo_ttft=0.0), "--slo-ttft 0: expected a number above 0"),
+        (ReportOptions(slo_tpot=-1.0), "--slo-tpot -1: expected a number above 0"),
+        (ReportOptions(gpu_price=-2.0), "--gpu-price -2: expected a number above 0"),
         (ReportOptions(warmup=500), "no request between 500 and 120 s, that is after a warm-up"),
     ],
 )
@@ -138,6 +142,29 @@ def test_a_wrong_option_is_one_clear_error(
     with pytest.raises(LoadTestError, match=re.escape(message)):
         write_report([run], tmp_path / "r.html", options)
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_run_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    with pytest.raises(LoadTestError, match="this run is given twice"):
+        write_report([run, run / "../a"], tmp_path / "r.html", ReportOptions())
+
+
+def test_a_proxy_that_holds_tokens_back_has_a_report(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / label, label, itl=itl) for label, itl in (("a", 0.01), ("b", 0.0))]
+    write_report(runs, tmp_path / "r.html", ReportOptions(baseline="a"))
+    (comparison,) = content_of(tmp_path / "r.html")["comparisons"]
+    assert comparison["speedup"]["tpot"]["p50"]["value"] is None
+    assert "∞" in (tmp_path / "r.html").read_text()
+
+
+def test_repeats_of_one_schedule_have_a_note(tmp_path: Path) -> None:
+    same = [write_run(tmp_path / name) for name in ("a", "b")]
+    write_report(same, tmp_path / "r.html", ReportOptions())
+    assert any("repeats of one schedule" in n for n in content_of(tmp_path / "r.html")["notes"])
+    others = [write_run(tmp_path / f"{seed}", seed=seed) for seed in (1, 2)]
+    write_report(others, tmp_path / "s.html", ReportOptions())
+    assert not any("one schedule" in n for n in content_of(tmp_path / "s.html")["notes"])
 
 
 @pytest.mark.slow
