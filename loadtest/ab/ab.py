@@ -28,8 +28,8 @@ from loadtest.ab.server import running_server
 from loadtest.ab.staircase import Step, split_into_runs, write_staircase
 from loadtest.errors import LoadTestError
 from loadtest.report.capacity import capacities
-from loadtest.report.power import read_needs
-from loadtest.report.report import ReportOptions, write_report
+from loadtest.report.power import Need, read_needs
+from loadtest.report.report import ReportOptions, refuse_twice, write_report
 from loadtest.report.summary import group_runs, summarize
 from loadtest.runs.run import load_run
 from loadtest.runs.server_metrics import (
@@ -42,7 +42,7 @@ from loadtest.runs.server_metrics import (
 )
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario, find_scenario, load_scenario
-from loadtest.traffic.schedule import write_schedule
+from loadtest.traffic.schedule import fingerprint, write_schedule
 from loadtest.yaml_file import load_yaml
 
 _LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
@@ -124,8 +124,8 @@ class Extent:
     """How much to run, beside what the comparison's file says.
 
     Attributes:
-        until: repeat until TTFT and TPOT are known within this fraction, at least as often as the
-            file says; None: exactly as often.
+        until: repeat until TTFT and TPOT are known within this fraction at the file's rates, at
+            least as often as the file says; None: exactly as often.
         minutes: start no repeat that would end later than this.
         part: which part of a measurement in parts this is. Each has schedules of its own.
         pool: directories of earlier parts, whose runs are in the report, too.
@@ -162,13 +162,18 @@ def load_comparison(path: Path) -> Comparison:
 def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = None) -> Path:
     """Do all runs, each in its own directory below `out`, and write out/report.html.
 
-    Raises LoadTestError if `out` has runs already, or if a server or a client fails.
+    Raises LoadTestError if `out` has runs already, if a pooled part has the same schedules, or if
+    a server or a client fails.
     """
     extent = extent or Extent()
     if (out / "runs").exists():
         raise LoadTestError(f"{out}: holds runs already; name another directory")
     earlier = [run for part in extent.pool for run in _runs_of(part)]
-    (out / "runs").mkdir(parents=True)
+    refuse_twice(earlier)
+    out.mkdir(parents=True, exist_ok=True)
+    first = _staircases(comparison, extent.part, 1, out)
+    _refuse_same_schedules(first, earlier, extent.part)
+    (out / "runs").mkdir()
     warmup = _warmup(comparison, out)
     progress = _Progress(comparison, extent)
     report = out / "report.html"
@@ -184,7 +189,7 @@ def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = No
             for server in comparison.servers:
                 all_of_them.enter_context(_up(comparison, server, server.label, warmup, out))
         for repeat in count(1):
-            staircases = _staircases(comparison, extent.part, repeat, out)
+            staircases = first if repeat == 1 else _staircases(comparison, extent.part, repeat, out)
             turn = (repeat - 1) % len(comparison.servers)
             for server in (*comparison.servers[turn:], *comparison.servers[:turn]):
                 name = f"{server.label}-{_number(extent.part, repeat)}"
@@ -202,7 +207,7 @@ def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = No
             if repeat < comparison.repeats:
                 continue
             write_report([*earlier, *runs], report, options)
-            missing = read_needs(report.with_suffix(".json"), extent.until) if extent.until else []
+            missing = _missing(comparison, report, extent.until) if extent.until else []
             for need in missing:
                 print(f"  {need}", flush=True)
             if not missing:
@@ -211,6 +216,30 @@ def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = No
                 print("stopped: no time for another repeat; what is missing is above", flush=True)
                 break
     return report
+
+
+def _refuse_same_schedules(
+    staircases: Sequence[_Staircase], earlier: Sequence[Path], part: int
+) -> None:
+    """Refuse a part that would repeat an earlier one: what it adds would be no new draw."""
+    mine = {fingerprint(step.schedule) for staircase in staircases for step in staircase.steps}
+    for run in earlier:
+        if json.loads((run / "run.json").read_text(encoding="utf-8"))["schedule_sha256"] in mine:
+            raise LoadTestError(
+                f"{run}: has the schedules of --part {part} already; give this part a number "
+                "that no pooled part has"
+            )
+
+
+def _missing(comparison: Comparison, report: Path, within: float) -> list[Need]:
+    """What is not known yet at the rates of the file. Those of a search get no second test."""
+    fixed = {
+        (_scenario_name(find_scenario(traffic.scenario)), rate)
+        for traffic in comparison.traffic
+        for rate in traffic.rates
+    }
+    found = read_needs(report.with_suffix(".json"), within)
+    return [need for need in found if (need.traffic, need.rate) in fixed]
 
 
 def _number(part: int, repeat: int) -> str:

@@ -26,6 +26,8 @@ class Need:
     """
 
     what: str
+    traffic: str
+    rate: float
     relative: float
     had: int
     seconds: float
@@ -62,13 +64,13 @@ def _needs(groups: Sequence[dict[str, Any]], within: float) -> Iterator[Need]:
         for measure, percent in JUDGED:
             found = group["latency"][measure][f"p{percent:g}"]
             numbers = (found["value"], found["low"], found["high"])
-            relative = Estimate(*(math.inf if n is None else float(n) for n in numbers)).relative
-            if relative <= within:
+            estimate = Estimate(*(math.inf if n is None else float(n) for n in numbers))
+            relative = estimate.relative
+            if relative <= within or estimate.is_settled:
                 continue
             repeats = None
             if math.isfinite(relative):
                 repeats = math.ceil(group["repeats"] * (relative / within) ** 2)
-            what = f"{measure.upper()} p{percent:g} of {group['label']} at {group['rate']:g}/s"
-            yield Need(
-                f"{what} of {group['traffic']}", relative, group["repeats"], seconds, repeats
-            )
+            traffic, rate = group["traffic"], group["rate"]
+            what = f"{measure.upper()} p{percent:g} of {group['label']} at {rate:g}/s of {traffic}"
+            yield Need(what, traffic, rate, relative, group["repeats"], seconds, repeats)

@@ -11,7 +11,8 @@ from loadtest.errors import LoadTestError
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
-from loadtest.ab.ab import load_comparison, run_comparison
+from loadtest.ab.ab import Extent, _missing, _staircases, load_comparison, run_comparison
+from loadtest.traffic.schedule import fingerprint
 from tests.loadtest.locusts import is_installed
 from tests.loadtest.test_server import free_port
 
@@ -54,6 +55,50 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, message: str
     path.write_text(text.format(port=8100, python="python", together="false"))
     with pytest.raises(LoadTestError, match=message):
         load_comparison(path)
+
+
+def test_a_part_with_the_schedules_of_a_pooled_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ab.yaml"
+    path.write_text(TEXT.format(port=8100, python="python", together="false"))
+    comparison = load_comparison(path)
+    first = tmp_path / "part1"
+    (first / "runs" / "slow-1").mkdir(parents=True)
+    # What `run_comparison` refuses is told by schedules alone, so no server needs to start.
+    staircases = _staircases(comparison, 1, 1, first)
+    sha = fingerprint(staircases[0].steps[0].schedule)
+    (first / "runs" / "slow-1" / "run.json").write_text(
+        json.dumps({"label": "slow", "schedule_sha256": sha})
+    )
+    for pool, message in (
+        ((first,), "has the schedules of --part 1 already"),
+        ((first, first), "this run is given twice"),
+    ):
+        with pytest.raises(LoadTestError, match=message):
+            run_comparison(comparison, tmp_path / "out", Extent(pool=pool))
+    # Nothing is in the way of another try.
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_rates_of_a_search_are_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "ab.yaml"
+    path.write_text(TEXT.format(port=8100, python="python", together="false"))
+    wide = {"value": 1.0, "low": 0.5, "high": None}
+    latency = {measure: {"p50": wide, "p99": wide} for measure in ("ttft", "tpot")}
+    groups = [
+        {
+            "label": "slow",
+            "traffic": "calibration",
+            "rate": rate,
+            "seconds": 60,
+            "repeats": 1,
+            "latency": latency,
+        }
+        for rate in (6.0, 9.0)
+    ]
+    (tmp_path / "report.json").write_text(json.dumps({"groups": groups}))
+    missing = _missing(load_comparison(path), tmp_path / "report.html", 0.1)
+    assert {need.rate for need in missing} == {6.0}
+    assert len(missing) == 4
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.__main__ import main
 from loadtest.checks.simulator import Speed, serve, simulated_run
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario
@@ -101,6 +102,34 @@ def test_a_plan_says_how_many_repeats_are_missing() -> None:
     assert str(ttft) == "TTFT p99 of gac at 4/s of chat: within 20% now; needs 12 x 60 s"
     assert str(tpot).startswith("TPOT p99 of gac at 4/s of chat: no upper limit after 3 x 60 s")
     assert needs({"groups": [group]}, 0.1)[0].repeats == 12
+
+
+def test_what_more_data_cannot_narrow_is_not_missing() -> None:
+    # Answers of one token have no TPOT, and where most requests fail TTFT is infinite.
+    nothing = {"value": None, "low": None, "high": None}
+    zero = {"value": 0.0, "low": 0.0, "high": 0.0}
+    may_fail = {"value": None, "low": 0.8, "high": None}
+    latency = {"ttft": {"p50": zero, "p99": nothing}, "tpot": {"p50": nothing, "p99": may_fail}}
+    group = {"label": "gac", "traffic": "chat", "rate": 4, "seconds": 180, "repeats": 3}
+    (need,) = needs({"groups": [group | {"latency": latency}]}, 0.1)
+    assert need.what == "TPOT p99 of gac at 4/s of chat"
+    assert (need.traffic, need.rate, need.repeats) == ("chat", 4, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mock", "--port", "99999"], "--port 99999: expected 0"),
+        (["mock", "--itl", "-1"], "--itl -1: expected seconds, 0 or more"),
+        (["mock", "--ttft", "nan"], "--ttft nan: expected seconds, 0 or more"),
+        (["faults", "out", "--seconds", "-1"], "--seconds -1: expected a number above 0"),
+    ],
+)
+def test_a_wrong_option_of_a_check_is_one_clear_error(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_an_unknown_fault_is_named(tmp_path: Path) -> None:
