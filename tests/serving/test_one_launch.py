@@ -141,14 +141,18 @@ def test_fused_projections_are_right_by_whatever_kernel(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 16, 17, 64, 128, 129, 200, 256, 257])
-def test_gate_and_up_are_right_for_any_number_of_tokens(tokens: int) -> None:
+def test_gate_and_up_are_right_for_any_number_of_tokens(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_launch, "is_plain", lambda linear: True)
     torch.manual_seed(tokens)
     owner, x = _Fused(True, features=328).cuda(), torch.randn(tokens, 10, device="cuda")
     gate, up = owner.down_factors(x)[0].split([8, 16], dim=1)
     expected = nn.functional.silu(owner.gate.B(gate)[0]) * owner.up.B(up)[0]
     owner.half()
     gated = project_gated(owner, ("gate", "up"), x.half(), _swiglu)
-    torch.testing.assert_close(gated.float(), expected, rtol=3e-2, atol=3e-2 * expected.std())
+    spread = float(expected.std())
+    torch.testing.assert_close(gated.float(), expected, rtol=3e-2, atol=3e-2 * spread)
 
 
 @pytest.mark.parametrize("plain", [True, False])
