@@ -8,13 +8,14 @@ import bisect
 import contextlib
 import http.server
 import json
+import math
 import socketserver
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from loadtest.runs.health import HealthMonitor
+from loadtest.runs.health import NAP, HealthMonitor
 from loadtest.runs.records import Record
 
 # Bounds in seconds. LATE_BUCKETS contains the limits of runs/verdict.py. The other two are vLLM's
@@ -31,7 +32,7 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
+        self._counts: list[float] = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
     def add(self, values: Iterable[float]) -> None:
@@ -40,9 +41,26 @@ class Histogram:
             self._counts[bisect.bisect_left(self._bounds, value)] += 1
             self._sum += value
 
+    def add_time(self, awake: float, late: float) -> None:
+        """Count the milliseconds of a time by how late an event in them would be stamped.
+
+        Args:
+            awake: seconds in which it would be stamped at once.
+            late: seconds in which the process was not awake. An event at their beginning would be
+                this late, and one at their end not at all.
+        """
+        self._counts[0] += awake * 1e3
+        low = 0.0
+        for number, high in enumerate((*self._bounds, math.inf)):
+            if late <= low:
+                break
+            self._counts[number] += (min(late, high) - low) * 1e3
+            low = high
+        self._sum += max(late, 0.0) ** 2 / 2 * 1e3
+
     def lines(self, name: str, labels: str) -> Iterator[str]:
         """The samples of the metric `name` in Prometheus' text format."""
-        total = 0
+        total: float = 0
         for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
             total += count
             yield f'{name}_bucket{{{labels},le="{bound}"}} {total}'
@@ -76,7 +94,8 @@ class LiveMetrics:
         """All metrics so far, in Prometheus' text format."""
         naps = self._monitor.late_since(self._naps)
         self._naps += len(naps)
-        self._wake_lag.add(naps)
+        for late in naps:
+            self._wake_lag.add_time(NAP, late)
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
@@ -89,7 +108,11 @@ class LiveMetrics:
         yield f"loadtest_cpu_seconds_total{{{self._labels}}} {time.process_time()!r}"
         for name, text, histogram in (
             ("loadtest_send_lag_seconds", "By how much requests were sent late.", self._send_lag),
-            ("loadtest_wake_lag_seconds", "By how much short sleeps overran.", self._wake_lag),
+            (
+                "loadtest_wake_lag_seconds",
+                "How late an event of each millisecond would be stamped.",
+                self._wake_lag,
+            ),
             (
                 "loadtest_ttft_seconds",
                 "From when a request was due to its first token.",

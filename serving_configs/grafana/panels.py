@@ -345,8 +345,8 @@ LOAD_TEST = (
     ),
     Panel(
         "Woke late",
-        "99th percentile of how much short sleeps overran: the error of each token's time stamp. "
-        "Above 10 ms, or 25 % of the median ITL, a run is INVALID.",
+        "99th percentile, over time, of how late a token would be stamped, as the client is not "
+        "awake. Above 10 ms, or 25 % of the median ITL, a run is INVALID.",
         "s",
         (Query(late("loadtest_wake_lag_seconds")),),
         width=6,

@@ -6,8 +6,8 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.client.live_metrics import LATE_BUCKETS, LiveMetrics, exported
-from loadtest.runs.health import HealthMonitor
+from loadtest.client.live_metrics import LATE_BUCKETS, Histogram, LiveMetrics, exported
+from loadtest.runs.health import NAP, HealthMonitor, late_at_any_moment
 from loadtest.runs.records import Record
 from loadtest.runs.verdict import Limits
 
@@ -47,9 +47,31 @@ def test_a_scrape_counts_each_request_gap_and_nap_once(live: LiveMetrics) -> Non
     assert first["loadtest_ttft_seconds_bucket"]["0.25"] == 1
     itl = first["loadtest_itl_seconds_bucket"]
     assert (itl["0.025"], itl["0.05"], itl["0.3"], itl["+Inf"]) == (0, 1, 2, 2)
-    assert first["loadtest_wake_lag_seconds_count"][""] >= 1
+    assert first["loadtest_wake_lag_seconds_count"][""] >= 20  # milliseconds of one nap
     assert second["loadtest_wake_lag_seconds_count"] == first["loadtest_wake_lag_seconds_count"]
     assert second["loadtest_cpu_seconds_total"][""] >= first["loadtest_cpu_seconds_total"][""] > 0
+
+
+def test_lateness_is_weighted_by_time_as_in_the_verdict() -> None:
+    # One nap in a hundred overruns by 90 ms: for 4.3 % of the time an event is stamped late.
+    histogram = Histogram(LATE_BUCKETS)
+    naps = [0.0] * 99 + [0.09]
+    for late in naps:
+        histogram.add_time(NAP, late)
+    counts = {
+        line.split('le="')[1].split('"')[0]: float(line.split()[-1])
+        for line in histogram.lines("late", 'a="b"')
+        if "_bucket" in line
+    }
+    total = NAP * 1e3 * 100 + 90
+    assert counts["+Inf"] == pytest.approx(total)
+    assert counts["0.1"] == pytest.approx(total)
+    # An event is more than 50 ms late in the first 40 of those 90 ms, and so on.
+    assert counts["0.05"] == pytest.approx(total - 40)
+    assert counts["0.01"] == pytest.approx(total - 80)
+    p99 = late_at_any_moment(naps, 99)
+    assert counts["0.05"] < 0.99 * total < counts["0.1"]
+    assert 0.05 < p99 < 0.1
 
 
 def test_the_limits_of_the_verdict_are_bounds() -> None:

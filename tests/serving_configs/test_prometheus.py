@@ -156,5 +156,5 @@ def test_the_load_test_is_judged_by_the_limits_of_its_verdict() -> None:
     assert f"> {limits.lag:.3f} and" in lag
     assert f"> {limits.lag_of_ttft:g} * " in lag
     assert f"> {limits.wake:.3f} and" in wake
-    assert f"> {limits.wake_of_itl:g} * " in wake
+    assert f"> on (model_name) group_left () {limits.wake_of_itl:g} * " in wake
     assert cpu.endswith(f"> {limits.cpu:.2f}")
