@@ -45,7 +45,7 @@ class Capacity:
             return _round(self.tested[-1] * 1.5)
         if low == 0:
             return _round(self.tested[0] / 1.5)
-        guess = min(max(self.rate.value, low), high)
+        guess = self.rate.value
         if math.isnan(guess):
             guess = math.sqrt(low * high)
         below = guess / low >= high / guess
@@ -73,13 +73,14 @@ def capacity(rows: Sequence[tuple[float, Estimate, int]]) -> Estimate:
     """The capacity from (rate, share of good requests, number of requests), by ascending rate."""
     good = [rate for rate, share, _ in rows if share.low >= GOOD_ENOUGH]
     bad = [rate for rate, share, _ in rows if share.high < GOOD_ENOUGH]
-    low, high = max(good, default=0.0), min(bad, default=math.inf)
+    low, high = sorted((max(good, default=0.0), min(bad, default=math.inf)))
     # Isotonic regression (Barlow et al., 1972): the closest shares that never fall with the rate.
     shares = isotonic_regression(
         [1 - share.value for _, share, _ in rows], weights=[count for _, _, count in rows]
     ).x
     guess = _crossing(np.log([rate for rate, _, _ in rows]), shares)
-    return Estimate(guess, min(low, high), max(low, high))
+    # NaN stays NaN.
+    return Estimate(min(max(guess, low), high), low, high)
 
 
 def _crossing(rates: Floats, bad: Floats) -> float:

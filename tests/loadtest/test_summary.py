@@ -158,6 +158,9 @@ def test_capacity_is_between_what_is_surely_good_and_surely_bad() -> None:
     assert 4 < known.next_rate < found.value  # there is more to learn below
     assert not known.narrow(0.05)
     assert Capacity("a", "b", Estimate(8.2, 8.0, 8.4), (8.0, 8.4)).narrow(0.05)
+    # A rate that is good by chance does not pull the guess above one that is surely bad.
+    odd = [*rows, (16.0, share(0.0, 0.0, 0.02), 9000), (20.0, share(0.5, 0.4, 0.6), 900)]
+    assert capacity(odd).value == capacity(odd).high == 12
     assert capacity(rows[:1]).low == 4
     assert math.isinf(capacity(rows[:1]).high)
     assert capacity(rows[2:]).low == 0
