@@ -28,7 +28,7 @@ What was tried:
   we found for a RoPE base of 5e5. At a base of 1e4, pairs turn faster, so spans may be short only.
 - ptxas 12.8 has a fault (tests/kernels/sass.py) that appears whenever both operands of a product
   come from shared memory. So latents pass through registers, as in the served kernel.
-- Fewer registers for each thread, so that three programs fit on a multiprocessor, spill: slower.
+- Fewer registers for each thread, so that three programs fit on a multiprocessor, are slower.
 
 What would have to change: one product for each latent, by a matrix whose columns are those of the
 fast pairs and, beside them, polynomials x query heads. The vectors of all spans would come from a
