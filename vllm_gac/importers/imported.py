@@ -217,8 +217,8 @@ def dense_of(
             break
     else:
         raise CheckpointError(
-            f"{where}: model_type: only Llama and Mistral models of this tool can be served, got "
-            f"{tool_type!r}"
+            f"{where}: model_type: expected a tool's name of Llama or Mistral, or one of "
+            f"{', '.join(FAMILIES)}; got {tool_type!r}"
         )
     dropped = ("auto_map", "gac", *drop)
     base = {key: value for key, value in raw.items() if key not in dropped}

@@ -21,6 +21,7 @@ from vllm_gac.checkpoint.pickles.values import Instance, StoredTensor
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Read
+from vllm_gac.layout.families import NAMES
 
 _MODEL_TYPES = {"LlamaConfig": "llama", "MistralConfig": "mistral"}
 # The attributes of a config object that go into config.json; transformers adds most of the others.
@@ -204,5 +205,5 @@ def _layers(tensors: Mapping[str, StoredTensor], path: Path) -> int:
     """The number of layers in `tensors`; the config may still have the number before pruning."""
     found = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
     if not found:
-        raise CheckpointError(f"{path}: no tensor model.layers.0...: not a Llama or Mistral")
+        raise CheckpointError(f"{path}: no tensor model.layers.0...: not a model of {NAMES}")
     return max(found) + 1
