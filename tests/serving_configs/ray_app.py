@@ -98,7 +98,8 @@ def engine_core(replica: psutil.Process) -> psutil.Process:
 
 
 def _child(parent: psutil.Process, title: str) -> psutil.Process:
-    for _ in range(50):  # a list of processes is no snapshot: on a busy machine some are missed
+    # A list of processes is no snapshot, and on a busy machine children come late.
+    for _ in range(3000):
         for child in parent.children():
             if title in _title(child):
                 return child
