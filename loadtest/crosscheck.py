@@ -14,14 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from loadtest.client.command import INVALID, client_command
 from loadtest.errors import LoadTestError
 from loadtest.runs.machine import hardware, server_version, versions
 from loadtest.runs.records import Record
 from loadtest.runs.run import load_run
 from loadtest.traffic.schedule import read_schedule
 
-_LOCUSTFILE = Path(__file__).with_name("locustfile.py")
-_INVALID = 3
 _PERCENTS = (50, 90, 99)
 # Our name of a measure -> its name in `vllm bench serve`.
 _MEASURES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
@@ -110,11 +109,7 @@ def _bench(
 
 
 def _locust(schedule: Path, base_url: str, model: str, out: Path) -> list[Record]:
-    command = [
-        *(sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), "--headless", "--only-summary"),
-        *("--host", base_url, "--model", model, "--schedule", str(schedule), "--out", str(out)),
-    ]
-    _run(command, (0, _INVALID))
+    _run(client_command(base_url, model, schedule, out), (0, INVALID))
     run = load_run(out)
     if not run.verdict.valid:
         raise LoadTestError(f"{out}: INVALID: {'; '.join(run.verdict.reasons)}")

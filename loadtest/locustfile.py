@@ -22,6 +22,7 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
+from loadtest.client.command import INVALID
 from loadtest.client.live_metrics import LiveMetrics, exported
 from loadtest.client.open_loop import Share, replay
 from loadtest.errors import LoadTestError
@@ -131,7 +132,7 @@ def _print_verdict(environment: Environment, **_: Any) -> None:
         print(f"VALID: requests were sent {late}.")
         print(f"Next: python -m loadtest report REPORT.html {directory}")
         return
-    environment.process_exit_code = 3
+    environment.process_exit_code = INVALID
     for reason in verdict.reasons:
         print(f"INVALID: {reason}")
 

@@ -12,7 +12,6 @@ import contextlib
 import json
 import shlex
 import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -26,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from loadtest.ab.server import running_server
 from loadtest.ab.staircase import Step, split_into_runs, write_staircase
+from loadtest.client.command import INVALID, client_command
 from loadtest.errors import LoadTestError
 from loadtest.report.capacity import capacities
 from loadtest.report.power import Need, read_needs
@@ -45,8 +45,6 @@ from loadtest.traffic.scenario import Scenario, find_scenario, load_scenario
 from loadtest.traffic.schedule import fingerprint, write_schedule
 from loadtest.yaml_file import load_yaml
 
-_LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
-_INVALID = 3
 # The warm-up has its own prompts, so that what it leaves in a prefix cache does not help the runs.
 _WARMUP_SEED = 20_250_221
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -466,17 +464,13 @@ def _scrape_at(
 
 
 def _locust(comparison: Comparison, server: Server, schedule: Path, directory: Path) -> None:
-    command = [
-        *(sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE)),
-        *("--headless", "--only-summary", "--host", _base_url(comparison, server)),
-        *("--model", server.model, "--label", server.label),
-        *("--schedule", str(schedule), "--out", str(directory)),
-        *("--drain", str(comparison.drain)),
-    ]
+    more = ["--label", server.label, "--drain", str(comparison.drain)]
     if comparison.processes > 1:
-        command += ["--processes", str(comparison.processes)]
+        more += ["--processes", str(comparison.processes)]
+    url = _base_url(comparison, server)
+    command = client_command(url, server.model, schedule, directory, *more)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(f"  {schedule.stem}: {done.stdout.splitlines()[0] if done.stdout else ''}", flush=True)
-    if done.returncode not in (0, _INVALID):
+    if done.returncode not in (0, INVALID):
         tail = "\n".join(done.stderr.splitlines()[-15:])
         raise LoadTestError(f"locust exited with {done.returncode}: {tail}")

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.client.command import INVALID, client_command
 from loadtest.errors import LoadTestError
 from loadtest.report.summary import Summary, group_runs, summarize
 from loadtest.runs.run import Run, load_run
@@ -27,7 +28,6 @@ from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import write_schedule
 
-_LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
 _RATE, _OUTPUT, _TTFT, _ITL = 20.0, 30, 0.1, 0.02
 _DRAIN = 4.0
 _FILES = 24  # so few that 20 requests a second of 0.7 s run out of them
@@ -156,11 +156,7 @@ def _schedule(out: Path, seconds: float) -> Path:
 
 
 def _client(trial: Trial, schedule: Path, url: str, out: Path) -> None:
-    command = [
-        *(sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), "--headless", "--only-summary"),
-        *("--host", url, "--model", "mock", "--schedule", str(schedule), "--out", str(out)),
-        *("--drain", str(_DRAIN)),
-    ]
+    command = client_command(url, "mock", schedule, out, "--drain", str(_DRAIN))
     few = trial.client == "few files"
     with subprocess.Popen(
         command,
@@ -175,7 +171,7 @@ def _client(trial: Trial, schedule: Path, url: str, out: Path) -> None:
             freezer.start()
         said, _ = client.communicate()
         done.set()
-    if client.returncode not in (0, 3):
+    if client.returncode not in (0, INVALID):
         raise LoadTestError(f"{trial.name}: locust exited with {client.returncode}: {said[-500:]}")
 
 
