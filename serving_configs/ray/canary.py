@@ -17,11 +17,11 @@ from typing import Any
 
 from aiohttp import ClientConnectionError, ClientError, ClientTimeout
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl
 from ray import serve
 from ray.serve import Application
-from ray.serve.exceptions import RayServeException
 
+from serving_configs.ray.arguments import read_arguments
 from serving_configs.ray.forward import METHODS, passed_on, send, session, unavailable
 from serving_configs.ray.metrics import merged
 
@@ -48,15 +48,8 @@ def application(args: dict[str, Any]) -> Application:
     Raises:
         RayServeException: `args` is wrong; Serve shows its one sentence as the status.
     """
-    try:
-        arguments = Arguments.model_validate(args)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, ("args", *first["loc"])))
-        message = first["msg"]
-        if first["type"] == "extra_forbidden":
-            message = "unknown; there are `share`, of requests that go to gac, and `address`"
-        raise RayServeException(f"{field}: {message}") from None
+    known = "`share`, of requests that go to gac, and `address`"
+    arguments = read_arguments(Arguments, args, known)
     return Canary.bind(arguments.share, str(arguments.address).rstrip("/"))
 
 
