@@ -15,6 +15,7 @@ from pathlib import Path
 from vllm_gac.checkpoint import companions
 from vllm_gac.errors import HubError
 from vllm_gac.errors.shown import shown
+from vllm_gac.layout.foreign import CONSOLIDATED
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ HUB_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 # Folders hold other formats of the same weights, and so do consolidated*.safetensors. A pattern's *
 # also matches "/".
-_NOT_FETCHED = ("*/*", "consolidated*", "*.bin", "*.pt", "*.pth", "*.pkl", "*.gguf")
+_NOT_FETCHED = ("*/*", f"{CONSOLIDATED}*", "*.bin", "*.pt", "*.pth", "*.pkl", "*.gguf")
 # Names that end so are files of a model, not ids.
 _FILES = (".bin", ".gguf", ".pt", ".pth", ".safetensors")
 
