@@ -18,6 +18,7 @@ from benchmarks.common.page import measure_rows
 from vllm_gac.kernels.few_tokens.launch import faster_tiling, gated_linears, linears
 from vllm_gac.kernels.few_tokens.tiling import MOST_TILES
 from vllm_gac.kernels.silu_mul import silu_mul
+from vllm_gac.layout.rounding import ceil_div
 from vllm_gac.profiling.timing import MORE_THAN_L2, copy_bandwidth, microseconds
 
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 2048, 16384)
@@ -69,7 +70,7 @@ def _rows() -> Iterator[dict[str, Any]]:
     for tokens in TOKENS:
         for names in (*([name] for name in GROUPS), list(GROUPS)):
             bytes_read = sum(layers[0][name].factor_bytes for name in names)
-            copies = max(2, -(-MORE_THAN_L2 // bytes_read))
+            copies = max(2, ceil_div(MORE_THAN_L2, bytes_read))
             groups = [[layers[i % 2][name] for name in names] for i in range(copies)]
             if len(names) == 1:  # both layers' groups fit into the L2: use more copies
                 groups = [[_copied(group) for group in copy] for copy in groups]

@@ -15,6 +15,7 @@ from vllm import _custom_ops  # noqa: F401 -- brings torch.ops._C
 
 from benchmarks.common.page import measure_rows
 from vllm_gac.kernels.swiglu import is_faster, swiglu_linear
+from vllm_gac.layout.rounding import ceil_div
 from vllm_gac.profiling.timing import MORE_THAN_L2, copy_bandwidth, microseconds
 
 TOKENS = (1, 2, 4, 8, 16, 24, 32)
@@ -40,7 +41,7 @@ def main() -> None:
 def _rows() -> Iterator[dict[str, Any]]:
     bandwidth = copy_bandwidth()
     for features, width in MLPS:
-        copies = max(2, -(-MORE_THAN_L2 // (4 * features * width)))
+        copies = max(2, ceil_div(MORE_THAN_L2, 4 * features * width))
         shape = (2 * features, width)
         weights = [torch.randn(shape, device="cuda").bfloat16() for _ in range(copies)]
         for tokens in TOKENS:
