@@ -47,8 +47,18 @@ def in_engine_process(function: Callable[..., Any], *arguments: Any, **env: str)
         f"from {function.__module__} import {function.__name__} as function; "
         "print('RETURNED ' + json.dumps(function(*json.loads(sys.argv[1]))))"
     )
+    return returned(["-c", code, json.dumps(arguments)], env)
+
+
+def returned(command: list[str], env: dict[str, str]) -> Any:
+    """What a Python process with an engine prints as JSON behind "RETURNED ".
+
+    Args:
+        command: Arguments of Python.
+        env: Environment variables beside ENVIRONMENT's, which they override.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(arguments)],
+        [sys.executable, *command],
         cwd=Path(__file__).parents[2],
         env=os.environ | ENVIRONMENT | env,
         capture_output=True,

@@ -1,9 +1,6 @@
 """Models on the Hub: by id and revision, offline, and with --download-dir beside their configs."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from vllm.config.load import LoadConfig
 
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import write
-from tests.serving.engines import ENVIRONMENT, OPTIONS
+from tests.serving.engines import OPTIONS, returned
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import ModelConfigStub
 from tests.support import hub
@@ -123,13 +120,4 @@ def test_an_engine_takes_an_id_with_a_revision_a_download_dir_and_offline(tmp_pa
 
 
 def _generated(script: Path, model: str, options: dict[str, Any], env: dict[str, str]) -> Any:
-    done = subprocess.run(
-        [sys.executable, script, json.dumps([model, OPTIONS | options])],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | ENVIRONMENT | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return json.loads(done.stdout.rpartition("RETURNED ")[2].splitlines()[0])
+    return returned([str(script), json.dumps([model, OPTIONS | options])], env)

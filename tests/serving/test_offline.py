@@ -1,15 +1,12 @@
 """Offline engines in each kind of process, started by a script that imports only vLLM."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving.engines import ENVIRONMENT, OPTIONS
+from tests.serving.engines import OPTIONS, returned
 from tests.serving.models import layer, write_model
 from tests.serving.quantized import write_int8
 
@@ -68,13 +65,5 @@ def test_engines_in_each_kind_of_process_give_the_same_answers(
 
 
 def _run(script: Path, model: Path, options: dict[str, Any], env: dict[str, str]) -> Any:
-    done = subprocess.run(
-        [sys.executable, script, json.dumps([str(model), options, "fork" in env.values()])],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | ENVIRONMENT | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return json.loads(done.stdout.rpartition("RETURNED ")[2].splitlines()[0])
+    arguments = json.dumps([str(model), options, "fork" in env.values()])
+    return returned([str(script), arguments], env)
