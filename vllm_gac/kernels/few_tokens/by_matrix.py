@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from vllm_gac.kernels.few_tokens.share import fetch, linear_of
+from vllm_gac.kernels.few_tokens.share import fetch, own_tile
 
 
 @triton.jit(
@@ -56,25 +56,10 @@ def by_matrix(
     if EARLY:
         gdc_launch_dependents()
     tile, split, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    own, features, width, weight, x_column, out_column = linear_of(
-        tile,
-        weight_0,
-        weight_1,
-        weight_2,
-        eighths_0,
-        eighths_1,
-        eighths_2,
-        features_0,
-        features_1,
-        features_2,
-        1 if GATED else LINEARS,
-        FEATURES,
-    )
-    feature = own * FEATURES + tl.arange(0, FEATURES)
-    # Lanes past the last feature compute that one again, and do not store it.
-    row_of = tl.minimum(feature, features - 1).to(tl.int64)[:, None]
-    first = weight + row_of * width
-    second = weight_1 + row_of * (eighths_1 * 8)
+    feature, known, width, first, second, x_column, out_column = own_tile(
+        tile, weight_0, weight_1, weight_2, eighths_0, eighths_1, eighths_2,
+        features_0, features_1, features_2, LINEARS, GATED, FEATURES,
+    )  # fmt: skip
     part = tl.cdiv(tl.cdiv(width, STEP), SPLITS) * STEP
     begin = split * part
     end = tl.minimum(begin + part, width)
@@ -107,7 +92,7 @@ def by_matrix(
             ups = tl.dot(weights, numbers, ups)
     if GATED:
         sums = sums / (1 + tl.exp(-sums)) * ups
-    mask = (feature < features)[:, None] & there
+    mask = known[:, None] & there
     target = out + out_column + token.to(tl.int64)[None, :] * out_stride + feature[:, None]
     if SPLITS == 1:
         tl.store(target, sums.to(out.dtype.element_ty), mask=mask)

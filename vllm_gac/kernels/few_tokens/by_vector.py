@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from vllm_gac.kernels.few_tokens.share import fetch, linear_of
+from vllm_gac.kernels.few_tokens.share import fetch, own_tile
 
 
 @triton.jit(
@@ -45,25 +45,10 @@ def by_vector(
     """One program: FEATURES features."""
     if EARLY:
         gdc_launch_dependents()
-    own, features, width, weight, x_column, out_column = linear_of(
-        tl.program_id(0),
-        weight_0,
-        weight_1,
-        weight_2,
-        eighths_0,
-        eighths_1,
-        eighths_2,
-        features_0,
-        features_1,
-        features_2,
-        1 if GATED else LINEARS,
-        FEATURES,
-    )
-    feature = own * FEATURES + tl.arange(0, FEATURES)
-    # Lanes past the last feature compute that one again, and do not store it.
-    row_of = tl.minimum(feature, features - 1).to(tl.int64)[:, None]
-    first = weight + row_of * width
-    second = weight_1 + row_of * (eighths_1 * 8)
+    feature, known, width, first, second, x_column, out_column = own_tile(
+        tl.program_id(0), weight_0, weight_1, weight_2, eighths_0, eighths_1, eighths_2,
+        features_0, features_1, features_2, LINEARS, GATED, FEATURES,
+    )  # fmt: skip
     if AHEAD > 0:
         fetch(first, 0, width, AHEAD)
         if GATED:
@@ -90,4 +75,4 @@ def by_vector(
     if GATED:
         total = total / (1 + tl.exp(-total)) * tl.sum(ups, 1)
     target = out + out_column + feature
-    tl.store(target, total.to(out.dtype.element_ty), mask=feature < features)
+    tl.store(target, total.to(out.dtype.element_ty), mask=known)

@@ -1,4 +1,4 @@
-"""What both kernels share: whose tile a program has, and asking for weights ahead of time."""
+"""What both kernels share: whose tile a program has, and asking for its weights ahead of time."""
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
 import triton
@@ -9,7 +9,7 @@ _LINE = tl.constexpr(64)
 
 
 @triton.jit
-def linear_of(
+def own_tile(
     tile,
     weight_0,
     weight_1,
@@ -21,31 +21,41 @@ def linear_of(
     features_1,
     features_2,
     LINEARS: tl.constexpr,
+    GATED: tl.constexpr,
     FEATURES: tl.constexpr,
 ):
-    """The linear that the tile belongs to, where tiles have FEATURES features.
+    """The features of a tile and their weights, where tiles have FEATURES features.
 
-    Returns its tile, features, width and weight, and where its columns of x and of the output are.
+    Gate and up are one linear here, of the gate's width, whose tiles have rows of both.
+
+    Returns the features [FEATURES] and which of them there are, the linear's width, pointers to
+    the rows of its weight [FEATURES, 1] and, if GATED, to those of up, and where the linear's
+    columns of x and of the output are.
     """
     own, features, width, weight = tile, features_0, eighths_0 * 8, weight_0
     x_column, out_column = 0, 0
     tiles_0 = tl.cdiv(features_0, FEATURES)
     tiles_01 = tiles_0 + tl.cdiv(features_1, FEATURES)
-    if LINEARS > 2 and tile >= tiles_01:
+    if not GATED and LINEARS > 2 and tile >= tiles_01:
         own = tile - tiles_01
         features = features_2
         width = eighths_2 * 8
         weight = weight_2
         x_column = (eighths_0 + eighths_1) * 8
         out_column = features_0 + features_1
-    elif LINEARS > 1 and tile >= tiles_0:
+    elif not GATED and LINEARS > 1 and tile >= tiles_0:
         own = tile - tiles_0
         features = features_1
         width = eighths_1 * 8
         weight = weight_1
         x_column = eighths_0 * 8
         out_column = features_0
-    return own, features, width, weight, x_column, out_column
+    feature = own * FEATURES + tl.arange(0, FEATURES)
+    # Lanes past the last feature compute that one again, and do not store it.
+    row_of = tl.minimum(feature, features - 1).to(tl.int64)[:, None]
+    first = weight + row_of * width
+    second = weight_1 + row_of * (eighths_1 * 8)
+    return feature, feature < features, width, first, second, x_column, out_column
 
 
 @triton.jit
