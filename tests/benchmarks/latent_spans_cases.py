@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.kernels.latent_spans.launch import decode_with_spans, span_scratch, tiling_for
+from benchmarks.kernels.latent_spans.launch import decode_with_spans, tiling_for
 from benchmarks.kernels.latent_spans.slow_pairs import span_keys, split_pairs
 from tests.kernels.decode_cases import INTERPRETER, Batch, random_batch, tolerance
+from vllm_gac.kernels.decode.launch import scratch_for
 from vllm_gac.kernels.decode.tiling import Tiling
 from vllm_gac.kernels.torch_reference import LatentKeys, paged_attention
 
@@ -36,7 +37,7 @@ def relative_error(batch: Batch, span: int, terms: int, *, left_out: bool = Fals
     keys = span_keys(latent.up, inv_freq, split_pairs(inv_freq, span, terms))
     shape = (batch.query.shape[0], geometry.query_heads, geometry.value_size)
     output = torch.full(shape, float("nan"), dtype=batch.query.dtype)
-    scratch = span_scratch(geometry, batch.max_query_len, output.device, 2)
+    scratch = scratch_for(geometry, batch.max_query_len, output.device, 2)
     scratch.values.fill_(float("nan"))
     scratch.log_sums.fill_(float("nan"))
     decode_with_spans(

@@ -12,7 +12,7 @@ from benchmarks.kernels.latent_spans.__main__ import (
     KV_HEADS,
     Spans,
 )
-from benchmarks.kernels.latent_spans.launch import decode_with_spans, span_scratch, tiling_for
+from benchmarks.kernels.latent_spans.launch import decode_with_spans, tiling_for
 from benchmarks.kernels.latent_spans.slow_pairs import (
     TERMS,
     TOLERANCE,
@@ -23,6 +23,7 @@ from benchmarks.kernels.latent_spans.slow_pairs import (
 from tests.kernels.interpreter import run_interpreted
 from tests.kernels.no_gpu import compiling_for, on_no_device
 from tests.kernels.sass import unwritten_registers
+from vllm_gac.kernels.decode.launch import scratch_for
 from vllm_gac.kernels.gpu_limits import HOPPER, shared_memory
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
@@ -44,7 +45,7 @@ def _launch(geometry: CacheGeometry, spans: Spans) -> None:
         geometry,
         1.0,
         on_no_device(1, geometry.query_heads, geometry.value_size),
-        span_scratch(geometry, 1, CPU, spans.programs),
+        scratch_for(geometry, 1, CPU, spans.programs),
         keys,
         tiling_for(geometry, group, spans.tile, spans.warps, spans.stages, spans.programs),
         without_slow_pairs=spans.is_bound,

@@ -16,9 +16,9 @@ import torch
 from triton.runtime._async_compile import AsyncCompileMode
 
 from benchmarks.common.page import measure_rows
-from benchmarks.kernels.latent_spans.launch import decode_with_spans, span_scratch, tiling_for
+from benchmarks.kernels.latent_spans.launch import decode_with_spans, tiling_for
 from benchmarks.kernels.latent_spans.slow_pairs import span_keys, split_pairs
-from vllm_gac.kernels.decode.launch import decode_attention
+from vllm_gac.kernels.decode.launch import decode_attention, scratch_for
 from vllm_gac.kernels.decode.tiling import tiling_of
 from vllm_gac.kernels.torch_reference import paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -99,7 +99,7 @@ class WithSpans:
             geometry, KV_HEADS // geometry.key_heads,
             spans.tile, spans.warps, spans.stages, spans.programs,
         )  # fmt: skip
-        self._scratch = span_scratch(geometry, 1, batch.query.device, spans.programs)
+        self._scratch = scratch_for(geometry, 1, batch.query.device, spans.programs)
 
     def columns(self) -> dict[str, Any]:
         """What the table says about the kernel."""

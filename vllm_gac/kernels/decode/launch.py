@@ -9,6 +9,7 @@ part of its own key head. This costs little: grouped queries leave rows of a ten
 
 import functools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +49,22 @@ def decode_scratch(
     latent: LatentKeys | None = None,
 ) -> DecodeScratch:
     """Scratch for decode_attention of this geometry, at most `max_query_len` tokens a sequence."""
-    multiprocessors = 1
-    if device.type == "cuda":
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     most = max(
         _tiling(geometry, max_query_len, itemsize, latent, device).programs_per_multiprocessor
         for itemsize in (1, 2)
     )
-    rows = 2 * multiprocessors * most * geometry.query_heads // geometry.value_heads * max_query_len
+    return scratch_for(geometry, max_query_len, device, most)
+
+
+def scratch_for(
+    geometry: CacheGeometry, max_query_len: int, device: torch.device, programs: int
+) -> DecodeScratch:
+    """Scratch for at most `programs` on each multiprocessor."""
+    multiprocessors = 1
+    if device.type == "cuda":
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    group = geometry.query_heads // geometry.value_heads
+    rows = 2 * multiprocessors * programs * group * max_query_len
     return DecodeScratch(
         torch.empty(rows * geometry.value_size, dtype=torch.float32, device=device),
         torch.empty(rows, dtype=torch.float32, device=device),
@@ -108,8 +117,72 @@ def decode_attention(
         only_compile: compile the kernels for these arguments, but launch nothing. Of the sizes that
             differ between launches, only the number of sequences matters then.
     """
+    kernel: Any = split_kv
+    own: tuple[torch.Tensor, ...] = ()
+    own_constants: dict[str, object] = {}
+    if latent is not None:
+        pairs = latent.inv_freq.shape[-1]
+        kernel, own = latent_split_kv, (latent.up, latent.inv_freq)
+        own_constants = {
+            "REBUILT": _group_of(latent),
+            "PAIRS": pairs,
+            "PADDED": triton.next_power_of_2(pairs),
+            "ASSEMBLY": capability_of(query.device) is not None,
+        }
+    split_and_merge(
+        kernel,
+        own,
+        own_constants,
+        query,
+        kv_cache,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        geometry,
+        scale,
+        output,
+        scratch,
+        tiling or _tiling(geometry, max_query_len, kv_cache.itemsize, latent, query.device),
+        max_query_len=max_query_len,
+        window=window,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        only_compile=only_compile,
+    )
+
+
+def split_and_merge(
+    kernel: Any,
+    own: Sequence[object],
+    own_constants: Mapping[str, object],
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    geometry: CacheGeometry,
+    scale: float,
+    output: torch.Tensor,
+    scratch: DecodeScratch,
+    tiling: Tiling,
+    *,
+    max_query_len: int,
+    window: int | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    only_compile: bool,
+) -> None:
+    """Launch a split-KV kernel, and merge the results of units that programs shared.
+
+    Args:
+        kernel: The kernel; it takes the arguments and constants of split_kv.
+        own: What it takes behind these arguments.
+        own_constants: The constants that it takes beside.
+        tiling: Launch parameters.
+
+    The others are those of decode_attention.
+    """
     run = _compile if only_compile else _launch
-    tiling = tiling or _tiling(geometry, max_query_len, kv_cache.itemsize, latent, query.device)
     sequences = seq_lens.shape[0]
     group = geometry.query_heads // geometry.value_heads
     gpu = capability_of(query.device)
@@ -150,34 +223,23 @@ def decode_attention(
         *(stride // grain for stride in cache_strides),
         *output_strides,
     )
-    key_constants = {
-        "PARTS": geometry.key_heads // geometry.value_heads,
-        "KEY_SIZE": geometry.key_size,
-        "K": tiling.key_pieces,
-        "V": tiling.value_pieces,
-        "ROWS": max(16, triton.next_power_of_2(group * max_query_len)),
-        "BLOCK_SIZE": kv_cache.shape[2],
-        "GRAIN": grain,
-        "num_warps": tiling.warps,
-        "num_stages": tiling.stages,
-    }
-    if latent is None:
-        run(split_kv, (programs,), *arguments, **constants, **key_constants)
-    else:
-        pairs = latent.inv_freq.shape[-1]
-        run(
-            latent_split_kv,
-            (programs,),
-            *arguments,
-            latent.up,
-            latent.inv_freq,
-            **constants,
-            **key_constants,
-            REBUILT=_group_of(latent),
-            PAIRS=pairs,
-            PADDED=triton.next_power_of_2(pairs),
-            ASSEMBLY=gpu is not None,
-        )
+    run(
+        kernel,
+        (programs,),
+        *arguments,
+        *own,
+        **constants,
+        **own_constants,
+        PARTS=geometry.key_heads // geometry.value_heads,
+        KEY_SIZE=geometry.key_size,
+        K=tiling.key_pieces,
+        V=tiling.value_pieces,
+        ROWS=max(16, triton.next_power_of_2(group * max_query_len)),
+        BLOCK_SIZE=kv_cache.shape[2],
+        GRAIN=grain,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+    )
     run(
         merge,
         (sequences, geometry.query_heads),
