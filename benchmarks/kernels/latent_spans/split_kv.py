@@ -40,15 +40,11 @@ from vllm_gac.kernels.decode.latent_keys import (
     load_latents,
     rotate,
     rotate_back,
+    turned_queries,
 )
 from vllm_gac.kernels.decode.rows import locate, store_result, unit_rows
 from vllm_gac.kernels.decode.schedule import NOT_SPECIALIZED, leave_unit, next_unit, program_share
-from vllm_gac.kernels.decode.softmax import (
-    accumulate_values,
-    no_values,
-    online_softmax,
-    visible_scores,
-)
+from vllm_gac.kernels.decode.softmax import add_latent_tile, no_values
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -151,8 +147,8 @@ def span_split_kv(
             query, unit, row_token, row_head, query_token_stride, query_head_stride, GROUP
         )
         start = (unit.first + unit.skipped) * TILE
-        q_low, q_high = _fast_queries(
-            query_row, used, fast_index, fast_frequency, start, scale, PAIRS
+        q_low, q_high = turned_queries(
+            query_row, used[:, None], fast_index, fast_frequency, start, scale, PAIRS
         )
         slot_row = unit_rows(
             query, unit, slot_token, slot_head, query_token_stride, query_head_stride, GROUP
@@ -207,14 +203,10 @@ def span_split_kv(
                     PARTS, REBUILT, KEY_SIZE, K, FAST, TERMS, SLOTS, TILE, ROWS, dtype, ASSEMBLY,
                 )  # fmt: skip
                 q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
-                scores = visible_scores(scores, token, row_end, 0, WINDOW)
-                weights, shrink, highest = online_softmax(scores, highest, 0)
-                sums = sums * shrink[None, :] + weights
-                weights = tl.trans(weights.to(dtype))
-                shrink = tl.reshape(shrink[None, :], [ROWS, 1])
-                acc = accumulate_values(
-                    acc, weights, shrink, cache_row + PARTS * KEY_SIZE, V, VALUE_SIZE
-                )
+                highest, sums, acc = add_latent_tile(
+                    scores, token, row_end, highest, sums, acc, cache_row + PARTS * KEY_SIZE,
+                    V, VALUE_SIZE, WINDOW, dtype,
+                )  # fmt: skip
                 token += TILE
 
         denominator = tl.sum(sums, 0)
@@ -226,23 +218,6 @@ def span_split_kv(
             highest, denominator, v_scale, acc, GROUP * MAX_QUERIES, V, VALUE_SIZE,
         )  # fmt: skip
         position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
-
-
-@triton.jit
-def _fast_queries(query_row, used, index, frequency, start, scale, PAIRS: tl.constexpr):
-    """The fast pairs of a unit's queries times `scale`, rotated backward by `start` tokens.
-
-    Returns low and high halves, [ROWS, FAST].
-    """
-    low = tl.load(query_row[:, None] + index[None, :], mask=used[:, None], other=0.0)
-    high = tl.load(query_row[:, None] + PAIRS + index[None, :], mask=used[:, None], other=0.0)
-    angle = frequency * start.to(tl.float32)
-    return rotate_back(
-        low.to(tl.float32) * scale,
-        high.to(tl.float32) * scale,
-        tl.cos(angle)[None, :],
-        tl.sin(angle)[None, :],
-    )
 
 
 @triton.jit
@@ -318,22 +293,13 @@ def _vectors(
     w0, w1 = _zeros(COLUMNS, K[0], tl.float32), _zeros(COLUMNS, K[1], tl.float32)
     for member in tl.static_range(REBUILT):
         head_up = latent_up + member * 2 * SLOW * KEY_SIZE
+        rows = head_up + tl.arange(0, 2 * SLOW)[:, None] * KEY_SIZE
         own = tl.where((original == part * REBUILT + member)[None, :], turned, 0.0).to(tl.float16)
         own = tl.trans(own)
-        w0 = tl.dot(own, _slow_up_piece(head_up, SLOW, 0, K[0], KEY_SIZE), w0)
+        w0 = tl.dot(own, _columns(rows, 0, K[0]), w0)
         if K[1] > 0:
-            w1 = tl.dot(own, _slow_up_piece(head_up, SLOW, K[0], K[1], KEY_SIZE), w1)
+            w1 = tl.dot(own, _columns(rows, K[0], K[1]), w1)
     return tl.trans(w0.to(dtype)), tl.trans(w1.to(dtype))
-
-
-@triton.jit
-def _slow_up_piece(
-    head_up, SLOW: tl.constexpr, START: tl.constexpr, SIZE: tl.constexpr, KEY_SIZE: tl.constexpr
-):
-    """Columns START..START + SIZE of a head's slow up-projection: [2 * SLOW, SIZE]."""
-    output = tl.arange(0, 2 * SLOW)[:, None]
-    column = START + tl.arange(0, SIZE)[None, :]
-    return tl.load(head_up + output * KEY_SIZE + column)
 
 
 @triton.jit

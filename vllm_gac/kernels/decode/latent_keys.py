@@ -104,6 +104,25 @@ def rotate_back(low, high, cos, sin):
 
 
 @triton.jit
+def turned_queries(query_row, known, pair, frequency, start, scale, PAIRS: tl.constexpr):
+    """Rotary pairs of a unit's queries times `scale`, rotated backward by `start` tokens.
+
+    query_row [ROWS]: pointers. known [ROWS, pairs]: which numbers to load; the others are 0.
+    pair, frequency [pairs]: index of each pair in a head, and its radians per token. Returns low
+    and high halves, [ROWS, pairs].
+    """
+    low = tl.load(query_row[:, None] + pair[None, :], mask=known, other=0.0)
+    high = tl.load(query_row[:, None] + PAIRS + pair[None, :], mask=known, other=0.0)
+    angle = frequency * start.to(tl.float32)
+    return rotate_back(
+        low.to(tl.float32) * scale,
+        high.to(tl.float32) * scale,
+        tl.cos(angle)[None, :],
+        tl.sin(angle)[None, :],
+    )
+
+
+@triton.jit
 def _in_registers(x, ASSEMBLY: tl.constexpr):
     """x unchanged, but in registers.
 

@@ -40,15 +40,11 @@ from vllm_gac.kernels.decode.latent_keys import (
     rebuild_keys,
     rotate,
     rotate_back,
+    turned_queries,
 )
 from vllm_gac.kernels.decode.rows import locate, store_result, unit_rows
 from vllm_gac.kernels.decode.schedule import NOT_SPECIALIZED, leave_unit, next_unit, program_share
-from vllm_gac.kernels.decode.softmax import (
-    accumulate_values,
-    no_values,
-    online_softmax,
-    visible_scores,
-)
+from vllm_gac.kernels.decode.softmax import add_latent_tile, no_values
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -129,7 +125,8 @@ def latent_split_kv(
             query, unit, row_token, row_head, query_token_stride, query_head_stride, GROUP
         )
         start = (unit.first + unit.skipped) * TILE
-        q_low, q_high = _queries(query_row, used, pair, frequency, start, scale, PAIRS)
+        known = used[:, None] & (pair < PAIRS)[None, :]
+        q_low, q_high = turned_queries(query_row, known, pair, frequency, start, scale, PAIRS)
         row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
 
         highest = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
@@ -149,14 +146,10 @@ def latent_split_kv(
                 PARTS, REBUILT, KEY_SIZE, K, PAIRS, PADDED, TILE, ROWS, dtype, ASSEMBLY,
             )  # fmt: skip
             q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
-            scores = visible_scores(scores, token, row_end, 0, WINDOW)
-            weights, shrink, highest = online_softmax(scores, highest, 0)
-            sums = sums * shrink[None, :] + weights
-            weights = tl.trans(weights.to(dtype))
-            shrink = tl.reshape(shrink[None, :], [ROWS, 1])
-            acc = accumulate_values(
-                acc, weights, shrink, cache_row + PARTS * KEY_SIZE, V, VALUE_SIZE
-            )
+            highest, sums, acc = add_latent_tile(
+                scores, token, row_end, highest, sums, acc, cache_row + PARTS * KEY_SIZE,
+                V, VALUE_SIZE, WINDOW, dtype,
+            )  # fmt: skip
             token += TILE
 
         denominator = tl.sum(sums, 0)
@@ -168,21 +161,6 @@ def latent_split_kv(
             highest, denominator, v_scale, acc, GROUP * MAX_QUERIES, V, VALUE_SIZE,
         )  # fmt: skip
         position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
-
-
-@triton.jit
-def _queries(query_row, used, pair, frequency, start, scale, PAIRS: tl.constexpr):
-    """A unit's queries times `scale`, rotated backward by `start` tokens: low and high halves."""
-    mask = used[:, None] & (pair < PAIRS)[None, :]
-    low = tl.load(query_row[:, None] + pair[None, :], mask=mask, other=0.0)
-    high = tl.load(query_row[:, None] + PAIRS + pair[None, :], mask=mask, other=0.0)
-    angle = frequency * start.to(tl.float32)
-    return rotate_back(
-        low.to(tl.float32) * scale,
-        high.to(tl.float32) * scale,
-        tl.cos(angle)[None, :],
-        tl.sin(angle)[None, :],
-    )
 
 
 @triton.jit

@@ -42,6 +42,34 @@ def online_softmax(scores, highest, TOKENS: tl.constexpr):
 
 
 @triton.jit
+def add_latent_tile(
+    scores,
+    token,
+    row_end,
+    highest,
+    sums,
+    acc,
+    value_row,
+    V: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """Take up a tile whose scores are [TILE, ROWS], as those of latent keys are.
+
+    Weights are summed up tile over tile, [TILE, ROWS]: adding up the tokens of a tile waits until
+    the end. value_row [TILE, 1] points to the tile's values, which are multiplied in `dtype`.
+    Returns the new `highest`, `sums` and `acc`.
+    """
+    scores = visible_scores(scores, token, row_end, 0, WINDOW)
+    weights, shrink, highest = online_softmax(scores, highest, 0)
+    sums = sums * shrink[None, :] + weights
+    weights = tl.trans(weights.to(dtype))
+    shrink = tl.reshape(shrink[None, :], [scores.shape[1], 1])
+    return highest, sums, accumulate_values(acc, weights, shrink, value_row, V, VALUE_SIZE)
+
+
+@triton.jit
 def no_values(ROWS: tl.constexpr, V: tl.constexpr):
     """Sums of weighted values before the first tile: zeros, in pieces [ROWS, V[i]].
 
