@@ -341,9 +341,9 @@ def _search(
     path, found = find_scenario(traffic.scenario), list[Path]()
     if traffic.search is None:
         return found
+    mine, loaded = _scenario_name(path), [load_run(run) for run in before]
     for number in range(traffic.search.steps):
-        groups = group_runs([load_run(run) for run in (*before, *found)])
-        mine = _scenario_name(path)
+        groups = group_runs(loaded)
         (known,) = [
             c
             for c in capacities(groups, [summarize(group) for group in groups])
@@ -359,7 +359,9 @@ def _search(
         write_staircase([step], zlib.crc32(whole.stem.encode()), whole)
         again = f"{path.stem}-{rate:g}-per-second-search-{number + 1}"
         staircase = _Staircase(f"{path.stem}-search-{number + 1}", whole, (step,), (again,))
-        found += _climb(comparison, server, name, staircase, out)
+        new = _climb(comparison, server, name, staircase, out)
+        loaded += map(load_run, new)
+        found += new
     return found
 
 
