@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from loadtest.report.capacity import GOOD_ENOUGH, Capacity
 from loadtest.report.comparison import Comparison
-from loadtest.report.intervals import Estimate
+from loadtest.report.intervals import limits_of_ratio
 from loadtest.report.summary import PooledRuns, Summary
 
 
@@ -55,11 +55,7 @@ def _of_one(capacity: Capacity, base: Capacity | None) -> str:
     text = f"{capacity.label} takes {limits}"
     if base is None or base is capacity:
         return text
-    gain = Estimate(
-        capacity.rate.value / base.rate.value,
-        low / base.rate.high,
-        high / base.rate.low if base.rate.low > 0 else math.inf,
-    )
+    gain = limits_of_ratio(capacity.rate, base.rate)
     if gain.low > 1:
         return f"{text} (at least {gain.low:.2f}x {base.label})"
     if gain.high < 1:

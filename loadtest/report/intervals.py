@@ -137,7 +137,7 @@ def ratio(
     top, bottom = percentile(base, percent, blocks[0]), percentile(other, percent, blocks[1])
     # Also 0 has no logarithm: a proxy that holds tokens back delivers many at one moment.
     if not math.isfinite(top.value + bottom.value) or min(top.low, bottom.low) <= 0:
-        return _without_a_middle(top, bottom)
+        return limits_of_ratio(top, bottom)
     value = top.value / bottom.value
     together = _correlation(base, other, percent, blocks[0]) if paired else 0.0
     one, two = _log_half(top), _log_half(bottom)
@@ -167,8 +167,8 @@ def _correlation(base: Samples, other: Samples, percent: float, blocks: int) -> 
     return float(pair[0] @ pair[1]) / size if size > 0 else 0.0
 
 
-def _without_a_middle(top: Estimate, bottom: Estimate) -> Estimate:
-    """A ratio of which a part is infinite or 0: the limits that the parts set, and no more."""
+def limits_of_ratio(top: Estimate, bottom: Estimate) -> Estimate:
+    """A ratio between the limits that its parts set, where one is 0, infinite or only limited."""
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(np.float64(top.value) / bottom.value)
         low = float(np.float64(top.low) / bottom.high)
