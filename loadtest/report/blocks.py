@@ -5,6 +5,7 @@ measured: the autocorrelation time of the number of requests under way, which is
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,10 +41,23 @@ def block_seconds(window: float, remembers: float) -> float:
     return window / max(int(window / wished + 0.25), 1)
 
 
-def block_numbers(times: Sequence[float], start: float, width: float, first: int) -> Ints:
-    """The block of each time. Blocks of `width` seconds begin at `start` and count from `first`."""
-    offsets = (np.asarray(times, dtype=np.float64) - start) / width
-    return first + np.floor(offsets + 1e-9).astype(np.int64)
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of one run's window: `count` of `width` seconds from `begin` on.
+
+    Their numbers begin with `first`, because the blocks of all repeats are counted together.
+    """
+
+    begin: float
+    width: float
+    first: int
+    count: int
+
+    def of(self, times: Sequence[float] | Floats) -> Ints:
+        """The number of the block of each time in the window."""
+        offsets = (np.asarray(times, dtype=np.float64) - self.begin) / self.width
+        inside = np.floor(offsets + 1e-9).astype(np.int64)
+        return self.first + np.minimum(inside, self.count - 1)
 
 
 def _under_way(run: Run, window: tuple[float, float]) -> Floats:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.errors import LoadTestError
-from loadtest.report.blocks import block_numbers, block_seconds, memory
+from loadtest.report.blocks import Blocks, block_seconds, memory
 from loadtest.report.intervals import (
     Estimate,
     Floats,
@@ -51,7 +51,7 @@ class PooledRuns:
         windows: what counts of each, in seconds of the run.
         slo: what a request must meet.
         memory: the autocorrelation time of the state of the servers at this rate, in seconds.
-        block_lengths: [blocks], the seconds of each block of all repeats.
+        run_blocks: the blocks of each repeat.
         samples: latencies in seconds, by measure.
         kept_slo: 1.0 for each request that kept the SLO, 0.0 for the others.
     """
@@ -62,7 +62,7 @@ class PooledRuns:
     windows: tuple[tuple[float, float], ...]
     slo: Slo
     memory: float
-    block_lengths: Floats
+    run_blocks: tuple[Blocks, ...]
     samples: dict[str, Samples]
     kept_slo: Samples
 
@@ -84,7 +84,13 @@ class PooledRuns:
     @property
     def blocks(self) -> int:
         """How many blocks there are, over all repeats."""
-        return len(self.block_lengths)
+        return sum(blocks.count for blocks in self.run_blocks)
+
+    @property
+    def block_lengths(self) -> Floats:
+        """[blocks], the seconds of each block of all repeats."""
+        widths = [blocks.width for blocks in self.run_blocks]
+        return np.repeat(widths, [blocks.count for blocks in self.run_blocks])
 
     @property
     def block(self) -> float:
@@ -261,21 +267,18 @@ def _group(
         )
     # The same for all repeats, up to what makes it a whole part of a longer one's window.
     wished = block_seconds(min(end - begin for begin, end in windows), remembers)
-    lengths: list[float] = []
+    run_blocks: list[Blocks] = []
     values: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     blocks: dict[str, list[int]] = {measure: [] for measure in MEASURES}
     kept_slo: list[float] = []
     request_blocks: list[int] = []
-    first = 0
     for run, (begin, end) in zip(runs, windows, strict=True):
         records = [record for record in run.records if begin <= record.scheduled < end]
         count = max(round((end - begin) / wished), 1)
-        block = (end - begin) / count
-        numbers = block_numbers([r.scheduled for r in records], begin, block, first)
-        numbers = np.minimum(numbers, first + count - 1)
-        first += count
-        lengths += [block] * count
-        for record, number in zip(records, numbers.tolist(), strict=True):
+        own = Blocks(begin, (end - begin) / count, sum(b.count for b in run_blocks), count)
+        run_blocks.append(own)
+        numbers = own.of([r.scheduled for r in records]).tolist()
+        for record, number in zip(records, numbers, strict=True):
             kept_slo.append(float(_keeps_slo(record, slo)))
             request_blocks.append(number)
             for measure, latencies in _latencies(record).items():
@@ -288,7 +291,7 @@ def _group(
         windows=tuple(windows),
         slo=slo,
         memory=remembers,
-        block_lengths=np.array(lengths),
+        run_blocks=tuple(run_blocks),
         samples={
             measure: ascending(
                 Samples(np.array(values[measure]), np.array(blocks[measure], dtype=np.int64))
@@ -333,28 +336,22 @@ def _amounts(group: PooledRuns) -> dict[str, Floats]:
     amounts = {
         name: np.zeros(group.blocks) for name in ("ended", "output", "input", "good", "good tokens")
     }
-    first = 0
-    for run, (begin, end) in zip(group.runs, group.windows, strict=True):
-        block = float(group.block_lengths[first])
-        count = round((end - begin) / block)
+    for index, (run, own) in enumerate(zip(group.runs, group.run_blocks, strict=True)):
+        begin, end = group.windows[index]
+        good = [r for r in group.records_of(index) if _keeps_slo(r, group.slo)]
+        numbers = own.of([r.scheduled for r in good])
+        np.add.at(amounts["good"], numbers, 1)
+        np.add.at(amounts["good tokens"], numbers, [r.output_tokens for r in good])
+        ended = [r for r in run.records if r.ok and begin <= r.ended < end]
+        numbers = own.of([r.ended for r in ended])
+        np.add.at(amounts["ended"], numbers, 1)
+        np.add.at(amounts["input"], numbers, [r.prompt_tokens or r.input_length for r in ended])
         for record in run.records:
-            if begin <= record.scheduled < end and _keeps_slo(record, group.slo):
-                number = first + min(int((record.scheduled - begin) / block), count - 1)
-                amounts["good"][number] += 1
-                amounts["good tokens"][number] += record.output_tokens
-            if record.ok and begin <= record.ended < end:
-                number = first + min(int((record.ended - begin) / block), count - 1)
-                amounts["ended"][number] += 1
-                amounts["input"][number] += record.prompt_tokens or record.input_length
             came = np.array(record.tokens)
             came = came[(came >= begin) & (came < end)]
             if len(came):
                 per_event = record.output_tokens / len(record.tokens) if record.ok else 1.0
-                inside = np.minimum((came - begin) // block, count - 1).astype(np.int64)
-                amounts["output"][first : first + count] += per_event * np.bincount(
-                    inside, minlength=count
-                )
-        first += count
+                np.add.at(amounts["output"], own.of(came), per_event)
     return amounts
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.report.blocks import block_numbers, block_seconds
+from loadtest.report.blocks import Blocks, block_seconds
 from loadtest.report.intervals import (
     Estimate,
     Floats,
@@ -139,7 +139,7 @@ def test_a_rate_has_the_interval_of_its_blocks() -> None:
 
 
 def test_blocks_are_windows_of_time_as_long_as_the_memory() -> None:
-    numbers = block_numbers([5.0, 14.9, 15.0, 34.0], start=5.0, width=10.0, first=4)
+    numbers = Blocks(begin=5.0, width=10.0, first=4, count=3).of([5.0, 14.9, 15.0, 34.0])
     assert numbers.tolist() == [4, 4, 5, 6]
     assert block_seconds(240, 2.0) == 20
     assert block_seconds(240, 10.0) == 40
