@@ -83,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory of an earlier part, whose runs are in the report, too",
     )
+    ab.add_argument("--port", type=int, help="of the first server (default: what the file says)")
+    ab.add_argument("--dry-run", action="store_true", help="only say what would run, and how long")
     ab.set_defaults(step=_ab)
 
     plan = steps.add_parser("plan", help="how much longer to run, from the report of a pilot")
@@ -170,7 +172,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _ab(options: argparse.Namespace) -> None:
-    from loadtest.ab.ab import Extent, load_comparison, run_comparison
+    from loadtest.ab.ab import Extent, load_comparison, prediction, run_comparison
 
     # SIGTERM exits as Ctrl-C does, so that the clean-up stops the server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -187,6 +189,13 @@ def _ab(options: argparse.Namespace) -> None:
         if options.repeats < 1:
             raise LoadTestError(f"--repeats {options.repeats}: expected 1 or more")
         comparison = comparison.model_copy(update={"repeats": options.repeats})
+    if options.port is not None:
+        if not 1024 <= options.port <= 65000:
+            raise LoadTestError(f"--port {options.port}: expected 1024 to 65000")
+        comparison = comparison.model_copy(update={"port": options.port})
+    if options.dry_run:
+        print(prediction(comparison))
+        return
     print(run_comparison(comparison, options.out, extent))
 
 

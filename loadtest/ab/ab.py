@@ -5,12 +5,15 @@ server is first, second and third equally often. Each repeat has schedules of it
 servers get: a result must not hang on one draw of lengths and arrivals. In its turn a server climbs
 one staircase of rates for each kind of traffic. Each turn starts a fresh server, warms it up before
 the measurement, and stops it afterwards, also on Ctrl-C. With `together`, all servers are up at the
-same time instead, each in its part of the GPU. Then only the server whose turn it is has work.
+same time instead, each in its part of the GPU. Then only the server whose turn it is has work, and
+a turn is of one kind of traffic: a measurement that is cut short has compared what it has measured.
 """
 
 import contextlib
 import json
+import os
 import shlex
+import socket
 import subprocess
 import threading
 import time
@@ -23,7 +26,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from loadtest.ab.server import running_server
+from loadtest.ab.server import running_server, starting_server
 from loadtest.ab.staircase import Step, split_into_runs, write_staircase
 from loadtest.client.command import INVALID, client_command
 from loadtest.errors import LoadTestError
@@ -47,6 +50,8 @@ from loadtest.yaml_file import load_yaml
 
 # The warm-up has its own prompts, so that what it leaves in a prefix cache does not help the runs.
 _WARMUP_SEED = 20_250_221
+# What a client adds to the time of a staircase: its start and the last answers.
+_CLIENT_SECONDS = 12.0
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -99,7 +104,10 @@ class Traffic(_Strict):
 class Comparison(_Strict):
     """An A/B file. `ideal` and `gpu_price` are as in `report`.
 
-    `warmup` seconds of traffic go to each server when it has started, and do not count.
+    `warmup` seconds of traffic go to each server when it has started, and do not count. With
+    `at_once`, servers that are up together also start at the same time. vLLM's must then be told
+    how large their caches are (--kv-cache-memory-bytes): each would else measure what the others
+    take.
     """
 
     title: str
@@ -107,6 +115,7 @@ class Comparison(_Strict):
     servers: Annotated[list[Server], Field(min_length=1, max_length=16)]
     baseline: str
     together: bool = False
+    at_once: bool = False
     repeats: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
     warmup: Seconds = 10.0
     processes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
@@ -140,6 +149,7 @@ class _Staircase:
     """One scenario of one repeat: the whole schedule, its steps, and the names of their runs."""
 
     name: str
+    traffic: Traffic
     schedule: Path
     steps: tuple[Step, ...]
     names: tuple[str, ...]
@@ -151,6 +161,8 @@ def load_comparison(path: Path) -> Comparison:
     labels = [server.label for server in comparison.servers]
     if len(set(labels)) < len(labels) or comparison.baseline not in labels:
         raise LoadTestError(f"{path}: labels must differ, and one must be the baseline's")
+    if comparison.at_once and not comparison.together:
+        raise LoadTestError(f"{path}: at_once needs together: true, else one server runs at a time")
     for traffic in comparison.traffic:
         if traffic.rates != sorted(set(traffic.rates)):
             raise LoadTestError(f"{path}: rates of {traffic.scenario} must ascend")
@@ -184,23 +196,28 @@ def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = No
     runs: list[Path] = []
     with contextlib.ExitStack() as all_of_them:
         if comparison.together:
-            for server in comparison.servers:
-                all_of_them.enter_context(_up(comparison, server, server.label, warmup, out))
+            _start_all(comparison, warmup, out, all_of_them)
         for repeat in count(1):
             staircases = first if repeat == 1 else _staircases(comparison, extent.part, repeat, out)
-            turn = (repeat - 1) % len(comparison.servers)
-            for server in (*comparison.servers[turn:], *comparison.servers[:turn]):
-                name = f"{server.label}-{_number(extent.part, repeat)}"
-                progress.begin(name)
+            number = _number(extent.part, repeat)
+            for server, climbed in _turns(comparison, staircases, extent.part + repeat - 2):
+                name = f"{server.label}-{number}"
+                progress.begin(name, climbed)
                 with contextlib.ExitStack() as its_own:
                     if not comparison.together:
                         its_own.enter_context(_up(comparison, server, name, warmup, out))
-                    for staircase in staircases:
+                    for staircase in climbed:
                         runs += _climb(comparison, server, name, staircase, out)
-                    for traffic in comparison.traffic:
+                    for staircase in climbed:
                         before = [run for run in (*earlier, *runs) if _is_of(run, server)]
                         runs += _search(
-                            comparison, server, name, traffic, before, (extent.part, repeat), out
+                            comparison,
+                            server,
+                            name,
+                            staircase.traffic,
+                            before,
+                            (extent.part, repeat),
+                            out,
                         )
             if repeat < comparison.repeats:
                 continue
@@ -214,6 +231,18 @@ def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = No
                 print("stopped: no time for another repeat; what is missing is above", flush=True)
                 break
     return report
+
+
+def _turns(
+    comparison: Comparison, staircases: Sequence[_Staircase], shift: int
+) -> Iterator[tuple[Server, Sequence[_Staircase]]]:
+    """Whose turn it is, one after another, with what staircases. `shift` is who begins."""
+    # A server that starts anew for each turn climbs all of them in it.
+    parts = [[staircase] for staircase in staircases] if comparison.together else [staircases]
+    for number, part in enumerate(parts):
+        turn = (shift + number) % len(comparison.servers)
+        for server in (*comparison.servers[turn:], *comparison.servers[:turn]):
+            yield server, part
 
 
 def _refuse_same_schedules(
@@ -260,33 +289,68 @@ class _Progress:
     """Says whose turn it is, and how much time is left."""
 
     def __init__(self, comparison: Comparison, extent: Extent) -> None:
-        self._servers = len(comparison.servers)
-        self._turns = comparison.repeats * self._servers
+        parts = len(comparison.traffic) if comparison.together else 1
+        self._turns = comparison.repeats * len(comparison.servers) * parts
         self._more = extent.until is not None
         self._minutes = extent.minutes
-        # Before the first turn has ended, only the traffic's own time is known.
-        self._turn = sum(
-            t.step * (len(t.rates) + (t.search.steps if t.search else 0))
-            for t in comparison.traffic
-        )
+        self._seconds = _traffic_seconds(comparison)
         self._start = time.monotonic()
-        self._done = 0
-        print(f"{self._turns} turns with up to {self._turn:g} s of traffic each", flush=True)
+        self._begun = 0
+        self._done, self._current = 0.0, 0.0  # seconds of traffic
+        print(f"{self._turns} turns with up to {self._seconds:g} s of traffic", flush=True)
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, staircases: Sequence[_Staircase]) -> None:
         """A turn begins."""
         spent = time.monotonic() - self._start
-        turn = spent / self._done if self._done else self._turn
-        left = max(self._turns - self._done, 1) * turn / 60
+        self._done += self._current
+        self._current = sum(_seconds_of(staircase.traffic) for staircase in staircases)
+        self._begun += 1
+        # Before the first turn has ended, only the traffic's own time is known.
+        slower = max(spent / self._done, 1.0) if self._done else 1.0
+        left = max(self._seconds - self._done, self._current) * slower / 60
         least = "at least " if self._more else ""
-        print(f"{name}: turn {self._done + 1} of {least}{self._turns}, ", end="")
+        print(f"{name}: turn {self._begun} of {least}{self._turns}, ", end="")
+        print(f"{', '.join(staircase.name for staircase in staircases)}, ", end="")
         print(f"{least}{left:.0f} min left", flush=True)
-        self._done += 1
 
     def has_time(self, repeat: int) -> bool:
         """Whether another repeat would end in time."""
         spent = (time.monotonic() - self._start) / 60
         return self._minutes is None or spent * (repeat + 1) / repeat <= self._minutes
+
+
+def prediction(comparison: Comparison) -> str:
+    """What a comparison will run and how long that takes, one line for each kind of traffic."""
+    servers, repeats = len(comparison.servers), comparison.repeats
+    lines = []
+    clients = 0
+    for traffic in comparison.traffic:
+        rates = ", ".join(f"{rate:g}" for rate in traffic.rates)
+        more = f" and up to {traffic.search.steps} of a search" if traffic.search else ""
+        seconds = servers * repeats * _seconds_of(traffic)
+        clients += servers * repeats * (1 + (traffic.search.steps if traffic.search else 0))
+        lines.append(
+            f"{traffic.scenario} at {rates}/s{more}: {servers} servers x {repeats} repeats, "
+            f"{seconds:g} s of traffic"
+        )
+    minutes = (_traffic_seconds(comparison) + clients * _CLIENT_SECONDS) / 60
+    if comparison.at_once:
+        starts = "one start of all servers at once"
+    else:
+        starts = f"{servers if comparison.together else servers * repeats} starts of a server"
+    lines.append(f"about {minutes:.0f} min, and {starts} with {comparison.warmup:g} s of warm-up")
+    return "\n".join(lines)
+
+
+def _traffic_seconds(comparison: Comparison) -> float:
+    """Seconds of traffic of all turns, at most."""
+    turn = sum(_seconds_of(traffic) for traffic in comparison.traffic)
+    return comparison.repeats * len(comparison.servers) * turn
+
+
+def _seconds_of(traffic: Traffic) -> float:
+    more = traffic.search.steps if traffic.search else 0
+    return traffic.step * (len(traffic.rates) + more)
 
 
 def _staircases(comparison: Comparison, part: int, repeat: int, out: Path) -> list[_Staircase]:
@@ -305,7 +369,7 @@ def _staircases(comparison: Comparison, part: int, repeat: int, out: Path) -> li
         whole = out / f"{name}.jsonl"
         write_staircase(steps, zlib.crc32(name.encode()), whole)
         names = tuple(f"{path.stem}-{rate:g}-per-second" for rate in traffic.rates)
-        staircases.append(_Staircase(path.stem, whole, tuple(steps), names))
+        staircases.append(_Staircase(path.stem, traffic, whole, tuple(steps), names))
     return staircases
 
 
@@ -358,7 +422,8 @@ def _search(
         whole = out / f"{name}-{path.stem}-search-{number + 1}.jsonl"
         write_staircase([step], zlib.crc32(whole.stem.encode()), whole)
         again = f"{path.stem}-{rate:g}-per-second-search-{number + 1}"
-        staircase = _Staircase(f"{path.stem}-search-{number + 1}", whole, (step,), (again,))
+        label = f"{path.stem}-search-{number + 1}"
+        staircase = _Staircase(label, traffic, whole, (step,), (again,))
         new = _climb(comparison, server, name, staircase, out)
         loaded += map(load_run, new)
         found += new
@@ -383,17 +448,43 @@ def _warmup(comparison: Comparison, out: Path) -> Path:
     return path
 
 
+def _start_all(
+    comparison: Comparison, warmup: Path, out: Path, stack: contextlib.ExitStack
+) -> None:
+    """Start and warm up the servers that are up together. They run until `stack` is closed."""
+    if not comparison.at_once:
+        for server in comparison.servers:
+            stack.enter_context(_up(comparison, server, server.label, warmup, out))
+        return
+    waits = [
+        stack.enter_context(
+            starting_server(*_start(comparison, server, server.label, out), comparison.patience)
+        )
+        for server in comparison.servers
+    ]
+    for wait in waits:
+        wait()
+    for server in comparison.servers:
+        _locust(comparison, server, warmup, out / "warmups" / server.label)
+
+
 @contextlib.contextmanager
 def _up(
     comparison: Comparison, server: Server, name: str, warmup: Path, out: Path
 ) -> Iterator[None]:
     """Start the server and warm it up. It runs until the block ends."""
-    command = shlex.split(_command(comparison, server))
-    print(f"starting {name}: {shlex.join(command)}", flush=True)
-    url, log = _base_url(comparison, server), out / f"{name}.log"
-    with running_server(command, server.environment, url, log, comparison.patience):
+    with running_server(*_start(comparison, server, name, out), comparison.patience):
         _locust(comparison, server, warmup, out / "warmups" / name)
         yield
+
+
+def _start(
+    comparison: Comparison, server: Server, name: str, out: Path
+) -> tuple[list[str], dict[str, str], str, Path]:
+    """The server's command, environment, URL and log. Prints what is about to start."""
+    command = shlex.split(_command(comparison, server))
+    print(f"starting {name}: {shlex.join(command)}", flush=True)
+    return command, server.environment, _base_url(comparison, server), out / f"{name}.log"
 
 
 def _port(comparison: Comparison, server: Server) -> int:
@@ -415,14 +506,14 @@ def _climb(
     directory = out / "staircases" / f"{name}-{staircase.name}"
     scraped: list[_Reading] = []
     begins = [step.begin for step in staircase.steps]
-    url = _base_url(comparison, server)
+    url, gpus = _base_url(comparison, server), _visible_gpus(server)
     scraper = threading.Thread(
-        target=_scrape_at, args=(url, directory, begins, scraped), daemon=True
+        target=_scrape_at, args=(url, gpus, directory, begins, scraped), daemon=True
     )
     scraper.start()
     _locust(comparison, server, staircase.schedule, directory)
     scraper.join()
-    scraped.append(_Reading.now(url))
+    scraped.append(_Reading.now(url, gpus))
     runs = [out / "runs" / f"{name}-{step}" for step in staircase.names]
     command = _command(comparison, server)
     split_into_runs(directory, staircase.steps, runs, command, server.gpus)
@@ -431,7 +522,7 @@ def _climb(
         if before.joules is not None and after.joules is not None:
             found["watts"] = (after.joules - before.joules) / (after.at - before.at)
         # The memory of servers that are up together cannot be told apart.
-        if not comparison.together and (memory := gpu_memory_mib()) is not None:
+        if not comparison.together and (memory := gpu_memory_mib(gpus)) is not None:
             found["gpu_memory_mib"] = memory
         write_facts(found, run)
     return runs
@@ -439,19 +530,29 @@ def _climb(
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What a server and the machine's GPUs say at a moment."""
+    """What a server and its GPUs say at a moment."""
 
     at: float
     metrics: Metrics
     joules: float | None
 
     @classmethod
-    def now(cls, base_url: str) -> "_Reading":
-        return cls(time.monotonic(), scrape(base_url), gpu_joules())
+    def now(cls, base_url: str, gpus: str | None) -> "_Reading":
+        return cls(time.monotonic(), scrape(base_url), gpu_joules(gpus))
+
+
+def _visible_gpus(server: Server) -> str | None:
+    """The GPUs that the server may use, as CUDA_VISIBLE_DEVICES names them; None: all."""
+    name = "CUDA_VISIBLE_DEVICES"
+    return server.environment.get(name, os.environ.get(name))
 
 
 def _scrape_at(
-    base_url: str, directory: Path, begins: Sequence[float], scraped: list[_Reading]
+    base_url: str,
+    gpus: str | None,
+    directory: Path,
+    begins: Sequence[float],
+    scraped: list[_Reading],
 ) -> None:
     """Scrape when each step begins. The client writes into run.json when the first step begins."""
     start = None
@@ -462,13 +563,16 @@ def _scrape_at(
         time.sleep(0.1)
     for begin in begins:
         time.sleep(max((start or 0.0) + begin - time.time(), 0.0))
-        scraped.append(_Reading.now(base_url))
+        scraped.append(_Reading.now(base_url, gpus))
 
 
 def _locust(comparison: Comparison, server: Server, schedule: Path, directory: Path) -> None:
     more = ["--label", server.label, "--drain", str(comparison.drain)]
     if comparison.processes > 1:
+        # A port of its own: several comparisons may run at the same time, each on its own GPUs.
+        port = str(_free_port())
         more += ["--processes", str(comparison.processes)]
+        more += ["--master-bind-port", port, "--master-port", port]
     url = _base_url(comparison, server)
     command = client_command(url, server.model, schedule, directory, *more)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -476,3 +580,9 @@ def _locust(comparison: Comparison, server: Server, schedule: Path, directory: P
     if done.returncode not in (0, INVALID):
         tail = "\n".join(done.stderr.splitlines()[-15:])
         raise LoadTestError(f"locust exited with {done.returncode}: {tail}")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,9 +26,26 @@ def running_server(
 ) -> Iterator[None]:
     """Run `command` until the block ends. The block begins when BASE_URL/health answers 200.
 
-    Raises LoadTestError with the end of the log if that takes longer than `patience` seconds or if
-    the server exits. Also raises it if another server answers on the port already, because that
-    server would be measured instead.
+    Raises LoadTestError as `starting_server` and what it yields do.
+    """
+    with starting_server(command, environment, base_url, log, patience) as wait:
+        wait()
+        yield
+
+
+@contextlib.contextmanager
+def starting_server(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    base_url: str,
+    log: Path,
+    patience: float,
+) -> Iterator[Callable[[], None]]:
+    """Run `command` until the block ends, and yield what waits for BASE_URL/health to answer 200.
+
+    That raises LoadTestError with the end of the log if it takes longer than `patience` seconds or
+    if the server exits. LoadTestError is also raised if another server answers on the port already,
+    because that server would be measured instead.
     """
     url = urlsplit(base_url)
     with contextlib.suppress(OSError), socket.create_connection((url.hostname, url.port), 2):
@@ -49,8 +66,7 @@ def running_server(
         except OSError as error:
             raise LoadTestError(f"cannot start {command[0]}: {error}") from error
         try:
-            _wait_until_healthy(process, base_url, log, patience)
-            yield
+            yield lambda: _wait_until_healthy(process, base_url, log, patience)
         finally:
             _stop(process)
 

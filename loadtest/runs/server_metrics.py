@@ -79,9 +79,14 @@ def facts(before: Metrics, after: Metrics) -> dict[str, float]:
     return found
 
 
-def gpu_memory_mib() -> float | None:
-    """Memory in use on all GPUs of this machine in MiB, or None without a GPU."""
+def gpu_memory_mib(visible: str | None = None) -> float | None:
+    """Memory in use on this machine's GPUs in MiB, or None without a GPU.
+
+    `visible` is CUDA_VISIBLE_DEVICES: indices or UUIDs; None: all GPUs.
+    """
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    if visible is not None:
+        query += ["--id", visible]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
         return float(sum(int(line) for line in answer.stdout.split()))
@@ -89,10 +94,11 @@ def gpu_memory_mib() -> float | None:
         return None
 
 
-def gpu_joules() -> float | None:
-    """Energy that all GPUs of this machine have used, in joules; None where NVML cannot tell.
+def gpu_joules(visible: str | None = None) -> float | None:
+    """Energy that this machine's GPUs have used, in joules; None where NVML cannot tell.
 
     The counter is the driver's own (Volta and later), so the difference of two readings is exact.
+    `visible` is CUDA_VISIBLE_DEVICES: indices or UUIDs; None: all GPUs.
     """
     try:
         import pynvml
@@ -101,15 +107,19 @@ def gpu_joules() -> float | None:
     try:
         pynvml.nvmlInit()
         try:
+            names = range(pynvml.nvmlDeviceGetCount()) if visible is None else visible.split(",")
             handles = [
-                pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
+                pynvml.nvmlDeviceGetHandleByUUID(name)
+                if str(name).startswith("GPU-")
+                else pynvml.nvmlDeviceGetHandleByIndex(int(name))
+                for name in names
             ]
             # Millijoules.
             total = sum(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles)
             return float(total) / 1e3
         finally:
             pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, ValueError):
         return None
 
 

@@ -11,7 +11,15 @@ from loadtest.errors import LoadTestError
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
-from loadtest.ab.ab import Extent, _missing, _staircases, load_comparison, run_comparison
+from loadtest.ab.ab import (
+    Extent,
+    _missing,
+    _staircases,
+    _turns,
+    load_comparison,
+    prediction,
+    run_comparison,
+)
 from loadtest.traffic.schedule import fingerprint
 from tests.loadtest.locusts import is_installed
 from tests.loadtest.test_server import free_port
@@ -24,6 +32,8 @@ traffic:
   - {{scenario: calibration, rates: [6], duration: 2, settle: 0, tail: 0, search: {{steps: 1}}}}
 baseline: slow
 together: {together}
+at_once: {together}
+processes: 2
 repeats: 2
 warmup: 1
 port: {port}
@@ -48,6 +58,7 @@ def test_shipped_comparisons_are_right(path: Path) -> None:
         (TEXT.replace("label: fast", "label: slow"), "labels must differ"),
         (TEXT.replace("label: fast", "label: ../fast"), "servers.1.label"),
         (TEXT.replace("[5, 8]", "[8, 5]"), "rates of smoke must ascend"),
+        (TEXT.replace("at_once: {together}", "at_once: true"), "at_once needs together"),
     ],
 )
 def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:
@@ -77,6 +88,35 @@ def test_a_part_with_the_schedules_of_a_pooled_one_is_refused(tmp_path: Path) ->
             run_comparison(comparison, tmp_path / "out", Extent(pool=pool))
     # Nothing is in the way of another try.
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
+    path = tmp_path / "ab.yaml"
+    path.write_text(TEXT.format(port=8100, python="python", together="true"))
+    lines = prediction(load_comparison(path)).splitlines()
+    # 2 servers x 2 repeats x 2 rates x 3 s; of the other 2 x 2 x (1 rate and 1 of a search) x 2 s.
+    assert lines[0] == "smoke at 5, 8/s: 2 servers x 2 repeats, 24 s of traffic"
+    assert lines[1].endswith("up to 1 of a search: 2 servers x 2 repeats, 16 s of traffic")
+    # And 12 clients of 12 s.
+    assert lines[2].startswith("about 3 min, and one start of all servers at once")
+
+
+def test_who_begins_differs_between_parts(tmp_path: Path) -> None:
+    path = tmp_path / "ab.yaml"
+    path.write_text(TEXT.format(port=8100, python="python", together="true"))
+    comparison = load_comparison(path)
+    staircases = _staircases(comparison, 1, 1, tmp_path)
+    orders = {
+        part: [(server.label, s.name) for server, (s,) in _turns(comparison, staircases, part - 1)]
+        for part in (1, 2)
+    }
+    assert orders[1] == [
+        ("slow", "smoke"),
+        ("fast", "smoke"),
+        ("fast", "calibration"),
+        ("slow", "calibration"),
+    ]
+    assert [label for label, _ in orders[2]] == ["fast", "slow", "slow", "fast"]
 
 
 def test_rates_of_a_search_are_not_waited_for(tmp_path: Path) -> None:
@@ -113,7 +153,12 @@ def test_a_comparison_runs_every_server_in_alternating_order(
     report = run_comparison(load_comparison(path), tmp_path / "out")
     lines = capsys.readouterr().out.splitlines()
     turns = [line.split(":")[0] for line in lines if ": turn " in line]
-    assert turns == ["slow-1", "fast-1", "fast-2", "slow-2"]
+    assert turns == (
+        # Up together, each turn is of one kind of traffic: smoke, calibration, smoke, calibration.
+        ["slow-1", "fast-1", "fast-1", "slow-1", "fast-2", "slow-2", "slow-2", "fast-2"]
+        if together == "true"
+        else ["slow-1", "fast-1", "fast-2", "slow-2"]
+    )
     assert all("min left" in line for line in lines if ": turn " in line)
     starts = [line.split()[1] for line in lines if line.startswith("starting")]
     assert starts == (["slow:", "fast:"] if together == "true" else [f"{t}:" for t in turns])
