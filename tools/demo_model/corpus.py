@@ -97,7 +97,7 @@ def read_corpus(source: Path | None = None) -> Corpus:
         files = _files_in_archive(source)
     else:
         raise GacError(f"{source}: no such corpus; give a library directory or a packed .tar.xz")
-    documents = tuple(_deduplicated(_documents(files)))
+    documents = tuple(deduplicated(documents_of(files)))
     if len(documents) < 100:
         raise GacError(
             f"{source}: {len(documents)} usable Python modules, which is no standard library; this "
@@ -140,7 +140,8 @@ def _is_wanted(path: str) -> bool:
     )
 
 
-def _documents(files: Iterable[tuple[str, bytes]]) -> Iterator[Document]:
+def documents_of(files: Iterable[tuple[str, bytes]]) -> Iterator[Document]:
+    """The documents of (path, content), in the order of their paths, but for the smallest."""
     for path, content in sorted(files):
         try:
             source = content.decode("utf-8")
@@ -151,7 +152,7 @@ def _documents(files: Iterable[tuple[str, bytes]]) -> Iterator[Document]:
             yield Document(path, source)
 
 
-def _deduplicated(documents: Iterable[Document]) -> Iterator[Document]:
+def deduplicated(documents: Iterable[Document]) -> Iterator[Document]:
     """Skip a module if most of its lines are in earlier modules, e.g. a test's asyncio twin."""
     seen: set[str] = set()
     for document in documents:

@@ -4,11 +4,13 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 VOCAB_SIZE = 4096
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 BOS_ID, EOS_ID = 0, 1
+_ENCODED_AT_ONCE = 1024
 
 # A piece is a word with the character before it, up to three digits, a run of punctuation, line
 # ends, or indentation without its last space, which belongs to the word. This is the pattern of
@@ -51,6 +53,16 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, BOS_ID)]
     )
     return tokenizer
+
+
+def token_stream(tokenizer: Tokenizer, texts: Iterable[str]) -> torch.Tensor:
+    """All `texts` as one stream of ids [n], int16. Each is between a begin and an end token."""
+    every, parts = list(texts), [torch.empty(0, dtype=torch.int16)]
+    # Encodings and lists of ids take dozens of bytes a token, so few of them exist at once.
+    for start in range(0, len(every), _ENCODED_AT_ONCE):
+        for encoding in tokenizer.encode_batch_fast(every[start : start + _ENCODED_AT_ONCE]):
+            parts.append(torch.tensor([*encoding.ids, EOS_ID], dtype=torch.int16))
+    return torch.cat(parts)
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, context: int) -> None:

@@ -6,21 +6,18 @@ rounding of the GPU's atomics, and in the number of steps if `--minutes` ends th
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from tokenizers import Tokenizer
-from torch import Tensor
 
 from tools.demo_model.card import write_card
-from tools.demo_model.corpus import Corpus, Document, join, read_corpus
+from tools.demo_model.corpus import Corpus, join, read_corpus
 from tools.demo_model.llama import Architecture, Llama
-from tools.demo_model.tokenizer import BOS_ID, EOS_ID, save_tokenizer, train_tokenizer
+from tools.demo_model.model_directory import save_model
+from tools.demo_model.tokenizer import token_stream, train_tokenizer
 from tools.demo_model.training import Schedule, train
 from vllm_gac.checkpoint.atomic_files import appearing
 from vllm_gac.errors import GacError
@@ -63,8 +60,9 @@ def run(out: Path, corpus: Corpus, schedule: Schedule, device: torch.device, com
     architecture = Architecture()
     documents = corpus.split("train")
     tokenizer = train_tokenizer(document.text for document in documents)
-    tokens = _stream(tokenizer, documents, device)
-    validation = _stream(tokenizer, corpus.split("validation"), device)
+    tokens = token_stream(tokenizer, (d.text for d in documents)).to(device)
+    validating = (d.text for d in corpus.split("validation"))
+    validation = token_stream(tokenizer, validating).to(device)
     print(
         f"{corpus.name}: {len(documents)} modules, {len(tokens):,} tokens to train on, "
         f"{len(validation):,} to validate",
@@ -74,39 +72,8 @@ def run(out: Path, corpus: Corpus, schedule: Schedule, device: torch.device, com
     history = train(model, tokens, validation, schedule)
     heldout = join(corpus.split("heldout"))
     with appearing(out) as partial:
-        _save(model, tokenizer, architecture, partial)
+        save_model(model, tokenizer, architecture, partial)
         write_card(partial, corpus, heldout, schedule, history, device, command)
-
-
-def _stream(tokenizer: Tokenizer, documents: Sequence[Document], device: torch.device) -> Tensor:
-    """All documents as one stream of ids. Each is between a begin token and an end token."""
-    encodings = tokenizer.encode_batch_fast([d.text for d in documents])
-    ids = [i for encoding in encodings for i in (*encoding.ids, EOS_ID)]
-    return torch.tensor(ids, dtype=torch.int16, device=device)
-
-
-def _save(model: Llama, tokenizer: Tokenizer, architecture: Architecture, out: Path) -> None:
-    weights = {
-        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, weight in model.state_dict().items()
-    }
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)  # safetensors makes the file private
-    save_tokenizer(tokenizer, out, architecture.max_position_embeddings)
-    generation = {
-        "bos_token_id": BOS_ID,
-        "eos_token_id": EOS_ID,
-        "pad_token_id": EOS_ID,
-        # At lower temperatures such a small model repeats lines. Clients can still set their own.
-        "do_sample": True,
-        "temperature": 1.0,
-        "top_p": 0.95,
-    }
-    for name, content in (
-        ("config.json", architecture.hf_config()),
-        ("generation_config.json", generation),
-    ):
-        (out / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -68,26 +68,26 @@ def train(model: Llama, tokens: Tensor, validation: Tensor, schedule: Schedule) 
             f"{schedule.epochs} epochs of {len(tokens)} tokens in batches of {schedule.batch} x "
             f"{schedule.length} make no step; use more --epochs, or a smaller --batch or --length"
         )
-    loss_of = torch.compile(_loss) if tokens.is_cuda else _loss
-    optimizer = _optimizer(model, schedule)
+    loss_of = torch.compile(next_token_loss) if tokens.is_cuda else next_token_loss
+    optimizer = adamw(model, schedule)
     losses: list[Tensor] = []
     curve: list[Evaluation] = []
     best, best_weights = None, model.state_dict()
     start, step = time.monotonic(), 0
-    for step, ids in enumerate(_batches(tokens, schedule), start=1):
+    for step, ids in enumerate(batches(tokens, schedule), start=1):
         if step == 2:
             start = time.monotonic()  # time starts after the first step, which compiles
         # Progress counts steps, or minutes if they run out first. The rate decays to zero in both
         # cases.
         progress = max(step / steps, (time.monotonic() - start) / (60 * schedule.minutes))
-        with _autocast(tokens):
+        with autocast(tokens):
             loss = loss_of(model, ids)
-        _descend(model, optimizer, loss, _learning_rate(schedule, step, progress))
+        descend(model, optimizer, loss, learning_rate(schedule, step, progress))
         losses.append(loss.detach())
         if step % _EVALUATE_EVERY == 0 or progress >= 1:
             train_loss = torch.stack(losses).mean().item()
             epoch = step * schedule.epochs / steps
-            curve.append(Evaluation(step, epoch, train_loss, _validation_loss(model, validation)))
+            curve.append(Evaluation(step, epoch, train_loss, validation_loss(model, validation)))
             losses.clear()
             if best is None or curve[-1].validation_loss < best.validation_loss:
                 best, best_weights = curve[-1], copy.deepcopy(model.state_dict())
@@ -99,7 +99,8 @@ def train(model: Llama, tokens: Tensor, validation: Tensor, schedule: Schedule) 
     return History(tuple(curve), best or curve[-1], step, len(tokens), seconds)
 
 
-def _optimizer(model: Llama, schedule: Schedule) -> AdamW:
+def adamw(model: Llama, schedule: Schedule) -> AdamW:
+    """The optimizer of a model's parameters; norms are not decayed."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     norms = [p for p in model.parameters() if p.dim() != 2]
     groups = [
@@ -109,7 +110,7 @@ def _optimizer(model: Llama, schedule: Schedule) -> AdamW:
     return AdamW(groups, lr=schedule.lr, betas=(0.9, 0.95), fused=True)
 
 
-def _batches(tokens: Tensor, schedule: Schedule) -> Iterator[Tensor]:
+def batches(tokens: Tensor, schedule: Schedule) -> Iterator[Tensor]:
     """Yield ids [batch, length]. Every epoch cuts the stream elsewhere and shuffles the windows."""
     batch, length = schedule.batch, schedule.length
     generator = torch.Generator().manual_seed(schedule.seed)
@@ -127,16 +128,19 @@ def _batches(tokens: Tensor, schedule: Schedule) -> Iterator[Tensor]:
             yield ids
 
 
-def _autocast(tokens: Tensor) -> AbstractContextManager[object]:
+def autocast(tokens: Tensor) -> AbstractContextManager[object]:
+    """Computes in bf16 on the device of `tokens`."""
     return torch.autocast(tokens.device.type, torch.bfloat16)
 
 
-def _loss(model: Llama, ids: Tensor) -> Tensor:
+def next_token_loss(model: Llama, ids: Tensor) -> Tensor:
+    """Mean cross entropy of `ids` [batch, length] but the first of each row, in nats per token."""
     logits = model(ids)[:, :-1].float()
     return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
-def _descend(model: Llama, optimizer: AdamW, loss: Tensor, lr: float) -> None:
+def descend(model: Llama, optimizer: AdamW, loss: Tensor, lr: float) -> None:
+    """One step down the gradient of `loss`, clipped to a norm of 1, at the rate `lr`."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     torch.autograd.backward(loss)
@@ -145,15 +149,16 @@ def _descend(model: Llama, optimizer: AdamW, loss: Tensor, lr: float) -> None:
     optimizer.zero_grad()
 
 
-def _learning_rate(schedule: Schedule, step: int, progress: float) -> float:
+def learning_rate(schedule: Schedule, step: int, progress: float) -> float:
     """Linear warmup, then a cosine from the peak to zero."""
     cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
     return schedule.lr * min(step / _WARMUP_STEPS, cosine)
 
 
-def _validation_loss(model: Llama, validation: Tensor) -> float:
+def validation_loss(model: Llama, validation: Tensor) -> float:
+    """Mean cross entropy over the stream `validation` [n], in nats per token, without dropout."""
     model.eval()
-    with _autocast(validation):
+    with autocast(validation):
         loss = math.log(perplexity(model, validation, _VALIDATION_WINDOW))
     model.train()
     return loss
