@@ -1,0 +1,1 @@
+"""A ladder of trained models, and what compression costs each of them (see __main__.py)."""

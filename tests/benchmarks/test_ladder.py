@@ -1,0 +1,259 @@
+"""The ladder: text is split and licensed, training resumes in the same bytes, rows are measured."""
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.quality.ladder import scores, training
+from benchmarks.quality.ladder.__main__ import main
+from benchmarks.quality.ladder.intervals import ratio
+from benchmarks.quality.ladder.measure import BUDGETS
+from benchmarks.quality.ladder.scores import runner, window_losses
+from benchmarks.quality.ladder.sizes import SIZES
+from benchmarks.quality.ladder.tasks import copies, needles, score
+from benchmarks.quality.ladder.text import WINDOW, is_permissive, read_tensor
+from benchmarks.quality.ladder.training import Point, Run, train
+from tools.demo_model.corpus import split_of
+from tools.demo_model.llama import Llama
+from vllm_gac import demo
+from vllm_gac.errors import GacError
+from vllm_gac.steps.evaluate import evaluate
+
+WORDS = ["alpha", "beta", "gamma", "index", "value", "result", "count", "buffer", "parse", "read"]
+RUN = Run(
+    size="tiny",
+    rope_theta=10000.0,
+    tokens=6 * 4 * 128,
+    minutes=60,
+    length=128,
+    seed=0,
+    text_sha256="of the text",
+)
+
+
+def module(number: int) -> str:
+    rng = random.Random(number)
+    return "".join(
+        f"def {rng.choice(WORDS)}_{number}_{line}({rng.choice(WORDS)}): return {rng.random():.3f}\n"
+        for line in range(110)
+    )
+
+
+def names() -> Iterator[tuple[int, str]]:
+    for number in range(900):
+        path = f"package_{number % 7}/module_{number}.py"
+        if number < 110 or split_of(path) == "heldout":
+            yield number, path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("ladder")
+    for number, path in names():
+        file = directory / "library" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(module(number))
+    out = directory / "text"
+    assert main(["text", str(out), "--library", str(directory / "library"), "--packages"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def trained(text: Path) -> Path:
+    """A run of two evaluations."""
+    out = text.parent / "trained"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "_EVALUATE_EVERY", 3)
+        train(out, text, RUN, "cpu")
+    return out
+
+
+def test_held_out_windows_are_of_held_out_documents_alone(text: Path) -> None:
+    manifest = json.loads((text / "manifest.json").read_text())
+    assert {split_of(path) for path in manifest["held_out_documents"]} == {"heldout"}
+    windows = read_tensor(text, "heldout.safetensors", "windows")
+    document = read_tensor(text, "heldout.safetensors", "document")
+    assert windows.shape == (manifest["held_out_windows"], WINDOW)
+    assert int(document.max()) + 1 == len(manifest["held_out_documents"])
+    tokenizer = Tokenizer.from_file(str(demo.MODEL / "tokenizer.json"))
+    held_out = (text / "heldout.txt").read_text()
+    assert all(tokenizer.decode(window.tolist()) in held_out for window in windows)
+    training_text = "".join((text / f"calibration-{n}.txt").read_text() for n in range(3))
+    assert not any(path in training_text for path in manifest["held_out_documents"])
+
+
+@pytest.mark.parametrize(
+    ("licence", "permissive"),
+    [
+        ("MIT", True),
+        ("Apache-2.0 WITH LLVM-exception; BSD License", True),
+        ("License agreement for matplotlib; Python Software Foundation License", True),
+        ("LGPL-2.1-or-later; MIT", False),
+        ("GPLv3", False),
+        ("LicenseRef-NVIDIA-Proprietary", False),
+        ("Commercial", False),
+        ("", False),
+    ],
+)
+def test_only_packages_that_state_a_permissive_licence_are_read(
+    licence: str, permissive: bool
+) -> None:
+    assert is_permissive(licence) == permissive
+
+
+@pytest.mark.parametrize(("size", "millions"), [("30m", 30.4), ("130m", 131.6), ("350m", 355.9)])
+def test_rungs_have_the_parameters_of_their_names(size: str, millions: float) -> None:
+    with torch.device("meta"):
+        model = Llama(SIZES[size].architecture, dropout=0.0)
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_a_run_that_was_stopped_ends_in_the_same_bytes(
+    text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_EVALUATE_EVERY", 3)
+
+    def stop(point: Point) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, text, RUN, "cpu", save_seconds=0, on_point=stop)
+    assert not (tmp_path / "model").exists()
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+    train(tmp_path, text, RUN, "cpu")
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "model" / name).read_bytes() == (trained / "model" / name).read_bytes()
+    one, other = (
+        [json.loads(line) | {"seconds": 0} for line in (out / "log.jsonl").read_text().splitlines()]
+        for out in (tmp_path, trained)
+    )
+    assert one == other
+    assert [point["step"] for point in one] == [3, 6]
+    assert one[-1]["validation_loss"] < one[0]["validation_loss"]
+    assert one[-1]["learning_rate"] == pytest.approx(0)
+
+
+def test_a_directory_of_another_run_is_refused(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_EVALUATE_EVERY", 1)
+    short = replace(RUN, tokens=1)
+    train(tmp_path, text, short, "cpu", save_seconds=0)
+    (tmp_path / "model").rename(tmp_path / "other")
+    with pytest.raises(GacError, match="the checkpoint of another run"):
+        train(tmp_path, text, replace(short, seed=1), "cpu")
+
+
+def test_rows_are_appended_once_and_the_dense_one_is_the_project_s_perplexity(
+    text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NEEDLES", "COPIES"):
+        monkeypatch.setattr(scores, name, 1)
+    out = tmp_path / "out.jsonl"
+    chosen = ["heads + MLP .8, KV .75", "KV .5 latent, free dims"]
+    command = ["measure", str(trained), str(out), "--text", str(text), "--max-tokens", "2048"]
+    assert main([*command, "--budgets", chosen[0]]) == 0
+    with out.open("a") as file:
+        file.write('{"row": "cut')  # as a killed run leaves it
+    assert main([*command, "--budgets", *chosen]) == 0
+    assert main([*command, "--budgets", *chosen]) == 0
+    rows = {row["row"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert len(out.read_text().splitlines()) == 3
+    assert set(rows) == {"dense", *chosen}
+    dense = rows["dense"]
+    assert dense["kv_bytes"] == 2 * 2 * 2 * 2 * 32  # bytes, layers, keys and values, heads, size
+    for name in chosen:
+        row, request = rows[name], BUDGETS[name]
+        assert row["parameters"] <= request.param_ratio * dense["parameters"]
+        assert row["kv_elements"] <= request.kv_ratio * dense["kv_elements"]
+        assert row["microseconds"] < dense["microseconds"] or name != chosen[0]
+        assert all(math.isfinite(loss) for loss in row["losses"])
+    windows = read_tensor(text, "heldout.safetensors", "windows")[:1]
+    losses = window_losses(runner(trained / "model", "cpu"), windows)
+    assert losses == pytest.approx(dense["losses"][:1], abs=1e-5)
+    first = tmp_path / "first.txt"
+    first.write_text((text / "heldout.txt").read_text()[:12000])
+    perplexity, tokens = evaluate(
+        trained / "model", [first], sequence_length=WINDOW, max_tokens=WINDOW
+    )
+    assert tokens == WINDOW - 1
+    assert math.log(perplexity) == pytest.approx(dense["losses"][0], abs=1e-5)
+
+
+def test_an_unknown_budget_is_one_clear_error(
+    trained: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["measure", str(trained), str(tmp_path / "out.jsonl"), "--text", str(text)]
+    assert main([*command, "--budgets", "half"]) == 1
+    assert capsys.readouterr().err.startswith("error: half: no such budget; ")
+
+
+def test_an_interval_is_of_documents_and_holds_the_ratio() -> None:
+    rng = random.Random(0)
+    document = [n // 3 for n in range(90)]
+    dense = [rng.gauss(2, 1) for _ in document]
+    shifts = [rng.gauss(0.05, 0.02) for _ in range(30)]
+    losses = [loss + shifts[d] for loss, d in zip(dense, document, strict=True)]
+    found, low, high = ratio(losses, dense, document)
+    assert found == pytest.approx(math.exp(sum(shifts) / 30))
+    assert low < found < high
+    # The error of the mean of 30 documents, not that of 90 windows.
+    assert math.log(high / low) == pytest.approx(2 * 1.96 * 0.02 / 30**0.5, rel=0.3)
+    assert ratio(dense, dense, document) == (1, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(demo.MODEL / "tokenizer.json"))
+
+
+def test_needles_lie_at_all_depths_and_are_asked_for_at_the_end(tokenizer: Tokenizer) -> None:
+    questions = needles(tokenizer, torch.arange(5, 2005), length=300, count=16)
+    assert questions.tokens.shape == questions.answers.shape == (16, 300)
+    depths = []
+    for tokens, asked in zip(questions.tokens, questions.answers, strict=True):
+        number = tokenizer.decode(tokens[asked].tolist())
+        text = tokenizer.decode(tokens.tolist())
+        assert len(number) == 6
+        assert text.endswith(f" == {number}")
+        name = text.rpartition("assert ")[2].partition(" ==")[0]
+        assert text.count(f"\n{name} = {number}\n") == 1
+        depths.append(text.index(f"\n{name} = ") / len(text))
+    assert depths[:8] == sorted(depths[:8])
+    assert min(depths) < 0.15
+    assert max(depths) > 0.75
+
+
+def test_the_second_copy_is_the_answer() -> None:
+    questions = copies(torch.arange(2, 4000), length=101, count=3)
+    for tokens, asked in zip(questions.tokens, questions.answers, strict=True):
+        assert torch.equal(tokens[1:51], tokens[51:])
+        assert int(asked.sum()) == 50 - 16
+        assert bool(asked[-1])
+
+
+def test_text_that_is_too_short_for_a_question_is_an_error() -> None:
+    with pytest.raises(GacError, match="too few for a part of 50"):
+        copies(torch.arange(40), length=101, count=1)
+
+
+def test_scores_of_a_copier_are_perfect_and_of_a_uniform_model_chance() -> None:
+    questions = copies(torch.arange(2, 1000), length=101, count=4)
+
+    def copier(tokens: torch.Tensor) -> torch.Tensor:
+        """After token t comes the one that came after its earlier occurrence."""
+        logits = torch.zeros(*tokens.shape, 1000)
+        following = torch.cat([tokens[:, 1:51], tokens[:, 1:52]], dim=1)
+        return logits.scatter(2, following[..., None], 100.0)
+
+    assert score(copier, questions) == {"exact": 1.0, "right": 1.0, "nats": pytest.approx(0)}
+    uniform = score(lambda tokens: torch.zeros(*tokens.shape, 1000), questions)
+    assert uniform["exact"] == uniform["right"] == 0
+    assert uniform["nats"] == pytest.approx(math.log(1000))
