@@ -6,8 +6,7 @@ run that was killed can be continued, and ends in the same bytes.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
-from vllm_gac.checkpoint.workspace import finished_before, recorded, workspace
+from vllm_gac.checkpoint.workspace import finished_before, workspace
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
 from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS, DEFAULT_SEQUENCE_LENGTH, calibrate
 from vllm_gac.compression.methods.lowrank import Whitening
@@ -30,6 +29,7 @@ from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibration_text import calibration_texts, described
+from vllm_gac.steps.threads import threads_of, use_threads
 from vllm_gac.steps.write_compressed import write_compressed
 
 
@@ -119,7 +119,7 @@ def compress(
     if stats is not None and gradients:
         metadata = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
         check_gradients(stats, metadata, gradients)
-    threads = _threads(out)
+    threads = threads_of(out)
     run = {
         "tool_version": VERSION,
         "torch_version": torch.__version__,
@@ -136,7 +136,7 @@ def compress(
     }
     if resume and finished_before(out, "compress", run):
         return open_checkpoint(out).layout
-    with workspace(out, "compress", run, resume, overwrite) as directory, _use_threads(threads):
+    with workspace(out, "compress", run, resume, overwrite) as directory, use_threads(threads):
         if texts:
             stats = directory / "stats.safetensors"
             if not stats.exists():
@@ -206,22 +206,3 @@ def _stats_fingerprint(
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _threads(out: Path) -> int:
-    """How many threads to compute with.
-
-    Sums depend on this number, so that a resumed run uses the number of the run before.
-    """
-    threads = (recorded(out) or {}).get("threads")
-    return threads if isinstance(threads, int) and threads > 0 else torch.get_num_threads()
-
-
-@contextmanager
-def _use_threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -6,7 +6,6 @@ The output directory appears only when it is complete (see checkpoint/workspace.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,24 +13,18 @@ from vllm_gac.alignment.lowered_ranks import Lowered, lower_ranks, lowered_layou
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.alignment.zero_padding import new_table, padded_tensor
-from vllm_gac.checkpoint.atomic_files import write_json, write_text
-from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
 from vllm_gac.checkpoint.workspace import finished_before, workspace
-from vllm_gac.checkpoint.writer import (
-    companions_of,
-    copy_companions,
-    fingerprint,
-    write_index,
-)
+from vllm_gac.checkpoint.writer import companions_of, fingerprint, write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.names import ARCHITECTURE, VERSION
+from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.schema import Strategy
 from vllm_gac.steps.model_card import repaired_card
+from vllm_gac.steps.rewritten import refuse_mixed, write_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +93,7 @@ def repair(
     _, source = open_any_format(model)
     for fault in faults(source):
         raise CheckpointError(fault)
-    _refuse_mixed(source)
+    refuse_mixed(source, "repair")
     companions_of(source.directory)  # refuses files that cannot be copied before the work begins
     before = source.layout
     lowered = lowered_layout(before, strategy, gpu) if redecompose else before
@@ -124,19 +117,10 @@ def repair(
             "tool": f"vllm-gac {VERSION}",
             "lowered": [asdict(change) for change in changes],
         }
-        _write_beside(source, after, entry, directory / "model")
+        card = repaired_card(source, after, entry)
+        write_beside(source, after, {"repair": entry}, card, directory / "model")
         write_index(directory / "model")
     return Repaired(before, after, changes)
-
-
-def _refuse_mixed(source: Checkpoint) -> None:
-    """Raise CheckpointError for weights of several dtypes, which a gac directory cannot hold."""
-    found = {source.tensors[name].dtype for name, shape in source.required().items() if shape[1:]}
-    if source.mixed_dtypes and len(found) > 1:
-        raise CheckpointError(
-            f"{source.directory}: weights in {' and '.join(sorted(found))} side by side; make them "
-            "one with 'vllm-gac import', and repair what comes out"
-        )
 
 
 def _write_shards(
@@ -189,25 +173,6 @@ def _padded_layer(
     if (table := new_table(lowered, after, source.config.rope, index)) is not None:
         padded["self_attn.rope_inv_freq"] = table
     return padded
-
-
-def _write_beside(
-    source: Checkpoint, after: ModelLayout, entry: Mapping[str, Any], directory: Path
-) -> None:
-    """Write the tokenizer and other companions, the config and the model card."""
-    copy_companions(source.directory, directory)
-    earlier = source.config.gac.source if source.config.gac else {}
-    recorded = earlier | base_model(source).recorded()
-    kept = {key: value for key, value in source.raw_config.items() if key != "auto_map"}
-    config = kept | {
-        "architectures": [ARCHITECTURE],
-        "hidden_size": after.hidden_size,
-        "vocab_size": after.vocab_size,
-        "head_dim": after.cache_head_dim,
-        "gac": after.section({**recorded, "repair": dict(entry)}),
-    }
-    write_json(directory / "config.json", config)
-    write_text(directory / "README.md", repaired_card(source, after, entry))
 
 
 def _recorded(out: Path) -> list[Lowered]:

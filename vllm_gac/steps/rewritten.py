@@ -1,0 +1,53 @@
+"""What the steps share that write a compressed model anew: repair and heal."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.base_model import base_model
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.writer import copy_companions
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.names import ARCHITECTURE
+
+
+def refuse_mixed(source: Checkpoint, step: str) -> None:
+    """Raise CheckpointError for weights of several dtypes, which a gac directory cannot hold.
+
+    `step` is what the user wants to do, e.g. "repair".
+    """
+    found = {source.tensors[name].dtype for name, shape in source.required().items() if shape[1:]}
+    if source.mixed_dtypes and len(found) > 1:
+        raise CheckpointError(
+            f"{source.directory}: weights in {' and '.join(sorted(found))} side by side; make them "
+            f"one with 'vllm-gac import', and {step} what comes out"
+        )
+
+
+def write_beside(
+    source: Checkpoint, layout: ModelLayout, done: Mapping[str, Any], card: str, directory: Path
+) -> None:
+    """Write the tokenizer and other companions, the config and the model card.
+
+    Args:
+        source: The model that was there before.
+        layout: The layout of the model in `directory`.
+        done: What config.json says was done to it, by the name of the step.
+        card: The text of the model card.
+        directory: Where the shards are.
+    """
+    copy_companions(source.directory, directory)
+    earlier = source.config.gac.source if source.config.gac else {}
+    recorded = earlier | base_model(source).recorded()
+    kept = {key: value for key, value in source.raw_config.items() if key != "auto_map"}
+    config = kept | {
+        "architectures": [ARCHITECTURE],
+        "hidden_size": layout.hidden_size,
+        "vocab_size": layout.vocab_size,
+        "head_dim": layout.cache_head_dim,
+        "gac": layout.section({**recorded, **done}),
+    }
+    write_json(directory / "config.json", config)
+    write_text(directory / "README.md", card)
