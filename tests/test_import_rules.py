@@ -10,12 +10,13 @@ from tests.support.imports import ROOT, imports, modules
 # By package of vllm_gac, top-down: the packages that it may import. Each may also import errors.
 ALLOWED = {
     "cli": "steps profiling planning alignment importers compression gpu checkpoint layout",
-    "steps": "planning alignment compression importers checkpoint layout demo",
+    "steps": "planning alignment healing compression importers checkpoint layout demo",
     "profiling": "serving kernels gpu layout",
     "serving": "alignment kernels importers gpu checkpoint layout",
     "planning": "alignment compression gpu checkpoint layout",
     "alignment": "gpu layout",
     "kernels": "layout",
+    "healing": "compression checkpoint layout",
     "compression": "checkpoint layout",
     "importers": "checkpoint layout",
     "gpu": "checkpoint layout",

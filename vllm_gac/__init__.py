@@ -6,6 +6,7 @@ Everything else in this package is internal and may change without notice.
     calibrate         measure statistics of a dense model on text
     plan              choose the dims of every layer for the budgets of a PlanRequest
     compress          make a dense model smaller
+    heal              train a compressed model to predict what the dense one predicts
     import_model      convert a model that another compression tool wrote
     repair            pad the dims of a compressed model to dims that kernels like
     inspect, verify   describe a model directory; find the reasons not to serve it
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from vllm_gac.planning.request import PlanRequest
     from vllm_gac.steps.compress import compress
     from vllm_gac.steps.evaluate import evaluate
+    from vllm_gac.steps.heal import heal
     from vllm_gac.steps.import_model import import_model
     from vllm_gac.steps.inspect import inspect
     from vllm_gac.steps.repair import repair
@@ -42,6 +44,7 @@ __all__ = [
     "calibrate",
     "compress",
     "evaluate",
+    "heal",
     "import_model",
     "inspect",
     "open_checkpoint",
@@ -56,6 +59,7 @@ _MODULES = {
     "calibrate": "vllm_gac.compression.calibrate",
     "compress": "vllm_gac.steps.compress",
     "evaluate": "vllm_gac.steps.evaluate",
+    "heal": "vllm_gac.steps.heal",
     "import_model": "vllm_gac.steps.import_model",
     "inspect": "vllm_gac.steps.inspect",
     "open_checkpoint": "vllm_gac.checkpoint.open",

@@ -17,7 +17,7 @@ _OPTIONS = {
     "model_config_sha256": "config.json",
 }
 # The records hold hashes of files and multiples of dims instead of what the user gave.
-_NOT_AS_GIVEN = ("calibration", "stats", "config_sha256", "linear", "cache")
+_NOT_AS_GIVEN = ("calibration", "text", "held_out", "stats", "config_sha256", "linear", "cache")
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -43,6 +43,8 @@ def _is_plan(run: Mapping[str, Any]) -> bool:
 def _difference(key: str, before: Any, now: Any) -> str:
     if key in ("model", "files"):
         return f"with other contents of {_MODEL}"
+    if key == "teacher":
+        return "with other contents of the teacher's files"
     if key == "plan" and _is_plan({"plan": before}):
         return "with another --plan"
     while isinstance(before, Mapping) and isinstance(now, Mapping) and key != "stats":

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +12,9 @@ from vllm_gac.checkpoint.text_files import blocks
 from vllm_gac.checkpoint.tokenizer_growth import MOST, growth
 from vllm_gac.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 # Bytes; the largest tokenizers have 35 MB.
 _MAX_TOKENIZER = 128 << 20
 # Calibration takes its sequences from the first part of each file.
@@ -18,15 +22,21 @@ _CALIBRATION_CHARACTERS = 1 << 24
 
 
 def calibration_sequences(
-    model: Path, texts: Sequence[str | Path], *, length: int, max_tokens: int
+    model: Path,
+    texts: Sequence[str | Path],
+    *,
+    length: int,
+    max_tokens: int,
+    characters: int | None = _CALIBRATION_CHARACTERS,
 ) -> torch.Tensor:
     """Token ids [count, length], count * length <= `max_tokens`, spread evenly over `texts`.
 
-    Raises CheckpointError if the texts do not fill one sequence.
+    Only the first `characters` of each text are read; None: all. Raises CheckpointError if the
+    texts do not fill one sequence.
     """
     parts = [
         ids[start : start + length]
-        for ids in (_encode(model, path, _CALIBRATION_CHARACTERS) for path in local_texts(texts))
+        for ids in (_encode(model, path, characters) for path in local_texts(texts))
         for start in range(0, len(ids) - length + 1, length)
     ]
     if not parts:
@@ -57,33 +67,49 @@ def windows(
     return parts
 
 
+def vocabulary(model: Path) -> dict[str, int]:
+    """The id of every token of the tokenizer in a model directory."""
+    path = model / "tokenizer.json"
+    tokenizer = _tokenizer(path)
+    with _faults_named(path):
+        ids: dict[str, int] = tokenizer.get_vocab()
+    return ids
+
+
 def _encode(model: Path, path: Path, characters: int | None) -> torch.Tensor:
     """Token ids of the first `characters` of a text file, with the tokenizer's leading tokens."""
+    tokenizer_path = model / "tokenizer.json"
+    tokenizer = _tokenizer(tokenizer_path)
+    ids = [torch.empty(0, dtype=torch.int64)]
+    for block in blocks(model, path, characters):
+        with _faults_named(tokenizer_path):
+            encoded = tokenizer.encode(block.text, add_special_tokens=block.begins).ids
+        ids.append(torch.tensor(encoded, dtype=torch.int64))
+    return torch.cat(ids)
+
+
+def _tokenizer(path: Path) -> "Tokenizer":
+    """The tokenizer in `path`. Raises CheckpointError if it is missing or must not be used."""
     from tokenizers import Tokenizer
 
-    tokenizer_path = model / "tokenizer.json"
-    if not tokenizer_path.is_file():
-        raise CheckpointError(f"{tokenizer_path}: missing; it is needed to read text files")
-    size = tokenizer_path.stat().st_size
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing; it is needed to read text files")
+    size = path.stat().st_size
     if size > _MAX_TOKENIZER:
         raise CheckpointError(
-            f"{tokenizer_path}: {size} bytes, at most {_MAX_TOKENIZER} of a tokenizer are read"
+            f"{path}: {size} bytes, at most {_MAX_TOKENIZER} of a tokenizer are read"
         )
-    with _faults_named(tokenizer_path):
-        tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    with _faults_named(path):
+        tokenizer = Tokenizer.from_file(str(path))
         grown = growth(tokenizer)
     if grown > MOST:
         raise CheckpointError(
-            f"{tokenizer_path}: its steps may make a text {grown:.3g} times as long, at most "
+            f"{path}: its steps may make a text {grown:.3g} times as long, at most "
             f"{MOST} times is accepted"
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    ids: list[int] = []
-    for block in blocks(model, path, characters):
-        with _faults_named(tokenizer_path):
-            ids += tokenizer.encode(block.text, add_special_tokens=block.begins).ids
-    return torch.tensor(ids, dtype=torch.int64)
+    return tokenizer
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 OUT.partial/run.json   which command works here, with which inputs and options; for --resume
 OUT.partial/lock       held while a process works here
 OUT.partial/model/     becomes OUT by one rename
+OUT.partial/*.safetensors  what calibration has measured, or the state of a healing
 OUT.partial/replaced/  the previous OUT, if it may be overwritten
 
 Only a directory with the run.json of a run is ever written to or removed. Anything else under that
@@ -30,9 +31,11 @@ _RECORD, _LOCK, _MODEL, _REPLACED = "run.json", "lock", "model", "replaced"
 # What calibration keeps, also when it is a part of a compression.
 _STATS = "stats.safetensors"
 _MEASURED = (f"{_STATS}*", "hidden-*.safetensors")
+# The state of a healing (healing/state_file.py).
+HEALING = "healing.safetensors"
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
 _EMPTY = (_LOCK, *_TEMPORARIES)
-_OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, *_EMPTY)
+_OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, HEALING, *_EMPTY)
 
 
 @contextmanager
@@ -168,7 +171,7 @@ def _refuse_a_model(out: Path) -> None:
 
 def _remove(directory: Path) -> None:
     """Remove a workspace, except files that no run writes."""
-    _remove_all(directory, (_MODEL, _REPLACED, *_MEASURED, *_EMPTY))
+    _remove_all(directory, (_MODEL, _REPLACED, *_MEASURED, HEALING, *_EMPTY))
     (directory / _RECORD).unlink(missing_ok=True)  # last, because it marks the rest as ours
     with suppress(OSError):
         directory.rmdir()

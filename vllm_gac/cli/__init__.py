@@ -16,6 +16,7 @@ from vllm_gac.cli import (
     calibrate,
     compress,
     evaluate,
+    heal,
     import_model,
     inspect,
     plan,
@@ -45,6 +46,7 @@ _VERBS = (
     profile,
     align,
     repair,
+    heal,
     solve,
 )
 

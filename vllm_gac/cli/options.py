@@ -88,6 +88,11 @@ def add_run(parser: argparse.ArgumentParser, tokens: str) -> None:
         metavar="N",
         help=f"use at most N tokens{tokens}",
     )
+    add_sequences(parser)
+
+
+def add_sequences(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `add_run` but --max-tokens."""
     parser.add_argument(
         "--sequence-length", type=positive, metavar="N", help="tokens per sequence; default: 512"
     )
@@ -118,7 +123,7 @@ def add_restart(parser: argparse.ArgumentParser) -> None:
 
 
 def run_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The values of those options of `add_run` that were given.
+    """The values of those options of `add_run` or `add_sequences` that were given.
 
     Raises:
         GacError: If there is no such device.
@@ -126,7 +131,7 @@ def run_arguments(args: argparse.Namespace) -> dict[str, Any]:
     names = ("max_tokens", "sequence_length", "device")
     if args.device is not None and args.device != "cpu":
         _check_cuda(args.device)
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     return given | {"progress": not args.quiet}
 
 

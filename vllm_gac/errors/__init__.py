@@ -37,5 +37,9 @@ class VersionError(GacError):
     """A file, or the installed vLLM, has a version that this release does not work with."""
 
 
+class HealingError(GacError):
+    """Healing cannot be done as asked, or made the model no better."""
+
+
 class ServerError(GacError):
     """A server cannot be reached, or its answer is not what was requested."""

@@ -1,4 +1,4 @@
-"""The text to calibrate on: what was given, or else the text that comes with vllm-gac."""
+"""The text files that a step reads: what was given, or else the text that comes with vllm-gac."""
 
 import logging
 from collections.abc import Sequence
@@ -33,11 +33,16 @@ def calibration_texts(model: Path, given: Sequence[str | Path]) -> list[Path]:
                 demo.CALIBRATION.stat().st_size // 1000,
             )
         return [demo.CALIBRATION]
+    return text_files(given, "calibrate on")
+
+
+def text_files(given: Sequence[str | Path], purpose: str) -> list[Path]:
+    """The files to `purpose`, e.g. "calibrate on"; raises CheckpointError if there are none."""
     texts = local_texts(given)
     for path in texts:
         if not path.is_file():
             raise CheckpointError(
-                f"{path}: no such text file to calibrate on; a data set on the Hub is "
+                f"{path}: no such text file to {purpose}; a data set on the Hub is "
                 "hf://datasets/ORGANIZATION/NAME"
             )
     return texts

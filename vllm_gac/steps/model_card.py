@@ -104,6 +104,32 @@ def repaired_card(source: Checkpoint, after: ModelLayout, entry: Mapping[str, An
     )
 
 
+def healed_card(source: Checkpoint, teacher: Checkpoint, entry: Mapping[str, Any]) -> str:
+    """The card of a model that was trained to predict what `teacher` predicts.
+
+    `entry` is what config.json says of the healing under "gac".
+    """
+    base, loss, divergence = base_model(source), entry["loss"], entry["divergence"]
+    what = f"adapters of rank {entry['lora_rank']}" if entry["lora_rank"] else "whole weights"
+    return _card(
+        base,
+        f"healed by vllm-gac {VERSION}",
+        f"{_SERVE}\n{_origin(base)}",
+        f"Trained on {entry['tokens']:,} tokens to predict what {in_markdown(entry['teacher'])} "
+        f"predicts ({what}, learning rate {entry['learning_rate']:g}).\n"
+        f"On {entry['held_out_tokens']:,} tokens of held-out text:",
+        "| nats per token | teacher | before | healed |\n"
+        "|---|---:|---:|---:|\n"
+        f"| divergence from the teacher | 0 | {divergence['before']:.4f} | "
+        f"{divergence['after']:.4f} |\n"
+        f"| loss | {loss['teacher']:.4f} | {loss['before']:.4f} | {loss['after']:.4f} |",
+        f"{source.layout.parameters:,} parameters; {source.layout.kv_elements:,} numbers per token "
+        "in the KV cache.",
+        _layer_table(source.layout),
+        "`gac` in `config.json` is what serving goes by.",
+    )
+
+
 def _card(base: BaseModel, what_was_done: str, *paragraphs: str) -> str:
     heading = f"{base.front_matter()}\n# {base.name}, {what_was_done}"
     return "\n\n".join((heading, *paragraphs)) + "\n"

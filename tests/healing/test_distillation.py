@@ -1,0 +1,107 @@
+"""The distance between two models, and its gradient, for every layout that there can be."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch.nn.functional import cross_entropy, kl_div
+
+from tests.alignment.random_models import TOKENS, RandomModel, models, random_weights
+from vllm_gac.compression.reference_model import Reference, logits
+from vllm_gac.healing import distillation
+from vllm_gac.healing.distillation import Distillation, Model
+from vllm_gac.healing.student import Student, is_trained
+from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.layout.rope import inverse_frequencies
+
+
+def pair(
+    model: RandomModel, rank: int | None = None, temperature: float = 1.0, hidden: float = 0.0
+) -> tuple[Distillation, Student]:
+    """`model` beside a dense teacher of its family, and its weights."""
+    kept = {key: value for key, value in model.raw.items() if key not in ("gac", "architectures")}
+    dense = layout_of(kept)
+    weights = random_weights(dense.tensors().items(), seed=1)
+    student = Student(model.layout, model.weights.__getitem__, torch.device("cpu"), rank)
+    return (
+        Distillation(
+            Model(_reference(model, model.layout), student.tensor),
+            Model(_reference(model, dense), weights.__getitem__),
+            temperature,
+            hidden,
+            mixed=False,
+        ),
+        student,
+    )
+
+
+def _reference(model: RandomModel, layout: ModelLayout) -> Reference:
+    return Reference(
+        layout=layout,
+        inv_freq=inverse_frequencies(model.hf_config.rope, layout.head_dim),
+        eps=model.hf_config.rms_norm_eps,
+        window=model.hf_config.sliding_window,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def _logits(model: Model) -> torch.Tensor:
+    with torch.no_grad():
+        return logits(model.reference, model.tensor, TOKENS)
+
+
+@given(models())
+@settings(max_examples=20)
+def test_loss_and_score_are_those_of_the_logits_of_any_model(model: RandomModel) -> None:
+    both, _ = pair(model, temperature=2.0)
+    ours, theirs = _logits(both.student), _logits(both.teacher)
+    divergence = kl_div(
+        torch.log_softmax(ours / 2, -1),
+        torch.log_softmax(theirs / 2, -1),
+        reduction="sum",
+        log_target=True,
+    )
+    torch.testing.assert_close(both.loss(TOKENS).detach(), 4 * divergence, rtol=1e-4, atol=1e-4)
+    score, teacher_loss = both.score(TOKENS)
+    for found, expected in ((score.loss, ours), (teacher_loss, theirs)):
+        targets = TOKENS[:, 1:].flatten()
+        loss = cross_entropy(expected[:, :-1].flatten(0, 1), targets)
+        assert found == pytest.approx(loss.item(), rel=1e-4)
+
+
+@given(models())
+@settings(max_examples=20)
+def test_every_trained_number_has_a_gradient_whatever_the_model(model: RandomModel) -> None:
+    for rank in (None, 3):
+        both, student = pair(model, rank, hidden=1.0)
+        both.loss(TOKENS).backward()
+        for name, parameter in student.parameters.items():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+        assert any(p.grad.abs().max() > 0 for p in student.parameters.values())
+        fixed = {n for n in model.layout.tensors() if not is_trained(n)}
+        assert not any(student.tensor(name).requires_grad for name in fixed)
+
+
+@given(models())
+@settings(max_examples=5)
+def test_pieces_of_the_vocabulary_change_nothing(model: RandomModel) -> None:
+    both, _ = pair(model)
+    whole, score = both.loss(TOKENS).detach(), both.score(TOKENS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distillation, "PIECE", 3 * 32)
+        torch.testing.assert_close(both.loss(TOKENS).detach(), whole)
+        assert both.score(TOKENS)[0].divergence == pytest.approx(score[0].divergence, rel=1e-5)
+
+
+@given(models())
+@settings(max_examples=5)
+def test_the_hidden_states_of_a_model_are_no_distance_from_its_own(model: RandomModel) -> None:
+    _, student = pair(model)
+    itself = Model(_reference(model, model.layout), student.tensor)
+    same = Distillation(itself, itself, 1.0, 1.0, mixed=False)
+    assert same.loss(TOKENS).item() == pytest.approx(0, abs=1e-4)
+    assert same.score(TOKENS)[0].divergence == pytest.approx(0, abs=1e-5)
+    other, _ = pair(model, hidden=1.0)
+    without, _ = pair(model)
+    assert other.loss(TOKENS) > without.loss(TOKENS)

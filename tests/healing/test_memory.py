@@ -1,0 +1,47 @@
+"""What fits into a GPU is trained, and what does not fit is refused with the arithmetic."""
+
+import pytest
+
+from tests.support.dense_models import config
+from vllm_gac.errors import HealingError
+from vllm_gac.healing.memory import chosen_rank, memory
+from vllm_gac.layout.dims import layout_of
+
+GB = 10**9
+LLAMA3_8B = layout_of(
+    config(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=128256,
+    )
+)
+WHOLE, LORA = (memory(LLAMA3_8B, LLAMA3_8B, (2, 2), 512, rank) for rank in (None, 32))
+
+
+def test_the_parts_of_a_model_of_llama3_8bs_shape() -> None:
+    layers = LLAMA3_8B.parameters - 2 * 128256 * 4096
+    assert WHOLE.trained == 16 * layers
+    assert WHOLE.weights == 2 * 2 * 128256 * 4096
+    assert WHOLE.teacher == LORA.weights == 2 * LLAMA3_8B.parameters
+    assert LORA.trained < 2 * GB
+    assert WHOLE.activations < 25 * GB
+
+
+def test_whole_weights_if_there_is_room_else_adapters() -> None:
+    assert chosen_rank("auto", 32, WHOLE, LORA, 200 * GB) is None
+    assert chosen_rank("auto", 32, WHOLE, LORA, 80 * GB) == 32
+    assert chosen_rank("lora", 32, WHOLE, LORA, 200 * GB) == 32
+    assert chosen_rank("whole", 32, WHOLE, LORA, None) is None
+    assert chosen_rank("auto", 32, WHOLE, LORA, None) is None
+
+
+def test_what_does_not_fit_is_refused_with_its_parts() -> None:
+    with pytest.raises(HealingError, match=r"111\.7 for what is trained.*; 75\.2 GB") as refused:
+        chosen_rank("whole", 32, WHOLE, LORA, 80 * GB)
+    assert "give --train lora, which takes" in str(refused.value)
+    with pytest.raises(HealingError, match=r"16\.1 other weights, 16\.1 the teacher"):
+        chosen_rank("auto", 32, WHOLE, LORA, 24 * GB)

@@ -1,0 +1,57 @@
+"""Every step's sequences and learning rate follow from its number."""
+
+import pytest
+
+from vllm_gac.healing.schedule import Schedule, schedule
+
+
+def test_each_pass_has_every_sequence_once_in_an_order_of_its_own() -> None:
+    made = Schedule(sequences=12, batch=5, steps=12, learning_rate=1.0)
+    rows = [row for step in range(12) for row in made.rows(step)]
+    passes = [rows[start : start + 12] for start in range(0, 60, 12)]
+    assert all(sorted(each) == list(range(12)) for each in passes)
+    assert len({tuple(each) for each in passes}) == 5
+
+
+def test_the_order_is_the_same_whenever_it_is_asked_for() -> None:
+    first, second = (Schedule(100, 8, 50, 1.0) for _ in range(2))
+    backwards = {step: second.rows(step) for step in reversed(range(50))}
+    assert all(first.rows(step) == backwards[step] for step in range(50))
+
+
+def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
+    made = Schedule(sequences=9, batch=1, steps=400, learning_rate=2.0)
+    rates = [made.rate(step, 0, 1.0) for step in range(400)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == pytest.approx(2.0, rel=0.02)
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+    assert rates[-1] == pytest.approx(0.2, rel=0.01)
+    again = [made.rate(step, 200, 0.5) for step in range(200, 240)]
+    assert again[0] == pytest.approx(rates[200] / 40)
+    assert again[30] == pytest.approx(rates[230] / 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch_tokens", "batch", "steps"),
+    [
+        (100_000, None, 4, 48),  # 2,048 tokens at least
+        (4_000_000, None, 30, 260),  # a 256th
+        (100_000_000, None, 128, 1525),  # 65,536 tokens at most
+        (100_000, 5000, 9, 21),
+        (100_000, 100, 1, 195),  # a sequence at least
+        (100, 5000, 9, 1),  # a step at least
+    ],
+)
+def test_how_many_sequences_a_step_has(
+    tokens: int, batch_tokens: int | None, batch: int, steps: int
+) -> None:
+    made = schedule(1000, 512, tokens, batch_tokens, 1e-4)
+    assert (made.batch, made.steps) == (batch, steps)
+
+
+def test_the_last_step_is_measured_and_about_sixteen_in_all() -> None:
+    for steps in (1, 5, 16, 100, 1525):
+        made = Schedule(sequences=9, batch=1, steps=steps, learning_rate=1.0)
+        measured = [step for step in range(1, steps + 1) if made.measured_after(step)]
+        assert measured[-1] == steps
+        assert min(steps, 16) <= len(measured) <= 20

@@ -1,0 +1,91 @@
+"""A small compressed model with misaligned dims of every kind, a dense teacher, and text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.alignment.random_models import gac_config, random_weights
+from tests.support.dense_models import write_text, write_tokenizer
+from vllm_gac.layout.dims import layout_of
+
+LAYERS: list[dict[str, Any]] = [
+    {
+        "key": {"form": "rotary", "heads": 2, "size": 18},
+        "value": {"heads": 1, "size": 13},
+        "intermediate_size": 21,
+        "ranks": {"self_attn.q_proj": 9, "mlp.down_proj": 13},
+    },
+    {
+        "key": {"form": "latent", "heads": 1, "size": 11},
+        "value": {"heads": 1, "size": 24},
+        "intermediate_size": 32,
+        "ranks": {"self_attn.k_proj": 10, "mlp.gate_proj": 16},
+    },
+]
+
+
+def compressed_config(**changes: Any) -> dict[str, Any]:
+    """config.json of the compressed model."""
+    raw = gac_config(LAYERS, 18) | {"vocab_size": 128} | changes
+    return raw | {"head_dim": layout_of(raw).cache_head_dim}
+
+
+def dense_config(**changes: Any) -> dict[str, Any]:
+    """config.json of the teacher."""
+    raw = gac_config(LAYERS, 18) | {"vocab_size": 128, "architectures": ["LlamaForCausalLM"]}
+    del raw["gac"]
+    return raw | changes
+
+
+def write_model(
+    directory: Path, raw: dict[str, Any], seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Path:
+    """A model with random weights and a tokenizer."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(raw))
+    weights = {
+        name: tensor if name.endswith("rope_inv_freq") else tensor.to(dtype)
+        for name, tensor in random_weights(layout_of(raw).tensors().items(), seed).items()
+    }
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    write_tokenizer(directory / "tokenizer.json", raw["vocab_size"])
+    return directory
+
+
+def write_near(directory: Path, teacher: Path) -> Path:
+    """The teacher without a fifth of its MLP channels, and with the nearest low rank of q_proj."""
+    width, rank = 77, 24
+    layer = {
+        "key": {"form": "rotary", "heads": 2, "size": 18},
+        "value": {"heads": 2, "size": 18},
+        "intermediate_size": width,
+        "ranks": {"self_attn.q_proj": rank},
+    }
+    write_model(directory, gac_config([layer] * 2, 18) | {"vocab_size": 128})
+    weights = load_file(teacher / "model.safetensors")
+    for index in range(2):
+        prefix = f"model.layers.{index}."
+        for name in ("gate", "up"):
+            weights[f"{prefix}mlp.{name}_proj.weight"] = weights[f"{prefix}mlp.{name}_proj.weight"][
+                :width
+            ].contiguous()
+        down = f"{prefix}mlp.down_proj.weight"
+        weights[down] = weights[down][:, :width].contiguous()
+        u, s, vh = torch.linalg.svd(weights.pop(f"{prefix}self_attn.q_proj.weight"))
+        weights[f"{prefix}self_attn.q_proj.A.weight"] = vh[:rank].contiguous()
+        weights[f"{prefix}self_attn.q_proj.B.weight"] = (u[:, :rank] * s[:rank]).contiguous()
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def write_all(directory: Path) -> tuple[Path, Path, Path]:
+    """Directories of the compressed model and of its teacher, and a file of text.
+
+    The weights of both are random, so that they are far from each other.
+    """
+    student = write_model(directory / "student", compressed_config())
+    teacher = write_model(directory / "teacher", dense_config(), seed=1)
+    return student, teacher, write_text(directory / "text.txt", 3000)

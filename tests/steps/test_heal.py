@@ -1,0 +1,274 @@
+"""`vllm-gac heal` writes a better model of the same dims, or none and one sentence why."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.steps.healing_models import (
+    compressed_config,
+    dense_config,
+    write_all,
+    write_model,
+    write_near,
+)
+from tests.support.command import error, result, usage
+from tests.support.dense_models import write_text, write_tokenizer
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.errors import CheckpointError, HealingError
+from vllm_gac.healing import train
+from vllm_gac.healing.state_file import write_state
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.steps.heal import Healed, heal
+from vllm_gac.steps.verify import verify
+
+# 7 steps of 8 sequences.
+FEW: dict[str, Any] = {"sequence_length": 32, "batch_tokens": 256, "tokens": 1792}
+FAST = FEW | {"learning_rate": 5e-3, "progress": False}
+
+
+def healed(directory: Path, out: str = "out", **options: Any) -> Healed:
+    student, teacher = directory / "student", directory / "teacher"
+    return heal(student, teacher, [directory / "text.txt"], directory / out, **(FAST | options))
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["whole", "lora"])
+def test_the_divergence_falls_and_all_dims_stay(tmp_path: Path, kind: Any) -> None:
+    student, _, _ = write_all(tmp_path)
+    done = healed(tmp_path, train=kind, lora_rank=8, hidden_weight=0.1, temperature=2.0)
+    assert done.after.divergence < 0.95 * done.before.divergence
+    assert done.recovered > 0.05
+    out = open_checkpoint(tmp_path / "out")
+    assert out.layout == open_checkpoint(student).layout
+    assert verify(tmp_path / "out").faults == []
+    old, new = load_file(student / "model.safetensors"), {}
+    for shard in (tmp_path / "out").glob("*.safetensors"):
+        new |= load_file(shard)
+    same = {name for name in old if torch.equal(old[name], new[name])}
+    assert same == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert all(new[name].dtype == old[name].dtype for name in old)
+
+
+def test_what_was_written_has_the_score_that_is_told(tmp_path: Path) -> None:
+    """Healing the result again measures it before the first step."""
+    write_all(tmp_path)
+    first = healed(tmp_path, held_out=[tmp_path / "text.txt"])
+    (tmp_path / "student").rename(tmp_path / "before")
+    (tmp_path / "out").rename(tmp_path / "student")
+    again = healed(tmp_path, held_out=[tmp_path / "text.txt"])
+    assert again.before == first.after
+    entry = json.loads((tmp_path / "student" / "config.json").read_text())["gac"]["source"]["heal"]
+    assert entry["divergence"] == {
+        "before": first.before.divergence,
+        "after": first.after.divergence,
+    }
+    assert (entry["teacher"], entry["tokens"]) == ("teacher", first.tokens)
+    card = (tmp_path / "student" / "README.md").read_text()
+    assert "healed by vllm-gac" in card
+    assert f"Trained on {first.tokens:,} tokens to predict what teacher predicts" in card
+
+
+def test_an_imported_directory_is_healed_as_it_is(tmp_path: Path) -> None:
+    """Pruned shapes, as LLM-Pruner and others leave them in Hugging Face's layout."""
+    student, _, _ = write_all(tmp_path)
+    shutil.rmtree(student)
+    pruned = dense_config(intermediate_size=60)
+    write_model(student, pruned)
+    (student / "config.json").write_text(json.dumps(pruned | {"intermediate_size": 96}))
+    done = healed(tmp_path)
+    assert done.after.divergence < done.before.divergence
+    widths = [layer.intermediate_size for layer in open_checkpoint(tmp_path / "out").layout.layers]
+    assert widths == [60, 60]
+
+
+class Stopped(Exception):  # noqa: N818
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("kind", ["whole", "lora"])
+def test_a_stopped_run_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    _, teacher, _ = write_all(tmp_path)
+    write_near(tmp_path / "near", teacher)
+    shutil.rmtree(tmp_path / "student")
+    (tmp_path / "near").rename(tmp_path / "student")
+    # A rate that is too high makes the run go back, too.
+    options = {"train": kind, "learning_rate": 5e-3 if kind == "whole" else 1e-2}
+    undisturbed = healed(tmp_path, "undisturbed", **options)
+    divergences = [divergence for _, divergence, _ in undisturbed.curve]
+    assert max(divergences) > undisturbed.before.divergence, "never went back"
+
+    def once(*arguments: Any) -> None:
+        monkeypatch.setattr(train, "write_state", write_state)
+        raise Stopped
+
+    def after_saving(*arguments: Any) -> None:
+        write_state(*arguments)
+        monkeypatch.setattr(train, "write_state", once)
+        raise Stopped
+
+    monkeypatch.setattr(train, "_SAVING", 0)  # save each time
+    for number in range(20):
+        monkeypatch.setattr(train, "write_state", after_saving)
+        try:
+            healed(tmp_path, resume=number > 0, **options)
+        except Stopped:
+            continue
+        break
+    assert number > 4
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_result_that_is_no_better_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, teacher, text = write_all(tmp_path)
+    near = write_near(tmp_path / "near", teacher)
+    args = ("heal", near, "--teacher", teacher, "--text", text, "--out", tmp_path / "out")
+    few = ("--sequence-length", 32, "--batch-tokens", 256, "--tokens", 1792)
+    said = error(capsys, *args, *few, "--learning-rate", 1000, "--quiet")
+    assert "has not become better, so nothing was written" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "near",
+        "student",
+        "teacher",
+        "text.txt",
+    ]
+
+
+def test_a_model_that_predicts_as_its_teacher_does_cannot_become_better(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    dense = open_checkpoint(tmp_path / "teacher")
+    shutil.rmtree(tmp_path / "student")
+    shutil.copytree(tmp_path / "teacher", tmp_path / "student")
+    raw = dense.raw_config | {
+        "architectures": ["GacLlamaForCausalLM"],
+        "gac": dense.layout.section(),
+    }
+    (tmp_path / "student" / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(HealingError, match="has not become better"):
+        healed(tmp_path)
+
+
+def test_the_command_prints_the_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    student, teacher, text = write_all(tmp_path)
+    args = ("heal", student, "--teacher", teacher, "--text", text, "--out", tmp_path / "out")
+    few = ("--sequence-length", 32, "--batch-tokens", 256, "--tokens", 1792, "--quiet")
+    done = result(capsys, *args, *few, "--learning-rate", 5e-3)
+    assert done["after"]["divergence"] < done["before"]["divergence"]
+    assert len(done["curve"]) == 7
+    assert 0 < done["recovered"] < 1
+    assert "exists; remove it" in error(capsys, *args, *few)
+    said = usage(capsys, *args, "--train", "whole", "--lora-rank", 3)
+    assert said == "--lora-rank has no effect with --train whole"
+
+
+def refused(directory: Path, **options: Any) -> str:
+    with pytest.raises((CheckpointError, HealingError)) as caught:
+        healed(directory, **options)
+    assert not (directory / "out").exists()
+    assert not (directory / "out.partial").exists()
+    return str(caught.value)
+
+
+def test_a_teacher_of_another_model_is_refused(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    for changes, said in (
+        ({"vocab_size": 96}, "96 tokens in the vocabulary, the compressed model has 128"),
+        ({"num_hidden_layers": 3}, "3 layers, the compressed model has 2"),
+        ({"hidden_size": 32}, "32 numbers in a hidden state, the compressed model has 28"),
+    ):
+        shutil.rmtree(tmp_path / "teacher")
+        write_model(tmp_path / "teacher", dense_config(**changes))
+        assert said in refused(tmp_path)
+    shutil.rmtree(tmp_path / "teacher")
+    write_model(tmp_path / "teacher", dense_config())
+    write_tokenizer(tmp_path / "teacher" / "tokenizer.json", 100)
+    assert "tokenizer.json: numbers its tokens otherwise than" in refused(tmp_path)
+    shutil.rmtree(tmp_path / "teacher")
+    write_model(tmp_path / "teacher", compressed_config())
+    assert "is compressed already; start from the dense model" in refused(tmp_path)
+
+
+def test_what_cannot_be_healed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    student, teacher, text = write_all(tmp_path)
+    text.write_text("")
+    assert "fewer than 32 tokens" in refused(tmp_path)
+    write_text(text, 40)
+    assert "one sequence of 32 tokens; one to train on and one to measure" in refused(tmp_path)
+    text.unlink()
+    assert "text.txt: no such text file to heal on" in refused(tmp_path)
+    write_text(text, 3000)
+    assert "nowhere: no such text file to measure" in refused(
+        tmp_path, held_out=[tmp_path / "nowhere"]
+    )
+    assert "sequences of 1 token" in refused(tmp_path, sequence_length=1)
+    shutil.rmtree(student)
+    shutil.copytree(teacher, student)
+    assert "is dense: nothing was lost" in refused(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "WORLD_SIZE is 2: healing runs in one process" in refused(tmp_path)
+
+
+def test_the_state_of_another_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all(tmp_path)
+
+    def stop(*arguments: Any) -> None:
+        write_state(*arguments)
+        raise Stopped
+
+    monkeypatch.setattr(train, "write_state", stop)
+    for out, rate in (("out", 1e-3), ("other", 2e-3)):
+        with pytest.raises(Stopped):
+            healed(tmp_path, out, learning_rate=rate)
+    with pytest.raises(CheckpointError, match="unfinished work of an earlier run; continue it"):
+        healed(tmp_path, learning_rate=1e-3)
+    with pytest.raises(CheckpointError, match=r"was started with --learning-rate 0\.001, not 0\.5"):
+        healed(tmp_path, learning_rate=0.5, resume=True)
+    state = tmp_path / "out.partial" / "healing.safetensors"
+    shutil.copy(tmp_path / "other.partial" / "healing.safetensors", state)
+    with pytest.raises(CheckpointError, match=r"healing\.safetensors: the state of another run"):
+        healed(tmp_path, learning_rate=1e-3, resume=True)
+
+
+def test_layers_of_the_pair_are_those_of_the_format() -> None:
+    """The models of these tests have what the format knows: latents, factors, odd dims."""
+    layout = layout_of(compressed_config())
+    assert [layer.key.form for layer in layout.layers] == ["rotary", "latent"]
+    assert sum(map(len, (layer.ranks for layer in layout.layers))) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["whole", "lora"])
+def test_on_a_gpu_a_stopped_run_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    write_all(tmp_path)
+    shutil.rmtree(tmp_path / "student")
+    write_model(tmp_path / "student", compressed_config(dtype="bfloat16"), dtype=torch.bfloat16)
+    options = {"train": kind, "device": "cuda"}
+    done = healed(tmp_path, "undisturbed", **options)
+    assert done.after.divergence < 0.95 * done.before.divergence
+
+    def stop(*arguments: Any) -> None:
+        write_state(*arguments)
+        raise Stopped
+
+    monkeypatch.setattr(train, "write_state", stop)
+    with pytest.raises(Stopped):
+        healed(tmp_path, **options)
+    monkeypatch.undo()
+    healed(tmp_path, resume=True, **options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")

@@ -1,0 +1,87 @@
+"""What each step of a healing trains on, and with which learning rate.
+
+Both follow from the number of the step, so that a run that goes on after a stop needs neither the
+state of a random generator nor that of a scheduler: for the same reason transformers' schedulers,
+which count their steps themselves, are not used. Warm-up and cosine decay are those of Loshchilov
+and Hutter (SGDR, ICLR 2017), as language models are trained with.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+# Share of the learning rate that is left at the last step, and most steps of the warm-up.
+_LAST_RATE = 0.1
+_LONGEST_WARM_UP = 100
+# A short run needs many small steps, a long one larger ones, which are less noisy.
+_STEPS = 256
+_SMALLEST_BATCH, _LARGEST_BATCH = 1 << 11, 1 << 16
+_EVALUATIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The steps of a healing.
+
+    Attributes:
+        sequences: How many sequences there are to train on.
+        batch: Sequences of one step.
+        steps: The number of steps.
+        learning_rate: The highest learning rate.
+        seed: Of the order of the sequences.
+    """
+
+    sequences: int
+    batch: int
+    steps: int
+    learning_rate: float
+    seed: int = 0
+
+    def rows(self, step: int) -> list[int]:
+        """The sequences of a step. Each pass over the text has an order of its own."""
+        places = range(step * self.batch, (step + 1) * self.batch)
+        return [
+            _order(self.sequences, self.seed + place // self.sequences)[place % self.sequences]
+            for place in places
+        ]
+
+    def rate(self, step: int, begun: int, factor: float) -> float:
+        """The learning rate of a step: `factor` times the cosine, warmed up from step `begun`."""
+        cosine = (1 + math.cos(math.pi * step / self.steps)) / 2
+        warm = min(1.0, (step - begun + 1) / self._warm_up)
+        return self.learning_rate * factor * warm * (_LAST_RATE + (1 - _LAST_RATE) * cosine)
+
+    def measured_after(self, step: int) -> bool:
+        """Whether the held-out text is measured once `step` steps are done."""
+        return step == self.steps or step % max(1, self.steps // _EVALUATIONS) == 0
+
+    @property
+    def _warm_up(self) -> int:
+        return max(1, min(_LONGEST_WARM_UP, self.steps // 20))
+
+
+def schedule(
+    sequences: int, length: int, tokens: int, batch_tokens: int | None, learning_rate: float
+) -> Schedule:
+    """The schedule that trains on about `tokens` tokens, in whole steps and one at least.
+
+    Args:
+        sequences: How many sequences there are to train on.
+        length: Tokens of one sequence.
+        tokens: Tokens to train on; more than there are means several passes.
+        batch_tokens: Tokens of one step. None: a 256th of all, from 2,048 to 65,536.
+        learning_rate: The highest learning rate.
+    """
+    wanted = batch_tokens or min(max(tokens // _STEPS, _SMALLEST_BATCH), _LARGEST_BATCH)
+    batch = max(1, wanted // length)
+    return Schedule(sequences, batch, max(1, tokens // (batch * length)), learning_rate)
+
+
+@lru_cache(maxsize=2)
+def _order(sequences: int, seed: int) -> list[int]:
+    order: list[int] = torch.randperm(
+        sequences, generator=torch.Generator().manual_seed(seed)
+    ).tolist()
+    return order

@@ -1,0 +1,447 @@
+"""Heal a compressed model: train it to predict what its dense model predicts, dims unchanged.
+
+The output directory appears only when it is complete, and only if the model has become better.
+Until then the work is in OUT.partial (see checkpoint/workspace.py), with the state of the training.
+"""
+
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from vllm_gac.checkpoint.base_model import base_model
+from vllm_gac.checkpoint.dense_model import open_dense
+from vllm_gac.checkpoint.dtypes import DTYPES
+from vllm_gac.checkpoint.hub import model_directory
+from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
+from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
+from vllm_gac.checkpoint.token_text import calibration_sequences, vocabulary
+from vllm_gac.checkpoint.workspace import HEALING, finished_before, workspace
+from vllm_gac.checkpoint.writer import companions_of, fingerprint, write_index
+from vllm_gac.compression.reference_model import reference, refuse_unknown_tokens
+from vllm_gac.errors import CheckpointError, HealingError
+from vllm_gac.healing.distillation import Distillation, Model
+from vllm_gac.healing.guard import Guard, Score
+from vllm_gac.healing.memory import Memory, chosen_rank, memory
+from vllm_gac.healing.schedule import Schedule, schedule
+from vllm_gac.healing.student import Student
+from vllm_gac.healing.train import Healing
+from vllm_gac.importers.open_any import open_any_format
+from vllm_gac.layout.names import VERSION
+from vllm_gac.steps.calibration_text import text_files
+from vllm_gac.steps.model_card import healed_card
+from vllm_gac.steps.rewritten import refuse_mixed, write_beside
+from vllm_gac.steps.threads import threads_of, use_threads
+
+logger = logging.getLogger(__name__)
+
+Train: TypeAlias = Literal["auto", "whole", "lora"]
+DEFAULT_SEQUENCE_LENGTH = 512
+DEFAULT_ADAPTER_RANK = 32
+# The highest learning rate. Of the demo model's whole weights, 5e-4 diverged.
+_RATE_OF_WEIGHTS, _RATE_OF_ADAPTERS = 1e-4, 4e-4
+# Tokens that are measured: a share of those that are trained on, within limits.
+_HELD_OUT_SHARE = 32
+_LEAST_HELD_OUT, _MOST_HELD_OUT = 1 << 12, 1 << 16
+# A token of any text has fewer characters than this on average.
+_CHARACTERS_OF_A_TOKEN = 16
+_ALL = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """What healing has done.
+
+    Attributes:
+        before: The input on the held-out text.
+        after: What was written, on the same text.
+        teacher_loss: The teacher's loss on it, in nats per token.
+        tokens: Tokens that were trained on until the best weights were reached.
+        adapter_rank: The rank of the adapters that were trained; None: whole weights.
+        curve: (tokens, divergence, loss) of every measurement, in nats per token.
+    """
+
+    before: Score
+    after: Score
+    teacher_loss: float
+    tokens: int
+    adapter_rank: int | None
+    curve: list[tuple[int, float, float]]
+
+    @property
+    def recovered(self) -> float:
+        """The share of the input's divergence from the teacher that is gone."""
+        return 1 - self.after.divergence / self.before.divergence
+
+
+def heal(
+    directory: str | Path,
+    teacher: str | Path,
+    text: Sequence[str | Path],
+    out: Path,
+    *,
+    revision: str | None = None,
+    teacher_revision: str | None = None,
+    tokens: int | None = None,
+    held_out: Sequence[str | Path] = (),
+    learning_rate: float | None = None,
+    train: Train = "auto",
+    lora_rank: int = DEFAULT_ADAPTER_RANK,
+    temperature: float = 1.0,
+    hidden_weight: float = 0.0,
+    batch_tokens: int | None = None,
+    sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    device: str = "cpu",
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Healed:
+    """Train a compressed model to predict what its dense model predicts; no dim changes.
+
+    The best weights on held-out text are written. If none are better than the input's, nothing is.
+
+    Args:
+        directory: A compressed model in any format that can be served, or its id on the Hub.
+        teacher: Directory of the dense model that it was made of, or its id on the Hub.
+        text: Text files, .jsonl or .parquet files with "text" or "messages" in each line, or data
+            sets on the Hub: hf://datasets/ORGANIZATION/NAME.
+        out: The directory to write; it appears only when it is complete.
+        revision: A branch, tag or commit of a `directory` on the Hub. None: main.
+        teacher_revision: The same of a `teacher` on the Hub.
+        tokens: How many tokens to train on; more than the text has means several passes. None: the
+            text once.
+        held_out: Text that is only measured, like `text`; a 32nd of `tokens` of it, from 4,096 to
+            65,536. Empty: as much of `text` is set aside.
+        learning_rate: The highest learning rate. None: 1e-4 for whole weights, 4e-4 for adapters.
+        train: "whole" trains all weights of the layers, "lora" adapters, which are merged in the
+            end. "auto": whole weights if the GPU has room for them.
+        lora_rank: The rank of the adapters.
+        temperature: What logits are divided by before they are compared.
+        hidden_weight: The weight of the relative squared distance between the hidden states of
+            both models, beside the divergence of their predictions.
+        batch_tokens: Tokens of one step. None: a 256th of `tokens`, from 2,048 to 65,536.
+        sequence_length: Tokens of one sequence; at most the model's context.
+        device: The torch device to compute on.
+        resume: Whether to continue a run that was stopped.
+        overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
+        progress: Whether to show progress bars on stderr.
+
+    Returns:
+        The scores before and after, in nats per token, and how they came about.
+
+    Raises:
+        CheckpointError: A model or a text cannot be used, the teacher is another model's, or
+            `out`.partial holds the work of another run.
+        HealingError: There is too little memory, or the model has not become better.
+        DiskError: `out` exists, or the disk is full.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> text = [Path("text.txt")]
+        >>> layout = vllm_gac.compress(
+        ...     Path("llama"),
+        ...     Path("compressed"),
+        ...     vllm_gac.PlanRequest(param_ratio=0.9),
+        ...     calibration=text,
+        ...     max_tokens=512,
+        ... )
+        >>> healed = vllm_gac.heal(
+        ...     Path("compressed"),
+        ...     Path("llama"),
+        ...     text,
+        ...     Path("healed"),
+        ...     sequence_length=64,
+        ...     learning_rate=1e-3,
+        ... )
+        >>> healed.after.divergence < healed.before.divergence
+        True
+    """
+    _refuse_several_processes()
+    student = _student(model_directory(directory, revision))
+    dense = open_dense(model_directory(teacher, teacher_revision))
+    if overwrite and out.exists() and out.samefile(student.directory):
+        raise CheckpointError(
+            f"{out}: is the model to be healed; --overwrite replaces only other models"
+        )
+    _check_teacher(student, dense)
+    texts, held_out_texts = text_files(text, "heal on"), text_files(held_out, "measure")
+    length = min(
+        sequence_length,
+        *(c.config.max_position_embeddings for c in (student, dense)),
+    )
+    trained, measured = _sequences(student, texts, held_out_texts, length, tokens)
+    rank = _adapter_rank(student, dense, train, lora_rank, length, device)
+    rate = learning_rate or (_RATE_OF_WEIGHTS if rank is None else _RATE_OF_ADAPTERS)
+    steps = schedule(len(trained), length, tokens or trained.numel(), batch_tokens, rate)
+    threads = threads_of(out)
+    run = {
+        "tool_version": VERSION,
+        "torch_version": torch.__version__,
+        "threads": threads,
+        "device": _device_name(device),
+        "model": fingerprint(student),
+        "teacher": fingerprint(dense),
+        "text": [_sha256(path) for path in texts],
+        "held_out": [_sha256(path) for path in held_out_texts],
+        "tokens": tokens,
+        "learning_rate": rate,
+        "train": "whole" if rank is None else "lora",
+        "lora_rank": rank,
+        "temperature": temperature,
+        "hidden_weight": hidden_weight,
+        "batch_tokens": batch_tokens,
+        "sequence_length": sequence_length,
+    }
+    if resume and finished_before(out, "heal", run):
+        return _recorded(out)
+    with workspace(out, "heal", run, resume, overwrite) as work, use_threads(threads):
+        state, model = work / HEALING, work / "model"
+        with student.reader() as read, dense.reader() as read_teacher:
+            target = torch.device(device)
+            weights = Student(student.layout, read, target, rank)
+            fixed = {name: read_teacher(name).to(target) for name in dense.layout.tensors()}
+        distillation = Distillation(
+            student=Model(reference(student, device=device), weights.tensor),
+            teacher=Model(reference(dense, device=device), fixed.__getitem__),
+            temperature=temperature,
+            hidden_weight=hidden_weight,
+            mixed=target.type == "cuda" and _is_bf16(weights),
+        )
+        logger.info(_announcement(steps, length, measured, rank, device))
+        healing = Healing(distillation, weights, trained, measured, steps, state, _digest(run))
+        guard = healing.train(progress)
+        if guard.best_step == 0:
+            state.unlink(missing_ok=True)  # the same run would end in the same way
+            raise HealingError(_no_better(student, guard))
+        healed = _healed(guard, steps.batch * length, rank)
+        entry = _entry(healed, dense, run, measured.numel())
+        _write_shards(student, weights, model, progress)
+        write_beside(
+            student, student.layout, {"heal": entry}, healed_card(student, dense, entry), model
+        )
+        write_index(model)
+    return healed
+
+
+def _refuse_several_processes() -> None:
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count != "1":
+        raise HealingError(
+            f"WORLD_SIZE is {count}: healing runs in one process, on one GPU; start it without "
+            "torchrun"
+        )
+
+
+def _student(directory: Path) -> Checkpoint:
+    """The model to heal. Raises CheckpointError if it cannot be healed."""
+    format, student = open_any_format(directory)
+    for fault in faults(student):
+        raise CheckpointError(fault)
+    if format == "dense":
+        raise CheckpointError(f"{directory}: is dense: nothing was lost that could be healed")
+    refuse_mixed(student, "heal")
+    companions_of(student.directory)  # refuses files that cannot be copied before the work begins
+    return student
+
+
+def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
+    """Raise CheckpointError unless `student` may have been made of `teacher`."""
+    for what, ours, theirs in (
+        ("layers", len(student.layout.layers), len(teacher.layout.layers)),
+        ("numbers in a hidden state", student.layout.hidden_size, teacher.layout.hidden_size),
+        ("tokens in the vocabulary", student.layout.vocab_size, teacher.layout.vocab_size),
+    ):
+        if ours != theirs:
+            raise CheckpointError(
+                f"{teacher.directory}: is not the model that {student.directory} was made of: "
+                f"{theirs} {what}, the compressed model has {ours}; give the right --teacher (a "
+                "model whose hidden states or vocabulary were padded is healed before it is padded)"
+            )
+    tokenizer = teacher.directory / "tokenizer.json"
+    if tokenizer.is_file() and vocabulary(teacher.directory) != vocabulary(student.directory):
+        raise CheckpointError(
+            f"{tokenizer}: numbers its tokens otherwise than {student.directory}; give the right "
+            "--teacher"
+        )
+
+
+def _sequences(
+    student: Checkpoint,
+    texts: Sequence[Path],
+    held_out: Sequence[Path],
+    length: int,
+    tokens: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [count, length] to train on, and to measure."""
+    if length < 2:
+        raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
+
+    def read(files: Sequence[Path], most: int | None) -> torch.Tensor:
+        found = calibration_sequences(
+            student.directory,
+            files,
+            length=length,
+            max_tokens=_ALL if most is None else max(most, length),
+            characters=None if most is None else most * _CHARACTERS_OF_A_TOKEN,
+        )
+        refuse_unknown_tokens(student.layout, found)
+        return found
+
+    if held_out:
+        found = read(texts, tokens)
+        return found, read(held_out, _held_out_tokens(tokens or found.numel()))
+    found = read(texts, None if tokens is None else tokens + _held_out_tokens(tokens))
+    count = _held_out_tokens(min(found.numel(), tokens or found.numel())) // length
+    count = min(max(count, 1), len(found) // 2)
+    if not count:
+        raise CheckpointError(
+            f"{', '.join(map(str, texts))}: one sequence of {length} tokens; one to train on and "
+            "one to measure are needed: give longer texts, --held-out or shorter sequences"
+        )
+    # From the middle of each of as many equal parts of the text.
+    measured = [(2 * part + 1) * len(found) // (2 * count) for part in range(count)]
+    aside = torch.zeros(len(found), dtype=torch.bool)
+    aside[measured] = True
+    return found[~aside], found[aside]
+
+
+def _held_out_tokens(tokens: int) -> int:
+    return min(max(tokens // _HELD_OUT_SHARE, _LEAST_HELD_OUT), _MOST_HELD_OUT)
+
+
+def _adapter_rank(
+    student: Checkpoint, teacher: Checkpoint, train: Train, rank: int, length: int, device: str
+) -> int | None:
+    """The rank of the adapters that are trained; None if whole weights are."""
+    stored = _weight_bytes(student), _weight_bytes(teacher)
+
+    def needed(of: int | None) -> Memory:
+        return memory(student.layout, teacher.layout, stored, length, of)
+
+    on_gpu = torch.device(device).type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else None
+    chosen = chosen_rank(train, rank, needed(None), needed(rank), free)
+    logger.info("memory of the device: about %s", needed(chosen).described())
+    if chosen is not None and train == "auto":
+        logger.info(
+            "trains adapters of rank %d, because whole weights need %s",
+            rank,
+            needed(None).described(),
+        )
+    return chosen
+
+
+def _weight_bytes(checkpoint: Checkpoint) -> int:
+    """The bytes of one stored weight, as most of them have."""
+    infos = checkpoint.tensors.values()
+    stored = sum(math.prod(info.shape) * DTYPES[info.dtype].bytes for info in infos)
+    return round(stored / sum(math.prod(info.shape) for info in infos))
+
+
+def _device_name(device: str) -> str:
+    """The device, and which GPU it is: another one computes other sums."""
+    if torch.device(device).type == "cpu":
+        return device
+    return f"{device} ({torch.cuda.get_device_name(device)})"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(run: dict[str, Any]) -> str:
+    return hashlib.sha256(repr(run).encode()).hexdigest()
+
+
+def _is_bf16(student: Student) -> bool:
+    return student.tensor("model.embed_tokens.weight").dtype == torch.bfloat16
+
+
+def _announcement(
+    steps: Schedule, length: int, measured: torch.Tensor, rank: int | None, device: str
+) -> str:
+    what = "whole weights" if rank is None else f"adapters of rank {rank}"
+    step = steps.batch * length
+    return (
+        f"heals {what} on {_device_name(device)}: {steps.steps} steps of {step:,} tokens, "
+        f"{steps.steps * step / (steps.sequences * length):.1f} times the text, at a learning rate "
+        f"of {steps.learning_rate:g}; {measured.numel():,} other tokens are measured"
+    )
+
+
+def _no_better(student: Checkpoint, guard: Guard) -> str:
+    lowest = min((divergence for _, divergence, _ in guard.curve), default=math.nan)
+    return (
+        f"{student.directory}: has not become better, so nothing was written: it diverges from the "
+        f"teacher by {guard.before.divergence:.4f} nats per token of the held-out text, and by "
+        f"{lowest:.4f} at best after training; give more or other text, or a lower --learning-rate"
+    )
+
+
+def _healed(guard: Guard, step_tokens: int, rank: int | None) -> Healed:
+    return Healed(
+        before=guard.before,
+        after=guard.best,
+        teacher_loss=guard.teacher_loss,
+        tokens=guard.best_step * step_tokens,
+        adapter_rank=rank,
+        curve=[(step * step_tokens, d, loss) for step, d, loss in guard.curve],
+    )
+
+
+def _entry(
+    healed: Healed, teacher: Checkpoint, run: dict[str, Any], measured: int
+) -> dict[str, Any]:
+    """What config.json says of the healing under "gac"."""
+    kept = ("learning_rate", "train", "lora_rank", "temperature", "hidden_weight")
+    return {
+        "tool": f"vllm-gac {VERSION}",
+        "teacher": base_model(teacher).name,
+        "teacher_config_sha256": teacher.config_sha256,
+        "tokens": healed.tokens,
+        "sequence_length": run["sequence_length"],
+        **{name: run[name] for name in kept},
+        "held_out_tokens": measured,
+        "divergence": {"before": healed.before.divergence, "after": healed.after.divergence},
+        "loss": {
+            "teacher": healed.teacher_loss,
+            "before": healed.before.loss,
+            "after": healed.after.loss,
+        },
+    }
+
+
+def _write_shards(source: Checkpoint, student: Student, directory: Path, progress: bool) -> None:
+    def read(name: str) -> torch.Tensor:
+        return student.tensor(name).to("cpu").contiguous()
+
+    with torch.no_grad():
+        write_layer_shards(
+            directory,
+            source.layout,
+            lambda index: read_layer(source.layout, read, index),
+            read,
+            description="write",
+            progress=progress,
+        )
+
+
+def _recorded(out: Path) -> Healed:
+    """What healing did when `out` was written, from its config.json."""
+    gac = open_checkpoint(out).config.gac
+    assert gac is not None
+    entry = gac.source["heal"]
+    before, after = (
+        Score(entry["divergence"][when], entry["loss"][when]) for when in ("before", "after")
+    )
+    return Healed(
+        before, after, entry["loss"]["teacher"], entry["tokens"], entry["lora_rank"], curve=[]
+    )
