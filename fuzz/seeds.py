@@ -111,8 +111,9 @@ def _statistics() -> bytes:
 
     metadata = {
         "model_config_sha256": hashlib.sha256(json.dumps(config()).encode()).hexdigest(),
-        "format": "2",
+        "format": "3",
         "covariances": ",".join(STATISTICS),
+        "metrics": "self_attn.k_proj",
         "methods": "heads,prune",
         "value_group": "2",
         "tokens": "1024",

@@ -54,10 +54,11 @@ def test_covariances_are_those_of_the_linears_inputs(
             layer = checkpoint.layout.layers[index]
             weights = layer_weights(fp64, read, index)
             hidden = layer_forward(fp64, layer, weights, hidden, inputs.__setitem__)
-            for name, covariance in read_layer_stats(tmp_path / "stats", index, "cpu").items():
+            stats = read_layer_stats(tmp_path / "stats", index, "cpu")
+            for name in STATISTICS:
                 rows = inputs[name].flatten(0, 1)
                 expected = rows.T @ rows / len(rows)
-                torch.testing.assert_close(covariance, expected, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(stats[name], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_query_heads_read_from_neighbouring_values(model: Path, text: Path) -> None:
@@ -208,7 +209,8 @@ def test_statistics_of_the_first_format_are_read(model: Path, text: Path, tmp_pa
             tensors[f"layers.{index}.{name}"] = covariance.float()
     with safe_open(tmp_path / "stats", framework="pt") as file:
         metadata = dict(file.metadata())
-    assert (metadata.pop("format"), metadata.pop("covariances").count(",")) == ("2", 3)
+    assert (metadata.pop("format"), metadata.pop("covariances").count(",")) == ("3", 3)
+    del metadata["metrics"]
     save_file(tensors, tmp_path / "old", metadata)
     checkpoint = open_checkpoint(model)
     for path in (tmp_path / "stats", tmp_path / "old"):
@@ -217,8 +219,8 @@ def test_statistics_of_the_first_format_are_read(model: Path, text: Path, tmp_pa
         new = read_layer_stats(tmp_path / "stats", index, "cpu")
         old = read_layer_stats(tmp_path / "old", index, "cpu")
         assert all(torch.equal(new[name], old[name]) for name in STATISTICS)
-    save_file(tensors, tmp_path / "newer", metadata | {"format": "3"})
-    with pytest.raises(VersionError, match="statistics of format '3', this release reads 2"):
+    save_file(tensors, tmp_path / "newer", metadata | {"format": "4"})
+    with pytest.raises(VersionError, match="statistics of format '4', this release reads 3"):
         check_stats(tmp_path / "newer", checkpoint.layout, checkpoint.config_sha256)
 
 

@@ -18,7 +18,7 @@ from vllm_gac.cli.options import on_a_device
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.effort import Work, announcement, seconds
 from vllm_gac.compression.statistics_file import read_layer_stats, stats_file
-from vllm_gac.layout.dims import layout_of
+from vllm_gac.layout.dims import LINEARS, layout_of
 
 METADATA = {"value_group": "2", "methods": "heads,prune", "gradient_tokens": "0"}
 NEW = METADATA | {"format": "2", "covariances": "self_attn.q_proj,self_attn.o_proj,mlp.down_proj"}
@@ -76,6 +76,8 @@ def test_an_8b_models_statistics_are_half_of_what_they_were() -> None:
     before = stats_file(Path("stats"), layout, METADATA).size
     after = stats_file(Path("stats"), layout, NEW).size
     assert (round(before / 1e9, 1), round(after / 1e9, 1)) == (39.2, 18.5)
+    metrics = stats_file(Path("stats"), layout, NEW | {"metrics": ",".join(LINEARS)}).size - after
+    assert round(metrics / 1e9, 1) == 5.5
 
 
 def test_work_grows_with_what_is_measured() -> None:
@@ -88,6 +90,8 @@ def test_work_grows_with_what_is_measured() -> None:
         factorized=False,
         probes=8,
         probe_tokens=2048,
+        metrics=(),
+        metric_tokens=0,
         file_bytes=18_500_000_000,
     )
     # An H200 took 19.9 GiB.
@@ -95,6 +99,9 @@ def test_work_grows_with_what_is_measured() -> None:
     assert work.disk_bytes == 18_500_000_000 + 2 * 32768 * 4096 * 4
     assert replace(work, tokens=1 << 16).products > 1.1 * work.products
     assert replace(work, factorized=True).solving > 1.1 * work.solving
+    gradients = replace(work, metrics=(4096,), metric_tokens=1 << 14)
+    assert gradients.products > 1.1 * work.products
+    assert gradients.host_bytes > 34 * (1 << 14) * 4096 * 4
     assert seconds(work, "cpu") > 100
     assert "19.0 GB of disk" not in announcement(work, "cpu")
     assert announcement(work, "cpu").endswith("GB of memory and 19.6 GB of disk")

@@ -1,10 +1,9 @@
-"""One backward pass: its scores and curves agree with autograd on the whole model."""
+"""One backward pass: its scores agree with autograd on the whole model."""
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,21 +16,14 @@ from tests.support.dense_models import LLAMA3_ROPE, config, weights
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.compression import calibrate as calibration
-from vllm_gac.compression.calibrate import calibrate, observe_layer
+from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.gradients import measure_gradients
-from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.compress_layer import compress_layer
-from vllm_gac.compression.methods.whitening import roots
 from vllm_gac.compression.reference_model import (
     Reference,
-    embed,
-    head,
-    layer_forward,
-    layer_weights,
     logits,
     reference,
 )
-from vllm_gac.compression.statistics_file import check_stats, read_gradients
+from vllm_gac.compression.statistics_file import check_stats, read_errors, read_gradients
 from vllm_gac.layout.dims import LINEARS, layout_of
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
@@ -47,12 +39,11 @@ INPUT_OF = {
 
 @dataclass(frozen=True)
 class Measured:
-    """A model in fp64, a text, its covariances, and the scores and curves from its gradients."""
+    """A model in fp64, a text, and the scores from its gradients."""
 
     model: Reference
     tensors: Mapping[str, torch.Tensor]
     tokens: torch.Tensor
-    covariances: list[Mapping[str, torch.Tensor]]
     found: Mapping[str, torch.Tensor]
 
     def losses(self, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -79,14 +70,8 @@ def measure(tokens: torch.Tensor | None = None, **changes: Any) -> Measured:
     tensors = {name: tensor.double() for name, tensor in weights(raw).items()}
     if tokens is None:
         tokens = torch.randint(128, (5, 40), generator=torch.Generator().manual_seed(0))
-    covariances = []
-    hidden = embed(model, tensors.__getitem__, tokens)
-    for index in range(len(layout.layers)):
-        dense = layer_weights(model, tensors.__getitem__, index)
-        stats, hidden = observe_layer(model, dense, hidden)
-        covariances.append(stats)
-    found = measure_gradients(model, tensors.__getitem__, covariances.__getitem__, tokens)
-    return Measured(model, tensors, tokens, covariances, found)
+    found = measure_gradients(model, tensors.__getitem__, tokens)
+    return Measured(model, tensors, tokens, found)
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -117,89 +102,9 @@ def test_scores_are_those_of_autograd_on_the_whole_model(changes: dict[str, Any]
         close(measured.found["taylor"][layer], taylor + importance["mlp.down_proj"].sum(0))
 
 
-@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
-def test_curves_are_those_of_the_outputs_gradients(changes: dict[str, Any]) -> None:
-    measured = measure(**changes)
-    model, read, tokens = measured.model, measured.tensors.__getitem__, measured.tokens
-    outputs: list[dict[str, torch.Tensor]] = [{}, {}]
-    hidden = embed(model, read, tokens).requires_grad_()
-    for layer, seen in zip(range(2), outputs, strict=True):
-        dense = layer_weights(model, read, layer)
-        hidden = layer_forward(
-            model,
-            model.layout.layers[layer],
-            dense,
-            hidden,
-            observe_output=seen.__setitem__,
-        )
-    predicted = head(model, read, hidden)[:, :-1].flatten(0, 1)
-    loss = torch.nn.functional.cross_entropy(predicted, tokens[:, 1:].flatten(), reduction="sum")
-    for layer, seen in enumerate(outputs):
-        assert set(seen) == set(LINEARS)
-        for linear, g in zip(
-            LINEARS,
-            torch.autograd.grad(loss, [seen[name] for name in LINEARS], retain_graph=True),
-            strict=True,
-        ):
-            g = g.flatten(0, 1)
-            gram = g.T @ g / (len(tokens) * (tokens.shape[1] - 1))
-            weight = read(f"model.layers.{layer}.{linear}.weight")
-            covariance = measured.covariances[layer][INPUT_OF.get(linear, linear)]
-            left, scale, _ = torch.linalg.svd(weight @ roots(covariance)[0], full_matrices=False)
-            worth = scale.square() * (left.T @ gram @ left).diagonal() / 2
-            expected = torch.stack([worth[rank:].sum() for rank in range(len(scale) + 1)])
-            # Only above the floor of `roots`, because covariances of few tokens have a low rank.
-            close(measured.found[f"kfac.{linear}"][layer], expected, rtol=1e-4)
-
-
 def close(got: torch.Tensor, expected: torch.Tensor, rtol: float = 1e-9) -> None:
     scale = float(expected.detach().abs().max())
     torch.testing.assert_close(got, expected.detach(), rtol=rtol, atol=rtol * scale)
-
-
-@pytest.mark.slow
-def test_a_curve_tells_the_nats_per_token_that_a_rank_loses() -> None:
-    """On text that the model itself generates, the loss is the divergence, with curvature G."""
-    measured = measure(text_of_the_models_own())
-    model, layout = measured.model, measured.model.layout
-    dense = logits(model, measured.tensors.__getitem__, measured.tokens)[:, :-1].log_softmax(-1)
-    for index in range(2):
-        read = measured.tensors.__getitem__
-        weights_of = layer_weights(model, read, index)
-        layer = MeasuredLayer(layout, weights_of, measured.covariances[index], model.inv_freq)
-        for linear in LINEARS:
-            curve = measured.found[f"kfac.{linear}"][index]
-            rank = len(curve) - 3
-            target = replace(layout.layers[index], ranks=MappingProxyType({linear: rank}))
-            small = {
-                f"model.layers.{index}.{name}": tensor
-                for name, tensor in compress_layer(layer, target).items()
-            }
-            layers = [target if i == index else layout.layers[i] for i in range(2)]
-            smaller = replace(model, layout=replace(layout, layers=tuple(layers)))
-            got = logits(smaller, {**measured.tensors, **small}.__getitem__, measured.tokens)
-            lost = (dense.exp() * (dense - got[:, :-1].log_softmax(-1))).sum(-1).mean()
-            assert 0.75 < float(curve[rank] / lost) < 1.35, (index, linear)
-
-
-def text_of_the_models_own() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(128, (64, 1), generator=generator)
-    raw = config()
-    tensors = weights(raw)
-    rope = validate(HfConfig, raw, "config").rope
-    model = Reference(
-        layout_of(raw),
-        inverse_frequencies(rope, 16),
-        1e-5,
-        None,
-        torch.float32,
-        torch.device("cpu"),
-    )
-    for _ in range(39):
-        following = logits(model, tensors.__getitem__, tokens)[:, -1].softmax(-1)
-        tokens = torch.cat((tokens, torch.multinomial(following, 1, generator=generator)), 1)
-    return tokens
 
 
 # ---- in the statistics -----------------------------------------------------------------------
@@ -222,12 +127,7 @@ def test_what_is_measured_is_kept(dense: Path, text: Path, tmp_path: Path) -> No
     model = reference(open_checkpoint(dense), torch.float64)
     tokens = calibration_sequences(dense, [text], length=128, max_tokens=1024)
     with open_checkpoint(dense).reader() as read:
-        hidden = embed(model, read, tokens)
-        covariances = []
-        for index in range(2):
-            stats, hidden = observe_layer(model, layer_weights(model, read, index), hidden)
-            covariances.append(stats)
-        found = measure_gradients(model, read, covariances.__getitem__, tokens[::2])
+        found = measure_gradients(model, read, tokens[::2])
     assert found["fisher"].shape == (2, 7)
     assert found["taylor"].shape == (2, 96)
     for name, expected in found.items():
@@ -273,14 +173,16 @@ def stats(
 def test_ranks_are_planned_by_gradients_without_probes(
     dense: Path, stats: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = stats("--method", "lowrank", "--probe-tokens", 0, "--gradients")
+    file = stats("--method", "lowrank", "--probe-tokens", 0)
     asked = ("plan", dense, "--stats", file, "--param-ratio", 0.8, "--method", "lowrank")
     plan = result(capsys, *asked, "--sensitivity", "kfac")
     assert plan["parameters"]["used"] <= plan["parameters"]["allowed"]
     assert plan["notes"]["sensitivity"] == "kfac"
-    assert plan["notes"]["calibration"]["gradient_tokens"] == "512"
+    model = open_checkpoint(dense)
+    metadata = check_stats(file, model.layout, model.config_sha256)
+    errors = read_errors(file, model.layout, metadata)
     expected = sum(
-        read_gradients(file, f"kfac.{name}")[index][rank]
+        errors[index][f"rank.{name}"][rank]
         for index, layer in enumerate(plan["layers"])
         for name, rank in layer["ranks"].items()
     )
@@ -292,7 +194,7 @@ def test_ranks_are_planned_by_gradients_without_probes(
 def test_beside_other_methods_only_ranks_are_judged_otherwise(
     dense: Path, stats: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = stats("--gradients", 256)
+    file = stats()
     model = open_checkpoint(dense)
     metadata = check_stats(file, model.layout, model.config_sha256)
     probe, kfac = (read_losses(file, model.layout, metadata, kind) for kind in ("probe", "kfac"))
@@ -362,7 +264,7 @@ def test_compress_measures_the_gradients_it_needs(
     dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    asked = ("--param-ratio", 0.8, "--method", "lowrank", "--sensitivity", "kfac")
+    asked = ("--param-ratio", 0.8, "--method", "lowrank", "--objective", "fisher")
     made = result(capsys, "compress", dense, "--out", out, *asked, "--calibration", text, *OPTIONS)
     assert made["parameters"] <= 0.8 * made["dense_parameters"]
     plan = json.loads((out / "plan.json").read_text())
@@ -375,7 +277,6 @@ def test_statistics_without_gradients_are_explained(
     file = stats("--method", "prune,lowrank")
     asked = (dense, "--stats", file, "--param-ratio", 0.9, "--method", "prune,lowrank")
     for flag, value in {
-        "--sensitivity": "kfac",
         "--objective": "fisher",
         "--prune-criterion": "taylor",
     }.items():

@@ -30,7 +30,7 @@ _FORMAT = 1
 _RECORD, _LOCK, _MODEL, _REPLACED = "run.json", "lock", "model", "replaced"
 # What calibration keeps, also when it is a part of a compression.
 _STATS = "stats.safetensors"
-_MEASURED = (f"{_STATS}*", "hidden-*.safetensors")
+_MEASURED = (f"{_STATS}*", "hidden-*.safetensors", "metrics-*.safetensors")
 # The state of a healing (healing/state_file.py).
 HEALING = "healing.safetensors"
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed

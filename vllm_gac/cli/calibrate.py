@@ -59,8 +59,8 @@ def add_parser(verbs: Verbs) -> None:
         type=count,
         const=2048,
         metavar="N",
-        help="also measure the gradients of the loss on N of the tokens, 2048 if no number is "
-        "given: for --sensitivity kfac, --prune-criterion taylor and --objective fisher",
+        help="also measure the gradients of the loss by weights on N of the tokens, 2048 if no "
+        "number is given: for --prune-criterion taylor and --objective fisher",
     )
     add_run(parser, CALIBRATION_TOKENS)
     add_json(parser)

@@ -42,8 +42,9 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--whitening",
-        choices=("svd-llm", "asvd", "svd"),
-        help="of low-rank linears; default: svd-llm",
+        choices=("kfac", "svd-llm", "asvd", "svd"),
+        help="what errors of low-rank linears are weighted by: statistics of inputs and the "
+        "gradients of outputs, of inputs alone as in SVD-LLM or ASVD, or nothing; default: kfac",
     )
     parser.add_argument(
         "--prune-criterion",

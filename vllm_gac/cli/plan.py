@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     request = plan_request(args)
     if args.stats is not None:
         plan = measured_plan(model, args.stats, request)
-    elif request.needs_gradients:
-        args.usage_error(f"{request.needs_gradients} needs --stats")
+    elif request.needs_statistics:
+        args.usage_error(f"{request.needs_statistics} needs --stats")
     else:
         plan = prior_plan(model, request)
     as_json = plan.model_dump(mode="json")

@@ -1,10 +1,11 @@
 """Run calibration text through a dense model, layer by layer, and keep what the methods need.
 
-Memory holds the weights and covariances of one layer, and the hidden states of the calibration
-sequences. After each layer its statistics and the hidden states are on disk, so that a run that
-was stopped continues with the next layer. A second pass over fewer tokens measures by how much the
-loss grows if a part of a layer shrinks (probes.py). A third pass, if asked for, measures gradients
-of the loss (gradients.py).
+If linears may be factorized, a first pass over fewer tokens measures what errors of their outputs
+cost (output_metrics.py). In the pass that measures everything else, memory holds the weights and
+statistics of one layer, and the hidden states of the calibration sequences. After each layer its
+statistics and the hidden states are on disk, so that a run that was stopped continues with the next
+layer. A third pass measures by how much the loss grows if a part of a layer shrinks (probes.py), a
+fourth one, if asked for, gradients of the loss by weights (gradients.py).
 """
 
 import hashlib
@@ -36,6 +37,8 @@ from vllm_gac.compression.gradients import measure_gradients
 from vllm_gac.compression.methods.attended import spread_output
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.normed_keys import PAIR_SCORES, normed_pair_scores
+from vllm_gac.compression.methods.output_metric import metric_of
+from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.probes import measure, probes
 from vllm_gac.compression.reference_model import (
     Reference,
@@ -52,11 +55,13 @@ from vllm_gac.compression.statistics_file import (
     StatsFile,
     covariances_of,
     kept_covariances,
+    kept_metrics,
     largest_value_group,
     layer_shapes,
-    linears_with_curves,
     measured_methods,
     methods_of,
+    metric_shapes,
+    metrics_of,
     read_layer_stats,
     stats_file,
     whole_model_shapes,
@@ -73,6 +78,8 @@ _ENOUGH, _FEW = 16, 8
 _LEAST_TOKENS = 1 << 16
 DEFAULT_SEQUENCE_LENGTH = 512
 DEFAULT_PROBE_TOKENS = 1 << 11
+# Tokens for the metrics of outputs.
+_METRIC_TOKENS = 1 << 14
 
 
 def calibrate(
@@ -87,6 +94,7 @@ def calibrate(
     gradient_tokens: int = 0,
     methods: Sequence[str] = METHODS,
     linears: Sequence[str] | None = None,
+    factorized: Sequence[str] | None = None,
     value_group: int | None = None,
     device: str = "cpu",
     progress: bool = True,
@@ -111,6 +119,8 @@ def calibrate(
         methods: The methods that may be planned with these statistics: heads, prune, lowrank.
         linears: The linears whose input covariances [in, in] are kept, e.g. "mlp.up_proj". None:
             all that `methods` need.
+        factorized: The linears of which the metrics of the outputs are kept, so that they can be
+            factorized. None: all if `methods` has lowrank, else none.
         value_group: How many value heads may be merged into one at most. None: as many as
             `methods` can merge.
         device: The torch device to compute on.
@@ -134,7 +144,8 @@ def calibrate(
     model = model_directory(model, revision)
     checkpoint = open_dense(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
-    if sequence_length < 2 and (probe_tokens or gradient_tokens):
+    metrics = list(factorized) if factorized is not None else metrics_of(methods)
+    if sequence_length < 2 and (probe_tokens or gradient_tokens or metrics):
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
     width = checkpoint.layout.layers[0].intermediate_size
     wanted = max(_LEAST_TOKENS, _ENOUGH * width) if max_tokens is None else max_tokens
@@ -152,6 +163,10 @@ def calibrate(
         "methods": ",".join(method for method in METHODS if method in methods),
         "format": FORMAT,
         "covariances": ",".join(linears if linears is not None else covariances_of(methods)),
+        "metrics": ",".join(metrics),
+        "metric_tokens": str(
+            min(_whole_sequences(_METRIC_TOKENS, sequence_length), tokens.numel()) if metrics else 0
+        ),
         "value_group": str(value_group or (largest if heads else 1)),
     }
     workspace = partial_of(out)
@@ -160,6 +175,11 @@ def calibrate(
         if tokens.numel() < _FEW * width:
             logger.warning(_few_tokens(tokens.numel(), width))
         logger.info(announcement(_work(checkpoint.layout, file, metadata), device))
+        if not file.begun:
+            for index in range(len(checkpoint.layout.layers)):
+                _metrics_path(file, index).unlink(missing_ok=True)
+            file.start()
+        _measure_metrics(checkpoint, tokens, file, metadata, device, progress)
         _stream(checkpoint, tokens, file, metadata, device, progress)
         _measure_whole(checkpoint, tokens, file, metadata, device, progress)
         publish(file.path, out)
@@ -185,6 +205,8 @@ def _work(layout: ModelLayout, file: StatsFile, metadata: Mapping[str, str]) -> 
         factorized="lowrank" in methods,
         probes=len(probes(layout, methods)),
         probe_tokens=int(metadata["probe_tokens"]),
+        metrics=tuple(metric_shapes(layout)[name][0] for name in kept_metrics(metadata)),
+        metric_tokens=int(metadata["metric_tokens"]),
         file_bytes=file.size,
     )
 
@@ -192,6 +214,33 @@ def _work(layout: ModelLayout, file: StatsFile, metadata: Mapping[str, str]) -> 
 def _whole_sequences(tokens: int, length: int) -> int:
     """`tokens` rounded down to whole sequences, but at least one sequence; 0 stays 0."""
     return max(tokens // length, 1) * length if tokens else 0
+
+
+def _measure_metrics(
+    checkpoint: Checkpoint,
+    tokens: torch.Tensor,
+    file: StatsFile,
+    metadata: Mapping[str, str],
+    device: str,
+    progress: bool,
+) -> None:
+    """Write the metrics of every layer whose statistics are not on disk yet to a file of its own.
+
+    A pass that was stopped begins anew: it takes much less time than the statistics.
+    """
+    linears = kept_metrics(metadata)
+    missing = range(file.whole_layers(), len(checkpoint.layout.layers))
+    if not linears or all(_metrics_path(file, index).exists() for index in missing):
+        return
+
+    def keep(index: int, metrics: Mapping[str, torch.Tensor]) -> None:
+        stored = {metric_of(name): m.to("cpu", torch.float32) for name, m in metrics.items()}
+        write_tensors(_metrics_path(file, index), stored)
+
+    model = reference(checkpoint, device=device)
+    some = _evenly_spread(tokens, int(metadata["metric_tokens"]))
+    with checkpoint.reader() as read:
+        measure_output_metrics(model, read, some, linears, keep, progress=progress)
 
 
 def _stream(
@@ -205,7 +254,7 @@ def _stream(
     """For every layer not on disk yet: observe it, append its statistics, pass its output on."""
     model = reference(checkpoint, device=device)
     layers, value_group = len(model.layout.layers), int(metadata["value_group"])
-    linears = kept_covariances(metadata)
+    linears, factorized = kept_covariances(metadata), kept_metrics(metadata)
     compressors = measured_methods(model.layout, metadata)
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
@@ -213,7 +262,6 @@ def _stream(
         if done:
             hidden = load_file(_hidden_path(file, done))["hidden"]
         else:
-            file.start()
             hidden = embed(model, read, tokens)
         total = len(tokens) * (layers - done)
         with tqdm(total=total, desc="calibrate", unit="seq", disable=not progress) as bar:
@@ -222,11 +270,13 @@ def _stream(
                 stats, hidden = observe_layer(
                     model, weights, hidden, value_group, bar.update, linears
                 )
+                stats = {**stats, **_read_metrics(file, index, factorized, device)}
                 layer = MeasuredLayer(model.layout, weights, stats, model.inv_freq)
                 errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 write_tensors(_hidden_path(file, index + 1), {"hidden": hidden})
                 file.append(index, {**stats, **errors})
                 _hidden_path(file, index).unlink(missing_ok=True)
+                _metrics_path(file, index).unlink(missing_ok=True)
 
 
 def _measure_whole(
@@ -252,16 +302,28 @@ def _measure_whole(
             measured["probes"] = found
         some = _evenly_spread(tokens, int(metadata["gradient_tokens"]))
         if len(some):
-            linears = linears_with_curves(metadata)
-            measured |= measure_gradients(
-                model, read, covariances, some, linears, progress=progress
-            )
+            measured |= measure_gradients(model, read, some, progress=progress)
     file.finish(measured)
 
 
 def _evenly_spread(sequences: torch.Tensor, tokens: int) -> torch.Tensor:
     wanted = tokens // sequences.shape[1]
     return sequences[[i * len(sequences) // wanted for i in range(wanted)]]
+
+
+def _read_metrics(
+    file: StatsFile, index: int, linears: Sequence[str], device: str
+) -> dict[str, torch.Tensor]:
+    """The metrics of `linears` in layer `index` by `metric_of`, fp64."""
+    if not linears:
+        return {}
+    stored = load_file(_metrics_path(file, index))
+    return {name: stored[name].to(device, torch.float64) for name in map(metric_of, linears)}
+
+
+def _metrics_path(file: StatsFile, layer: int) -> Path:
+    """The file of the metrics of `layer`, kept until its statistics are written."""
+    return file.path.with_name(f"metrics-{layer:04}.safetensors")
 
 
 def _hidden_path(file: StatsFile, layer: int) -> Path:

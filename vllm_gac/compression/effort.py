@@ -32,6 +32,8 @@ class Work:
         factorized: Whether the errors of low-rank linears are measured.
         probes: Probes per layer.
         probe_tokens: Tokens that each probe runs on.
+        metrics: The side n of each metric [n, n] of a layer.
+        metric_tokens: Tokens that they are measured on.
         file_bytes: Size of the statistics file.
     """
 
@@ -43,19 +45,24 @@ class Work:
     factorized: bool
     probes: int
     probe_tokens: int
+    metrics: tuple[int, ...]
+    metric_tokens: int
     file_bytes: int
 
     @property
     def products(self) -> float:
-        """fp32 operations: of the forward pass, the covariances and the probes."""
+        """fp32 operations: of the forward passes, the metrics, the covariances and the probes."""
         layers, layer = len(self.layout.layers), 2 * _parameters(self.layout)
         attention = (
             4 * self.sequence_length * self.layout.num_attention_heads * self.layout.head_dim
         )
         a_token = layer + attention + 2 * sum(n * n for n in self.covariances)
+        # Forward twice, and backward once, which takes as long as forward twice.
+        measured = self.metric_tokens * (4 * layer + 2 * sum(n * n for n in self.metrics))
         probed = self.probes * self.probe_tokens * layers
         unembedding = 2 * self.layout.vocab_size * self.layout.hidden_size
-        return layers * self.tokens * a_token + probed * (layers / 2 * layer + unembedding)
+        streamed = layers * (self.tokens * a_token + measured)
+        return streamed + probed * (layers / 2 * layer + unembedding)
 
     @property
     def solving(self) -> float:
@@ -75,18 +82,24 @@ class Work:
         states = len(self.layout.layers) * self.probes * self.probe_tokens * self._state_bytes
         largest = max(self.covariances, default=0)
         head = 4 * self.layout.vocab_size * self.layout.hidden_size
-        covariances = 8 * sum(n * n for n in self.covariances) + 24 * largest**2
+        squares = (*self.covariances, *self.metrics)
+        covariances = 8 * sum(n * n for n in squares) + 24 * largest**2
         return 4 * _parameters(self.layout) + covariances + states + head
 
     @property
     def host_bytes(self) -> int:
-        """Most bytes in host memory: the hidden states that enter and leave a layer."""
-        return 3 * self.tokens * self._state_bytes + 4 * max(self.covariances, default=0) ** 2
+        """Most bytes in host memory: hidden states.
+
+        Those that enter and leave a layer, or, for the metrics, of all layers.
+        """
+        states = max(3 * self.tokens, (len(self.layout.layers) + 2) * self.metric_tokens)
+        return states * self._state_bytes + 4 * max(self.covariances, default=0) ** 2
 
     @property
     def disk_bytes(self) -> int:
-        """Most bytes on disk: the statistics, and the hidden states on both sides of a layer."""
-        return self.file_bytes + 2 * self.tokens * self._state_bytes
+        """Most bytes on disk: the statistics, metrics, and hidden states around a layer."""
+        metrics = 4 * len(self.layout.layers) * sum(n * n for n in self.metrics)
+        return self.file_bytes + metrics + 2 * self.tokens * self._state_bytes
 
     @property
     def _state_bytes(self) -> int:

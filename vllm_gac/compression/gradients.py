@@ -2,102 +2,44 @@
 
 A forward pass keeps the hidden states that enter every layer. Then each layer, from the last to the
 first, runs again with autograd and receives the gradient of its output, so that memory holds the
-weights and gradients of one layer. Three things are measured:
+weights and gradients of one layer. Two things are measured:
 
-fisher         [layers, linears] the score of each of LINEARS in PaLU's rank search
-taylor         [layers, width] the score of each MLP channel in LLM-Pruner
-kfac.{linear}  [layers, full + 1] what a linear is expected to lose at every rank, nats per token
+fisher  [layers, linears] the score of each of LINEARS in PaLU's rank search
+taylor  [layers, width] the score of each MLP channel in LLM-Pruner
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.lowrank import LowRank
-from vllm_gac.compression.reference_model import (
-    Reference,
-    batches,
-    embed,
-    head_weights,
-    layer_forward,
-    layer_weights,
-    unembed,
-)
+from vllm_gac.checkpoint.open import TensorReader
+from vllm_gac.compression.backward import entering_states, head_gradient
+from vllm_gac.compression.reference_model import Reference, layer_forward, layer_weights
 from vllm_gac.layout.dims import LINEARS
 
 
 def measure_gradients(
-    model: Reference,
-    read: Callable[[str], torch.Tensor],
-    covariances: Callable[[int], Mapping[str, torch.Tensor]],
-    tokens: torch.Tensor,
-    linears: Sequence[str] = LINEARS,
-    *,
-    progress: bool = False,
+    model: Reference, read: TensorReader, tokens: torch.Tensor, *, progress: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Fisher and Taylor scores, and K-FAC's curves of `linears`, by the names above.
+    """Fisher and Taylor scores, by the names above.
 
-    `model` is dense. `covariances` returns the covariances of a layer by its index. The loss is
-    the cross entropy of the next token over `tokens` [count, length]. The hidden states of all
-    layers are kept on the CPU.
+    `model` is dense. The loss is the cross entropy of the next token over `tokens` [count, length].
+    The hidden states of all layers are kept on the CPU.
     """
     layers = len(model.layout.layers)
     found: list[dict[str, torch.Tensor]] = []
     with tqdm(total=2 * layers, desc="gradients", unit="layer", disable=not progress) as bar:
-        states = _entering(model, read, tokens, bar.update)
-        incoming = _head_gradient(model, read, states.pop(), tokens)
+        states = entering_states(model, read, tokens, bar.update)
+        incoming = head_gradient(model, read, states.pop(), tokens)
         for index in reversed(range(layers)):
             weights = layer_weights(model, read, index)
             gradients = _backward(model, index, weights, states.pop(), incoming)
-            layer = MeasuredLayer(model.layout, weights, covariances(index), model.inv_freq)
-            curves = {
-                f"kfac.{name}": LowRank(name).second_order_losses(layer, gradients.outputs[name])
-                for name in linears
-            }
-            found.insert(0, {**_scores(weights, gradients), **curves})
+            found.insert(0, _scores(weights, gradients))
             incoming = gradients.hidden
             bar.update()
     return {name: torch.stack([layer[name].cpu() for layer in found]) for name in found[0]}
-
-
-def _entering(
-    model: Reference,
-    read: Callable[[str], torch.Tensor],
-    tokens: torch.Tensor,
-    advance: Callable[[], object],
-) -> list[torch.Tensor]:
-    """The hidden states [count, length, d] that enter each layer, and those that leave the last."""
-    states = [embed(model, read, tokens).cpu()]
-    with torch.no_grad():
-        for index, layer in enumerate(model.layout.layers):
-            weights = layer_weights(model, read, index)
-            outputs = (
-                layer_forward(model, layer, weights, batch.to(model.device))
-                for batch in batches(states[-1])
-            )
-            states.append(torch.cat([output.cpu() for output in outputs]))
-            advance()
-    return states
-
-
-def _head_gradient(
-    model: Reference,
-    read: Callable[[str], torch.Tensor],
-    hidden: torch.Tensor,
-    tokens: torch.Tensor,
-) -> torch.Tensor:
-    """Gradient of each sequence's loss, summed over its tokens, by the last layer's output."""
-    last, gradients = head_weights(model, read), []
-    for states, sequence in zip(hidden, tokens, strict=True):
-        leaf = states.to(model.device).requires_grad_()
-        logits = unembed(model, last, leaf)[:-1]
-        loss = cross_entropy(logits, sequence[1:].to(model.device), reduction="sum")
-        gradients.append(torch.autograd.grad(loss, leaf)[0].cpu())
-    return torch.stack(gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +48,12 @@ class _Gradients:
 
     Attributes:
         hidden: By the layer's input, [count, length, hidden].
-        outputs: By the output of each linear, [tokens, out], for the tokens that predict a token.
         weights: By the weight of each linear [out, in]: the gradient of a sequence's mean loss,
             averaged over the sequences.
         squares: The same with squared gradients.
     """
 
     hidden: torch.Tensor
-    outputs: Mapping[str, torch.Tensor]
     weights: Mapping[str, torch.Tensor]
     squares: Mapping[str, torch.Tensor]
 
@@ -132,33 +72,18 @@ def _backward(
     sums = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     squares = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     outgoing: list[torch.Tensor] = []
-    by_output: dict[str, list[torch.Tensor]] = {name: [] for name in LINEARS}
     # PaLU's score needs the gradient of every sequence by itself.
     for states, gradient in zip(hidden, incoming, strict=True):
-        outputs: dict[str, torch.Tensor] = {}
         entering = states[None].to(model.device).requires_grad_()
-        left = layer_forward(
-            model,
-            model.layout.layers[index],
-            trained,
-            entering,
-            observe_output=outputs.__setitem__,
-        )
-        wanted = [entering, *(outputs[n] for n in LINEARS), *(leaves[n] for n in LINEARS)]
+        left = layer_forward(model, model.layout.layers[index], trained, entering)
+        wanted = [entering, *(leaves[name] for name in LINEARS)]
         found = torch.autograd.grad(left, wanted, gradient[None].to(model.device))
         outgoing.append(found[0][0].cpu())
-        for number, name in enumerate(LINEARS, 1):
-            # The last token predicts nothing: its gradient is zero.
-            by_output[name].append(found[number][0, :-1].cpu())
-            by_weight = found[number + len(LINEARS)] / predicted
-            sums[name] += by_weight / count
-            squares[name] += by_weight.square() / count
-    return _Gradients(
-        hidden=torch.stack(outgoing),
-        outputs={name: torch.cat(parts) for name, parts in by_output.items()},
-        weights=sums,
-        squares=squares,
-    )
+        for name, by_weight in zip(LINEARS, found[1:], strict=True):
+            mean = by_weight / predicted
+            sums[name] += mean / count
+            squares[name] += mean.square() / count
+    return _Gradients(hidden=torch.stack(outgoing), weights=sums, squares=squares)
 
 
 def _scores(weights: Mapping[str, torch.Tensor], gradients: _Gradients) -> dict[str, torch.Tensor]:

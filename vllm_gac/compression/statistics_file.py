@@ -8,15 +8,19 @@ layers.{i}.{linear}       [n * (n + 1) / 2] the covariance [n, n] of an input of
                           n = query_heads * value_group * head_dim
                           The input of q_proj has one more number, which is always 1, if q_proj has
                           a bias (methods/biases.py): n = hidden_size + 1
+layers.{i}.metric.{linear} the metric of the output of a linear (output_metrics.py), packed in the
+                          same way: [out, out], of gate_proj and up_proj [in, in]
 layers.{i}.pair_scores     [KV heads * head_dim / 2] of models with q_norm and k_norm only: E|q_f|^2
                           E|k_f|^2 of each pair of each key head after the norms, summed over the
                           query heads that share it (methods/normed_keys.py)
 layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
 probes                    [layers, probes, 2] by how much the loss grows (probes.py)
-fisher, taylor, kfac.*    [layers, ...] statistics from gradients, if measured (gradients.py)
+fisher, taylor            [layers, ...] statistics from gradients, if measured (gradients.py)
 
-In the metadata, "format" is 2 and "covariances" names the linears. Files of format 1 lack both, and
-have the covariances of all four linears as [n, n]; they are read, too.
+In the metadata, "format" is 3; "covariances" and "metrics" name the linears that have them. Files
+of format 2 have no metrics. Files of format 1 do not name the covariances either, and have those of
+all four linears as [n, n]. Both are read, but not for low rank: the errors of linears in them do
+not know the outputs.
 
 The layers are appended one by one. This is why the file is laid out here and not by safetensors:
 the header is known beforehand, and a calibration that was stopped after k layers leaves a file with
@@ -39,24 +43,30 @@ from safetensors import safe_open
 from vllm_gac.checkpoint.headers import open_safetensors
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor
 from vllm_gac.compression.methods.compress_layer import measurable_methods
-from vllm_gac.compression.methods.lowrank import LowRank, input_of
+from vllm_gac.compression.methods.lowrank import input_of
 from vllm_gac.compression.methods.normed_keys import PAIR_SCORES
+from vllm_gac.compression.methods.output_metric import metric_of, of_input
 from vllm_gac.compression.probes import probes
-from vllm_gac.errors import CheckpointError, DiskError, VersionError
+from vllm_gac.errors import CheckpointError, DiskError, PlanError, VersionError
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 from vllm_gac.layout.schema import METHODS
 
-# The fp64 covariance [n, n] of the input of each linear, by the linear's name. Beside them, of
-# models with q_norm and k_norm, PAIR_SCORES.
+# The fp64 covariance [n, n] of the input of each linear, by the linear's name. Beside them the
+# metrics of outputs, by `metric_of`, and, of models with q_norm and k_norm, PAIR_SCORES.
 LayerStats: TypeAlias = Mapping[str, torch.Tensor]
 Floats: TypeAlias = NDArray[np.float32]
 
 STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
-FORMAT = "2"
+FORMAT = "3"
+_OLDER = ("1", "2")
 # Rows of a covariance that are copied from the device at a time.
 _ROWS = 256
 # Relative rounding error of fp32 sums over any realistic number of tokens.
 _ROUNDING = 1e-3
+_NO_METRICS = (
+    "measured by an earlier release, which knew nothing of the outputs of low-rank linears; "
+    "calibrate again"
+)
 _NEEDED_BY: Mapping[str, Sequence[str]] = {
     "heads": ("self_attn.q_proj", "self_attn.o_proj"),
     "prune": ("mlp.down_proj",),
@@ -98,6 +108,31 @@ def covariances_for(dense: ModelLayout, layout: ModelLayout) -> list[str]:
     return [name for name in STATISTICS if name in needed]
 
 
+def metric_shapes(layout: ModelLayout) -> dict[str, tuple[int, int]]:
+    """The shape of the metric of each linear of a dense model."""
+    sizes = {}
+    for name in LINEARS:
+        out, into = layout.linear_shape(layout.layers[0], name)
+        sizes[name] = into if of_input(name) else out
+    return {name: (size, size) for name, size in sizes.items()}
+
+
+def metrics_of(methods: Sequence[str]) -> list[str]:
+    """The linears whose metrics `methods` need."""
+    return list(LINEARS) if "lowrank" in methods else []
+
+
+def metrics_for(layout: ModelLayout) -> list[str]:
+    """The linears whose metrics are needed to make `layout` of a dense model."""
+    return [name for name in LINEARS if any(name in layer.ranks for layer in layout.layers)]
+
+
+def kept_metrics(metadata: Mapping[str, str]) -> list[str]:
+    """The linears whose metrics a file has."""
+    kept = metadata.get("metrics", "").split(",")
+    return [name for name in LINEARS if name in kept]
+
+
 def kept_covariances(metadata: Mapping[str, str]) -> list[str]:
     """The linears whose input covariances a file has."""
     kept = metadata.get("covariances", ",".join(STATISTICS)).split(",")
@@ -119,9 +154,16 @@ def has_gradients(metadata: Mapping[str, str]) -> bool:
     return metadata.get("gradient_tokens", "0") != "0"
 
 
-def linears_with_curves(metadata: Mapping[str, str]) -> tuple[str, ...]:
-    """The linears for which a file has K-FAC's loss at every rank."""
-    return LINEARS if has_gradients(metadata) and "lowrank" in methods_of(metadata) else ()
+def check_methods(path: Path, metadata: Mapping[str, str], methods: Sequence[str]) -> None:
+    """Raise PlanError unless `methods` can be planned with the statistics at `path`."""
+    known = methods_of(metadata)
+    if missing := sorted(set(methods) - set(known)):
+        raise PlanError(
+            f"{path}: calibrated for {metadata['methods']}, not for {', '.join(missing)}; "
+            "calibrate again with --method"
+        )
+    if "lowrank" in methods and not kept_metrics(metadata):
+        raise PlanError(f"{path}: {_NO_METRICS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,23 +186,26 @@ class StatsFile:
     last: Sequence[str]
     size: int
 
-    def whole_layers(self) -> int:
-        """How many layers are on disk; 0 if there is no file, or one of another calibration."""
+    @property
+    def begun(self) -> bool:
+        """Whether the file is on disk, begun by this calibration and no other."""
         try:
             with self.path.open("rb") as file:
-                if file.read(len(self.header)) != self.header:
-                    return 0
-                size = os.fstat(file.fileno()).st_size - len(self.header)
-                return min(self.layers, size // self.layer_bytes)
+                return file.read(len(self.header)) == self.header
         except FileNotFoundError:
-            return 0
+            return False
+
+    def whole_layers(self) -> int:
+        """How many layers are on disk, in a file that was `begun`."""
+        size = self.path.stat().st_size - len(self.header)
+        return min(self.layers, size // self.layer_bytes)
 
     def start(self) -> None:
         """Write the header alone."""
         self._write(0, [self.header])
 
     def append(self, index: int, stats: LayerStats) -> None:
-        """Write the covariances and errors of layer `index` after those of the layers before it.
+        """Write the statistics and errors of layer `index` after those of the layers before it.
 
         A layer that was written only in part is overwritten.
         """
@@ -242,6 +287,11 @@ def _shapes(layout: ModelLayout, metadata: Mapping[str, str]) -> dict[str, tuple
             if layout.qk_norm
             else {}
         ),
+        **{
+            metric_of(name): (size * (size + 1) // 2,)
+            for name, (size, _) in metric_shapes(layout).items()
+            if name in kept_metrics(metadata)
+        },
         **{f"errors.{c.name}": (c.full(layout) + 1,) for c in measured_methods(layout, metadata)},
     }
     shapes = {
@@ -265,8 +315,6 @@ def whole_model_shapes(
             "fisher": (layers, len(LINEARS)),
             "taylor": (layers, layout.layers[0].intermediate_size),
         }
-    for name in linears_with_curves(metadata):
-        shapes[f"kfac.{name}"] = (layers, LowRank(name).full(layout) + 1)
     return shapes
 
 
@@ -276,6 +324,7 @@ def check_stats(
     config_sha256: str,
     value_group: int = 1,
     needed: Sequence[str] = (),
+    factorized: Sequence[str] = (),
 ) -> dict[str, str]:
     """Check the statistics at `path`, and return their metadata.
 
@@ -285,6 +334,7 @@ def check_stats(
         config_sha256: SHA-256 of the dense model's config.json.
         value_group: How many value heads are to be merged into one.
         needed: The linears whose input covariances are needed.
+        factorized: The linears whose metrics are needed.
 
     Raises:
         CheckpointError: The statistics are unreadable, incomplete, of another model, or lack what
@@ -296,7 +346,7 @@ def check_stats(
         found = {name: _entry(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
     if "model_config_sha256" not in metadata:
         raise CheckpointError(f"{path}: not statistics that 'vllm-gac calibrate' wrote")
-    if metadata.get("format", FORMAT) != FORMAT:
+    if metadata.get("format", FORMAT) not in (FORMAT, *_OLDER):
         raise VersionError(
             f"{path}: statistics of format {metadata['format'][:20]!r}, this release reads "
             f"{FORMAT}; calibrate again"
@@ -311,6 +361,13 @@ def check_stats(
         raise CheckpointError(
             f"{path}: calibrated for {metadata.get('methods')}, so that nothing is known of the "
             f"input of {', '.join(missing)}, which the plan shrinks; calibrate again with --method"
+        )
+    if set(factorized) - set(kept_metrics(metadata)):
+        if metadata.get("format") != FORMAT:
+            raise CheckpointError(f"{path}: {_NO_METRICS}")
+        raise CheckpointError(
+            f"{path}: calibrated for {metadata['methods']}, so that nothing is known of the output "
+            f"of {', '.join(factorized)}, which the plan factorizes; calibrate again with --method"
         )
     measured = metadata["value_group"]
     if int(measured) % value_group:
@@ -353,13 +410,14 @@ def _metadata_fault(metadata: Mapping[str, str]) -> str | None:
 
 
 def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
-    """The covariances of layer `index`, fp64 on `device`.
+    """The covariances, metrics and scores of layer `index`, fp64 on `device`.
 
-    Raises CheckpointError if one of them is not a covariance.
+    Raises CheckpointError if one of the first two is not a covariance.
     """
     stats = {}
     with safe_open(path, framework="pt") as file:
-        for name in kept_covariances(file.metadata() or {}):
+        metadata = file.metadata() or {}
+        for name in (*kept_covariances(metadata), *map(metric_of, kept_metrics(metadata))):
             stored = file.get_tensor(f"layers.{index}.{name}")
             packed = stored.ndim == 1
             tensor = _square(stored, device) if packed else stored.to(device, torch.float64)
@@ -428,7 +486,7 @@ def check_gradients(path: Path, metadata: Mapping[str, str], flag: str) -> None:
 
 
 def read_gradients(path: Path, name: str) -> Floats:
-    """[layers, ...]: fisher, taylor or kfac.{linear} of gradients.py.
+    """[layers, ...]: fisher or taylor of gradients.py.
 
     For statistics that have gradients; raises CheckpointError if they are not finite.
     """

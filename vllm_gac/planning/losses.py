@@ -4,8 +4,9 @@ A method has an error at every dim (compression/methods/base.py). Probes measure
 these errors (compression/probes.py). The loss at a dim is
 `strong * (error / error of the stronger probe) ** power`, where `strong` is the loss of the
 stronger probe. The weaker probe determines the power, which is at least 1. Errors are convex, so
-losses are convex too, and no plan removes everything from one layer. For the ranks of linears,
-gradients also give losses directly (compression/gradients.py).
+losses are convex too, and no plan removes everything from one layer. The errors of low-rank
+linears are losses by themselves, as far as the metrics of their outputs tell
+(compression/methods/lowrank.py); probes correct them by one factor for all linears of a part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,8 @@ from numpy.typing import NDArray
 
 from vllm_gac.compression.probes import Part, Probe, probes
 from vllm_gac.compression.statistics_file import (
-    check_gradients,
-    linears_with_curves,
     methods_of,
     read_errors,
-    read_gradients,
     read_probes,
 )
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
@@ -89,10 +87,8 @@ def read_losses(
         path: The statistics file.
         dense: The model's layout.
         metadata: The file's metadata, as `check_stats` returns it.
-        sensitivity: Where the losses of ranks come from. All other losses come from probes.
-
-    Raises:
-        CheckpointError: If the source is kfac and the file has no gradients.
+        sensitivity: Where the losses of ranks come from: from probes, or, with kfac, from the
+            metrics of outputs alone. All other losses come from probes.
     """
     errors = [
         {name: curve.astype(np.float64) for name, curve in layer.items()}
@@ -102,11 +98,9 @@ def read_losses(
     losses = measured_losses(tried, errors, read_probes(path).astype(np.float64))
     if sensitivity == "probe":
         return losses
-    check_gradients(path, metadata, "--sensitivity kfac")
     curves = [dict(layer) for layer in losses.curves]
-    for linear in linears_with_curves(metadata):
-        for index, curve in enumerate(read_gradients(path, f"kfac.{linear}")):
-            curves[index][f"rank.{linear}"] = curve.astype(np.float64)
+    for layer, measured in zip(curves, errors, strict=True):
+        layer |= {name: curve for name, curve in measured.items() if name.startswith("rank.")}
     return MeasuredLosses(curves)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.compression.statistics_file import check_gradients, check_stats, methods_of
+from vllm_gac.compression.statistics_file import check_gradients, check_methods, check_stats
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.names import VERSION
@@ -87,16 +87,13 @@ def measured_plan(model: Checkpoint, stats: Path, request: PlanRequest) -> Plan:
     needs_probes = request.sensitivity == "probe" or set(request.methods) != {"lowrank"}
     if needs_probes and metadata["probe_tokens"] == "0":
         raise PlanError(f"{stats}: no sensitivities were measured; calibrate with --probe-tokens")
-    if missing := set(request.methods) - set(methods_of(metadata)):
-        raise PlanError(
-            f"{stats}: calibrated for {metadata['methods']}, not for {', '.join(sorted(missing))}; "
-            "calibrate again with --method"
-        )
+    check_methods(stats, metadata, request.methods)
     if int(metadata["value_group"]) == 1:  # the statistics hold nothing about merged heads
         request = replace(request, value_group=1, key_group=1)
     losses = read_losses(stats, model.layout, metadata, request.sensitivity)
     scores = read_fisher_scores(stats) if request.objective == "fisher" else None
-    known = ("tokens", "tokens_sha256", "sequence_length", "probe_tokens", "gradient_tokens")
+    known = ("tokens", "tokens_sha256", "sequence_length")
+    known += ("probe_tokens", "metric_tokens", "gradient_tokens")
     calibration = {key: metadata[key] for key in known if key in metadata}
     return best_plan(model, losses, request, {"calibration": calibration}, scores)
 
@@ -111,8 +108,8 @@ def prior_plan(model: Checkpoint, request: PlanRequest) -> Plan:
     Raises:
         PlanError: If the request needs statistics, or no plan fits.
     """
-    if request.needs_gradients:
-        raise PlanError(f"{request.needs_gradients}: needs statistics; give them with --stats")
+    if request.needs_statistics:
+        raise PlanError(f"{request.needs_statistics}: needs statistics; give them with --stats")
     losses = PriorLosses(model.layout)
     found = best_plan(model, losses, request, {"losses": "prior"}, tolerance=_PRIOR_TOLERANCE)
     # The field expected_loss is only for losses that were measured on this model.

@@ -154,7 +154,8 @@ class PlanRequest:
         default="probe",
         metadata=_option(
             "--sensitivity",
-            "what low-rank linears are judged by: layers tried out, or gradients; default: probe",
+            "what low-rank linears are judged by: layers tried out, or gradients alone; "
+            "default: probe",
             choices=("probe", "kfac"),
         ),
     )
@@ -210,10 +211,13 @@ class PlanRequest:
 
     @property
     def needs_gradients(self) -> str | None:
-        """The option that needs gradients of the loss, or None."""
-        if self.sensitivity == "kfac":
-            return "--sensitivity kfac"
+        """The option that needs gradients of the loss by weights, or None."""
         return "--objective fisher" if self.objective == "fisher" else None
+
+    @property
+    def needs_statistics(self) -> str | None:
+        """The option that needs statistics of the model, or None."""
+        return "--sensitivity kfac" if self.sensitivity == "kfac" else self.needs_gradients
 
     @property
     def allowed_dims(self) -> AllowedDims:

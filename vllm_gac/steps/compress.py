@@ -21,7 +21,12 @@ from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
 from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS, DEFAULT_SEQUENCE_LENGTH, calibrate
 from vllm_gac.compression.methods.lowrank import Whitening
 from vllm_gac.compression.methods.prune import Criterion
-from vllm_gac.compression.statistics_file import check_gradients, check_stats, covariances_for
+from vllm_gac.compression.statistics_file import (
+    check_gradients,
+    check_stats,
+    covariances_for,
+    metrics_for,
+)
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import VERSION
 from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
@@ -40,7 +45,7 @@ def compress(
     *,
     revision: str | None = None,
     plan: Plan | Path | None = None,
-    whitening: Whitening = "svd-llm",
+    whitening: Whitening = "kfac",
     prune_criterion: Criterion = "obs",
     calibration: Sequence[str | Path] = (),
     stats: Path | None = None,
@@ -62,7 +67,9 @@ def compress(
         request: The budgets to plan for, and what the plan may use. Ignored if `plan` is given.
         revision: A branch, tag or commit of a model on the Hub. None: main.
         plan: A plan whose dims are used: what `plan` returned, or a file of it.
-        whitening: How low-rank factors take the statistics of their inputs into account.
+        whitening: What errors of low-rank linears are weighted by: the covariance of their inputs
+            and the gradients of their outputs (kfac), the inputs alone (svd-llm, asvd), or nothing
+            (svd).
         prune_criterion: How the MLP channels that stay are chosen.
         calibration: Text files to measure statistics on, or data sets on the Hub,
             hf://datasets/ORGANIZATION/NAME. Empty: the text that comes with vllm-gac, Python's
@@ -114,11 +121,13 @@ def compress(
     needed = layout != checkpoint.layout
     value_group = _value_group(layout)
     linears = None if layout is None else covariances_for(checkpoint.layout, layout)
+    factorized = None if layout is None else metrics_for(layout)
     texts = calibration_texts(model, calibration) if needed and stats is None else ()
     gradients = _needs_gradients(request, prune_criterion)
     if stats is not None and gradients:
         metadata = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
         check_gradients(stats, metadata, gradients)
+    needed_metrics = factorized if whitening == "kfac" else None
     threads = threads_of(out)
     run = {
         "tool_version": VERSION,
@@ -129,7 +138,9 @@ def compress(
         "plan": request.record() if chosen is None else chosen.model_dump(mode="json"),
         "whitening": whitening,
         "prune_criterion": prune_criterion,
-        "stats": _stats_fingerprint(stats, checkpoint, value_group, linears) if stats else None,
+        "stats": _stats_fingerprint(stats, checkpoint, value_group, linears, needed_metrics)
+        if stats
+        else None,
         "calibration": [_sha256(text) for text in texts],
         "max_tokens": max_tokens,
         "sequence_length": sequence_length,
@@ -151,6 +162,7 @@ def compress(
                     # With a plan, nothing is left to choose.
                     methods=request.methods if chosen is None else (),
                     linears=linears,
+                    factorized=factorized,
                     # The same sums as in a run that plans here itself, and so the same bytes.
                     value_group=None
                     if chosen is None or "heads" in chosen.methods
@@ -195,10 +207,19 @@ def held_out_text(model: Path) -> Path | None:
 
 
 def _stats_fingerprint(
-    path: Path, checkpoint: Checkpoint, value_group: int, linears: Sequence[str] | None
+    path: Path,
+    checkpoint: Checkpoint,
+    value_group: int,
+    linears: Sequence[str] | None,
+    metrics: Sequence[str] | None,
 ) -> dict[str, Any]:
     metadata = check_stats(
-        path, checkpoint.layout, checkpoint.config_sha256, value_group, linears or ()
+        path,
+        checkpoint.layout,
+        checkpoint.config_sha256,
+        value_group,
+        linears or (),
+        metrics or (),
     )
     return metadata | {"file": size_and_time(path)}
 

@@ -31,7 +31,7 @@ def write_compressed(
     directory: Path,
     *,
     stats: Path | None,
-    whitening: Whitening = "svd-llm",
+    whitening: Whitening = "kfac",
     criterion: Criterion = "obs",
     device: str = "cpu",
     progress: bool = True,

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_gac.compression.methods.factorization import factorize
+from vllm_gac.compression.methods.factorization import factorize, weighted_spectrum
 from vllm_gac.compression.methods.lowrank import low_rank
 
 
@@ -18,10 +18,16 @@ def problem(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Ten
     return weight, mix @ mix.T
 
 
-def loss(weight: torch.Tensor, low: torch.Tensor, covariance: torch.Tensor) -> float:
-    """E|(W - low) x|^2."""
+def loss(
+    weight: torch.Tensor,
+    low: torch.Tensor,
+    covariance: torch.Tensor,
+    metric: torch.Tensor | None = None,
+) -> float:
+    """E e^T M e for e = (W - low) x; without a metric M, E|e|^2."""
     difference = weight - low
-    return float(torch.trace(difference @ covariance @ difference.T))
+    errors = difference @ covariance @ difference.T
+    return float(torch.trace(errors if metric is None else metric @ errors))
 
 
 @settings(max_examples=25)
@@ -31,11 +37,43 @@ def test_the_loss_is_what_the_dropped_singular_values_say(
 ) -> None:
     weight, covariance = problem(rows, columns, seed)
     rank = data.draw(st.integers(1, min(rows, columns)))
-    factors = factorize(weight, covariance)
+    metric = data.draw(st.sampled_from([None, problem(2, rows, seed + 1)[1]]))
+    pulled = data.draw(st.booleans())
+    factors, spectrum = (
+        f(weight, covariance, **weighting(weight, metric, pulled))
+        for f in (factorize, weighted_spectrum)
+    )
     up, down = factors.truncate(rank)
     predicted = float(factors.singular_values[rank:].square().sum())
-    whole = loss(weight, torch.zeros_like(weight), covariance)
-    assert loss(weight, up @ down, covariance) == pytest.approx(predicted, abs=1e-6 * whole)
+    whole = loss(weight, torch.zeros_like(weight), covariance, metric)
+    assert loss(weight, up @ down, covariance, metric) == pytest.approx(predicted, abs=1e-6 * whole)
+    assert float(spectrum[rank:].sum()) == pytest.approx(predicted, abs=1e-6 * whole)
+
+
+def weighting(
+    weight: torch.Tensor, metric: torch.Tensor | None, pulled: bool
+) -> dict[str, torch.Tensor]:
+    """The metric of the output as an argument, at the output or pulled to the input."""
+    if metric is None:
+        return {}
+    if pulled:
+        return {"pulled_metric": weight.T @ metric @ weight}
+    return {"output_metric": metric}
+
+
+@settings(max_examples=15)
+@given(st.integers(4, 20), st.integers(4, 20), st.booleans(), st.integers(0, 99))
+def test_no_factors_lose_less_in_the_metrics_they_are_made_for(
+    rows: int, columns: int, pulled: bool, seed: int
+) -> None:
+    weight, covariance = problem(rows, columns, seed)
+    metric, rank = problem(2, rows, seed + 1)[1], min(rows, columns) // 2
+    own = low_rank(weight, covariance, rank, "kfac", **weighting(weight, metric, pulled))
+    best = loss(weight, own[1] @ own[0], covariance, metric)
+    whole = loss(weight, torch.zeros_like(weight), covariance, metric)
+    for whitening in ("svd-llm", "asvd", "svd"):
+        a, b = low_rank(weight, covariance, rank, whitening)
+        assert best <= loss(weight, b @ a, covariance, metric) + 1e-6 * whole
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(24, 40), (40, 24)])

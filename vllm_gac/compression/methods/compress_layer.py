@@ -16,7 +16,7 @@ from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 def compress_layer(
     layer: MeasuredLayer,
     target: LayerLayout,
-    whitening: Whitening = "svd-llm",
+    whitening: Whitening = "kfac",
     criterion: Criterion = "obs",
 ) -> dict[str, torch.Tensor]:
     """The tensors of a layer with the dims of `target`, by their names within the layer.
@@ -32,7 +32,7 @@ def compress_layer(
 def compressors(
     dense: ModelLayout,
     target: LayerLayout,
-    whitening: Whitening = "svd-llm",
+    whitening: Whitening = "kfac",
     criterion: Criterion = "obs",
 ) -> Iterator[Compressor]:
     """The methods that make `target`, in the order of their use: factorization is last."""

@@ -27,65 +27,74 @@ class Factorization:
 def factorize(
     weight: torch.Tensor,
     input_covariance: torch.Tensor | None = None,
-    output_gram: torch.Tensor | None = None,
+    output_metric: torch.Tensor | None = None,
+    pulled_metric: torch.Tensor | None = None,
 ) -> Factorization:
     """Minimize || M^(1/2) (W - up down) C^(1/2) ||_F at every rank at once.
 
-    weight W [out, in], input_covariance C = E[x x^T] [in, in], output_gram M [out, out]; None is
+    weight W [out, in], input_covariance C = E[x x^T] [in, in], output_metric M [out, out]; None is
     the identity. M = None is SVD-LLM (Wang et al., ICLR 2025, section 3.2); both None plain SVD.
+    Instead of M, pulled_metric W^T M W [in, in] can be given.
 
-    The singular vectors come from the Gram matrix of the smaller side. The other factor is then
-    the projection of W itself, so that nothing is divided by a small eigenvalue of C twice and
-    full rank gives W back exactly.
+    The singular vectors come from the Gram matrix of the smaller side, or of the input's side if
+    the metric is pulled there. The other factor is then the projection of W itself, so that nothing
+    is divided by a small eigenvalue of C twice and full rank gives W back exactly.
     """
-    w = weight.double()
-    left, unweighted = w, None
-    if output_gram is not None:
-        weighting, unweighted = roots(output_gram)
-        left = weighting @ w
-    if w.shape[0] <= w.shape[1]:
+    w, rank = weight.double(), min(weight.shape)
+    if pulled_metric is None and w.shape[0] <= w.shape[1]:
+        left, unweighted = w, None
+        if output_metric is not None:
+            weighting, unweighted = roots(output_metric)
+            left = weighting @ w
         # left C left^T needs no root of C, which for a wide MLP would be most of the work.
         right = left if input_covariance is None else left @ input_covariance.double()
         scale, vectors = _spectrum(right @ left.T)
         up = vectors if unweighted is None else unweighted @ vectors
         return Factorization(scale, up * scale, (vectors.T @ left) / scale[:, None])
+    pulled = _pulled(w, output_metric) if pulled_metric is None else pulled_metric.double()
     if input_covariance is None:
-        scale, vectors = _spectrum(left.T @ left)
-        return Factorization(scale, w @ vectors, vectors.T)
+        scale, vectors = _spectrum(pulled)
+        vectors = vectors[:, :rank]
+        return Factorization(scale[:rank], w @ vectors, vectors.T)
     whitening, unwhitened = roots(input_covariance)
-    whitened = left @ whitening
-    scale, vectors = _spectrum(whitened.T @ whitened)
-    return Factorization(scale, w @ (whitening @ vectors), vectors.T @ unwhitened)
+    scale, vectors = _spectrum(whitening @ pulled @ whitening)
+    vectors = vectors[:, :rank]
+    return Factorization(scale[:rank], w @ (whitening @ vectors), vectors.T @ unwhitened)
 
 
-def whitened_spectrum(weight: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
-    """Squared singular values [min(out, in)] of W C^(1/2), in descending order.
+def weighted_spectrum(
+    weight: torch.Tensor,
+    covariance: torch.Tensor,
+    output_metric: torch.Tensor | None = None,
+    pulled_metric: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Squared singular values [min(out, in)] of M^(1/2) W C^(1/2), in descending order.
 
-    They are the same for any root of C; the triangular root is the cheapest.
+    Arguments as for `factorize`. The singular values are the same for any root; the triangular root
+    is the cheapest.
     """
-    gram, _ = _whitened_gram(weight.double(), covariance.double())
+    w, c = weight.double(), covariance.double()
+    if pulled_metric is None and w.shape[0] <= w.shape[1]:
+        gram = w @ c @ w.T
+        root = None if output_metric is None else _any_root(output_metric.double())
+    else:
+        gram = _pulled(w, output_metric) if pulled_metric is None else pulled_metric.double()
+        root = _any_root(c)
+    if root is not None:
+        gram = root.T @ gram @ root
     squares: torch.Tensor = torch.linalg.eigvalsh((gram + gram.T) / 2).flip(0).clamp_min(0)
-    return squares
+    return squares[: min(weight.shape)]
 
 
-def whitened_components(weight: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
-    """The components of W C^(1/2) as columns [out, min(out, in)], the largest first.
-
-    Column j is s_j u_j, the singular value times the left singular vector, as in `up` of
-    `factorize`. It is the same for any root of C.
-    """
-    gram, half = _whitened_gram(weight.double(), covariance.double())
-    scale, vectors = _spectrum(gram)
-    return vectors * scale if half is None else half @ vectors
+def _pulled(w: torch.Tensor, output_metric: torch.Tensor | None) -> torch.Tensor:
+    """W^T M W [in, in]."""
+    return w.T @ w if output_metric is None else w.T @ output_metric.double() @ w
 
 
-def _whitened_gram(w: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The Gram matrix of W C^(1/2) on its smaller side; and W C^(1/2) if that is the right side."""
-    if w.shape[0] <= w.shape[1]:
-        return w @ c @ w.T, None
-    half, failed = torch.linalg.cholesky_ex(c)
-    half = w @ (roots(c)[0] if failed else half)
-    return half.T @ half, half
+def _any_root(covariance: torch.Tensor) -> torch.Tensor:
+    """A matrix R [n, n] with R R^T = C."""
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    return roots(covariance)[0] if failed else root
 
 
 def _spectrum(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

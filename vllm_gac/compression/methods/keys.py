@@ -1,5 +1,6 @@
 """Fewer and smaller key heads, in either of the forms that can be cached."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -10,6 +11,7 @@ from vllm_gac.compression.methods.biases import with_bias, without_bias
 from vllm_gac.compression.methods.latent_keys import latent_factors, latent_keys
 from vllm_gac.compression.methods.mixed_keys import mix_pairs, principal_axes
 from vllm_gac.compression.methods.normed_keys import PAIR_SCORES, select_normed_pairs
+from vllm_gac.compression.methods.output_metric import selected, transformed, without
 from vllm_gac.compression.methods.rotary_keys import pair_scores, select_pairs
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -62,14 +64,19 @@ class Keys:
                     "become smaller rotary keys; key heads are not merged"
                 )
             scores = _normed_scores(layer)
-            kept = select_normed_pairs(layer.weights, scores, layer.inv_freq, size)
-            return replace(layer, weights={**layer.weights, **kept})
+            kept, rows = select_normed_pairs(layer.weights, scores, layer.inv_freq, size)
+            return _changed(layer, kept, _selected(layer, rows))
         query, key, covariance = _inputs(layer)
-        smaller = dict(layer.weights)
+        smaller: dict[str, torch.Tensor] = {}
         if self.form == "latent":
             down, up = latent_keys(query, key, covariance, full, self.group, size)
             smaller |= without_bias(layer.weights, "self_attn.k_proj", down)
             smaller["self_attn.k_up_proj.weight"] = up
+            back: torch.Tensor = torch.block_diag(*up)  # type: ignore[no-untyped-call]
+            statistics = {
+                **layer.covariances,
+                **transformed(layer.covariances, "self_attn.k_proj", back),
+            }
         else:
             rotary = (
                 mix_pairs(query, key, covariance, layer.inv_freq, full, self.group, size)
@@ -79,7 +86,30 @@ class Keys:
             smaller |= without_bias(layer.weights, "self_attn.q_proj", rotary.query)
             smaller |= without_bias(layer.weights, "self_attn.k_proj", rotary.key)
             smaller["self_attn.rope_inv_freq"] = rotary.inv_freq
-        return replace(layer, weights=smaller)
+            stay = {"self_attn.q_proj": rotary.query_rows, "self_attn.k_proj": rotary.key_rows}
+            statistics = _selected(layer, stay)
+        return _changed(layer, smaller, statistics)
+
+
+def _changed(
+    layer: MeasuredLayer,
+    weights: Mapping[str, torch.Tensor],
+    statistics: Mapping[str, torch.Tensor],
+) -> MeasuredLayer:
+    return replace(layer, weights={**layer.weights, **weights}, covariances=statistics)
+
+
+def _selected(
+    layer: MeasuredLayer, rows: Mapping[str, torch.Tensor | None]
+) -> dict[str, torch.Tensor]:
+    """The statistics where only `rows` of some linears stay, or where rows were mixed: None."""
+    statistics = dict(layer.covariances)
+    for linear, stay in rows.items():
+        if stay is None:
+            statistics = without(statistics, linear)
+        else:
+            statistics |= selected(statistics, linear, stay)
+    return statistics
 
 
 def _left(scores: torch.Tensor) -> torch.Tensor:

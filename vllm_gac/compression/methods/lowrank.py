@@ -7,16 +7,14 @@ import torch
 
 from vllm_gac.compression.methods.attended import own_columns
 from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
-from vllm_gac.compression.methods.factorization import (
-    factorize,
-    whitened_components,
-    whitened_spectrum,
-)
+from vllm_gac.compression.methods.factorization import factorize, weighted_spectrum
+from vllm_gac.compression.methods.output_metric import metric_of, of_input
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
-# How many tokens are converted to fp64 at a time.
-_TOKENS = 4096
-Whitening = Literal["svd-llm", "asvd", "svd"]
+# What the errors of a factorized linear are weighted by. kfac: the covariance of its input, and the
+# metric of its output. svd-llm: the covariance of its input. asvd: the magnitudes of its inputs.
+# svd: nothing.
+Whitening = Literal["kfac", "svd-llm", "asvd", "svd"]
 # Linears that share their input with another one, under whose name the covariance is kept.
 _INPUT_OF = {
     "self_attn.k_proj": "self_attn.q_proj",
@@ -33,7 +31,7 @@ def input_of(linear: str) -> str:
 class LowRank:
     """Replaces one linear by two factors."""
 
-    def __init__(self, linear: str, whitening: Whitening = "svd-llm") -> None:
+    def __init__(self, linear: str, whitening: Whitening = "kfac") -> None:
         self.linear, self.whitening = linear, whitening
         self.name = f"rank.{linear}"
 
@@ -42,37 +40,38 @@ class LowRank:
         return min(dense.linear_shape(dense.layers[0], self.linear))
 
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:
-        """The share of the output's energy that is lost at every rank, with exact whitening."""
-        weight = layer.weights[f"{self.linear}.weight"]
-        squares = whitened_spectrum(weight, self._covariance(layer))
-        return tail_sums(squares / squares.sum().clamp_min(1e-300))
+        """The expected increase of the loss at every rank, in nats per token, if made by kfac.
 
-    def second_order_losses(self, layer: MeasuredLayer, gradients: torch.Tensor) -> torch.Tensor:
-        """The expected increase of the loss at every rank: fp64 [full + 1], nats per token.
-
-        `gradients` g [tokens, out] are of the loss, summed over tokens, by the linear's output.
-        K-FAC's curvature (Martens and Grosse, ICML 2015) is the product of the input's covariance
-        and G = E[g g^T]. With it, truncation to rank r costs 1/2 sum_{j > r} s_j^2 u_j^T G u_j for
-        the whitened singular values s and left singular vectors u, which is half the mean square
-        of the products of g and s_j u_j.
+        K-FAC's curvature is the product of the input's covariance C and the output's metric G
+        (compression/output_metrics.py). With it, rank r loses 1/2 sum_{j > r} s_j^2 for the
+        singular values s of G^(1/2) W C^(1/2).
         """
         weight = layer.weights[f"{self.linear}.weight"]
-        components = whitened_components(weight, self._covariance(layer))
-        energies = components.new_zeros(components.shape[1])
-        for start in range(0, len(gradients), _TOKENS):
-            some = gradients[start : start + _TOKENS].to(components)
-            energies += (some @ components).square().sum(0)
-        return tail_sums(energies / (2 * len(gradients)))
+        squares = weighted_spectrum(weight, self._covariance(layer), **self._metric(layer))
+        return tail_sums(squares / 2)
 
     def compress(self, layer: MeasuredLayer, target: LayerLayout) -> MeasuredLayer:
         """`layer` with the factors in place of the linear."""
         smaller, rank = dict(layer.weights), target.ranks[self.linear]
         weight = smaller.pop(f"{self.linear}.weight")
-        a, b = low_rank(weight, self._covariance(layer), rank, self.whitening)
+        metric = self._metric(layer) if self.whitening == "kfac" else {}
+        a, b = low_rank(weight, self._covariance(layer), rank, self.whitening, **metric)
         smaller |= {f"{self.linear}.A.weight": a, f"{self.linear}.B.weight": b}
         if (bias := smaller.pop(f"{self.linear}.bias", None)) is not None:
             smaller[f"{self.linear}.B.bias"] = bias
         return replace(layer, weights=smaller)
+
+    def _metric(self, layer: MeasuredLayer) -> dict[str, torch.Tensor]:
+        """The metric of the linear's output, as the argument of `factorize` that it is.
+
+        There is none where another method has changed the rows in a way that it cannot follow: a
+        plan that prunes an MLP and factorizes gate_proj or up_proj, or that mixes rotary key heads
+        and factorizes q_proj or k_proj. Errors of the output count alike then.
+        """
+        metric = layer.covariances.get(metric_of(self.linear))
+        if metric is None:
+            return {}
+        return {"pulled_metric" if of_input(self.linear) else "output_metric": metric}
 
     def _covariance(self, layer: MeasuredLayer) -> torch.Tensor:
         """Covariance of the linear's input.
@@ -97,20 +96,26 @@ class LowRank:
 
 
 def low_rank(
-    weight: torch.Tensor, covariance: torch.Tensor, rank: int, whitening: Whitening = "svd-llm"
+    weight: torch.Tensor,
+    covariance: torch.Tensor,
+    rank: int,
+    whitening: Whitening = "kfac",
+    output_metric: torch.Tensor | None = None,
+    pulled_metric: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Factors A [rank, in] and B [out, rank] of a linear whose input has `covariance` [in, in].
 
-    The `whitening` svd-llm is exact. asvd scales each channel by its magnitude to the power 1/2
-    (Yuan et al. 2023), with root mean squares instead of mean absolute values. svd does nothing.
+    The metrics are those of `factorize`. Without one, kfac is svd-llm. asvd scales each channel by
+    its magnitude to the power 1/2 (Yuan et al. 2023), with root mean squares instead of mean
+    absolute values.
     """
-    metric: torch.Tensor | None = None
-    if whitening == "svd-llm":
-        metric = covariance
+    weighting: torch.Tensor | None = None
+    if whitening in ("kfac", "svd-llm"):
+        weighting = covariance
     elif whitening == "asvd":
-        metric = torch.diag(covariance.double().diagonal().clamp_min(1e-30).sqrt())
-    factors = factorize(weight, metric)
+        weighting = torch.diag(covariance.double().diagonal().clamp_min(1e-30).sqrt())
+    factors = factorize(weight, weighting, output_metric, pulled_metric)
     up, down = factors.truncate(rank)
     # Both factors get equal scales, which suits a later quantization per tensor.
-    balance = factors.singular_values[:rank].sqrt()
+    balance = up.norm(dim=0).clamp_min(1e-150).sqrt()
     return down * balance[:, None], up / balance

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
-from vllm_gac.compression.methods.pairs import from_pairs, to_pairs
+from vllm_gac.compression.methods.pairs import rows_of_pairs
 
 # The name of the pairs' scores among the statistics of a layer.
 PAIR_SCORES = "pair_scores"
@@ -39,7 +39,7 @@ def select_normed_pairs(
     scores: torch.Tensor,
     inv_freq: torch.Tensor,
     size: int,
-) -> dict[str, torch.Tensor]:
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Keep the size/2 pairs of each key head that have the largest `scores`.
 
     Args:
@@ -50,18 +50,21 @@ def select_normed_pairs(
 
     Returns:
         q_proj and k_proj with their rows in another order, q_norm and k_norm [key heads, size],
-        and the frequencies of the kept pairs [key heads, size / 2].
+        and the frequencies of the kept pairs [key heads, size / 2]. The order of the rows of both
+        projections, by "self_attn.q_proj" and "self_attn.k_proj".
     """
     key_heads, pairs = scores.shape
     order = scores.argsort(dim=1, descending=True, stable=True)
     kept, rest = order[:, : size // 2].sort(1).values, order[:, size // 2 :].sort(1).values
     order = torch.cat((kept, rest), 1)
     found = {"self_attn.rope_inv_freq": inv_freq[kept]}
-    for name in ("self_attn.q_proj.weight", "self_attn.k_proj.weight"):
-        rows = to_pairs(weights[name], weights[name].shape[0] // (2 * pairs), pairs)
-        by_head = order.repeat_interleave(len(rows) // key_heads, 0)[:, :, None]
-        found[name] = from_pairs(torch.gather(rows, 1, by_head.expand_as(rows)))
+    rows = {}
+    for name in ("self_attn.q_proj", "self_attn.k_proj"):
+        weight = weights[f"{name}.weight"]
+        heads = len(weight) // (2 * pairs)
+        rows[name] = rows_of_pairs(order.repeat_interleave(heads // key_heads, 0), pairs)
+        found[f"{name}.weight"] = weight.double()[rows[name]]
     for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight"):
         halves = weights[name].view(2, pairs)
         found[name] = torch.cat((halves[0][kept], halves[1][kept]), 1)
-    return found
+    return found, rows

@@ -18,6 +18,15 @@ def from_pairs(rows: torch.Tensor) -> torch.Tensor:
     return torch.stack((rows.real, rows.imag), 1).flatten(0, 2)
 
 
+def rows_of_pairs(kept: torch.Tensor, pairs: int) -> torch.Tensor:
+    """The rows [heads * 2 n] that `from_pairs` gives for the pairs `kept` [heads, n] of each head.
+
+    Each head has `pairs` pairs.
+    """
+    first = torch.arange(len(kept), device=kept.device)[:, None] * 2 * pairs
+    return torch.cat((first + kept, first + pairs + kept), 1).flatten()
+
+
 def pair_energy(rows: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
     """E|z x|^2 [heads, pairs] of complex rows z [heads, pairs, hidden]; x has `covariance`."""
     c = covariance.double()

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 
 from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
+from vllm_gac.compression.methods.output_metric import without
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
@@ -57,7 +58,10 @@ class Channels:
         return replace(
             layer,
             weights=weights,
-            covariances={**layer.covariances, "mlp.down_proj": covariance[kept][:, kept]},
+            covariances={
+                **without(layer.covariances, "mlp.gate_proj", "mlp.up_proj"),
+                "mlp.down_proj": covariance[kept][:, kept],
+            },
             taylor=None if layer.taylor is None else layer.taylor[kept.to(layer.taylor.device)],
         )
 

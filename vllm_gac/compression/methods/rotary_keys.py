@@ -4,16 +4,32 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.compression.methods.pairs import from_pairs, pair_energy, query_demand, to_pairs
+from vllm_gac.compression.methods.pairs import (
+    from_pairs,
+    pair_energy,
+    query_demand,
+    rows_of_pairs,
+    to_pairs,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryKeys:
-    """query [query_heads * size, hidden], key [heads * size, hidden], inv_freq [heads, size/2]."""
+    """Smaller rotary keys, and the queries that go with them.
+
+    Attributes:
+        query: q_proj, [query_heads * size, hidden].
+        key: k_proj, [heads * size, hidden].
+        inv_freq: The RoPE frequencies of each key head, [heads, size / 2].
+        query_rows: Which rows of the dense q_proj these are; None if they are mixtures of rows.
+        key_rows: The same of k_proj.
+    """
 
     query: torch.Tensor
     key: torch.Tensor
     inv_freq: torch.Tensor
+    query_rows: torch.Tensor | None = None
+    key_rows: torch.Tensor | None = None
 
 
 def select_pairs(
@@ -40,6 +56,8 @@ def select_pairs(
         query=from_pairs(_take(queries, per_query)),
         key=from_pairs(_take(keys, kept)),
         inv_freq=inv_freq[kept],
+        query_rows=rows_of_pairs(per_query, inv_freq.numel()),
+        key_rows=rows_of_pairs(kept, inv_freq.numel()),
     )
 
 

@@ -1,6 +1,6 @@
 """Fewer and smaller value heads; the projection back is absorbed in o_proj."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -8,6 +8,7 @@ from vllm_gac.compression.methods.attended import own_columns, spread_output
 from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
 from vllm_gac.compression.methods.biases import with_bias, without_bias
 from vllm_gac.compression.methods.factorization import Factorization, factorize
+from vllm_gac.compression.methods.output_metric import transformed
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
@@ -44,16 +45,16 @@ class Values:
             )
         if self.group == 1 and target.value.size >= layout.head_dim:
             return layer
-        value, output, covariance = merge_values(
+        merged = merge_values(
             *self._inputs(layer), layout.num_key_value_heads, self.group, target.value.size
         )
-        weights = {**layer.weights, **without_bias(layer.weights, "self_attn.v_proj", value)}
-        weights["self_attn.o_proj.weight"] = output
-        return replace(
-            layer,
-            weights=weights,
-            covariances={**layer.covariances, "self_attn.o_proj": covariance},
-        )
+        value = without_bias(layer.weights, "self_attn.v_proj", merged.value)
+        weights = {**layer.weights, **value, "self_attn.o_proj.weight": merged.output}
+        changed = {
+            "self_attn.o_proj": merged.covariance,
+            **transformed(layer.covariances, "self_attn.v_proj", merged.back),
+        }
+        return replace(layer, weights=weights, covariances={**layer.covariances, **changed})
 
     def _inputs(self, layer: MeasuredLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """v_proj with its bias, o_proj and the covariance of its input over the heads to merge."""
@@ -74,6 +75,24 @@ class Values:
         return value, layer.weights["self_attn.o_proj.weight"], covariance
 
 
+@dataclass(frozen=True, slots=True)
+class MergedValues:
+    """Value heads after `merge_values`.
+
+    Attributes:
+        value: v_proj, [value_heads / group * size, hidden].
+        output: The refitted o_proj, [hidden, query_heads * size].
+        covariance: The covariance of its input.
+        back: The old values are about `back` times the new ones,
+            [value_heads * D, value_heads / group * size].
+    """
+
+    value: torch.Tensor
+    output: torch.Tensor
+    covariance: torch.Tensor
+    back: torch.Tensor
+
+
 def merge_values(
     value: torch.Tensor,
     output: torch.Tensor,
@@ -81,12 +100,10 @@ def merge_values(
     value_heads: int,
     group: int,
     size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> MergedValues:
     """One value head of `size` for each group of `group` of the model's `value_heads`.
 
-    value [value_heads * D, hidden], output (o_proj) [hidden, query_heads * D] -> the smaller
-    v_proj [value_heads / group * size, hidden] and o_proj [hidden, query_heads * size], and the
-    covariance of the new o_proj's input.
+    value [value_heads * D, hidden], output (o_proj) [hidden, query_heads * D].
 
     `covariance` [query_heads * group * D] ^ 2 is of what each query head reads from all `group`
     value heads, including its own. Attention is linear in the values, so that projecting the
@@ -103,7 +120,8 @@ def merge_values(
     covariance = covariance + ridge * torch.eye(len(covariance), device=output.device)
 
     factors = _factors(dense_output, covariance, groups, wide)
-    down = torch.stack([f.truncate(size)[1] for f in factors])
+    ups, downs = zip(*(f.truncate(size) for f in factors), strict=True)
+    down = torch.stack(downs)
     per_query = down.repeat_interleave(query_heads // groups, 0)
     # [query_heads * size, query_heads * wide]
     project: torch.Tensor = torch.block_diag(*per_query)  # type: ignore[no-untyped-call]
@@ -111,7 +129,8 @@ def merge_values(
     inner = crossed @ project.T
     refitted = torch.linalg.solve(inner, crossed @ dense_output.T).T
     smaller = down @ value.double().view(groups, wide, -1)
-    return smaller.flatten(0, 1), refitted, inner
+    back: torch.Tensor = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
+    return MergedValues(smaller.flatten(0, 1), refitted, inner, back)
 
 
 def _factors(

@@ -1,0 +1,264 @@
+"""The metrics of outputs: they are the Fisher information, and tell what a rank loses."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tests.support.dense_models import LLAMA3_ROPE, config, weights, write, write_text
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.compression import calibrate as calibration
+from vllm_gac.compression.backward import entering_states, head_gradient
+from vllm_gac.compression.calibrate import calibrate, observe_layer
+from vllm_gac.compression.methods.base import MeasuredLayer
+from vllm_gac.compression.methods.compress_layer import compress_layer
+from vllm_gac.compression.methods.lowrank import LowRank
+from vllm_gac.compression.methods.output_metric import metric_of, of_input, shrunk
+from vllm_gac.compression.output_metrics import measure_output_metrics
+from vllm_gac.compression.reference_model import (
+    Reference,
+    embed,
+    head,
+    layer_forward,
+    layer_weights,
+    logits,
+    reference,
+)
+from vllm_gac.compression.statistics_file import check_stats, read_layer_stats
+from vllm_gac.errors import CheckpointError, PlanError
+from vllm_gac.layout.dims import LINEARS, layout_of
+from vllm_gac.layout.rope import inverse_frequencies
+from vllm_gac.layout.schema import HfConfig, validate
+from vllm_gac.planning.planner import measured_plan
+from vllm_gac.planning.request import PlanRequest
+
+MODELS: dict[str, dict[str, Any]] = {
+    "gqa": {},
+    "llama3": {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 4},
+    "mistral": {"model_type": "mistral", "sliding_window": 7},
+}
+RUN: dict[str, Any] = {"max_tokens": 512, "sequence_length": 64, "progress": False}
+
+
+def small_model(**changes: Any) -> tuple[Reference, Mapping[str, torch.Tensor]]:
+    """A model in fp64 and its tensors."""
+    raw = config(**changes)
+    layout, rope = layout_of(raw), validate(HfConfig, raw, "config").rope
+    model = Reference(
+        layout,
+        inverse_frequencies(rope, layout.head_dim),
+        1e-5,
+        raw.get("sliding_window"),
+        torch.float64,
+        torch.device("cpu"),
+    )
+    return model, {name: tensor.double() for name, tensor in weights(raw).items()}
+
+
+def random_tokens(count: int, length: int) -> torch.Tensor:
+    return torch.randint(128, (count, length), generator=torch.Generator().manual_seed(0))
+
+
+def measured_metrics(
+    model: Reference, tensors: Mapping[str, torch.Tensor], tokens: torch.Tensor
+) -> dict[int, Mapping[str, torch.Tensor]]:
+    found: dict[int, Mapping[str, torch.Tensor]] = {}
+    measure_output_metrics(model, tensors.__getitem__, tokens, LINEARS, found.__setitem__)
+    return found
+
+
+@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+def test_metrics_are_those_of_autograd_on_the_whole_model(changes: dict[str, Any]) -> None:
+    model, tensors = small_model(**changes)
+    read, tokens = tensors.__getitem__, random_tokens(5, 40)
+    found = measured_metrics(model, tensors, tokens)
+    outputs: list[dict[str, torch.Tensor]] = [{}, {}]
+    hidden = embed(model, read, tokens).requires_grad_()
+    for layer, seen in enumerate(outputs):
+        dense = layer_weights(model, read, layer)
+        hidden = layer_forward(
+            model, model.layout.layers[layer], dense, hidden, observe_output=seen.__setitem__
+        )
+    incoming = head_gradient(model, read, hidden.detach(), tokens, seed=0)
+    assert sorted(found) == [0, 1]
+    for layer, seen in enumerate(outputs):
+        wanted = [seen[name] for name in LINEARS]
+        gradients = torch.autograd.grad(hidden, wanted, incoming, retain_graph=True)
+        for linear, gradient in zip(LINEARS, gradients, strict=True):
+            rows = gradient[:, :-1].flatten(0, 1)
+            weight = tensors[f"model.layers.{layer}.{linear}.weight"]
+            moment = rows.T @ rows / len(rows)
+            if of_input(linear):
+                expected = shrunk(weight.T @ moment @ weight, len(rows), weight.T @ weight)
+            else:
+                expected = shrunk(moment, len(rows))
+            torch.testing.assert_close(found[layer][linear], expected)
+
+
+def test_drawn_tokens_give_the_fisher_information_of_the_predictions() -> None:
+    model, tensors = small_model()
+    read, tokens = tensors.__getitem__, random_tokens(1, 2)
+    states = entering_states(model, read, tokens)[-1]
+    logit = head(model, read, states)[0, 0]
+    jacobian = torch.autograd.functional.jacobian(
+        lambda x: head(model, read, x), states[0, 0], vectorize=True
+    )
+    p = logit.softmax(-1)
+    expected = jacobian.T @ (torch.diag(p) - torch.outer(p, p)) @ jacobian
+    drawn = torch.stack(
+        [head_gradient(model, read, states, tokens, seed)[0, 0] for seed in range(200)]
+    )
+    assert float(drawn.square().sum(1).mean() / expected.trace()) == pytest.approx(1, rel=0.2)
+    assert float(drawn.mean(0).norm() / expected.trace().sqrt()) < 0.2
+    of_text = head_gradient(model, read, states, tokens)[0, 0]
+    torch.testing.assert_close(of_text, jacobian.T @ (p - torch.eye(128).double()[tokens[0, 1]]))
+
+
+@pytest.mark.parametrize("samples", [1, 5, 200, 100_000])
+def test_the_fewer_the_samples_the_closer_to_the_target(samples: int) -> None:
+    generator = torch.Generator().manual_seed(samples)
+    spread = torch.logspace(0, -1, 12, dtype=torch.float64)
+    truth = torch.diag(spread.square())
+    rows = torch.randn(samples, 12, generator=generator, dtype=torch.float64) * spread
+    moment = rows.T @ rows / samples
+    found = shrunk(moment, samples)
+    assert float(found.trace()) == pytest.approx(float(moment.trace()))
+    assert float((found - truth).norm()) <= 1.01 * float((moment - truth).norm())
+    assert float(torch.linalg.eigvalsh(found)[0]) > 0
+    if samples == 100_000:
+        torch.testing.assert_close(found, moment, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_the_error_of_a_rank_is_the_nats_per_token_that_it_loses() -> None:
+    model, tensors = small_model()
+    read, tokens = tensors.__getitem__, random_tokens(64, 40)
+    metrics = measured_metrics(model, tensors, tokens)
+    dense = logits(model, read, tokens)[:, :-1].log_softmax(-1)
+    hidden = embed(model, read, tokens)
+    for index in range(2):
+        of_layer = layer_weights(model, read, index)
+        stats, hidden = observe_layer(model, of_layer, hidden)
+        stats = {**stats, **{metric_of(name): m for name, m in metrics[index].items()}}
+        layer = MeasuredLayer(model.layout, of_layer, stats, model.inv_freq)
+        for linear in LINEARS:
+            errors = LowRank(linear).errors(layer)
+            rank = len(errors) - 3
+            target = replace(model.layout.layers[index], ranks=MappingProxyType({linear: rank}))
+            small = {
+                f"model.layers.{index}.{name}": tensor
+                for name, tensor in compress_layer(layer, target).items()
+            }
+            layers = [target if i == index else model.layout.layers[i] for i in range(2)]
+            smaller = replace(model, layout=replace(model.layout, layers=tuple(layers)))
+            got = logits(smaller, {**tensors, **small}.__getitem__, tokens)
+            lost = (dense.exp() * (dense - got[:, :-1].log_softmax(-1))).sum(-1).mean()
+            assert 0.7 < float(errors[rank] / lost) < 1.4, (index, linear)
+
+
+# ---- in the statistics -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write(tmp_path / "model", config(), torch.bfloat16)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_text(tmp_path / "text.txt")
+
+
+def test_statistics_have_the_metrics_that_low_rank_needs(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    calibrate(model, [text], tmp_path / "stats", **RUN)
+    for index in range(2):
+        stats = read_layer_stats(tmp_path / "stats", index, "cpu")
+        for linear, size in zip(LINEARS, (64, 32, 32, 48, 48, 48, 48), strict=True):
+            metric = stats[metric_of(linear)]
+            assert metric.shape == (size, size)
+            assert float(torch.linalg.eigvalsh(metric)[0]) > 0
+    calibrate(model, [text], tmp_path / "heads", methods=("heads", "prune"), **RUN)
+    assert not [name for name in load_file(tmp_path / "heads") if ".metric." in name]
+
+
+def test_a_run_stopped_between_metrics_goes_on_and_ends_in_the_same_bytes(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrate(model, [text], tmp_path / "undisturbed", **RUN)
+
+    def stopped(
+        model: Reference, read: Any, tokens: torch.Tensor, linears: Any, keep: Any, **options: Any
+    ) -> None:
+        def once(index: int, metrics: Mapping[str, torch.Tensor]) -> None:
+            keep(index, metrics)
+            raise KeyboardInterrupt
+
+        measure_output_metrics(model, read, tokens, linears, once, **options)
+
+    def stop(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name, instead in (("measure_output_metrics", stopped), ("observe_layer", stop)):
+        with monkeypatch.context() as patch:
+            patch.setattr(calibration, name, instead)
+            with pytest.raises(KeyboardInterrupt):
+                calibrate(model, [text], tmp_path / "stats", **RUN)
+    with monkeypatch.context() as patch:  # the metrics of both layers are there
+        patch.setattr(calibration, "measure_output_metrics", stop)
+        calibrate(model, [text], tmp_path / "stats", **RUN)
+    assert (tmp_path / "stats").read_bytes() == (tmp_path / "undisturbed").read_bytes()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_metrics_of_another_calibration_are_not_used(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calibration, "observe_layer", stop)
+        with pytest.raises(KeyboardInterrupt):
+            calibrate(model, [text], tmp_path / "stats", **RUN | {"max_tokens": 128})
+    calibrate(model, [text], tmp_path / "stats", **RUN)
+    calibrate(model, [text], tmp_path / "fresh", **RUN)
+    assert (tmp_path / "stats").read_bytes() == (tmp_path / "fresh").read_bytes()
+
+
+def test_older_statistics_serve_for_all_but_low_rank(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
+    calibrate(model, [text], tmp_path / "stats", **RUN)
+    with safe_open(tmp_path / "stats", framework="pt") as file:
+        metadata = dict(file.metadata())
+    tensors = {n: t for n, t in load_file(tmp_path / "stats").items() if ".metric." not in n}
+    del metadata["metrics"]
+    save_file(tensors, tmp_path / "old", metadata | {"format": "2"})
+    checkpoint = open_checkpoint(model)
+    request = PlanRequest(param_ratio=0.9, kv_ratio=0.75)
+    plan = measured_plan(checkpoint, tmp_path / "old", request)
+    assert plan.layers == measured_plan(checkpoint, tmp_path / "stats", request).layers
+    with pytest.raises(PlanError, match=r"old: measured by an earlier release.*calibrate again"):
+        measured_plan(checkpoint, tmp_path / "old", replace(request, methods=("lowrank",)))
+    found = (checkpoint.layout, checkpoint.config_sha256)
+    with pytest.raises(CheckpointError, match=r"old: measured by an earlier release.*again"):
+        check_stats(tmp_path / "old", *found, factorized=["mlp.up_proj"])
+    calibrate(model, [text], tmp_path / "heads", methods=("heads",), **RUN)
+    with pytest.raises(CheckpointError, match=r"nothing is known of the output of mlp\.up_proj"):
+        check_stats(tmp_path / "heads", *found, factorized=["mlp.up_proj"])
+
+
+def test_the_reference_of_a_layer_needs_two_tokens(model: Path, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="sequences of 1 token"):
+        calibrate(
+            model, [text], tmp_path / "stats", probe_tokens=0, sequence_length=1, progress=False
+        )
+    assert reference(open_checkpoint(model)).layout.num_key_value_heads == 2

@@ -1,0 +1,93 @@
+"""The metrics of linears' outputs: how much the loss grows if an output is wrong.
+
+If the output of a linear is wrong by e, the model's predictions diverge by about 1/2 e^T G e nats,
+where G = E[g g^T] is the second moment of the gradient of the loss by the output, for next tokens
+that are drawn from the model's own predictions (the Fisher information). Together with the
+covariance of the input it is K-FAC's curvature of the linear's weights (Martens and Grosse,
+"Optimizing Neural Networks with Kronecker-factored Approximate Curvature", ICML 2015).
+
+The metric is G [out, out]. Of gate_proj and up_proj it is W^T G W [in, in], because a truncation
+needs no more of it and a wide MLP would make G large.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from tqdm import tqdm
+
+from vllm_gac.checkpoint.open import TensorReader
+from vllm_gac.compression.backward import entering_states, head_gradient
+from vllm_gac.compression.methods.output_metric import of_input, shrunk
+from vllm_gac.compression.reference_model import Reference, batches, layer_forward, layer_weights
+
+_SEED = 0
+
+
+def measure_output_metrics(
+    model: Reference,
+    read: TensorReader,
+    tokens: torch.Tensor,
+    linears: Sequence[str],
+    keep: Callable[[int, Mapping[str, torch.Tensor]], object],
+    *,
+    progress: bool = False,
+) -> None:
+    """Measure the metrics of `linears` in every layer, and pass them on.
+
+    Args:
+        model: The dense model.
+        read: Reads its tensors.
+        tokens: Token ids [count, length], with a length of at least 2.
+        linears: The names of the linears, e.g. "mlp.up_proj".
+        keep: Called with the index of each layer, the last one first, and its metrics by linear,
+            fp64 on the model's device.
+        progress: Whether to show a progress bar on stderr.
+    """
+    layers = len(model.layout.layers)
+    with tqdm(total=2 * layers, desc="gradients", unit="layer", disable=not progress) as bar:
+        states = entering_states(model, read, tokens, bar.update)
+        incoming = head_gradient(model, read, states.pop(), tokens, seed=_SEED)
+        for index in reversed(range(layers)):
+            weights = layer_weights(model, read, index)
+            incoming, metrics = _backward(model, index, weights, states.pop(), incoming, linears)
+            keep(index, metrics)
+            bar.update()
+
+
+def _backward(
+    model: Reference,
+    index: int,
+    weights: Mapping[str, torch.Tensor],
+    hidden: torch.Tensor,
+    incoming: torch.Tensor,
+    linears: Sequence[str],
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The gradient by the layer's input, and the metrics of its linears."""
+    outgoing: list[torch.Tensor] = []
+    sums: dict[str, torch.Tensor] = {}
+    for states, gradient in zip(batches(hidden), batches(incoming), strict=True):
+        outputs: dict[str, torch.Tensor] = {}
+        entering = states.to(model.device).requires_grad_()
+        left = layer_forward(
+            model,
+            model.layout.layers[index],
+            weights,
+            entering,
+            observe_output=outputs.__setitem__,
+        )
+        wanted = [entering, *(outputs[name] for name in linears)]
+        first, *found = torch.autograd.grad(left, wanted, gradient.to(model.device))
+        outgoing.append(first.cpu())
+        for name, by_output in zip(linears, found, strict=True):
+            # The last token predicts nothing: its gradient is zero.
+            rows = by_output[:, :-1].flatten(0, 1)
+            if of_input(name):
+                rows = rows @ weights[f"{name}.weight"]
+            sums[name] = sums.get(name, 0) + (rows.T @ rows).double()
+    count = hidden.shape[0] * (hidden.shape[1] - 1)
+    metrics = {}
+    for name, total in sums.items():
+        weight = weights[f"{name}.weight"].double()
+        target = weight.T @ weight if of_input(name) else None
+        metrics[name] = shrunk(total / count, count, target)
+    return torch.cat(outgoing), metrics
