@@ -92,8 +92,8 @@ def measured_plan(model: Checkpoint, stats: Path, request: PlanRequest) -> Plan:
         request = replace(request, value_group=1, key_group=1)
     losses = read_losses(stats, model.layout, metadata, request.sensitivity)
     scores = read_fisher_scores(stats) if request.objective == "fisher" else None
-    known = ("tokens", "tokens_sha256", "sequence_length")
-    known += ("probe_tokens", "metric_tokens", "gradient_tokens")
+    text, measured = ("tokens", "tokens_sha256", "sequence_length"), ("probe", "metric", "gradient")
+    known = (*text, *(f"{what}_tokens" for what in measured))
     calibration = {key: metadata[key] for key in known if key in metadata}
     return best_plan(model, losses, request, {"calibration": calibration}, scores)
 
