@@ -1,5 +1,6 @@
 """Which linears our kernel computes, and that linears beside each other are right without it."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from torch import nn
 
 pytest.importorskip("vllm")
+
+from vllm.model_executor.model_loader import reload
 
 from vllm_gac.kernels import silu_mul
 from vllm_gac.kernels.few_tokens import launch as kernel
@@ -93,6 +96,22 @@ def test_without_a_gpu_linears_are_vllms_own() -> None:
     assert launch.counters.numel() == 0
     assert list(launch.parameters()) == []  # they stay their owner's
     assert launch.at_once(torch.randn(3, 48)) is None
+
+
+def test_counters_are_nothing_that_vllm_waits_for_when_it_loads_weights_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(one_launch, "is_plain", lambda linear: True)
+    monkeypatch.setattr(type(one_launch.current_platform), "is_cuda", lambda self: True)
+    launch = _launch(*SHAPES)
+    counters = launch.counters
+    assert counters.numel() > 0
+    reload.record_metadata_for_reloading(launch)
+    reload.initialize_layerwise_reload(launch)
+    with caplog.at_level(logging.WARNING, reload.layerwise.logger.name):
+        reload.finalize_layerwise_reload(launch, None)
+    assert not caplog.messages
+    assert launch.counters is counters  # captured graphs keep its address
 
 
 class _Fused(nn.Module):

@@ -38,8 +38,10 @@ class OneLaunch(nn.Module):
             from vllm_gac.kernels.few_tokens.tiling import MOST_TILES
 
             count = MOST_TILES
-        # A buffer, so that vLLM's sleep mode keeps the zeros.
+        # A buffer, so that vLLM's sleep mode keeps the zeros. No checkpoint has it, so there is
+        # nothing of it that vLLM has to wait for when it loads weights again.
         self.register_buffer("counters", torch.zeros(count, dtype=torch.int32), persistent=False)
+        self.counters.weight_loader_numel = 0  # type: ignore[attr-defined]
 
     def may_compute(self, x: torch.Tensor) -> bool:
         """Whether kernels of ours may take the place of these linears and of what follows them."""
