@@ -14,6 +14,11 @@ from tests.kernels.no_gpu import NoGpu
 from vllm_gac.kernels.decode.compile_ahead import DecodeKind, compile_ahead
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.schedule import sequence_bound
+from vllm_gac.kernels.few_tokens.compile_ahead import LaunchKind
+from vllm_gac.kernels.few_tokens.compile_ahead import compile_ahead as compile_few_tokens
+from vllm_gac.kernels.few_tokens.launch import gated_linears, linears
+from vllm_gac.kernels.few_tokens.tiling import MOST_TILES, faster_than_cublas
+from vllm_gac.kernels.few_tokens.tiling import MOST_TOKENS as FEW_TOKENS
 from vllm_gac.kernels.swiglu import MOST_TOKENS, swiglu_linear
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -120,6 +125,47 @@ def test_no_mlp_needs_a_kernel_that_was_not_compiled_ahead(
     for tokens in range(1, MOST_TOKENS + 1):
         swiglu_linear(torch.empty(tokens, 1032, dtype=torch.bfloat16), weight)
     assert set(compiled) == ahead
+
+
+# Of Llama-3-8B: factors of q, k and v, of o, of gate and up, and of down; then another model's.
+LAUNCHES = [
+    LaunchKind((2880,), (4096,), False, torch.bfloat16),
+    LaunchKind((4096, 1024, 1024), (1600, 640, 640), False, torch.bfloat16),
+    LaunchKind((1600,), (4096,), False, torch.bfloat16),
+    LaunchKind((4096,), (1600,), False, torch.bfloat16),
+    LaunchKind((14336, 14336), (2432, 2432), True, torch.bfloat16),
+    LaunchKind((2432,), (14336,), False, torch.bfloat16),
+    LaunchKind((96,), (8192,), False, torch.float16),
+]
+
+
+def test_no_linear_of_few_tokens_needs_a_kernel_that_was_not_compiled_ahead(
+    compiled: list[str],
+) -> None:
+    count = compile_few_tokens(LAUNCHES, 8192, CPU)
+    ahead = set(compiled)
+    assert len(ahead) == count
+    # Sizes of linears are no part of a kernel, so there are fewer than tokens and linears.
+    assert 10 < count < 40
+    counters = torch.zeros(MOST_TILES, dtype=torch.int32)
+    for kind in LAUNCHES:
+        weights = [
+            torch.empty(rows, 1, dtype=kind.dtype).expand(-1, width)
+            for rows, width in zip(kind.features, kind.widths, strict=True)
+        ]
+        for tokens in range(1, FEW_TOKENS + 2):
+            tiling = faster_than_cublas(tokens, kind.features, kind.widths, kind.is_gated)
+            x = torch.empty(tokens, sum(kind.widths), dtype=kind.dtype)
+            if tiling is not None and kind.is_gated:
+                gated_linears(x, *weights, tiling)
+            elif tiling is not None:
+                linears(x, weights, tiling, counters)
+    assert set(compiled) == ahead
+
+
+def test_what_no_batch_reaches_is_not_compiled(compiled: list[str]) -> None:
+    compile_few_tokens(LAUNCHES[:1], 1, CPU)
+    assert len(set(compiled)) == 1
 
 
 def test_bounds_are_few_and_never_too_small() -> None:

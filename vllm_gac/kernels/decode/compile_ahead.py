@@ -1,20 +1,17 @@
 """Compiles the kernels of decoding steps before they are needed, on all cores at once.
 
 Otherwise they would be compiled one by one, while CUDA graphs are captured or when the first
-request of its kind arrives. Triton's compiler releases Python's global lock while it works, so
-threads are enough. The kernels are then ready in this process, as if they had been launched.
+request of its kind arrives.
 """
 
-import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from triton.runtime._async_compile import AsyncCompileMode
 
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.schedule import sequence_bound
+from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 from vllm_gac.kernels.swiglu import MOST_TOKENS, swiglu_linear
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -45,8 +42,6 @@ def compile_ahead(
 ) -> None:
     """Compile what decodes batches of 1..max_sequences of each of `kinds`, and what `mlps` need.
 
-    Kernels that this process already has are skipped; those in Triton's cache on disk are read.
-
     Args:
         kinds: the layers to decode.
         max_sequences: sequences of the largest batch.
@@ -56,7 +51,7 @@ def compile_ahead(
     bounds = sorted({sequence_bound(n + 1) for n in range(max_sequences)})
     # The slowest to compile come first, so that no thread is still busy with one at the end.
     slowest_first = sorted(kinds, key=lambda kind: kind.latent is None)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads, AsyncCompileMode(threads):
+    with compiling_on_all_cores():
         for kind in slowest_first:
             for bound in reversed(bounds):
                 _compile(kind, bound, device)

@@ -11,9 +11,10 @@ the reading: before the first and after the last weights arrive, and between two
 - a launch begins while the one before it still runs (programmatic dependent launch). Each program
   asks for its first weights before it waits for its input.
 
-    launch      what callers use
-    tiling      how programs share a launch, and when ours is faster than cuBLAS: measured
-    by_matrix   the kernel for several tokens, on tensor cores
-    by_vector   the kernel for one token, without them
-    share       what both kernels share
+    launch          what callers use
+    compile_ahead   compiles the kernels before a server needs them
+    tiling          how programs share a launch, and when ours is faster than cuBLAS: measured
+    by_matrix       the kernel for several tokens, on tensor cores
+    by_vector       the kernel for one token, without them
+    share           what both kernels share
 """

@@ -1,6 +1,8 @@
 """Launches linears of a few tokens, and says which linears it is faster for than cuBLAS."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -42,6 +44,8 @@ def linears(
     weights: Sequence[torch.Tensor],
     tiling: Tiling,
     counters: torch.Tensor,
+    *,
+    only_compile: bool = False,
 ) -> torch.Tensor:
     """Several linears, each of its own columns of x, written beside each other.
 
@@ -54,12 +58,14 @@ def linears(
         tiling: how programs share the work.
         counters: int32 zeros, at least `tiling.tiles(...)`; they are zeros again afterwards. No
             other launch may use them at the same time.
+        only_compile: compile the kernel for these arguments, but launch nothing. No size matters
+            then but the number of linears.
 
     Returns:
-        [tokens, sum of the linears' outputs].
+        [tokens, sum of the linears' outputs]; with `only_compile` its numbers are undefined.
     """
     out = x.new_empty(x.shape[0], sum(weight.shape[0] for weight in weights))
-    _launch(x, weights, out, tiling, counters, is_gated=False)
+    _launch(x, weights, out, tiling, counters, is_gated=False, only_compile=only_compile)
     return out
 
 
@@ -68,6 +74,8 @@ def gated_linears(
     gate: torch.Tensor,
     up: torch.Tensor,
     tiling: Tiling,
+    *,
+    only_compile: bool = False,
 ) -> torch.Tensor:
     """silu(gate of its columns of x) * (up of its columns of x).
 
@@ -76,12 +84,13 @@ def gated_linears(
         gate: [features, in], contiguous; `in` is a multiple of 8.
         up: [features, in], likewise, with an `in` of its own.
         tiling: how programs share the work, without splits.
+        only_compile: as in `linears`.
 
     Returns:
-        [tokens, features].
+        [tokens, features]; with `only_compile` its numbers are undefined.
     """
     out = x.new_empty(x.shape[0], gate.shape[0])
-    _launch(x, (gate, up), out, tiling, x, is_gated=True)
+    _launch(x, (gate, up), out, tiling, x, is_gated=True, only_compile=only_compile)
     return out
 
 
@@ -91,7 +100,9 @@ def _launch(
     out: torch.Tensor,
     tiling: Tiling,
     counters: torch.Tensor,
+    *,
     is_gated: bool,
+    only_compile: bool,
 ) -> None:
     tokens, count = x.shape[0], len(weights)
     own = list(weights) + [weights[0]] * (MOST_LINEARS - count)
@@ -113,14 +124,16 @@ def _launch(
     if tiling.begins_early:
         constants["launch_pdl"] = True
     if tiling.rows == 1:
-        by_vector[(tiles,)](x, *own, out, *eighths, *features, **constants)
+        run = _run(by_vector, (tiles,), only_compile)
+        run(x, *own, out, *eighths, *features, **constants)
         return
     blocks = triton.cdiv(tokens, tiling.rows)
     partial = out
     if tiling.splits > 1:
         numbers = tiles * blocks * tiling.splits * tiling.features * tiling.rows
         partial = torch.empty(numbers, dtype=torch.float32, device=x.device)
-    by_matrix[tiles, tiling.splits, blocks](
+    run = _run(by_matrix, (tiles, tiling.splits, blocks), only_compile)
+    run(
         x,
         *own,
         out,
@@ -135,3 +148,7 @@ def _launch(
         SPLITS=tiling.splits,
         **constants,
     )
+
+
+def _run(kernel: Any, grid: tuple[int, ...], only_compile: bool) -> Callable[..., object]:
+    return functools.partial(kernel.warmup, grid=grid) if only_compile else kernel[grid]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from vllm_gac.layout.rounding import ceil_div
 
 MOST_LINEARS = 3  # in one launch
+MOST_TOKENS = 256  # with more, cuBLAS is faster
 MOST_TILES = 4096  # counters that a caller keeps
 
 _WIDE = 3072  # inputs; the down factors measured have 4096 and more, the up factors 2432 and fewer

@@ -72,6 +72,8 @@ def add_column_parallel(
     bias: bool,
     quant_config: QuantizationConfig | None,
     prefix: str,
+    *,
+    is_gated: bool = False,
 ) -> Shards:
     """Add column-parallel linears of one input to `owner`. `project` applies them.
 
@@ -85,6 +87,7 @@ def add_column_parallel(
         bias: Whether the linears have a bias.
         quant_config: vLLM's quantization config, if any.
         prefix: Name of `owner` in the model.
+        is_gated: Whether they are gate and up, which `project_gated` applies.
 
     Returns:
         Where to load the fused A factors; empty if none are fused.
@@ -116,7 +119,7 @@ def add_column_parallel(
     )
     owner.add_module(_DOWN_FACTORS, down)
     owner.add_module(_DOWN_LAUNCH, OneLaunch(down))
-    owner.add_module(_UP_LAUNCH, OneLaunch(*ups))
+    owner.add_module(_UP_LAUNCH, OneLaunch(*ups, is_gated=is_gated))
     return {f"{name}.A": (_DOWN_FACTORS, shard) for shard, name in enumerate(fused)}
 
 

@@ -34,7 +34,7 @@ from vllm_gac.serving.model.linear import (
     row_parallel,
 )
 from vllm_gac.serving.model.lora import fit_adapters
-from vllm_gac.serving.model.one_launch import is_plain, runs_as_written
+from vllm_gac.serving.model.one_launch import compile_ahead, is_plain, runs_as_written
 from vllm_gac.serving.model.self_attention import GacSelfAttention
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class GacMLP(nn.Module):
         else:
             shapes = dict.fromkeys(GATE_AND_UP, (width, hidden))
             self.projection_shards = add_column_parallel(
-                self, shapes, ranks, bias, quant_config, prefix
+                self, shapes, ranks, bias, quant_config, prefix, is_gated=True
             )
         down_rank = layer.ranks.get("mlp.down_proj")
         self.down_proj = row_parallel(
@@ -199,4 +199,7 @@ class GacLlamaForCausalLM(LlamaForCausalLM):
             layout_of_hf(hf_config),
             validate(HfConfig, hf_config.to_dict(), "config.json"),
         )
-        return GacModel(vllm_config=vllm_config, prefix=prefix, layer_type=layer)
+        model = GacModel(vllm_config=vllm_config, prefix=prefix, layer_type=layer)
+        if model.do_not_compile:  # else Inductor decides about launches
+            compile_ahead(model, vllm_config.scheduler_config.max_num_batched_tokens)
+        return model

@@ -4,12 +4,14 @@ Ours only multiplies: linears that are quantized, have biases or are adapted by 
 So do all linears if the model is compiled, because Inductor decides about launches then.
 """
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from vllm.config import get_current_vllm_config
 from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import (
     LinearBase,
     RowParallelLinear,
@@ -20,6 +22,8 @@ from vllm.platforms import current_platform
 if TYPE_CHECKING:
     from vllm_gac.kernels.few_tokens.tiling import Tiling
 
+logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
+
 
 class OneLaunch(nn.Module):
     """Linears, each of its own columns of one input. It does not own them.
@@ -29,9 +33,11 @@ class OneLaunch(nn.Module):
 
     counters: torch.Tensor  # int32, what programs of one launch count with; always zeros
 
-    def __init__(self, *linears: LinearBase) -> None:
+    def __init__(self, *linears: LinearBase, is_gated: bool = False) -> None:
+        """`is_gated` says that the linears are gate and up, with SwiGLU on top."""
         super().__init__()
         self.linears = linears  # in a tuple, where torch does not look for submodules
+        self.is_gated = is_gated
         self.is_plain = current_platform.is_cuda() and all(map(is_plain, linears))
         count = 0
         if self.is_plain:
@@ -83,6 +89,31 @@ class OneLaunch(nn.Module):
         from vllm_gac.kernels.few_tokens.launch import faster_tiling
 
         return faster_tiling(x, [linear.weight for linear in self.linears], is_gated)
+
+
+def compile_ahead(model: nn.Module, most_tokens: int) -> None:
+    """Compile what the linears of `model` run on with up to `most_tokens` tokens.
+
+    Otherwise the first request with so many tokens would wait, or the capture of its CUDA graph.
+    """
+    launches = [x for x in model.modules() if isinstance(x, OneLaunch) and x.is_plain]
+    if not launches:
+        return
+    from vllm_gac.kernels.few_tokens.compile_ahead import LaunchKind, compile_ahead
+    from vllm_gac.kernels.swiglu import is_hopper
+
+    device = launches[0].counters.device
+    if not is_hopper(device):
+        return
+    kinds = set()
+    for launch in launches:
+        features, widths = zip(*(linear.weight.shape for linear in launch.linears), strict=True)
+        kinds.add(LaunchKind(features, widths, launch.is_gated, launch.linears[0].weight.dtype))
+    start = time.perf_counter()
+    count = compile_ahead(kinds, most_tokens, device)
+    seconds = time.perf_counter() - start
+    if seconds > 1:
+        logger.info("Compiled %d kernels of low-rank linears in %.1f s", count, seconds)
 
 
 def is_plain(linear: LinearBase) -> bool:
