@@ -173,6 +173,11 @@ def test_no_server_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--server", "http://localhost:99999"], "is not the URL of a server"),
         (["--server", "http://a", "--engine", "vllm"], "not allowed with argument --server"),
         (["--served-model-name", "m"], "has no effect without --server"),
+        (
+            ["--quantization", "fp8_per_tensor"],
+            "--quantization has no effect without --engine vllm",
+        ),
+        (["--server", "http://a", "--kv-cache-dtype", "fp8"], "--kv-cache-dtype has no effect"),
         (["--engine", "vllm", "--device", "cuda"], "--device is the reference's"),
         (["--server", "http://a", "--device", "cuda"], "--device is the reference's"),
     ],

@@ -12,6 +12,7 @@ from vllm_gac.cli.options import (
     add_json,
     add_revision,
     add_run,
+    given,
     on_a_device,
     path,
     run_arguments,
@@ -52,6 +53,16 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--served-model-name", metavar="NAME", help="a model of --server; default: its only one"
     )
+    parser.add_argument(
+        "--quantization",
+        metavar="NAME",
+        help="how vLLM quantizes the weights, e.g. fp8_per_tensor; with --engine vllm",
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        metavar="DTYPE",
+        help="of vLLM's KV cache, e.g. fp8; with --engine vllm",
+    )
     add_run(parser, "; default: all")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -61,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the perplexity and the number of tokens that it is the mean over."""
     if args.served_model_name is not None and args.server is None:
         args.usage_error("--served-model-name has no effect without --server")
+    engine_options = given(args, "quantization", "kv_cache_dtype")
+    if engine_options and args.engine != "vllm":
+        flag = next(iter(engine_options)).replace("_", "-")
+        args.usage_error(f"--{flag} has no effect without --engine vllm")
     if args.device is not None and (args.server or args.engine == "vllm"):
         args.usage_error("--device is the reference's; vLLM runs on the device it is built for")
 
@@ -86,6 +101,7 @@ def _perplexity(args: argparse.Namespace, options: dict[str, Any]) -> tuple[floa
     if args.engine == "vllm":
         from vllm_gac.steps.evaluate_engine import evaluate_engine
 
+        options |= given(args, "quantization", "kv_cache_dtype")
         return evaluate_engine(args.directory, args.text, **options)
     from vllm_gac.steps.evaluate import evaluate
 

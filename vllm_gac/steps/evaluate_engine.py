@@ -37,40 +37,91 @@ def evaluate_engine(
     revision: str | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     max_tokens: int | None = None,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
     progress: bool = False,
 ) -> tuple[float, int]:
     """(perplexity, predicted tokens) of `model` on `texts`, by vLLM in this process.
 
     The windows are those of `vllm_gac.steps.evaluate.evaluate`. On a CPU nothing is compiled; on a
-    GPU the model runs in CUDA graphs, as in a server. vLLM keeps its memory until the process
-    ends, so call this once per process. Raises ModuleNotFoundError without vLLM, and
+    GPU the model runs in CUDA graphs, as in a server. `quantization` and `kv_cache_dtype` are
+    vLLM's options. vLLM keeps its memory until the process ends, so call this once per process.
+    Raises ModuleNotFoundError without vLLM, and
     CheckpointError if vLLM cannot run `model`.
     """
     _configure_vllm()
-    from vllm import LLM, SamplingParams
-    from vllm.platforms import current_platform
+    import vllm  # noqa: F401 - if it is missing, this says so before the model is read
 
     model = model_directory(model, revision)
     checkpoint = checked(model)
     length = min(sequence_length, checkpoint.config.max_position_embeddings)
     tokens = window_batches(model, texts, length=length, max_tokens=max_tokens)
+    losses = engine_losses(
+        model,
+        checkpoint,
+        tokens,
+        length,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        progress=progress,
+    )
+    return exp_of_mean(sum(losses), tokens)
+
+
+def engine_losses(
+    model: Path,
+    checkpoint: Checkpoint,
+    tokens: Sequence[torch.Tensor],
+    length: int,
+    *,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    eager: bool = False,
+    progress: bool = False,
+) -> list[float]:
+    """The loss in nats of each window, summed over its predicted tokens, by vLLM.
+
+    Args:
+        model: Directory of `checkpoint`.
+        checkpoint: What `checked` returned for it.
+        tokens: Batches of windows, [windows, at most `length`].
+        length: Tokens of the longest window.
+        quantization: As vLLM's --quantization.
+        kv_cache_dtype: As vLLM's --kv-cache-dtype.
+        eager: Whether nothing is compiled on a GPU either, which starts sooner.
+        progress: Whether to show a progress bar on stderr.
+
+    Raises:
+        CheckpointError: vLLM cannot run the model.
+        ModuleNotFoundError: vLLM is not installed.
+    """
+    _configure_vllm()
+    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
+
     for batch in tokens:
         refuse_unknown_tokens(checkpoint.layout, batch)
     score = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
-    eager = current_platform.is_cpu()
+    eager = eager or current_platform.is_cpu()
     # vLLM compiles its sampler even if the model is not compiled, which takes a CPU half a minute.
     uncompiled = torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext()
     try:
         with uncompiled:
             arguments = _engine_arguments(checkpoint, length)
-            llm = LLM(str(model), enforce_eager=eager, use_tqdm_on_load=progress, **arguments)
+            llm = LLM(
+                str(model),
+                enforce_eager=eager,
+                use_tqdm_on_load=progress,
+                quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype,
+                **arguments,
+            )
             bar = tqdm(tokens, desc="evaluate", disable=not progress)
-            total = sum(_negative_log_likelihood(llm, score, batch) for batch in bar)
+            return [loss for batch in bar for loss in _negative_log_likelihoods(llm, score, batch)]
     except GacError:
         raise
     except Exception as e:  # vLLM raises many types; VLLM_LOGGING_LEVEL=INFO shows its log
         raise CheckpointError(f"{model}: vLLM cannot run it ({type(e).__name__}: {e})") from e
-    return exp_of_mean(total, tokens)
 
 
 def _configure_vllm() -> None:
@@ -106,12 +157,19 @@ def _engine_arguments(checkpoint: Checkpoint, length: int) -> dict[str, Any]:
     }
 
 
-def _negative_log_likelihood(llm: "LLM", score: "SamplingParams", batch: torch.Tensor) -> float:
-    """The loss in nats, summed over the predicted tokens of a batch [windows, length]."""
+def _negative_log_likelihoods(
+    llm: "LLM", score: "SamplingParams", batch: torch.Tensor
+) -> list[float]:
+    """The loss in nats of each of a batch of windows [windows, length], over predicted tokens."""
     prompts = [{"prompt_token_ids": window} for window in batch.tolist()]
-    total = sum(
-        step[token].logprob
+    return [
+        -float(
+            sum(
+                step[token].logprob
+                for token, step in zip(
+                    output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True
+                )
+            )
+        )
         for output in llm.generate(prompts, score, use_tqdm=False)
-        for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-    )
-    return -float(total)
+    ]
