@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer
 from benchmarks.quality.ladder import scores, training
 from benchmarks.quality.ladder.__main__ import main
 from benchmarks.quality.ladder.intervals import ratio
-from benchmarks.quality.ladder.measure import BUDGETS
+from benchmarks.quality.ladder.rows import ROWS
 from benchmarks.quality.ladder.scores import runner, window_losses
 from benchmarks.quality.ladder.sizes import SIZES
 from benchmarks.quality.ladder.tasks import copies, needles, score
@@ -47,7 +48,7 @@ def module(number: int) -> str:
 
 
 def names() -> Iterator[tuple[int, str]]:
-    for number in range(900):
+    for number in range(300):
         path = f"package_{number % 7}/module_{number}.py"
         if number < 110 or split_of(path) == "heldout":
             yield number, path
@@ -151,30 +152,49 @@ def test_a_directory_of_another_run_is_refused(
         train(tmp_path, text, replace(short, seed=1), "cpu")
 
 
-def test_rows_are_appended_once_and_the_dense_one_is_the_project_s_perplexity(
-    text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NEEDLES", "COPIES"):
-        monkeypatch.setattr(scores, name, 1)
-    out = tmp_path / "out.jsonl"
-    chosen = ["heads + MLP .8, KV .75", "KV .5 latent, free dims"]
+CHOSEN = ("heads + MLP .8, KV .75", "heads + MLP .8, KV .75, free dims", "KV .5 latent")
+
+
+@pytest.fixture(scope="module")
+def measured(text: Path, trained: Path) -> Path:
+    """A folder of results. Its rows were measured in three calls, after one of which it was cut."""
+    out = text.parent / "results" / "tiny" / "rows.jsonl"
     command = ["measure", str(trained), str(out), "--text", str(text), "--max-tokens", "2048"]
-    assert main([*command, "--budgets", chosen[0]]) == 0
-    with out.open("a") as file:
-        file.write('{"row": "cut')  # as a killed run leaves it
-    assert main([*command, "--budgets", *chosen]) == 0
-    assert main([*command, "--budgets", *chosen]) == 0
-    rows = {row["row"]: row for row in map(json.loads, out.read_text().splitlines())}
-    assert len(out.read_text().splitlines()) == 3
-    assert set(rows) == {"dense", *chosen}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("NEEDLES", "COPIES"):
+            patch.setattr(scores, name, 1)
+        assert main([*command, "--rows", "dense", CHOSEN[0]]) == 0
+        with out.open("a") as file:
+            file.write('{"row": "cut')
+        assert main([*command, "--rows", "dense", *CHOSEN]) == 0
+        assert main([*command, "--rows", "dense", *CHOSEN]) == 0
+    for name in ("run.json", "log.jsonl"):
+        (out.parent / name).write_bytes((trained / name).read_bytes())
+    return out.parent
+
+
+def test_rows_are_appended_once_and_are_within_their_budgets(measured: Path) -> None:
+    lines = (measured / "rows.jsonl").read_text().splitlines()
+    rows = {row["row"]: row for row in map(json.loads, lines)}
+    assert len(lines) == 4
+    assert list(rows) == ["dense", *CHOSEN]
     dense = rows["dense"]
     assert dense["kv_bytes"] == 2 * 2 * 2 * 2 * 32  # bytes, layers, keys and values, heads, size
-    for name in chosen:
-        row, request = rows[name], BUDGETS[name]
+    for name in CHOSEN:
+        row, request = rows[name], ROWS[name].request
+        assert request is not None
         assert row["parameters"] <= request.param_ratio * dense["parameters"]
         assert row["kv_elements"] <= request.kv_ratio * dense["kv_elements"]
-        assert row["microseconds"] < dense["microseconds"] or name != chosen[0]
+        assert row["weight_bytes"] == 2 * row["parameters"]
+        assert len(row["losses"]) == len(dense["losses"])
         assert all(math.isfinite(loss) for loss in row["losses"])
+    assert rows[CHOSEN[0]]["microseconds"] < dense["microseconds"]
+
+
+def test_the_loss_of_a_window_is_that_of_the_project_s_evaluation(
+    text: Path, trained: Path, measured: Path, tmp_path: Path
+) -> None:
+    dense = json.loads((measured / "rows.jsonl").read_text().splitlines()[0])
     windows = read_tensor(text, "heldout.safetensors", "windows")[:1]
     losses = window_losses(runner(trained / "model", "cpu"), windows)
     assert losses == pytest.approx(dense["losses"][:1], abs=1e-5)
@@ -187,12 +207,52 @@ def test_rows_are_appended_once_and_the_dense_one_is_the_project_s_perplexity(
     assert math.log(perplexity) == pytest.approx(dense["losses"][0], abs=1e-5)
 
 
-def test_an_unknown_budget_is_one_clear_error(
+def test_the_page_has_each_row_once_and_the_pairs(measured: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `dev`")
+    assert main(["report", str(measured.parent)]) == 0
+    page = (measured.parent / "README.md").read_text()
+    assert page.count("| heads + MLP .8, KV .75 |") == 2  # a row, and a pair of dims
+    assert page.count("| KV .5 latent |") == 1
+    assert page.count(", free dims |") == 0
+    ElementTree.parse(measured.parent / "ladder.svg")
+    assert (
+        json.loads((measured / "run.json").read_text())["weights_sha256"]
+        in (measured / "README.md").read_text()
+    )
+
+
+def test_results_of_other_weights_are_refused(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `dev`")
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    for name in ("run.json", "log.jsonl", "rows.jsonl"):
+        (folder / name).write_bytes((measured / name).read_bytes())
+    run = json.loads((folder / "run.json").read_text()) | {"weights_sha256": "0"}
+    (folder / "run.json").write_text(json.dumps(run))
+    assert main(["report", str(tmp_path)]) == 1
+    assert ": rows of other weights, " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_vllm_serves_a_row_with_the_losses_of_the_reference(
+    text: Path, trained: Path, measured: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "rows.jsonl"
+    command = ["measure", str(trained), str(out), "--text", str(text), "--rows", "dense, served"]
+    assert main(command) == 0
+    (row,) = map(json.loads, out.read_text().splitlines())
+    dense = json.loads((measured / "rows.jsonl").read_text().splitlines()[0])
+    assert row["losses"] == pytest.approx(dense["losses"], rel=0.01)
+
+
+def test_an_unknown_row_is_one_clear_error(
     trained: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["measure", str(trained), str(tmp_path / "out.jsonl"), "--text", str(text)]
-    assert main([*command, "--budgets", "half"]) == 1
-    assert capsys.readouterr().err.startswith("error: half: no such budget; ")
+    assert main([*command, "--rows", "half"]) == 1
+    assert capsys.readouterr().err.startswith("error: half: no such row; ")
 
 
 def test_an_interval_is_of_documents_and_holds_the_ratio() -> None:

@@ -3,11 +3,12 @@
     python -m benchmarks.quality.ladder text TEXT
     python -m benchmarks.quality.ladder train 130m DIR --text TEXT --minutes 10 --device cuda
     python -m benchmarks.quality.ladder measure DIR OUT.jsonl --text TEXT --device cuda
+    python -m benchmarks.quality.ladder report RESULTS
 
 The first command collects text that is at hand, the second trains a Llama on it, the third
-compresses that by every form and budget and scores each result on held-out text. All but the first
-go on where they were stopped. The models are too large to ship; the scripts, the hashes and the
-learning curves are what is kept.
+compresses that by every form and budget and scores each result on held-out text; training and
+measuring go on where they were stopped. The last one writes the page. The models are too large to
+ship; the scripts, the hashes and the learning curves are what is kept.
 """
 
 import argparse
@@ -16,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.page import add_commit
-from benchmarks.quality.ladder.measure import chosen, measure
+from benchmarks.quality.ladder.measure import measure
+from benchmarks.quality.ladder.rows import chosen
 from benchmarks.quality.ladder.sizes import ROPE_THETAS, SIZES
 from benchmarks.quality.ladder.text import read_manifest, write_text_directory
 from benchmarks.quality.ladder.training import Point, Run, train
@@ -62,13 +64,16 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("directory", type=Path, metavar="DIR", help="of the training run")
     verb.add_argument("out", type=Path, metavar="OUT.jsonl", help="rows are appended to it")
     verb.add_argument("--text", type=Path, required=True)
-    verb.add_argument("--budgets", nargs="*", default=["*"], help="names or patterns of rows")
+    verb.add_argument("--rows", nargs="*", default=["*"], help="names or patterns (default: all)")
     verb.add_argument("--calibration", type=int, default=0, help="number of the text: 0, 1 or 2")
     verb.add_argument("--max-tokens", type=int, help="of calibration")
     verb.add_argument("--device", default="cpu")
-    verb.add_argument("--workers", type=int, default=1, help="rows at once")
+    verb.add_argument("--workers", type=int, default=1, help="rows that are measured at once")
     add_commit(verb)
     verb.set_defaults(run=_measure)
+    verb = verbs.add_parser("report", help="write the page, the picture and the cards")
+    verb.add_argument("directory", type=Path, metavar="RESULTS", help="a folder for each model")
+    verb.set_defaults(run=_report_of)
     return parser
 
 
@@ -103,12 +108,18 @@ def _report(point: Point) -> None:
     )
 
 
+def _report_of(options: argparse.Namespace) -> None:
+    from benchmarks.quality.ladder.report import write_report  # matplotlib is of the extra `dev`
+
+    print(write_report(options.directory))
+
+
 def _measure(options: argparse.Namespace) -> None:
     measure(
         options.directory,
         options.text,
         options.out,
-        names=chosen(options.budgets),
+        names=chosen(options.rows),
         calibration=options.calibration,
         device=options.device,
         workers=options.workers,

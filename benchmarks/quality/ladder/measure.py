@@ -6,13 +6,14 @@ it has; the same command then does the rest. A row that no plan can meet says so
 """
 
 import json
+import math
 import multiprocessing
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
-from fnmatch import fnmatch
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.common.page import machine, source
+from benchmarks.quality.ladder.rows import ROWS, Row
 from benchmarks.quality.ladder.scores import runner, task_scores, window_losses
+from benchmarks.quality.ladder.served import served_losses
 from benchmarks.quality.ladder.text import read_tensor
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
@@ -28,46 +31,10 @@ from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.planning.request import Deployment, PlanRequest
 from vllm_gac.steps.compress import compress
 
-DENSE = "dense"
-_ALL = ("heads", "prune", "lowrank")
-_BF16 = 2
-
-
-def _both(name: str, request: PlanRequest) -> dict[str, PlanRequest]:
-    """The same budgets with aligned dims, and with every dim allowed."""
-    return {name: request, f"{name}, free dims": replace(request, align="none")}
-
-
-# The goals' rows first: a lease may end before the last one.
-BUDGETS: Mapping[str, PlanRequest] = {
-    **_both("low rank .8", PlanRequest(param_ratio=0.8, methods=("lowrank",))),
-    **_both("heads + MLP .8, KV .75", PlanRequest(param_ratio=0.8, kv_ratio=0.75)),
-    **_both("all methods .8, KV .5", PlanRequest(param_ratio=0.8, kv_ratio=0.5, methods=_ALL)),
-    **_both("heads + MLP .7, KV .5", PlanRequest(param_ratio=0.7, kv_ratio=0.5)),
-    **{
-        name: request
-        for kv in (0.5, 0.75, 0.25)
-        for form in ("latent", "rotary")
-        for name, request in _both(
-            f"KV {kv:g} {form}".replace("0.", "."),
-            PlanRequest(kv_ratio=kv, methods=("heads",), key_form=form),
-        ).items()
-    },
-    **_both("low rank .9", PlanRequest(param_ratio=0.9, methods=("lowrank",))),
-    **_both("low rank .7", PlanRequest(param_ratio=0.7, methods=("lowrank",))),
-}
-
-
-def chosen(patterns: Sequence[str]) -> list[str]:
-    """Names of BUDGETS that match one of the `patterns`. Raises GacError for one without any."""
-    for pattern in patterns:
-        if not any(fnmatch(name, pattern) for name in BUDGETS):
-            raise GacError(f"{pattern}: no such budget; there are {'; '.join(BUDGETS)}")
-    return [name for name in BUDGETS if any(fnmatch(name, pattern) for pattern in patterns)]
+_BF16, _FP8 = 2, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +54,7 @@ def measure(
     text: Path,
     out: Path,
     *,
-    names: Sequence[str] = tuple(BUDGETS),
+    names: Sequence[str] = tuple(ROWS),
     calibration: int = 0,
     device: str = "cpu",
     workers: int = 1,
@@ -100,7 +67,7 @@ def measure(
         directory: Of the training run.
         text: The text directory.
         out: The file of JSON lines; rows that it has are not measured again.
-        names: Names of BUDGETS, in this order.
+        names: Names of ROWS, in this order.
         calibration: The number of the calibration text.
         device: The torch device.
         workers: Processes that each measure a row at a time.
@@ -119,18 +86,12 @@ def measure(
         "weights_sha256": run["weights_sha256"],
         "calibration": calibration,
     }
+    about = facts | source(commit) | machine(device)
     _without_a_cut_line(out)
     there = {row["row"] for row in rows_of(out) if facts.items() <= row.items()}
-    stats = work / f"stats-{calibration}.safetensors"
-    about = facts | source(commit) | machine(device)
-    if DENSE not in there:
-        begun = time.monotonic()
-        layout = open_checkpoint(model).layout
-        row = {"row": DENSE, **_sizes(layout, layout), **_scores(model, text, device)}
-        document = read_tensor(text, "heldout.safetensors", "document").tolist()
-        _append(out, about | row | {"document": document, "seconds": _since(begun)})
     left = [name for name in names if name not in there]
-    if left and not stats.exists():
+    stats = work / f"stats-{calibration}.safetensors"
+    if any(ROWS[name].request for name in left) and not stats.exists():
         begun = time.monotonic()
         texts = [text / f"calibration-{calibration}.txt"]
         calibrate(model, texts, stats, max_tokens=max_tokens, device=device, progress=False)
@@ -157,56 +118,66 @@ def _begin() -> None:
 
 
 def _row(task: Task) -> dict[str, Any]:
-    request, begun = BUDGETS[task.name], time.monotonic()
-    asked = {"row": task.name, **request.record()}
-    asked = {key: value for key, value in asked.items() if value is not None}
-    out = task.work / task.name.replace(" ", "-").replace(",", "")
+    row, begun = ROWS[task.name], time.monotonic()
+    about: dict[str, Any] = {"row": task.name, "served": row.served}
+    if row.request is not None:
+        about |= {key: value for key, value in row.request.record().items() if value is not None}
+    out = task.work / re.sub(r"[^a-z0-9]+", "-", task.name.lower())
     try:
-        layout = compress(
-            task.model,
-            out,
-            request,
-            stats=task.stats,
-            device=task.device,
-            overwrite=True,
-            progress=False,
-        )
+        directory = task.model if row.request is None else _compressed(task, row.request, out)
+        made = _since(begun)
+        about |= _sizes(task.model, directory, row) | _scores(task, row, directory)
     except GacError as e:
-        return asked | {"refused": str(e)}
-    plan = read_json(out / "plan.json")
-    compressed = _since(begun)
-    scores = _scores(out, task.text, task.device)
-    shutil.rmtree(out)
-    return {
-        **asked,
-        **_sizes(open_checkpoint(task.model).layout, layout),
-        "expected_loss": plan["expected_loss"],
-        **scores,
-        "seconds": _since(begun),
-        "seconds_to_compress": compressed,
-    }
+        return about | {"refused": str(e)}
+    finally:
+        if out.exists():
+            shutil.rmtree(out)
+    return about | {"seconds": _since(begun), "seconds_to_make": made}
 
 
-def _scores(model: Path, text: Path, device: str) -> dict[str, Any]:
-    windows = read_tensor(text, "heldout.safetensors", "windows")
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    context = open_checkpoint(model).config.max_position_embeddings
-    logits_of = runner(model, device)
+def _compressed(task: Task, request: PlanRequest, out: Path) -> Path:
+    options: dict[str, Any] = {"stats": task.stats, "device": task.device, "progress": False}
+    compress(task.model, out, request, overwrite=True, **options)
+    return out
+
+
+def _scores(task: Task, row: Row, directory: Path) -> dict[str, Any]:
+    if row.served:
+        losses = served_losses(directory, task.text, row.quantization, row.kv_cache_dtype)
+        return {"losses": losses}
+    windows = read_tensor(task.text, "heldout.safetensors", "windows")
+    document = read_tensor(task.text, "heldout.safetensors", "document")
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    context = open_checkpoint(directory).config.max_position_embeddings
+    logits_of = runner(directory, task.device)
     return {
         "losses": window_losses(logits_of, windows),
         "tasks": task_scores(logits_of, tokenizer, windows, context),
+        "document": document.tolist(),
     }
 
 
-def _sizes(dense: ModelLayout, layout: ModelLayout) -> dict[str, Any]:
-    """Parameters, bytes in bf16, and the predicted time of a mean step's layers on an H200."""
+def _sizes(dense: Path, directory: Path, row: Row) -> dict[str, Any]:
+    """Parameters, bytes, and the predicted time of a mean step's layers in bf16 on an H200."""
+    layout = open_checkpoint(directory).layout
+    linears = sum(
+        math.prod(shape)
+        for index in range(len(layout.layers))
+        for _, shape in layout.layer_tensors(index)
+        if len(shape) == 2
+    )
+    saved = linears * (_BF16 - _FP8) if row.quantization else 0
     deployment = Deployment(read_profile("h200"), BatchMix())
+    nanoseconds = deployment.nanoseconds(open_checkpoint(dense).layout, layout.layers)
+    in_bf16 = row.quantization is None and row.kv_cache_dtype == "auto"
+    plan = directory / "plan.json"
     return {
         "parameters": layout.parameters,
         "kv_elements": layout.kv_elements,
-        "weight_bytes": _BF16 * layout.parameters,
-        "kv_bytes": _BF16 * layout.kv_elements,
-        "microseconds": round(deployment.nanoseconds(dense, layout.layers) / 1000, 2),
+        "weight_bytes": _BF16 * layout.parameters - saved,
+        "kv_bytes": (_BF16 if row.kv_cache_dtype == "auto" else _FP8) * layout.kv_elements,
+        "microseconds": round(nanoseconds / 1000, 2) if in_bf16 else None,
+        "expected_loss": read_json(plan)["expected_loss"] if plan.exists() else None,
     }
 
 

@@ -1,0 +1,212 @@
+"""The page of the ladder: a table of rows for each model, aligned against free dims, a picture.
+
+A directory of results has a folder for each model, with what `train` and `measure` wrote: run.json,
+log.jsonl and rows.jsonl.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.common.figures import BLUE, GREEN, GREY, ORANGE, PINK, RED, axes_grid, drawn
+from benchmarks.common.markdown import table
+from benchmarks.common.page import origin
+from benchmarks.quality.ladder.intervals import ratio
+from benchmarks.quality.ladder.measure import rows_of
+from benchmarks.quality.ladder.rows import DENSE, ROWS
+from benchmarks.quality.ladder.text import WINDOW
+from benchmarks.quality.ladder.training import Point, card
+from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.errors import GacError
+
+_FREE = ", free dims"
+_COMMAND = "python -m benchmarks.quality.ladder"
+_COLOURS = {
+    "low rank": BLUE,
+    "heads + MLP": RED,
+    "KV": GREEN,
+    "all methods": ORANGE,
+    "dense": PINK,
+}
+_MARKERS = ("o", "s", "^", "D")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A rung: its name, its training run, its learning curve, and its rows by name."""
+
+    name: str
+    run: Mapping[str, Any]
+    curve: Sequence[Point]
+    rows: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def dense(self) -> Mapping[str, Any]:
+        """The row of the dense model, by the reference."""
+        return self.rows[DENSE]
+
+    def over(self, row: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float, float]:
+        """Perplexity of `row` over that of `other`, and its 95 % interval."""
+        return ratio(row["losses"], other["losses"], self.dense["document"])
+
+
+def write_report(directory: Path) -> str:
+    """Write README.md, ladder.svg and a card for each model into `directory`. Returns the page.
+
+    Raises GacError if no folder of it has the rows of a model.
+    """
+    models = [_model(rows.parent) for rows in sorted(directory.glob("*/rows.jsonl"))]
+    if not models:
+        raise GacError(f"{directory}: no folder with run.json, log.jsonl and rows.jsonl")
+    models.sort(key=lambda model: (model.run["parameters"], model.run["rope_theta"]))
+    page, picture = drawn(_drawn, models)
+    (directory / "ladder.svg").write_text(picture, encoding="utf-8")
+    (directory / "README.md").write_text(page, encoding="utf-8")
+    for model in models:
+        about = card(dict(model.run), list(model.curve))
+        (directory / model.name / "README.md").write_text(about, encoding="utf-8")
+    return page
+
+
+def _model(folder: Path) -> Model:
+    run = read_json(folder / "run.json")
+    points = [Point(**point) for point in rows_of(folder / "log.jsonl")]
+    rows = {row["row"]: row for row in rows_of(folder / "rows.jsonl")}
+    if DENSE not in rows:
+        raise GacError(f"{folder / 'rows.jsonl'}: no row of the dense model; measure it first")
+    if others := {row["weights_sha256"] for row in rows.values()} - {run["weights_sha256"]}:
+        raise GacError(f"{folder / 'rows.jsonl'}: rows of other weights, {', '.join(others)}")
+    ordered = {name: rows[name] for name in ROWS if name in rows}
+    return Model(folder.name, run, points, ordered)
+
+
+def _drawn(models: Sequence[Model]) -> tuple[str, Figure]:
+    return _page(models), _picture(models)
+
+
+def _page(models: Sequence[Model]) -> str:
+    lines = [
+        "# What compression costs models of growing size",
+        "",
+        "Llamas trained on text at hand, compressed by the project's own commands without any",
+        "training after it. Perplexity on held-out text over the dense model's, with 95 %",
+        f"intervals over documents; windows of {WINDOW} tokens, fp32 reference unless the row is",
+        "served. The models are undertrained: so few tokens leave room that a model trained for",
+        "longer does not have.",
+        "",
+        "![Perplexity against bytes and predicted time](ladder.svg)",
+    ]
+    for model in models:
+        lines += ["", *_of_a_model(model)]
+    return "\n".join(lines) + "\n"
+
+
+def _of_a_model(model: Model) -> list[str]:
+    dense, run = model.dense, model.run
+    made = origin({**dense, "command": f"{_COMMAND} measure"})
+    loss = sum(dense["losses"]) / len(dense["losses"])
+    measured = [row for row in model.rows.values() if "losses" in row]
+    lines = [
+        f"## {model.name}: {run['parameters'] / 1e6:.1f} M parameters",
+        "",
+        f"{run['trained_tokens'] / 1e6:.0f} M tokens in {run['seconds']:.0f} s ([card]"
+        f"({model.name}/README.md)); held-out perplexity {math.exp(loss):.3f} over "
+        f"{len(dense['losses'])} windows of {len(set(dense['document']))} documents. {made}.",
+        "",
+    ]
+    columns = ["row", "parameters", "KV", "MB", "predicted time", "perplexity over dense"]
+    columns += ["expected", *_task_columns(dense)]
+    cells = [_cells(model, row) for row in measured if not row["row"].endswith(_FREE)]
+    lines += table(columns, cells)
+    lines += [
+        "",
+        "Expected: what the plan predicted, as a ratio. Needle: share of six-digit numbers that",
+        "are found, by the length of the text; copy: share of right tokens of the second copy.",
+    ]
+    if pairs := _pairs(model):
+        lines += ["", *table(["budget", "aligned dims over free dims"], pairs)]
+    if refused := [row for row in model.rows.values() if "refused" in row]:
+        lines += ["", "Not made:", ""]
+        lines += [f"- {row['row']}: {row['refused'].splitlines()[-1]}" for row in refused]
+    return lines
+
+
+def _task_columns(dense: Mapping[str, Any]) -> list[str]:
+    return list(dense["tasks"])
+
+
+def _cells(model: Model, row: Mapping[str, Any]) -> list[str | None]:
+    dense, expected = model.dense, row["expected_loss"]
+    time = row["microseconds"]
+    cells = [
+        row["row"],
+        f"{row['parameters'] / dense['parameters']:.1%}",
+        f"{row['kv_bytes'] / dense['kv_bytes']:.1%}",
+        f"{row['weight_bytes'] / 1e6:.1f}",
+        None if time is None else f"{time / dense['microseconds']:.1%}",
+        _interval(*model.over(row, dense)) if row is not dense else "1",
+        None if expected is None else f"{math.exp(expected):.4f}",
+    ]
+    tasks = row.get("tasks", {})
+    for name in _task_columns(dense):
+        score = "exact" if name.startswith("needle") else "right"
+        cells.append(f"{tasks[name][score]:.2f}" if name in tasks else None)
+    return cells
+
+
+def _pairs(model: Model) -> list[list[str]]:
+    return [
+        [name, _interval(*model.over(row, model.rows[name + _FREE]))]
+        for name, row in model.rows.items()
+        if "losses" in row and "losses" in model.rows.get(name + _FREE, {})
+    ]
+
+
+def _interval(middle: float, low: float, high: float) -> str:
+    return f"{middle:.4f} ({low:.4f} to {high:.4f})"
+
+
+def _picture(models: Sequence[Model]) -> Figure:
+    figure, panels = axes_grid(9.5, 3.4, 1, 3)
+    for panel, (key, label) in zip(
+        panels,
+        (
+            ("weight_bytes", "weights, bytes over dense"),
+            ("kv_bytes", "KV cache, bytes over dense"),
+            ("microseconds", "predicted time of a step over dense (bf16)"),
+        ),
+        strict=True,
+    ):
+        for model, marker in zip(models, _MARKERS, strict=False):
+            for row in model.rows.values():
+                if "losses" not in row or row["row"].endswith(_FREE) or row[key] is None:
+                    continue
+                middle, low, high = model.over(row, model.dense)
+                panel.errorbar(
+                    row[key] / model.dense[key],
+                    middle,
+                    [[max(0.0, middle - low)], [max(0.0, high - middle)]],
+                    fmt=marker,
+                    color=_colour(row["row"]),
+                    markersize=4,
+                    linewidth=1,
+                    markerfacecolor="none" if row["served"] else _colour(row["row"]),
+                )
+        panel.set_xlabel(label)
+    panels[0].set_ylabel("perplexity over dense")
+    for name, colour in _COLOURS.items():
+        panels[0].plot([], [], "o", color=colour, markersize=4, label=name)
+    for model, marker in zip(models, _MARKERS, strict=False):
+        panels[1].plot([], [], marker, color=GREY, markersize=4, label=model.name)
+    panels[0].legend(fontsize=7)
+    panels[1].legend(fontsize=7)
+    panels[2].set_title("hollow: served in FP8 or bf16", fontsize=8)
+    return figure
+
+
+def _colour(name: str) -> str:
+    return next(colour for form, colour in _COLOURS.items() if name.startswith(form))

@@ -1,0 +1,79 @@
+"""The rows of the ladder's table: which compressions are measured, by their names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+
+from vllm_gac.errors import GacError
+from vllm_gac.planning.request import PlanRequest
+
+DENSE = "dense"
+_ALL = ("heads", "prune", "lowrank")
+_FP8, _FP8_CACHE = "fp8_per_tensor", "fp8"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to make a model smaller.
+
+    Attributes:
+        request: The budgets of a compression; None: the dense model.
+        served: Whether vLLM computes the losses, in the model's dtype, and not the fp32 reference.
+        quantization: vLLM's --quantization, of a served row.
+        kv_cache_dtype: vLLM's --kv-cache-dtype, likewise.
+    """
+
+    request: PlanRequest | None
+    served: bool = False
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+
+
+def _aligned_and_free(name: str, request: PlanRequest) -> dict[str, Row]:
+    """The same budgets with aligned dims, and with every dim allowed."""
+    return {name: Row(request), f"{name}, free dims": Row(replace(request, align="none"))}
+
+
+def _fp8(name: str, request: PlanRequest | None) -> dict[str, Row]:
+    """FP8 weights and FP8 KV cache, on dims that need no padding for them."""
+    if request is not None:
+        request = replace(request, quantization=_FP8, kv_cache_dtype=_FP8_CACHE)
+    return {f"{name}, FP8 + FP8 KV": Row(request, True, _FP8, _FP8_CACHE)}
+
+
+_HEADS_AND_MLP = PlanRequest(param_ratio=0.8, kv_ratio=0.75)
+_EVERYTHING = PlanRequest(param_ratio=0.8, kv_ratio=0.5, methods=_ALL)
+
+# The rows with a goal first: a lease may end before the last one.
+ROWS: Mapping[str, Row] = {
+    DENSE: Row(None),
+    **_aligned_and_free("low rank .8", PlanRequest(param_ratio=0.8, methods=("lowrank",))),
+    **_aligned_and_free("heads + MLP .8, KV .75", _HEADS_AND_MLP),
+    **_aligned_and_free("all methods .8, KV .5", _EVERYTHING),
+    **_aligned_and_free("heads + MLP .7, KV .5", PlanRequest(param_ratio=0.7, kv_ratio=0.5)),
+    **{
+        name: row
+        for kv in (0.5, 0.75, 0.25)
+        for form in ("latent", "rotary")
+        for name, row in _aligned_and_free(
+            f"KV {kv:g} {form}".replace("0.", "."),
+            PlanRequest(kv_ratio=kv, methods=("heads",), key_form=form),
+        ).items()
+    },
+    **_aligned_and_free("low rank .9", PlanRequest(param_ratio=0.9, methods=("lowrank",))),
+    **_aligned_and_free("low rank .7", PlanRequest(param_ratio=0.7, methods=("lowrank",))),
+    "dense, served": Row(None, True),
+    "dense, FP8": Row(None, True, _FP8),
+    "dense, FP8 KV": Row(None, True, None, _FP8_CACHE),
+    **_fp8("dense", None),
+    **_fp8("heads + MLP .8, KV .75", _HEADS_AND_MLP),
+    **_fp8("all methods .8, KV .5", _EVERYTHING),
+}
+
+
+def chosen(patterns: Sequence[str]) -> list[str]:
+    """Names of ROWS that match one of the `patterns`. Raises GacError for one without any."""
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in ROWS):
+            raise GacError(f"{pattern}: no such row; there are {'; '.join(ROWS)}")
+    return [name for name in ROWS if any(fnmatch(name, pattern) for pattern in patterns)]
