@@ -76,11 +76,11 @@ class Healing:
         Raises DiskError if the state cannot be saved, and CheckpointError if the file that is there
         is not this run's.
         """
-        with _deterministic(self._distillation.student.reference.device):
+        with deterministic(self._distillation.student.reference.device):
             step, guard = self._begin()
             with self._bar(step, progress) as bar:
                 while step < self._schedule.steps:
-                    finite = self._step(step, guard)
+                    finite = self.step(step, guard)
                     step += 1
                     bar.update(self._schedule.batch * self._tokens.shape[1])
                     if finite and not self._schedule.measured_after(step):
@@ -108,7 +108,7 @@ class Healing:
             self._set_moments(state, step - guard.begun)
         return step, guard
 
-    def _step(self, step: int, guard: Guard) -> bool:
+    def step(self, step: int, guard: Guard) -> bool:
         """Take a step; False, and no step, if a gradient is not finite."""
         rows = self._tokens[self._schedule.rows(step)]
         for group in self._optimizer.param_groups:
@@ -197,15 +197,18 @@ def _held_out(guard: Guard) -> str:
 
 
 @contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
+def deterministic(device: torch.device) -> Iterator[None]:
     """Within the context, the same sums come out in every run on the same device."""
     if device.type == "cpu":
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled()
+    filling: Any = torch.utils.deterministic  # its flag is made at run time
+    before = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
+    filling.fill_uninitialized_memory = False  # nothing here reads memory before it is written
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before[0])
+        filling.fill_uninitialized_memory = before[1]

@@ -49,8 +49,8 @@ _RATE_OF_WEIGHTS, _RATE_OF_ADAPTERS = 1e-4, 4e-4
 # Tokens that are measured: a share of those that are trained on, within limits.
 _HELD_OUT_SHARE = 32
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 1 << 12, 1 << 16
-# A token of any text has fewer characters than this on average.
-_CHARACTERS_OF_A_TOKEN = 16
+# The tokens of few texts have more characters on average.
+_CHARACTERS_OF_A_TOKEN = 8
 _ALL = 1 << 62
 
 
