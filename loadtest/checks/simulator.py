@@ -2,15 +2,17 @@
 
 It schedules as vLLM does. A step decodes one token of every running request, and fills what is left
 of the step's token budget with the oldest prompts. A step takes a fixed time, and more for each
-running request and each prompt token. So queues, batches and their memory are those of a real
-server. There are no sockets and no clock, so thousands of runs tell how often an interval covers
-the truth.
+running request and each prompt token; no two steps take exactly as long. So queues, batches and
+their memory are those of a real server. There are no sockets and no clock, so thousands of runs
+tell how often an interval covers the truth.
 """
 
 import heapq
+import math
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from loadtest.runs.health import ProcessHealth
 from loadtest.runs.records import Record
@@ -33,6 +35,7 @@ class Speed:
         per_token: what each prompt token adds.
         requests: how many requests run at a time, at most.
         tokens: how many tokens one step computes, at most.
+        jitter: the standard deviation of a step's time, as a fraction of it.
     """
 
     step: float = 0.005
@@ -40,6 +43,7 @@ class Speed:
     per_token: float = 0.00004
     requests: int = 256
     tokens: int = 2048
+    jitter: float = 0.02
 
     def times(self, factor: float) -> "Speed":
         """The same server, slower by `factor`."""
@@ -49,6 +53,7 @@ class Speed:
             self.per_token * factor,
             self.requests,
             self.tokens,
+            self.jitter,
         )
 
 
@@ -76,6 +81,8 @@ def serve(schedule: Schedule, speed: Speed) -> list[Record]:
     prompts: deque[list[int]] = deque()  # [request, prompt tokens that are left], oldest first
     decoding: list[int] = []  # a heap of the steps in which running requests end
     now, arrived, done = 0.0, 0, 0
+    # By the schedule's own seed, but not in the same steps for two servers of other speeds.
+    random = Random(f"{schedule.prompts.seed} {speed}")
     while done < len(requests):
         if not prompts and not decoding:
             now = max(now, requests[arrived].timestamp / 1000)
@@ -96,7 +103,8 @@ def serve(schedule: Schedule, speed: Speed) -> list[Record]:
             computed += part
             if prompts[0][1] == 0:
                 started.append(prompts.popleft()[0])
-        now += speed.step + speed.per_request * running + speed.per_token * computed
+        seconds = speed.step + speed.per_request * running + speed.per_token * computed
+        now += seconds * math.exp(random.gauss(0.0, speed.jitter))
         step = len(ends)
         ends.append(now)
         for index in started:

@@ -9,16 +9,18 @@ survey. The methods are those of surveys:
   if requests were independent. It stays right near 0 and 1, where nothing has failed yet.
 - A percentile has Woodruff's (1952): the percentiles at both ends of the interval of its level. It
   needs no density, takes infinite latencies, and has no end where the data has none.
-- A ratio of two percentiles has one that follows from the intervals of both logarithms and from the
-  correlation of their blocks (variance estimates recovery; Zou and Donner, 2008), with half of an
-  interval's width for both of its sides. Under the same schedule the blocks of both servers are
-  paired, and what they share by chance cancels.
+- A ratio of two percentiles has the limits between which 95 % of the ratios lie when both levels
+  vary as Woodruff's interval says, together as much as their blocks do. Under the same schedule the
+  blocks of both servers are paired, and what they share by chance cancels. A sum of squares of both
+  half widths would be shorter to write, but where values lie in two heaps, as worst gaps do, what
+  is not known lies to one side.
 
 Degrees of freedom follow from the kurtosis of the blocks (Satterthwaite, 1946): where a few
 blocks have all the slow requests, few blocks count. `python -m loadtest coverage` simulates how
 often each interval covers the truth.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -88,15 +90,9 @@ class _Spread:
 
 def percentile(samples: Samples, percent: float, blocks: int) -> Estimate:
     """The smallest value that at least `percent` % of the samples do not exceed."""
-    values, numbers = _sorted(samples)
-    count = len(values)
-    if not count:
+    if not len(samples.values):
         return Estimate(math.nan, math.nan, math.nan)
-    value = _at(values, percent / 100)
-    low, high = _limits(percent / 100, count, _tail_spread(values, numbers, percent, blocks))
-    # Beyond this level there is no value that bounds it: the next one may be anything.
-    upper = _at(values, high) if high <= count / (count + 1) else math.inf
-    return Estimate(value, min(_at(values, low), value), max(upper, value))
+    return _Level.of(samples, percent, blocks).estimate
 
 
 def proportion(samples: Samples, blocks: int) -> Estimate:
@@ -134,37 +130,88 @@ def ratio(
         blocks: how many blocks each has.
         paired: whether block i of both is the same seconds of the same schedule.
     """
-    top, bottom = percentile(base, percent, blocks[0]), percentile(other, percent, blocks[1])
+    if not (len(base.values) and len(other.values)):
+        return Estimate(math.nan, math.nan, math.nan)
+    one, two = _Level.of(base, percent, blocks[0]), _Level.of(other, percent, blocks[1])
+    top, bottom = one.estimate, two.estimate
     # Also 0 has no logarithm: a proxy that holds tokens back delivers many at one moment.
     if not math.isfinite(top.value + bottom.value) or min(top.low, bottom.low) <= 0:
         return limits_of_ratio(top, bottom)
     value = top.value / bottom.value
-    together = _correlation(base, other, percent, blocks[0]) if paired else 0.0
-    one, two = _log_half(top), _log_half(bottom)
-    half = math.sqrt(max(one**2 + two**2 - 2 * together * one * two, 0.0))
-    low, high = value * math.exp(-half), value * math.exp(min(half, 700.0))
+    together = _correlation(one.spread, two.spread) if paired else 0.0
+    first, second = _scores()
+    both = together * first + math.sqrt(1 - together**2) * second
+    errors = one.log_errors(first) - two.log_errors(both)
+    low, high = np.quantile(errors, [_TAIL, 1 - _TAIL]).tolist()
     return Estimate(
         value,
-        0.0 if math.isinf(bottom.high) else low,
-        math.inf if math.isinf(top.high) else high,
+        0.0 if math.isinf(bottom.high) else value * math.exp(min(low, 0.0)),
+        math.inf if math.isinf(top.high) else value * math.exp(min(max(high, 0.0), 700.0)),
     )
 
 
-def _log_half(estimate: Estimate) -> float:
-    """Half of the interval of the logarithm; without an upper limit, the lower half."""
-    if math.isinf(estimate.high):
-        return math.log(estimate.value / estimate.low)
-    return math.log(estimate.high / estimate.low) / 2
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """A percentile as a level of sorted values that is known up to its spread."""
 
+    values: Floats
+    level: float
+    spread: _Spread
 
-def _correlation(base: Samples, other: Samples, percent: float, blocks: int) -> float:
-    """The correlation of what the blocks of both add to the errors of their percentiles."""
-    pair = []
-    for samples in (base, other):
+    @classmethod
+    def of(cls, samples: Samples, percent: float, blocks: int) -> "_Level":
         values, numbers = _sorted(samples)
-        pair.append(_tail_spread(values, numbers, percent, blocks).residuals)
-    size = math.sqrt(float((pair[0] ** 2).sum() * (pair[1] ** 2).sum()))
-    return float(pair[0] @ pair[1]) / size if size > 0 else 0.0
+        return cls(values, percent / 100, _tail_spread(values, numbers, percent, blocks))
+
+    @property
+    def estimate(self) -> Estimate:
+        """The percentile, and those at both ends of the interval of its level."""
+        value = _at(self.values, self.level)
+        low, high = self._at_scores(np.array([-_t(math.inf), _t(math.inf)]))
+        return Estimate(value, min(low, value), max(high, value))
+
+    def log_errors(self, scores: Floats) -> Floats:
+        """How far the percentile's logarithm may be off, at each normal score of its level.
+
+        It is linear between a few scores, and beyond them: each percentile has noise of its own,
+        which is no part of what two servers differ in. Where there is no upper limit, it goes as
+        far above the value as below it.
+        """
+        limit = _t(math.inf)
+        knots = np.array([-limit, -1.0, 0.0, 1.0, limit])
+        found = np.log(self._at_scores(knots))
+        errors = np.where(np.isinf(found), found[2] - found[::-1], found - found[2])
+        slope = np.diff(errors) / np.diff(knots)
+        reach = np.array([errors[0] - 4 * slope[0], *errors, errors[-1] + 4 * slope[-1]])
+        return np.asarray(np.interp(scores, [knots[0] - 4, *knots, knots[-1] + 4], reach))
+
+    def _at_scores(self, scores: Floats) -> list[float]:
+        """The percentiles at normal scores of the level; infinite where no value bounds them."""
+        count = len(self.values)
+        below, above = _quantiles(self.level, count, self.spread, stats.norm.cdf(scores))
+        found = []
+        for score, low, high in zip(scores, below, above, strict=True):
+            if score <= 0:
+                found.append(_at(self.values, low if score < 0 else self.level))
+            else:
+                # Beyond this level there is no value: the next one may be anything.
+                found.append(_at(self.values, high) if high <= count / (count + 1) else math.inf)
+        return found
+
+
+@functools.cache
+def _scores() -> tuple[Floats, Floats]:
+    """Pairs of independent normal scores, evenly spread: a Fibonacci lattice in the unit square."""
+    points, step = 1597, 987
+    numbers = np.arange(points)
+    first, second = (numbers + 0.5) / points, (numbers * step % points + 0.5) / points
+    return stats.norm.ppf(first), stats.norm.ppf(second)
+
+
+def _correlation(one: _Spread, two: _Spread) -> float:
+    """The correlation of what the blocks of both add to the errors of their percentiles."""
+    size = math.sqrt(float((one.residuals**2).sum() * (two.residuals**2).sum()))
+    return min(float(one.residuals @ two.residuals) / size, 1.0) if size > 0 else 0.0
 
 
 def limits_of_ratio(top: Estimate, bottom: Estimate) -> Estimate:
@@ -210,11 +257,19 @@ def _freedom(residuals: Floats) -> float:
 
 def _limits(level: float, count: int, spread: _Spread) -> tuple[float, float]:
     """The interval of a proportion, by Korn and Graubard."""
+    low = _quantiles(level, count, spread, np.array([_TAIL]))[0]
+    high = _quantiles(level, count, spread, np.array([1 - _TAIL]))[1]
+    return float(low[0]), float(high[0])
+
+
+def _quantiles(level: float, count: int, spread: _Spread, chances: Floats) -> tuple[Floats, Floats]:
+    """The lower and the upper limits of a proportion, each with these chances of lying above it."""
     effective = count / spread.effect * (_t(math.inf) / _t(spread.freedom)) ** 2
     inside, outside = level * effective, (1 - level) * effective
-    low = stats.beta.ppf(_TAIL, inside, outside + 1) if inside > 0 else 0.0
-    high = stats.beta.ppf(1 - _TAIL, inside + 1, outside) if outside > 0 else 1.0
-    return float(low), float(high)
+    none = np.zeros_like(chances)
+    low = stats.beta.ppf(chances, inside, outside + 1) if inside > 0 else none
+    high = stats.beta.ppf(chances, inside + 1, outside) if outside > 0 else none + 1
+    return low, high
 
 
 def _t(freedom: float) -> float:

@@ -28,7 +28,7 @@ def scenario(rate: float, **lengths: int) -> Scenario:
 
 
 def test_a_server_without_load_takes_its_steps_times() -> None:
-    speed = Speed(step=0.01, per_request=0.001, per_token=0.0001, tokens=100)
+    speed = Speed(step=0.01, per_request=0.001, per_token=0.0001, tokens=100, jitter=0.0)
     for record in serve(generate(scenario(0.5, input=250, output=5)), speed):
         # Prompts of 250 tokens take three steps of 100 tokens, at most.
         assert record.ttft == pytest.approx(3 * 0.01 + 250 * 0.0001, abs=0.001)

@@ -71,6 +71,11 @@ def holds(covered: int, of: int) -> bool:
     return abs(covered / of - 0.95) <= 3 * math.sqrt(0.95 * 0.05 / of)
 
 
+def holds_at_least(covered: int, of: int) -> bool:
+    """As `holds`, for intervals that leave room: what two servers share is not known exactly."""
+    return covered / of >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / of)
+
+
 @pytest.mark.parametrize(("percent", "true"), [(50.0, 0.0), (90.0, 1.8124)])
 def test_percentiles_cover_the_truth_as_often_as_they_say(percent: float, true: float) -> None:
     rng = np.random.default_rng(1)
@@ -93,9 +98,40 @@ def test_ratios_cover_the_truth_as_often_as_they_say(paired: bool) -> None:
         estimate = ratio(base, other, 50.0, (30, 30), paired)
         covered += estimate.low <= 1.5 <= estimate.high
         widths.append(estimate.relative)
-    assert holds(covered, 300)
+    assert holds_at_least(covered, 300)
     # What both have in common by chance cancels.
     assert np.median(widths) < 0.15 if paired else np.median(widths) > 0.4
+
+
+@pytest.mark.parametrize(("edges", "true"), [((0.05, -0.6), 0.4183), ((0.1, -0.3), 0.4266)])
+def test_ratios_of_values_in_two_heaps_cover_the_truth(
+    edges: tuple[float, float], true: float
+) -> None:
+    # As worst gaps are: those of answers that met a prompt, and of those that met none. A median
+    # near the edge of a heap is well known to one side, and not at all to the other.
+    rng = np.random.default_rng(3)
+    covered = 0
+    for _ in range(300):
+        base, other = heaps(rng, 30, edges)
+        estimate = ratio(base, other, 50.0, (30, 30), True)
+        covered += estimate.low <= true <= estimate.high
+    assert holds_at_least(covered, 300)
+
+
+def heaps(
+    rng: np.random.Generator, blocks: int, edges: tuple[float, float]
+) -> tuple[Samples, Samples]:
+    """Two servers' values around 1 and around 4. What is beyond its edge is in the upper heap."""
+    shared, numbers = alike(rng, blocks, 25)
+    of_both = (shared, shared + rng.normal(scale=0.1, size=len(shared)))
+    one, two = (
+        Samples(
+            np.where(values > edge, 4.0, 1.0) * np.exp(rng.normal(scale=0.2, size=len(values))),
+            numbers,
+        )
+        for values, edge in zip(of_both, edges, strict=True)
+    )
+    return one, two
 
 
 def test_what_has_no_limit_says_so() -> None:
