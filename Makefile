@@ -127,6 +127,7 @@ define compile
 
 endef
 
+# Not the uv of .venv: locking must also work if the present lock files cannot be installed.
 $(UV):
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/python -m pip --disable-pip-version-check install --quiet uv==$(UV_VERSION)
