@@ -52,6 +52,29 @@ def test_smaller_gpus_run_fewer_programs_or_smaller_tiles(capability: tuple[int,
         assert tiling != measured
 
 
+@pytest.mark.parametrize(
+    ("capability", "geometry", "queries", "itemsize", "compiled"),
+    [
+        (ADA, CacheGeometry(4, 112, 1, 112, 1, 80), 8, 2, 33_792),  # two warps exchange weights
+        (ADA, CacheGeometry(4, 128, 1, 128, 1, 128), 8, 1, 26_624),
+        (ADA, CacheGeometry(5, 128, 1, 128, 1, 128), 8, 2, 53_248),  # 40 rows are rounded to 64
+        (HOPPER, CacheGeometry(8, 128, 2, 128, 1, 128), 1, 2, 57_600),  # one warp, offsets
+        (HOPPER, CacheGeometry(10, 112, 2, 112, 1, 96), 8, 1, 77_824),
+    ],
+)
+def test_the_multiprocessor_has_room_for_the_programs(
+    capability: tuple[int, int],
+    geometry: CacheGeometry,
+    queries: int,
+    itemsize: int,
+    compiled: int,
+) -> None:
+    """`compiled`: bytes of shared memory, by Triton 3.9; test_compiler.py compiles more shapes."""
+    programs = tiling_of(geometry, queries, itemsize, 0, capability).programs_per_multiprocessor
+    memory = shared_memory(capability).multiprocessor
+    assert programs == memory // (compiled + 1024)
+
+
 def test_latents_that_only_a_large_gpu_holds_are_refused_elsewhere() -> None:
     geometry = CacheGeometry(32, 128, 4, 256, 4, 256)
     assert tiling_of(geometry, 1, 2, 2, HOPPER).programs_per_multiprocessor == 1

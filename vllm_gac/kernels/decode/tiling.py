@@ -83,6 +83,7 @@ def tiling_of(
     rows = max(16, geometry.query_heads // geometry.value_heads * max_query_len)
     if latent_group:
         return _latent_tiling(geometry, rows, itemsize, latent_group, capability)
+    rows = 1 << (rows - 1).bit_length()  # what the kernel rounds them to
     # Pieces of 128 at most: keys and values then compute the same row addresses.
     key_pieces = pieces_of(geometry.key_width, largest=128)
     value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=128)
@@ -98,7 +99,8 @@ def tiling_of(
         programs = 3 if row_bytes < 448 else 2
     for tile, stages in ((32, 3), (32, 2), (16, 3), (16, 2)):
         staged = tile * (stages - 1) * (sum(key_pieces) + sum(value_pieces)) * itemsize
-        needed = staged + 2 * rows * sum(key_pieces) + _RESERVED  # queries as well
+        queries = 2 * rows * sum(key_pieces)
+        needed = staged + queries + _exchanged(rows, tile, warps, value_pieces) + _RESERVED
         if needed <= memory.program:
             programs = min(programs, memory.multiprocessor // needed)
             return Tiling(key_pieces, value_pieces, tile, warps, stages, programs)
@@ -107,6 +109,19 @@ def tiling_of(
         f"{needed // 1024} KB of shared memory for them, {memory.program // 1024} KB is what the "
         "GPU gives it; serve smaller heads, or more value heads"
     )
+
+
+def _exchanged(rows: int, tile: int, warps: int, value_pieces: tuple[int, int, int]) -> int:
+    """Bytes of shared memory through which a program's threads exchange numbers, for rotary keys.
+
+    The threads of one warp exchange the 64-bit offset of each cache row of the tile. Triton gives
+    each of two warps half of the longer side of a product: scores are [rows, tile], results
+    [rows, value piece]. If `rows` is the longer side of all of them, each warp needs only what it
+    computed itself. Otherwise both need all weights, [rows, tile] 16-bit numbers.
+    """
+    if warps == 1:
+        return 8 * tile
+    return 2 * rows * tile if rows < max(tile, *value_pieces) else 0
 
 
 def _latent_tiling(
