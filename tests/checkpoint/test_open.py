@@ -118,7 +118,7 @@ def test_remote_code_and_unknown_keys_of_a_config_are_ignored(tmp_path: Path) ->
 
 def test_a_quantized_model_is_not_judged(tmp_path: Path) -> None:
     write_model(tmp_path, config(quantization_config={"quant_method": "awq"}))
-    assert "quantization_config: quantized by AWQ, and tensors" in refusal(tmp_path)
+    assert "quantization_config: this model is quantized by AWQ" in refusal(tmp_path)
 
 
 def test_a_tensor_that_is_asked_for_and_missing_is_named(tmp_path: Path) -> None:

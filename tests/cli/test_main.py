@@ -158,7 +158,7 @@ def test_names_cannot_break_the_line_or_steer_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evil = tmp_path / "a\nb\x1b[2Jc"
-    assert r"a\nb\x1b[2Jc: no such directory" in error(capsys, "inspect", evil)
+    assert r"a\nb\x1b[2Jc: there is no such directory" in error(capsys, "inspect", evil)
     write_model(evil, config(), lambda t: t.update({"x\r\u202e": ("BF16", (1,))}))
     assert main(["verify", str(evil)]) == 1
     (fault,) = capsys.readouterr().out.splitlines()

@@ -277,7 +277,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a quantized model": (
         lambda m: setattr(m.config, "quantization_config", {"load_in_8bit": True}),
-        "quantization_config: quantized, and tensors that a quantizer packed",
+        "quantization_config: this model is quantized, and vllm-gac cannot",
     ),
 }
 
@@ -312,10 +312,10 @@ def test_there_must_be_something_to_convert(
     assert "exists; remove it or choose another" in error(
         capsys, "import", source / "other.bin", tmp_path / "there"
     )
-    assert "no: no such directory; give a model directory" in error(
+    assert "no: there is no such directory; give a model directory" in error(
         capsys, "import", tmp_path / "no", tmp_path / "x"
     )
-    assert "no: no such directory" in error(
+    assert "no: there is no such directory" in error(
         capsys, "import", source / "other.bin", tmp_path / "x", "--base", tmp_path / "no"
     )
 

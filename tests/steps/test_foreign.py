@@ -98,20 +98,20 @@ NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
         "model_type deepseek_v3 (DeepSeek), a mixture of experts, is not supported yet",
     ),
     "of no known family": (family(model_type="starcoder2"), "model_type starcoder2 is not"),
-    "GPTQ": (quantized(quant_method="gptq", bits=4), "quantized by GPTQ, and tensors"),
+    "GPTQ": (quantized(quant_method="gptq", bits=4), "quantized by GPTQ, and vllm-gac cannot"),
     "AWQ": (quantized(quant_method="awq"), "start from the bf16 model that it was made from"),
-    "FP8": (quantized(quant_method="fp8"), "quantized by FP8, and tensors"),
+    "FP8": (quantized(quant_method="fp8"), "quantized by FP8, and vllm-gac cannot"),
     "bitsandbytes": (quantized(quant_method="bitsandbytes"), "quantized by bitsandbytes, and"),
     "compressed-tensors": (
         quantized(quant_method="compressed-tensors"),
-        "quantized by compressed-tensors, and tensors",
+        "quantized by compressed-tensors, and vllm-gac",
     ),
-    "of no known quantizer": (quantized(load_in_8bit=True), "config: quantized, and tensors"),
-    "ModelOpt": (modelopt, "hf_quant_config.json: quantized by ModelOpt, and tensors"),
-    "GGUF directory": (lambda path: gguf_file(path).parent, "holds a GGUF file, which is not"),
+    "of no known quantizer": (quantized(load_in_8bit=True), "config: this model is quantized, and"),
+    "ModelOpt": (modelopt, "hf_quant_config.json: this model is quantized by ModelOpt, and"),
+    "GGUF directory": (lambda path: gguf_file(path).parent, "holds a GGUF file, which vllm-gac"),
     "GGUF beside a config": (
         lambda path: bare(path, config__json=json.dumps(config()), m__gguf="GGUF"),
-        "holds a GGUF file, which is not read",
+        "holds a GGUF file, which vllm-gac does not read",
     ),
     "LoRA adapter": (
         lambda path: bare(path, adapter_config__json="{}", adapter_model__safetensors=""),
@@ -122,14 +122,14 @@ NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Mistral's files": (consolidated, "Mistral's own layout (consolidated*.safetensors, params"),
     "Mistral's files with a config": (
         lambda path: write_config(consolidated(path), {}, weights=False),
-        "take the model in the format of Hugging Face (config.json, model*.safetensors)",
+        "take it in the format of Hugging Face (config.json, model*.safetensors)",
     ),
     "the Hub's cache": (cache_folder, "give the directory of a revision"),
-    "pointer for weights": (pointer_as("model.safetensors"), "safetensors: a Git LFS pointer"),
+    "pointer for weights": (pointer_as("model.safetensors"), "safetensors: this is a Git LFS"),
     "pointer for the config": (pointer_as("config.json"), "fetch it with 'git lfs pull'"),
     "pointer for the index": (
         pointer_as("model.safetensors.index.json"),
-        "index.json: a Git LFS pointer",
+        "index.json: this is a Git LFS pointer",
     ),
 }  # fmt: skip
 OPENS_A_MODEL: dict[str, tuple[str, ...]] = {
@@ -179,9 +179,11 @@ def test_the_loader_says_it_too(case: str, tmp_path: Path) -> None:
 
 
 def test_what_is_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a GGUF file, which is not read" in error(capsys, "inspect", gguf_file(tmp_path / "g"))
+    assert "this is a GGUF file, which vllm-gac does not read" in error(
+        capsys, "inspect", gguf_file(tmp_path / "g")
+    )
     file = write_model(tmp_path / "model", config()) / "config.json"
-    assert "not a directory but a file; give the model directory that it is in" in error(
+    assert "this is a file, not a directory; give the model directory that it is in" in error(
         capsys, "inspect", file
     )
     said = error(capsys, "inspect", tmp_path / "nowhere")

@@ -52,15 +52,15 @@ _QUANTIZERS = {
 }
 _NAME = re.compile(r"[\w.+-]{1,60}")
 _GGUF = (
-    "a GGUF file, which is not read; start from the safetensors model that it was made from, "
-    "in bf16"
+    "a GGUF file, which vllm-gac does not read; start from the safetensors model that it was made "
+    "from, in bf16"
 )
 
 
 _MISTRALS_OWN = (
-    "Mistral's own layout (consolidated*.safetensors, params.json), whose tensors have other "
-    "names; take the model in the format of Hugging Face (config.json, model*.safetensors), which "
-    "is mostly in the same repository"
+    "this model has Mistral's own layout (consolidated*.safetensors, params.json), whose tensors "
+    "have other names; take it in the format of Hugging Face (config.json, model*.safetensors), "
+    "which is usually in the same repository"
 )
 
 
@@ -92,18 +92,18 @@ def quantized(config: Mapping[str, Any], directory: Path) -> str | None:
     known = _QUANTIZERS.get(method) if isinstance(method, str) else None
     by = f" by {known}" if known else ""
     return (
-        f"{directory / file}: quantized{by}, and tensors that a quantizer packed are neither "
-        "compressed nor checked; start from the bf16 model that it was made from"
+        f"{directory / file}: this model is quantized{by}, and vllm-gac cannot compress or check "
+        "tensors that a quantizer packed; start from the bf16 model that it was made from"
     )
 
 
 def not_a_directory(path: Path) -> str:
     """The message for a path that is not a directory, where a model directory is expected."""
     if path.suffix == ".gguf" and path.is_file():
-        return _GGUF
+        return f"this is {_GGUF}"
     if path.is_file():
-        return "not a directory but a file; give the model directory that it is in"
-    what = "not a directory" if path.exists() else "no such directory"
+        return "this is a file, not a directory; give the model directory that it is in"
+    what = "this is not a directory" if path.exists() else "there is no such directory"
     return f"{what}; give a model directory, or a model on the Hub as ORGANIZATION/NAME"
 
 
@@ -112,17 +112,17 @@ def without_config(directory: Path) -> str | None:
     if (directory / "adapter_config.json").exists():
         return _adapter(directory)
     if any(directory.glob("*.gguf")):
-        return f"holds {_GGUF}"
+        return f"this directory holds {_GGUF}"
     if any(directory.glob(f"{CONSOLIDATED}*.safetensors")):
         return _MISTRALS_OWN
     if (directory / "params.json").exists():
         return (
-            "params.json but no config.json: weights as their makers run them; take the model in "
-            "the format of Hugging Face, whose tensors have other names"
+            "there is a params.json but no config.json, so this model has its makers' own layout, "
+            "whose tensors have other names; take it in the format of Hugging Face"
         )
     if (directory / "snapshots").is_dir():
         return (
-            "a folder of the Hub's cache, not a model; give the directory of a revision, "
+            "this is a folder of the Hub's cache, not a model; give the directory of a revision, "
             "which is in its folder snapshots"
         )
     return None
@@ -133,12 +133,12 @@ def without_weights(directory: Path) -> str:
     if (directory / "adapter_config.json").exists():
         return _adapter(directory)
     if any(directory.glob("*.gguf")):
-        return f"holds {_GGUF}"
+        return f"this directory holds {_GGUF}"
     if any(directory.glob(f"{CONSOLIDATED}*.safetensors")):
         return _MISTRALS_OWN
     return (
-        "no *.safetensors files and no pytorch_model*.bin; other pickles (.pt, .pth, .bin) are "
-        "converted by 'vllm-gac import', without running them"
+        "there are no *.safetensors files and no pytorch_model*.bin; 'vllm-gac import' converts "
+        "other pickles (.pt, .pth, .bin), without running them"
     )
 
 
@@ -146,11 +146,11 @@ def lfs_pointer(start: bytes) -> str | None:
     """The message for a file that is only a Git LFS pointer. `start` holds its first bytes."""
     if not start.startswith(_LFS_POINTER):
         return None
-    return "a Git LFS pointer and not the file itself; fetch it with 'git lfs pull'"
+    return "this is a Git LFS pointer, not the file itself; fetch it with 'git lfs pull'"
 
 
 def _adapter(directory: Path) -> str:
     return (
-        "a LoRA adapter, not a model; merge it into the model that it is for (in PEFT: "
+        "this is a LoRA adapter, not a model; merge it into its base model (in PEFT: "
         "merge_and_unload, then save_pretrained), or serve it beside that one with --lora-modules"
     )
