@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.errors import LoadTestError
-from loadtest.runs.records import read_records, to_line
+from loadtest.runs.records import Record, read_records, write_records
+from loadtest.runs.run import EARLIER
 from loadtest.traffic.schedule import (
     PromptRules,
     Schedule,
@@ -77,6 +78,10 @@ def split_into_runs(
 ) -> None:
     """Split the run of a staircase into one run per step.
 
+    A request belongs to the step in which it was due. A step's run also has the records of requests
+    that were due before the step and still under way when it began: their tokens are part of the
+    step's throughput.
+
     Client processes are judged as a whole: every step gets the health files of the staircase.
 
     Args:
@@ -96,19 +101,15 @@ def split_into_runs(
         traffic = step.schedule.with_suffix(".traffic.json")
         shutil.copyfile(traffic, run / "schedule.traffic.json")
         mine = [r for r in records if first <= r.index < first + len(schedule.requests)]
-        lines = []
-        for record in mine:
-            index = record.index - first
-            moved = dataclasses.replace(
-                record,
-                index=index,
-                scheduled=schedule.requests[index].timestamp / 1000,
-                sent=record.sent - step.begin,
-                tokens=[token - step.begin for token in record.tokens],
-                ended=record.ended - step.begin,
-            )
-            lines.append(to_line(moved) + "\n")
-        (run / "records.0.jsonl").write_text("".join(lines), encoding="utf-8")
+        before = [r for r in records if r.index < first and not r.ended <= step.begin]
+        due = [schedule.requests[r.index - first].timestamp / 1000 for r in mine]
+        write_records(
+            [_moved(r, first, step, at) for r, at in zip(mine, due, strict=True)],
+            run / "records.0.jsonl",
+        )
+        write_records(
+            [_moved(r, first, step, r.scheduled - step.begin) for r in before], run / EARLIER
+        )
         for health in directory.glob("health.*.json"):
             shutil.copyfile(health, run / health.name)
         mine_info = info | {
@@ -120,3 +121,15 @@ def split_into_runs(
         }
         (run / "run.json").write_text(json.dumps(mine_info, indent=2) + "\n", encoding="utf-8")
         first += len(schedule.requests)
+
+
+def _moved(record: Record, first: int, step: Step, scheduled: float) -> Record:
+    """The record in the numbers and the seconds of a step whose first request is `first`."""
+    return dataclasses.replace(
+        record,
+        index=record.index - first,
+        scheduled=scheduled,
+        sent=record.sent - step.begin,
+        tokens=[token - step.begin for token in record.tokens],
+        ended=record.ended - step.begin,
+    )

@@ -62,8 +62,9 @@ class Blocks:
 
 def _under_way(run: Run, window: tuple[float, float]) -> Floats:
     begin, end = window
-    ends = [end if np.isnan(r.ended) else r.ended for r in run.records]
+    records = [*run.earlier, *run.records]
+    ends = [end if np.isnan(r.ended) else r.ended for r in records]
     moments = np.arange(begin, end, _STEP)
-    due = np.sort([r.scheduled for r in run.records])
+    due = np.sort([r.scheduled for r in records])
     started = np.searchsorted(due, moments, side="right")
     return (started - np.searchsorted(np.sort(ends), moments, side="right")).astype(np.float64)

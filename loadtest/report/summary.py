@@ -330,8 +330,8 @@ def _keeps_slo(record: Record, slo: Slo) -> bool:
 def _amounts(group: PooledRuns) -> dict[str, Floats]:
     """What came in each block [blocks]: answers and tokens when they came, not when they were due.
 
-    A request that is answered after the window has no part in its throughput; one from before it
-    has. In a steady state both are equally many.
+    What comes after the window has no part in its throughput; what comes in it has, also if it was
+    due before the window or before the run. In a steady state both are equally many.
     """
     amounts = {
         name: np.zeros(group.blocks) for name in ("ended", "output", "input", "good", "good tokens")
@@ -342,11 +342,12 @@ def _amounts(group: PooledRuns) -> dict[str, Floats]:
         numbers = own.of([r.scheduled for r in good])
         np.add.at(amounts["good"], numbers, 1)
         np.add.at(amounts["good tokens"], numbers, [r.output_tokens for r in good])
-        ended = [r for r in run.records if r.ok and begin <= r.ended < end]
+        answered = [*run.earlier, *run.records]
+        ended = [r for r in answered if r.ok and begin <= r.ended < end]
         numbers = own.of([r.ended for r in ended])
         np.add.at(amounts["ended"], numbers, 1)
         np.add.at(amounts["input"], numbers, [r.prompt_tokens or r.input_length for r in ended])
-        for record in run.records:
+        for record in answered:
             came = np.array(record.tokens)
             came = came[(came >= begin) & (came < end)]
             if len(came):

@@ -86,6 +86,11 @@ def to_line(record: Record) -> str:
     return json.dumps(content, separators=(",", ":"))
 
 
+def write_records(records: Iterable[Record], path: Path) -> None:
+    """Write the records, one a line."""
+    path.write_text("".join(to_line(record) + "\n" for record in records), encoding="utf-8")
+
+
 def read_records(paths: Iterable[Path]) -> list[Record]:
     """Read the records of all files, in the order of the schedule.
 

@@ -1,14 +1,15 @@
 """A run's directory: run.json, the schedule it replayed, records.N.jsonl, health.N.json.
 
 Each client process writes its own two files, and the reader of the directory joins them. So a run
-that was spread over several machines only needs its files copied into one directory.
+that was spread over several machines only needs its files copied into one directory. A step of a
+staircase has earlier.jsonl, too.
 """
 
 import json
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,16 @@ from loadtest.runs.target import Target
 from loadtest.runs.verdict import Verdict, judge
 from loadtest.traffic.schedule import Schedule, fingerprint, read_schedule
 
+EARLIER = "earlier.jsonl"
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. `info` is the content of run.json; `server` holds the facts of server_metrics.py."""
+    """One run. `info` is the content of run.json; `server` holds the facts of server_metrics.py.
+
+    `earlier` are the records of requests that were due before the run and still under way when it
+    began. They count for throughput alone.
+    """
 
     directory: Path
     info: dict[str, Any]
@@ -33,6 +40,7 @@ class Run:
     processes: list[ProcessHealth]
     verdict: Verdict
     server: dict[str, float]
+    earlier: list[Record] = field(default_factory=list)
 
 
 def begin_run(
@@ -82,7 +90,8 @@ def load_run(directory: Path) -> Run:
         raise LoadTestError(f"{directory}: records of another schedule")
     processes = [read_health(path) for path in sorted(directory.glob("health.*.json"))]
     verdict = judge(records, processes, len(schedule.requests), processes_expected)
-    return Run(directory, info, schedule, records, processes, verdict, read_facts(directory))
+    server, earlier = read_facts(directory), read_records(sorted(directory.glob(EARLIER)))
+    return Run(directory, info, schedule, records, processes, verdict, server, earlier)
 
 
 def _belongs(record: Record, schedule: Schedule) -> bool:

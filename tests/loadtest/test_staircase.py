@@ -7,6 +7,7 @@ import pytest
 
 from loadtest.ab.staircase import Step, split_into_runs, write_staircase
 from loadtest.errors import LoadTestError
+from loadtest.report.summary import group_runs, summarize
 from loadtest.runs.health import ProcessHealth, write_health
 from loadtest.runs.records import Record, to_line
 from loadtest.runs.run import load_run
@@ -81,6 +82,19 @@ def test_each_step_is_the_run_that_it_would_have_been(tmp_path: Path) -> None:
             assert record.ttft == pytest.approx(1)
             assert record.lag == pytest.approx(0.001)
             assert record.tpot == pytest.approx(6)
+    first, second = map(load_run, out)
+    assert first.earlier == []
+    # Those that were due in the last two seconds of a step of 5 s end 7 s after that, in the next
+    # one's window, and count for its throughput.
+    late = [r for r in first.records if 1 <= r.ended - 5 < 4]
+    assert late
+    assert [r.ended for r in second.earlier if 1 <= r.ended < 4] == pytest.approx(
+        [r.ended - 5 for r in late]
+    )
+    ended = [r for r in second.records if 1 <= r.ended < 4]
+    summary = summarize(group_runs([second])[0])
+    assert summary.requests_per_second.value == pytest.approx((len(late) + len(ended)) / 3)
+    assert summary.requests == sum(1 <= r.scheduled < 4 for r in second.records)
 
 
 def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
