@@ -228,11 +228,11 @@ def _faults(options: argparse.Namespace) -> None:
 
 
 def _coverage(options: argparse.Namespace) -> None:
-    from loadtest.checks.coverage_page import page
+    from loadtest.checks.coverage_page import write_page
 
     if options.experiments < 10:
         raise LoadTestError(f"--experiments {options.experiments}: expected 10 or more")
-    options.out.write_text(page(options.experiments), encoding="utf-8")
+    write_page(options.out, options.experiments)
     print(options.out)
 
 

@@ -30,11 +30,11 @@ from loadtest.ab.server import running_server, starting_server
 from loadtest.ab.staircase import Step, split_into_runs, write_staircase
 from loadtest.client.command import INVALID, client_command
 from loadtest.errors import LoadTestError
-from loadtest.report.capacity import capacities
+from loadtest.report.capacity import Capacity, search
 from loadtest.report.power import Need, read_needs
 from loadtest.report.report import ReportOptions, refuse_twice, write_report
-from loadtest.report.summary import group_runs, summarize
-from loadtest.runs.run import load_run
+from loadtest.report.summary import traffic_of
+from loadtest.runs.run import Run, load_run
 from loadtest.runs.server_metrics import (
     Metrics,
     facts,
@@ -402,32 +402,24 @@ def _search(
     out: Path,
 ) -> list[Path]:
     """Test rates near the server's capacity until its limits are narrow. Returns the new runs."""
-    path, found = find_scenario(traffic.scenario), list[Path]()
     if traffic.search is None:
-        return found
-    mine, loaded = _scenario_name(path), [load_run(run) for run in before]
-    for number in range(traffic.search.steps):
-        groups = group_runs(loaded)
-        (known,) = [
-            c
-            for c in capacities(groups, [summarize(group) for group in groups])
-            if c.traffic == mine
-        ]
-        low, high = known.rate.low, known.rate.high
+        return []
+    path = find_scenario(traffic.scenario)
+    mine = [run for run in map(load_run, before) if traffic_of(run) == _scenario_name(path)]
+
+    def test(known: Capacity, number: int) -> list[Run]:
+        low, high, rate = known.rate.low, known.rate.high, known.next_rate
         print(f"  capacity of {server.label}: {low:.3g} to {high:.3g} requests/s", flush=True)
-        if known.narrow(traffic.search.within):
-            break
-        rate = known.next_rate
-        step = _step(traffic, path, rate, 0.0, which, out, f"-search-{number + 1}")
-        whole = out / f"{name}-{path.stem}-search-{number + 1}.jsonl"
+        label = f"search-{number + 1}"
+        step = _step(traffic, path, rate, 0.0, which, out, f"-{label}")
+        whole = out / f"{name}-{path.stem}-{label}.jsonl"
         write_staircase([step], zlib.crc32(whole.stem.encode()), whole)
-        again = f"{path.stem}-{rate:g}-per-second-search-{number + 1}"
-        label = f"{path.stem}-search-{number + 1}"
-        staircase = _Staircase(label, traffic, whole, (step,), (again,))
-        new = _climb(comparison, server, name, staircase, out)
-        loaded += map(load_run, new)
-        found += new
-    return found
+        run = f"{path.stem}-{rate:g}-per-second-{label}"
+        staircase = _Staircase(f"{path.stem}-{label}", traffic, whole, (step,), (run,))
+        return [load_run(run) for run in _climb(comparison, server, name, staircase, out)]
+
+    added = search(mine, traffic.search.steps, traffic.search.within, test)
+    return [run.directory for run in added]
 
 
 def _scenario_name(path: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.checks.simulator import Speed, simulated_run
-from loadtest.report.capacity import Capacity, capacities
+from loadtest.report.capacity import GOOD_ENOUGH, Capacity, capacities, search
 from loadtest.report.comparison import compare
 from loadtest.report.intervals import Estimate
 from loadtest.report.summary import MEASURES, PERCENTS, group_runs, summarize
@@ -69,13 +69,23 @@ def coverage(
     plan: Plan, experiments: int, true_seconds: float = 10_000.0, each: Map = map
 ) -> dict[str, Tally]:
     """Simulate `experiments` experiments. By the name of each number that a report prints."""
+    tallies = true_numbers(plan, true_seconds)
+    count(plan, range(experiments), tallies, each)
+    return tallies
+
+
+def true_numbers(plan: Plan, seconds: float = 10_000.0) -> dict[str, Tally]:
+    """What a report would print of `seconds` of simulated time, without experiments yet."""
     runs = 10
-    truth = dict(_numbers(plan, [_TRUE_RUNS + i for i in range(runs)], true_seconds / runs))
-    tallies = {name: Tally(estimate.value) for name, estimate in truth.items()}
-    for found in each(functools.partial(_experiment, plan), range(experiments)):
+    truth = _numbers(plan, [_TRUE_RUNS + i for i in range(runs)], seconds / runs)
+    return {name: Tally(estimate.value) for name, estimate in truth}
+
+
+def count(plan: Plan, numbers: range, tallies: dict[str, Tally], each: Map = map) -> None:
+    """Simulate the experiments with these numbers and count them in `tallies`."""
+    for found in each(functools.partial(_experiment, plan), numbers):
         for name, estimate in found:
             tallies[name].add(estimate)
-    return tallies
 
 
 def _experiment(plan: Plan, number: int) -> list[tuple[str, Estimate]]:
@@ -93,45 +103,38 @@ class Search:
     within: float = 0.1
 
 
-def capacity_coverage(search: Search, experiments: int, each: Map = map) -> Tally:
-    """Coverage of the capacity of the first server, found by `search`."""
-    label, speed = next(iter(SERVERS.items()))
-    tally = Tally(true_capacity(speed, label))
-    for estimate in each(functools.partial(_searched, search), range(experiments)):
+def count_capacities(design: Search, numbers: range, tally: Tally, each: Map = map) -> None:
+    """Find the capacity of the first server in the experiments with these numbers."""
+    for estimate in each(functools.partial(_searched, design), numbers):
         tally.add(estimate)
-    return tally
 
 
-def _searched(search: Search, number: int) -> Estimate:
+def _searched(design: Search, number: int) -> Estimate:
     label, speed = next(iter(SERVERS.items()))
-    seed = 1 + number * 1000
+    seed, fixed = 1 + number * 1000, len(design.rates)
     runs = [
-        _run(speed, label, rate, seed + i, search.seconds) for i, rate in enumerate(search.rates)
+        _run(speed, label, rate, seed + i, design.seconds) for i, rate in enumerate(design.rates)
     ]
-    for step in range(search.steps):
-        found = _capacity(runs)
-        if found.narrow(search.within):
-            break
-        runs.append(
-            _run(speed, label, found.next_rate, seed + len(search.rates) + step, search.seconds)
-        )
-    return _capacity(runs).rate
+
+    def test(known: Capacity, number: int) -> list[Run]:
+        return [_run(speed, label, known.next_rate, seed + fixed + number, design.seconds)]
+
+    runs += search(runs, design.steps, design.within, test)
+    groups = group_runs(runs)
+    (found,) = capacities(groups, [summarize(group) for group in groups])
+    return found.rate
 
 
-def true_capacity(speed: Speed, label: str, seconds: float = 6000.0) -> float:
-    """The rate at which 99 % are good over hours, by bisection."""
+def true_capacity(seconds: float = 6000.0) -> Tally:
+    """The rate at which 99 % are good over hours, by bisection, without experiments yet."""
+    label, speed = next(iter(SERVERS.items()))
     low, high = 1.0, 64.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)
         runs = [_run(speed, label, middle, _TRUE_RUNS + i, seconds / 2) for i in range(2)]
         good = summarize(group_runs(runs)[0]).good_fraction.value
-        low, high = (middle, high) if good >= 0.99 else (low, middle)
-    return math.sqrt(low * high)
-
-
-def _capacity(runs: Sequence[Run]) -> Capacity:
-    groups = group_runs(runs)
-    return capacities(groups, [summarize(group) for group in groups])[0]
+        low, high = (middle, high) if good >= GOOD_ENOUGH else (low, middle)
+    return Tally(math.sqrt(low * high))
 
 
 def _numbers(plan: Plan, seeds: Sequence[int], seconds: float) -> Iterator[tuple[str, Estimate]]:

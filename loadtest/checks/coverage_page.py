@@ -1,23 +1,47 @@
 """The page of `python -m loadtest coverage`: each printed interval at several loads."""
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
-from loadtest.checks.coverage import Plan, Search, Tally, capacity_coverage, coverage
+from loadtest.checks.coverage import (
+    Plan,
+    Search,
+    Tally,
+    count,
+    count_capacities,
+    true_capacity,
+    true_numbers,
+)
 
 # From light load to near the capacity of the slower server, which is about 9 requests/s.
 _PLANS = (Plan(4.0, 4, 120.0), Plan(8.0, 4, 120.0), Plan(12.0, 4, 120.0))
 _SEARCH = Search((6.0, 14.0), 120.0, 8)
+_SEARCH_EACH = 4  # experiments: a search takes as long as several of them
+_BATCH = 40
 
 
-def page(experiments: int) -> str:
-    """The page in Markdown. All cores simulate."""
+def write_page(out: Path, experiments: int) -> None:
+    """Write the page in Markdown, and again as experiments are added. All cores simulate."""
     began = time.monotonic()
     with ProcessPoolExecutor() as pool:
-        columns = [coverage(plan, experiments, each=pool.map) for plan in _PLANS]
-        capacity = capacity_coverage(_SEARCH, max(experiments // 4, 10), each=pool.map)
-    minutes = (time.monotonic() - began) / 60
+        truths = [pool.submit(true_numbers, plan) for plan in _PLANS]
+        true = pool.submit(true_capacity)
+        columns, capacity = [truth.result() for truth in truths], true.result()
+        for first in range(0, experiments, _BATCH):
+            batch = range(first, min(first + _BATCH, experiments))
+            for plan, column in zip(_PLANS, columns, strict=True):
+                count(plan, batch, column, pool.map)
+            searches = range(first // _SEARCH_EACH, math.ceil(batch.stop / _SEARCH_EACH))
+            count_capacities(_SEARCH, searches, capacity, pool.map)
+            minutes = (time.monotonic() - began) / 60
+            out.write_text(_page(columns, capacity, minutes), encoding="utf-8")
+
+
+def _page(columns: Sequence[dict[str, Tally]], capacity: Tally, minutes: float) -> str:
+    experiments = next(iter(columns[0].values())).experiments
     lines = [
         "# Coverage of the load test's intervals",
         "",

@@ -8,14 +8,15 @@ some 370 without a failure, more where failures come in clusters.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 
 from loadtest.report.intervals import Estimate, Floats
-from loadtest.report.summary import PooledRuns, Summary
+from loadtest.report.summary import PooledRuns, Summary, group_runs, summarize
+from loadtest.runs.run import Run
 
 GOOD_ENOUGH = 0.99
 
@@ -37,15 +38,18 @@ class Capacity:
     def next_rate(self) -> float:
         """The rate of which a test tells most.
 
-        Beyond what was tested if a limit is missing; else between the best guess and the limit that
-        is further from it. At the best guess itself a test would take longest to tell.
+        Beyond what was tested if no rate is surely bad, or if too many failed at the lowest one.
+        If too few requests tell of the rates that seem good, one of these: the highest, because it
+        has the most. Else between the best guess and the limit that is further from it: at the best
+        guess itself a test would take longest to tell.
         """
-        low, high = self.rate.low, self.rate.high
+        low, high, guess = self.rate.low, self.rate.high, self.rate.value
         if math.isinf(high):
             return _round(self.tested[-1] * 1.5)
-        if low == 0:
+        if low == 0 and math.isnan(guess):
             return _round(self.tested[0] / 1.5)
-        guess = self.rate.value
+        if low == 0:
+            return _round(max(guess / 1.25, self.tested[0]))
         if math.isnan(guess):
             guess = math.sqrt(low * high)
         below = guess / low >= high / guess
@@ -67,6 +71,34 @@ def capacities(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> li
         Capacity(label, traffic, capacity(sorted(rows)), tuple(rate for rate, _, _ in sorted(rows)))
         for (label, traffic), rows in tested.items()
     ]
+
+
+def search(
+    runs: Sequence[Run],
+    steps: int,
+    within: float,
+    test: Callable[[Capacity, int], Sequence[Run]],
+) -> list[Run]:
+    """Test rates until the limits of a capacity are at most `within` from their middle.
+
+    Args:
+        runs: those of one server under one kind of traffic so far.
+        steps: how many rates to test at most.
+        within: as in `Capacity.narrow`.
+        test: what tests `next_rate` of the capacity known so far; it gets the number of the test,
+            from 0.
+
+    Returns:
+        The runs that were added.
+    """
+    added: list[Run] = []
+    for number in range(steps):
+        groups = group_runs([*runs, *added])
+        (known,) = capacities(groups, [summarize(group) for group in groups])
+        if known.narrow(within):
+            break
+        added += test(known, number)
+    return added
 
 
 def capacity(rows: Sequence[tuple[float, Estimate, int]]) -> Estimate:

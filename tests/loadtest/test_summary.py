@@ -136,7 +136,8 @@ def test_capacity_has_limits_and_few_requests_prove_nothing(runs: list[Path]) ->
     # a failure do not prove 99 %; at 3/s, 720 do.
     assert 1 <= dense.rate.value <= 3
     assert (dense.rate.low, dense.rate.high) == (0, 3)
-    assert dense.next_rate == 0.667
+    # Below 1/s there would be even fewer requests.
+    assert 1 <= dense.next_rate < dense.rate.value
     assert math.isnan(gac.rate.value)
     assert (gac.rate.low, gac.rate.high) == (3, math.inf)
     assert gac.next_rate == 4.5
@@ -165,3 +166,5 @@ def test_capacity_is_between_what_is_surely_good_and_surely_bad() -> None:
     assert math.isinf(capacity(rows[:1]).high)
     assert capacity(rows[2:]).low == 0
     assert capacity(rows[2:]).high == 12
+    # At the lowest rate of these, more than 1 % failed: the next one is below it.
+    assert Capacity("a", "b", capacity(rows[2:]), (12.0,)).next_rate == 8
