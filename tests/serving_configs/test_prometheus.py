@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from loadtest.runs.verdict import Limits
+from tests.serving_configs.dashboard import expressions
 from tests.serving_configs.debian import CONFIGS, program
 
 PROMETHEUS = CONFIGS / "prometheus"
@@ -58,9 +59,9 @@ def test_the_rules_pass_their_promtool_tests(name: str) -> None:
             "min_over_time(vllm:num_requests_running[5m]) > 0\n"
             "            and rate(vllm:generation_tokens_total[5m]) == 0\n"
             "            and rate(vllm:prompt_tokens_total[5m]) == 0",
-            "min_over_time(model_name:requests_running:sum[5m]) > 0\n"
-            "            and model_name:generation_tokens:rate5m == 0\n"
-            "            and model_name:prompt_tokens:rate5m == 0",
+            "min_over_time(sum without (instance) (vllm:num_requests_running)[5m:1m]) > 0\n"
+            "            and sum without (instance) (rate(vllm:generation_tokens_total[5m])) == 0\n"
+            "            and sum without (instance) (rate(vllm:prompt_tokens_total[5m])) == 0",
             "blind_spots",
         ),
         (
@@ -101,6 +102,12 @@ def test_every_alert_is_tested_and_every_recorded_series_is() -> None:
     # In a test, or in a rule whose result is in one.
     read = "".join(path.read_text() for path in RULE_TESTS.values())
     read += "".join(rule["expr"] for rule in RECORDED + ALERTS)
+    assert {rule["record"] for rule in RECORDED} <= set(re.findall(r"[a-z_]+:[\w:]+", read))
+
+
+def test_every_recorded_series_is_read_by_an_alert_a_panel_or_another_rule() -> None:
+    read = "".join(rule["expr"] for rule in RECORDED + ALERTS)
+    read += "".join(expression for _, expression in expressions())
     assert {rule["record"] for rule in RECORDED} <= set(re.findall(r"[a-z_]+:[\w:]+", read))
 
 

@@ -203,7 +203,7 @@ def test_the_load_test_runs_against_it(app: App) -> None:
 
 def test_prometheus_sees_each_replica(app: App, tmp_path: Path) -> None:
     with prometheus(tmp_path, {"vllm": app.url.removeprefix("http://")}) as running:
-        wait_until(lambda: running.values("model_name:requests_running:sum"), 300, "a scrape")
+        wait_until(lambda: running.values("model_name:requests_waiting:sum"), 300, "a scrape")
         assert running.values("count(count by (replica) (gac_model_info))") == [2.0]
         assert running.values('up{job="vllm"}') == [1.0]
         wait_until(lambda: running.values("model_name:kv_cache_free_tokens:sum"), 300, "a rule")
