@@ -31,11 +31,13 @@ _RECORD, _LOCK, _MODEL, _REPLACED = "run.json", "lock", "model", "replaced"
 # What calibration keeps, also when it is a part of a compression.
 _STATS = "stats.safetensors"
 _MEASURED = (f"{_STATS}*", "hidden-*.safetensors", "metrics-*.safetensors")
+# What compressed layers get, for their refit (steps/refitting.py).
+_STREAMS = "streams-*.safetensors"
 # The state of a healing (healing/state_file.py).
 HEALING = "healing.safetensors"
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
 _EMPTY = (_LOCK, *_TEMPORARIES)
-_OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, HEALING, *_EMPTY)
+_OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, _STREAMS, HEALING, *_EMPTY)
 
 
 @contextmanager
@@ -90,7 +92,7 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
         except GacError as e:
             # The same input is refused again; only a full disk may have room the next time.
             if not isinstance(e, DiskError):
-                _remove_all(directory, (_MODEL,))
+                _remove_all(directory, (_MODEL, _STREAMS))
             if not any(directory.rglob("*.safetensors")):
                 _remove(directory)
             raise
@@ -171,7 +173,7 @@ def _refuse_a_model(out: Path) -> None:
 
 def _remove(directory: Path) -> None:
     """Remove a workspace, except files that no run writes."""
-    _remove_all(directory, (_MODEL, _REPLACED, *_MEASURED, HEALING, *_EMPTY))
+    _remove_all(directory, (_MODEL, _REPLACED, *_MEASURED, _STREAMS, HEALING, *_EMPTY))
     (directory / _RECORD).unlink(missing_ok=True)  # last, because it marks the rest as ours
     with suppress(OSError):
         directory.rmdir()

@@ -52,6 +52,14 @@ def add_parser(verbs: Verbs) -> None:
         help="how MLP channels are chosen: by their loss after the refit, LLM-Pruner's score, or "
         "the energy of their activations; default: obs",
     )
+    parser.add_argument(
+        "--no-refit",
+        dest="refit",
+        action="store_const",
+        const=False,
+        help="leave each layer as it is fitted to the dense model's inputs; by default o_proj and "
+        "down_proj are fitted once more, to what the compressed layers before give",
+    )
     data = parser.add_mutually_exclusive_group()
     data.add_argument(
         "--calibration",
@@ -100,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
         overwrite=args.overwrite,
         **on_a_device(args),
-        **given(args, "whitening", "prune_criterion", "calibration", "stats"),
+        **given(args, "whitening", "prune_criterion", "refit", "calibration", "stats"),
     )
     plan = validate(Plan, read_json(args.out / "plan.json"), str(args.out / "plan.json"))
     if args.json:

@@ -290,7 +290,7 @@ def _measure_whole(
     """Measure sensitivities and gradients on some of the sequences, and finish the file."""
     layout, model = checkpoint.layout, reference(checkpoint, device=device)
     shapes = whole_model_shapes(layout, metadata)
-    measured = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    measured = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"tokens": tokens}
     file.finish(measured)  # without its last tensor the file cannot be read
     covariances = partial(read_layer_stats, file.path, device=device)
     with checkpoint.reader() as read:

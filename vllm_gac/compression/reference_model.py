@@ -129,17 +129,44 @@ def layer_forward(
     of the autograd graph.
     """
     observe, seen = observe or _ignore, observe_output or _ignore
+    attended = attended_values(model, layer, weights, hidden, observe, seen)
+    hidden = hidden + project(weights, "self_attn.o_proj", attended, seen)
+    activated = mlp_activations(model, weights, hidden, observe, seen)
+    return hidden + project(weights, "mlp.down_proj", activated, seen)
+
+
+def attended_values(
+    model: Reference,
+    layer: LayerLayout,
+    weights: Mapping[str, Tensor],
+    hidden: Tensor,
+    observe: Observe | None = None,
+    observe_output: Observe | None = None,
+) -> Tensor:
+    """The input of o_proj, [batch, tokens, query_heads * value size]; as `layer_forward`."""
+    observe = observe or _ignore
     normed = _rms_norm(hidden, weights["input_layernorm.weight"], model.eps)
     observe("self_attn.q_proj", normed)
-    attended = attention(model, layer, weights, normed, seen)
+    attended = attention(model, layer, weights, normed, observe_output or _ignore)
     observe("self_attn.o_proj", attended)
-    hidden = hidden + _project(weights, "self_attn.o_proj", attended, seen)
+    return attended
+
+
+def mlp_activations(
+    model: Reference,
+    weights: Mapping[str, Tensor],
+    hidden: Tensor,
+    observe: Observe | None = None,
+    observe_output: Observe | None = None,
+) -> Tensor:
+    """The input of down_proj, [batch, tokens, width]; `hidden` has passed the attention."""
+    observe, seen = observe or _ignore, observe_output or _ignore
     normed = _rms_norm(hidden, weights["post_attention_layernorm.weight"], model.eps)
     observe("mlp.gate_proj", normed)
-    gate, up = (_project(weights, name, normed, seen) for name in ("mlp.gate_proj", "mlp.up_proj"))
+    gate, up = (project(weights, name, normed, seen) for name in ("mlp.gate_proj", "mlp.up_proj"))
     activated = silu(gate) * up
     observe("mlp.down_proj", activated)
-    return hidden + _project(weights, "mlp.down_proj", activated, seen)
+    return activated
 
 
 def attention(
@@ -151,11 +178,11 @@ def attention(
 ) -> Tensor:
     """Causal attention before o_proj: [batch, tokens, query_heads * value size]."""
     batch, length, _ = normed.shape
-    queries = _project(weights, "self_attn.q_proj", normed, seen)
+    queries = project(weights, "self_attn.q_proj", normed, seen)
     queries = queries.view(batch, length, layer.query_heads, -1)
     queries = _norm(model, weights, "self_attn.q_norm", queries, seen)
     keys = _keys(model, layer, weights, normed, seen)
-    values = _project(weights, "self_attn.v_proj", normed, seen)
+    values = project(weights, "self_attn.v_proj", normed, seen)
     values = values.view(batch, length, layer.value.heads, layer.value.size)
 
     table = model.inv_freq[None]
@@ -186,7 +213,7 @@ def _keys(
 ) -> Tensor:
     """Keys before RoPE [batch, tokens, heads, size]; latents are projected up to full heads."""
     batch, length, _ = normed.shape
-    cached = _project(weights, "self_attn.k_proj", normed, seen)
+    cached = project(weights, "self_attn.k_proj", normed, seen)
     cached = cached.view(batch, length, layer.key.heads, -1)
     if layer.key.form == "rotary":
         return _norm(model, weights, "self_attn.k_norm", cached, seen)
@@ -205,13 +232,16 @@ def _norm(
     return normed
 
 
-def _project(weights: Mapping[str, Tensor], name: str, x: Tensor, seen: Observe) -> Tensor:
+def project(
+    weights: Mapping[str, Tensor], name: str, x: Tensor, seen: Observe | None = None
+) -> Tensor:
     """Apply linear `name`, which is stored as one matrix or as factors B @ A."""
     stored = name
     if f"{name}.A.weight" in weights:
         x, stored = linear(x, weights[f"{name}.A.weight"]), f"{name}.B"
     output = linear(x, weights[f"{stored}.weight"], weights.get(f"{stored}.bias"))
-    seen(name, output)
+    if seen is not None:
+        seen(name, output)
     return output
 
 

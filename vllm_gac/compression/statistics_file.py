@@ -1,4 +1,4 @@
-"""stats.safetensors: the statistics that calibration measures of every layer, all fp32.
+"""stats.safetensors: the statistics that calibration measures of every layer, all fp32 but tokens.
 
 layers.{i}.{linear}       [n * (n + 1) / 2] the covariance [n, n] of an input of the layer, as its
                           upper triangle, row after row. The inputs are those that the methods
@@ -16,11 +16,13 @@ layers.{i}.pair_scores     [KV heads * head_dim / 2] of models with q_norm and k
 layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
 probes                    [layers, probes, 2] by how much the loss grows (probes.py)
 fisher, taylor            [layers, ...] statistics from gradients, if measured (gradients.py)
+tokens                    int32 [count, length], the text itself: compressed layers are refitted on
+                          what they get for it (refit.py)
 
 In the metadata, "format" is 3; "covariances" and "metrics" name the linears that have them. Files
-of format 2 have no metrics. Files of format 1 do not name the covariances either, and have those of
-all four linears as [n, n]. Both are read, but not for low rank: the errors of linears in them do
-not know the outputs.
+of format 2 have neither metrics nor tokens. Files of format 1 do not name the covariances either,
+and have those of all four linears as [n, n]. Both are read, but not for low rank: the errors of
+linears in them do not know the outputs.
 
 The layers are appended one by one. This is why the file is laid out here and not by safetensors:
 the header is known beforehand, and a calibration that was stopped after k layers leaves a file with
@@ -59,6 +61,8 @@ Floats: TypeAlias = NDArray[np.float32]
 STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 FORMAT = "3"
 _OLDER = ("1", "2")
+_TOKENS = "tokens"
+_DTYPES = {"F32": torch.float32, "I32": torch.int32}
 # Rows of a covariance that are copied from the device at a time.
 _ROWS = 256
 # Relative rounding error of fp32 sums over any realistic number of tokens.
@@ -215,7 +219,9 @@ class StatsFile:
     def finish(self, measured: Mapping[str, torch.Tensor]) -> None:
         """Write the tensors of `whole_model_shapes` after the last layer."""
         end = len(self.header) + self.layers * self.layer_bytes
-        pieces = (measured[name].to("cpu", torch.float32).contiguous() for name in self.last)
+        pieces = (
+            measured[name].to("cpu", _DTYPES[_dtype(name)]).contiguous() for name in self.last
+        )
         self._write(end, (piece.numpy().tobytes() for piece in pieces))
 
     def _write(self, offset: int, pieces: Iterable[bytes]) -> None:
@@ -261,7 +267,7 @@ def stats_file(path: Path, layout: ModelLayout, metadata: Mapping[str, str]) -> 
     offset = 0
     for name, shape in _shapes(layout, metadata).items():
         end = offset + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
+        header[name] = {"dtype": _dtype(name), "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -315,6 +321,9 @@ def whole_model_shapes(
             "fisher": (layers, len(LINEARS)),
             "taylor": (layers, layout.layers[0].intermediate_size),
         }
+    if _has_tokens(metadata):
+        length = int(metadata["sequence_length"])
+        shapes[_TOKENS] = (int(metadata["tokens"]) // length, length)
     return shapes
 
 
@@ -376,12 +385,22 @@ def check_stats(
             "one; calibrate again"
         )
     for name, shape in _shapes(layout, metadata).items():
-        if found.get(name) != ("F32", shape):
+        expected = (_dtype(name), shape)
+        if found.get(name) != expected:
             raise CheckpointError(
-                f"{path}: {name}: {_said(found.get(name))}, expected {_said(('F32', shape))}; "
+                f"{path}: {name}: {_said(found.get(name))}, expected {_said(expected)}; "
                 "calibrate again"
             )
     return metadata
+
+
+def _has_tokens(metadata: Mapping[str, str]) -> bool:
+    return metadata.get("format") == FORMAT
+
+
+def _dtype(name: str) -> str:
+    """The dtype of a tensor of the file, by the name that safetensors has for it."""
+    return "I32" if name == _TOKENS else "F32"
 
 
 def _entry(tensor: Any) -> tuple[str, tuple[int, ...]]:
@@ -402,10 +421,15 @@ def _metadata_fault(metadata: Mapping[str, str]) -> str | None:
         return f"methods: expected some of {','.join(METHODS)}, got {metadata['methods'][:60]!r}"
     if metadata["value_group"] not in map(str, MERGEABLE):
         return f"value_group: expected one of {MERGEABLE}, got {metadata['value_group'][:60]!r}"
-    for key in ("probe_tokens", "gradient_tokens"):
+    numbers = ["probe_tokens", "gradient_tokens"]
+    if _has_tokens(metadata):
+        numbers += ["tokens", "sequence_length"]
+    for key in numbers:
         number = metadata.get(key, "0")
         if not (number.isascii() and number.isdigit() and len(number) < 20):
             return f"{key}: expected a number, got {number[:60]!r}"
+    if _has_tokens(metadata) and not int(metadata["sequence_length"]):
+        return "sequence_length: expected at least 1, got 0"
     return None
 
 
@@ -456,6 +480,20 @@ def _covariance_fault(matrix: torch.Tensor) -> str | None:
         if bool((matrix[rows].abs() > most).any()):
             return "a covariance exceeds what its variances allow"
     return None
+
+
+def read_tokens(path: Path, metadata: Mapping[str, str]) -> torch.Tensor | None:
+    """The text that was measured, int64 [count, length]; None if an earlier release measured it.
+
+    `metadata` is from `check_stats`.
+    """
+    if not _has_tokens(metadata):
+        return None
+    with safe_open(path, framework="pt") as file:
+        tokens: torch.Tensor = file.get_tensor(_TOKENS).long()
+    if int(tokens.min()) < 0:
+        raise CheckpointError(f"{path}: {_TOKENS}: less than 0; calibrate again")
+    return tokens
 
 
 def read_errors(

@@ -47,6 +47,7 @@ def compress(
     plan: Plan | Path | None = None,
     whitening: Whitening = "kfac",
     prune_criterion: Criterion = "obs",
+    refit: bool = True,
     calibration: Sequence[str | Path] = (),
     stats: Path | None = None,
     max_tokens: int | None = None,
@@ -71,6 +72,8 @@ def compress(
             and the gradients of their outputs (kfac), the inputs alone (svd-llm, asvd), or nothing
             (svd).
         prune_criterion: How the MLP channels that stay are chosen.
+        refit: Whether to fit o_proj and down_proj of each layer once more, to what the compressed
+            layers before it give. It takes the text from the statistics.
         calibration: Text files to measure statistics on, or data sets on the Hub,
             hf://datasets/ORGANIZATION/NAME. Empty: the text that comes with vllm-gac, Python's
             standard library.
@@ -138,6 +141,7 @@ def compress(
         "plan": request.record() if chosen is None else chosen.model_dump(mode="json"),
         "whitening": whitening,
         "prune_criterion": prune_criterion,
+        "no_refit": not refit,
         "stats": _stats_fingerprint(stats, checkpoint, value_group, linears, needed_metrics)
         if stats
         else None,
@@ -180,6 +184,7 @@ def compress(
             stats=stats if needed else None,
             whitening=whitening,
             criterion=prune_criterion,
+            refit=refit,
             device=device,
             progress=progress,
             calibrated_on=described(calibration) if texts else None,

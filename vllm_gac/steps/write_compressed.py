@@ -1,6 +1,7 @@
 """Writing the directory of a compressed model: its shards, then the files beside them."""
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,22 @@ from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.methods.lowrank import Whitening
 from vllm_gac.compression.methods.prune import Criterion
-from vllm_gac.compression.statistics_file import check_stats, read_gradients, read_layer_stats
+from vllm_gac.compression.reference_model import reference
+from vllm_gac.compression.statistics_file import (
+    check_stats,
+    read_gradients,
+    read_layer_stats,
+    read_tokens,
+)
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import ARCHITECTURE, VERSION
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.steps.model_card import compressed_card
+from vllm_gac.steps.refitting import Refitting
+
+logger = logging.getLogger(__name__)
 
 
 def write_compressed(
@@ -33,6 +43,7 @@ def write_compressed(
     stats: Path | None,
     whitening: Whitening = "kfac",
     criterion: Criterion = "obs",
+    refit: bool = True,
     device: str = "cpu",
     progress: bool = True,
     calibrated_on: str | None = None,
@@ -40,16 +51,27 @@ def write_compressed(
     """Write the model that `plan` makes from the dense model `checkpoint` into `directory`.
 
     Shards that exist are not written again. `stats` may be None if nothing shrinks. They must have
-    gradients if the `criterion` for MLP channels is taylor. The card says what text the model was
+    gradients if the `criterion` for MLP channels is taylor. With `refit`, layers are refitted on
+    what the layers before really give them, if the statistics have the text; what that needs
+    between two layers is kept beside `directory`. The card says what text the model was
     `calibrated_on`, if that is known. Raises CheckpointError if a compressed
     weight is NaN or infinity.
     """
     layout = planned_layout(checkpoint, plan)
+    measured = check_stats(stats, checkpoint.layout, checkpoint.config_sha256) if stats else {}
+    tokens = read_tokens(stats, measured) if stats and refit else None
+    if stats and refit and tokens is None:
+        logger.warning(
+            f"{stats}: measured by an earlier release, which did not keep the text: layers are not "
+            "refitted to what compressed layers give; calibrate again for that"
+        )
     inv_freq = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim).to(device)
 
     def make_layer(index: int) -> Mapping[str, torch.Tensor]:
         weights = read_layer(checkpoint.layout, read, index)
         if layout.layers[index] == checkpoint.layout.layers[index]:
+            if refitting is not None:
+                refitting.keep(index, weights, refitting.unchanged(index, weights))
             return weights
         if stats is None:
             raise PlanError(f"layers.{index}: to shrink it, statistics are needed")
@@ -61,15 +83,33 @@ def write_compressed(
             _taylor(stats, index, device) if criterion == "taylor" else None,
         )
         smaller = compress_layer(layer, layout.layers[index], whitening, criterion)
-        return _stored(layout, index, weights, smaller)
+        if refitting is None:
+            return _stored(layout, index, weights, smaller)
+        fitted, leaves = refitting.refitted(index, layer.weights, smaller)
+        stored = _stored(layout, index, weights, fitted)
+        refitting.keep(index, stored, leaves)
+        return stored
 
     with checkpoint.reader() as read, torch.inference_mode():
+        refitting = None
+        if tokens is not None:
+            model = reference(checkpoint, device=device)
+            refitting = Refitting(model, layout, read, tokens, directory.parent)
         write_layer_shards(
             directory, layout, make_layer, read, description="compress", progress=progress
         )
-    measured = check_stats(stats, checkpoint.layout, checkpoint.config_sha256) if stats else {}
     card = compressed_card(checkpoint, plan, layout, measured, calibrated_on)
-    _write_companions(checkpoint, plan, layout, whitening, criterion, card, directory)
+    source = {
+        "tool": f"vllm-gac {VERSION}",
+        "methods": plan.methods,
+        "whitening": whitening,
+        "prune_criterion": criterion,
+        "refitted": tokens is not None,
+        "plan_sha256": hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
+        "model_config_sha256": checkpoint.config_sha256,
+        **base_model(checkpoint).recorded(),
+    }
+    _write_companions(checkpoint, plan, layout, source, card, directory)
     write_index(directory)
     return layout
 
@@ -104,35 +144,21 @@ def _write_companions(
     checkpoint: Checkpoint,
     plan: Plan,
     layout: ModelLayout,
-    whitening: Whitening,
-    criterion: Criterion,
+    source: Mapping[str, Any],
     card: str,
     directory: Path,
 ) -> None:
     """Write the tokenizer and other companions, the plan, the config and the model `card`."""
     copy_companions(checkpoint.directory, directory)
     write_json(directory / "plan.json", plan.model_dump(mode="json"))
-    write_json(directory / "config.json", _config(checkpoint, plan, layout, whitening, criterion))
+    write_json(directory / "config.json", _config(checkpoint, layout, source))
     write_text(directory / "README.md", card)
 
 
 def _config(
-    checkpoint: Checkpoint,
-    plan: Plan,
-    layout: ModelLayout,
-    whitening: Whitening,
-    criterion: Criterion,
+    checkpoint: Checkpoint, layout: ModelLayout, source: Mapping[str, Any]
 ) -> dict[str, Any]:
     """config.json of the compressed model: that of the dense model, with changes."""
-    source = {
-        "tool": f"vllm-gac {VERSION}",
-        "methods": plan.methods,
-        "whitening": whitening,
-        "prune_criterion": criterion,
-        "plan_sha256": hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
-        "model_config_sha256": checkpoint.config_sha256,
-        **base_model(checkpoint).recorded(),
-    }
     kept = {key: value for key, value in checkpoint.raw_config.items() if key != "auto_map"}
     return kept | {
         "architectures": [ARCHITECTURE],

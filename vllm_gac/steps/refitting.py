@@ -1,0 +1,83 @@
+"""Refit the layers of a compressed model one after another, and go on after an interruption.
+
+The hidden states that enter a layer, dense and compressed, are in a file until the next but one is
+written, so that a layer can be made again if the run is stopped before its shard is on disk.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from vllm_gac.checkpoint.atomic_files import write_tensors
+from vllm_gac.checkpoint.open import TensorReader
+from vllm_gac.compression.reference_model import Reference, embed
+from vllm_gac.compression.refit import Streams, leaving, refit_layer
+from vllm_gac.layout.dims import ModelLayout
+
+# Tokens to refit on, at least, and for each channel of an MLP.
+_LEAST_TOKENS, _FOR_EACH_CHANNEL = 1 << 16, 4
+
+
+class Refitting:
+    """The refit of the layers that are made of a dense model.
+
+    Args:
+        model: The dense model.
+        layout: What it becomes.
+        read: Reads the dense model's tensors.
+        tokens: The text to refit on, [count, length].
+        directory: Where the hidden states between layers are kept.
+    """
+
+    def __init__(
+        self,
+        model: Reference,
+        layout: ModelLayout,
+        read: TensorReader,
+        tokens: torch.Tensor,
+        directory: Path,
+    ) -> None:
+        self._model, self._layout, self._read, self._directory = model, layout, read, directory
+        self._tokens = _some(tokens, model.layout.layers[0].intermediate_size)
+
+    def refitted(
+        self, index: int, dense: Mapping[str, torch.Tensor], small: Mapping[str, torch.Tensor]
+    ) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+        """The tensors of compressed layer `index`, and what leaves the dense layer."""
+        layer = self._layout.layers[index]
+        return refit_layer(self._model, index, dense, layer, small, self._entering(index))
+
+    def unchanged(self, index: int, dense: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """What leaves the dense layer `index`."""
+        layer = self._model.layout.layers[index]
+        return leaving(self._model, layer, dense, self._entering(index).dense)
+
+    def keep(self, index: int, stored: Mapping[str, torch.Tensor], dense: torch.Tensor) -> None:
+        """Keep what leaves layer `index`, with its tensors as they are `stored`, for the next one.
+
+        `dense` is what leaves the dense layer.
+        """
+        if index + 1 < len(self._layout.layers):
+            layer = self._layout.layers[index]
+            small = leaving(self._model, layer, stored, self._entering(index).small)
+            write_tensors(self._path(index + 1), {"dense": dense, "small": small})
+        if index:
+            self._path(index - 1).unlink(missing_ok=True)
+
+    def _entering(self, index: int) -> Streams:
+        if index:
+            return Streams(**load_file(self._path(index)))
+        hidden = embed(self._model, self._read, self._tokens).cpu()
+        return Streams(hidden, hidden)
+
+    def _path(self, index: int) -> Path:
+        return self._directory / f"streams-{index:04}.safetensors"
+
+
+def _some(tokens: torch.Tensor, width: int) -> torch.Tensor:
+    """Sequences that are spread evenly over the text."""
+    wanted = max(_LEAST_TOKENS, _FOR_EACH_CHANNEL * width) // tokens.shape[1]
+    count = min(len(tokens), max(1, wanted))
+    return tokens[[i * len(tokens) // count for i in range(count)]]
