@@ -38,6 +38,7 @@ from vllm_gac.compression.methods.attended import spread_output
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.normed_keys import PAIR_SCORES, normed_pair_scores
 from vllm_gac.compression.methods.output_metric import metric_of
+from vllm_gac.compression.outliers import shares, size_limit
 from vllm_gac.compression.output_metrics import measure_output_metrics
 from vllm_gac.compression.probes import measure, probes
 from vllm_gac.compression.reference_model import (
@@ -352,7 +353,8 @@ def observe_layer(
     Returns:
         The covariances [in, in] by linear, or [in + 1, in + 1] where its bias counts as a column,
         the scores of normed pairs, and the output [count, length, hidden]. Products are computed in
-        the model's dtype and summed in fp64.
+        the model's dtype and summed in fp64. Tokens of massive activations are limited
+        (outliers.py).
     """
     layer, weights = _grouped_values(model, weights, value_group)
     sums = {
@@ -361,12 +363,16 @@ def observe_layer(
         if name in linears
     }
 
+    limits: dict[str, torch.Tensor] = {}  # by the first batch
+
     def observe(name: str, x: torch.Tensor) -> None:
         if name not in sums:
             return
         rows = x.flatten(0, 1)
+        share = shares(rows, limits.setdefault(name, size_limit(rows)))
         if len(sums[name]) > rows.shape[1]:
             rows = pad(rows, (0, 1), value=1)  # what biases are multiplied by
+        rows = share * rows
         sums[name] += rows.T @ rows
 
     energies: dict[str, torch.Tensor] = {}

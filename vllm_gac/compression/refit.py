@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch.nn.functional import linear as apply
 
+from vllm_gac.compression.outliers import shares, size_limit
 from vllm_gac.compression.reference_model import (
     Reference,
     attended_values,
@@ -133,13 +134,17 @@ def _refitted(
     factor = f"{linear}.B.weight" if factorized else f"{linear}.weight"
     small = _cast(model, weights)
     fitted, unseen = (_Moments(small[factor].double()) for _ in range(2))
-    number = 0
+    number, limits = 0, _Limits()
     for states, target in zip(batches(entering), batches(wanted), strict=True):
         states, target = states.to(model.device), target.to(model.device)
         x = half.inputs(half.layer, small, states)
         missing = target - states - project(small, linear, x)
         if factorized:
             x = apply(x, small[f"{linear}.A.weight"])
+        # A token counts no more than a large ordinary one, neither by what it has nor by what it
+        # misses.
+        share = limits.shares(x, missing)
+        x, missing = share * x, share * missing
         numbers = torch.arange(number, number + len(states))
         held_out = numbers % _HELD_OUT == _HELD_OUT - 1
         fitted.add(x[~held_out], missing[~held_out])
@@ -151,6 +156,20 @@ def _refitted(
         if (gain := unseen.increase(tried)) < best:
             best, change = gain, tried
     return {} if change is None else {factor: small[factor].double() + change}
+
+
+class _Limits:
+    """How large inputs and what is missing at the output may be, by the first batch."""
+
+    def __init__(self) -> None:
+        self._limits: list[torch.Tensor] = []
+
+    def shares(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """What tokens are multiplied by, [..., 1]."""
+        rows = [tensor.flatten(0, -2) for tensor in tensors]
+        self._limits = self._limits or [size_limit(r) for r in rows]
+        each = [shares(r, limit) for r, limit in zip(rows, self._limits, strict=True)]
+        return torch.cat(each, 1).amin(1).view(*tensors[0].shape[:-1], 1)
 
 
 class _Moments:
