@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,15 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class Trial:
-    """Layers to compress to with the statistics `stats`, and a name for the result."""
+    """Layers to compress to with the statistics `stats`, and a name for the result.
+
+    `options` are more arguments of `compress`, e.g. refit.
+    """
 
     name: tuple[Any, ...]
     layers: Sequence[LayerLayout]
     stats: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def calibrations(
@@ -73,16 +77,22 @@ def measured(trials: Sequence[Trial], device: str) -> dict[tuple[Any, ...], dict
     workers = max(1, min(8, (os.cpu_count() or 2) // 2))
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         model = open_checkpoint(demo.MODEL)
-        tasks = [(_plan(model, trial.layers), trial.stats, device) for trial in trials]
+        tasks = [
+            (_plan(model, trial.layers), trial.stats, device, trial.options) for trial in trials
+        ]
         found = pool.starmap(_measure, tasks, chunksize=1)
     return {trial.name: values for trial, values in zip(trials, found, strict=True)}
 
 
-def _measure(planned: Mapping[str, Any], stats: Path, device: str) -> dict[str, Any]:
+def _measure(
+    planned: Mapping[str, Any], stats: Path, device: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         plan, out = Path(directory) / "plan.json", Path(directory) / "out"
         plan.write_text(json.dumps(planned))
-        layout = compress(demo.MODEL, out, plan=plan, stats=stats, device=device, progress=False)
+        layout = compress(
+            demo.MODEL, out, plan=plan, stats=stats, device=device, progress=False, **options
+        )
         value = _perplexity(out, device)
     aligned, dims = aligned_dims(layout)
     return {

@@ -137,6 +137,8 @@ def test_the_file_is_plain_safetensors(model: Path, text: Path, tmp_path: Path) 
     calibrate(model, [text], tmp_path / "stats", **RUN)
     tensors = load_file(tmp_path / "stats")
     assert tensors.pop("probes").shape == (2, 12, 2)
+    tokens = calibration_sequences(model, [text], length=128, max_tokens=1024)
+    assert torch.equal(tensors.pop("tokens"), tokens.int())
     assert {name.split(".", 2)[1] for name in tensors} == {"0", "1"}
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
     with safe_open(tmp_path / "stats", framework="pt") as file:
