@@ -50,7 +50,10 @@ def test_what_it_takes_is_said_first(
     args = ["calibrate", str(dense), "--text", str(text), "--device", "cpu", "--max-tokens", "1024"]
     assert main([*args, "--out", str(tmp_path / "stats")]) == 0
     said = capsys.readouterr().err.splitlines()[0]
-    assert said.startswith("vllm-gac: calibrating on the CPU, 1,024 tokens: about 10 seconds, 0.")
+    assert said.startswith(
+        "vllm-gac: calibrating on the CPU, 1,024 tokens, 10.7 for each channel of an MLP: "
+        "about 10 seconds, 0."
+    )
     assert said.endswith("GB of memory and 0.1 GB of disk")
     assert main([*args, "--out", str(tmp_path / "quiet"), "--quiet"]) == 0
     assert capsys.readouterr().err == ""

@@ -117,9 +117,15 @@ def announcement(work: Work, device: str) -> str:
         memory = f"{_giga(work.device_bytes + work.host_bytes)} GB of memory"
     time_taken = _duration(seconds(work, device))
     return (
-        f"calibrating on {where}, {work.tokens:,} tokens: about {time_taken}, {memory} and "
+        f"calibrating on {where}, {work.tokens:,} tokens, {tokens_per_channel(work)} for each "
+        f"channel of an MLP: about {time_taken}, {memory} and "
         f"{_giga(work.disk_bytes)} GB of disk"
     )
+
+
+def tokens_per_channel(work: Work) -> str:
+    """How much text there is for what is fitted: tokens for each of an MLP's channels."""
+    return f"{work.tokens / work.layout.layers[0].intermediate_size:.1f}"
 
 
 def seconds(work: Work, device: str) -> float:

@@ -37,6 +37,7 @@ def compressed_card(
     )
     if measured and calibrated_on is not None:
         calibration += f" of {in_markdown(calibrated_on)}"
+    calibration += _for_each_channel(checkpoint, measured)
     methods = ", ".join(plan.methods) or "none"
     base = base_model(checkpoint)
     return _card(
@@ -53,6 +54,14 @@ def compressed_card(
         "`plan.json` holds these dims and their budgets; `gac` in `config.json` is what serving "
         "goes by.",
     )
+
+
+def _for_each_channel(checkpoint: Checkpoint, measured: Mapping[str, str]) -> str:
+    """How many tokens were measured for each channel of an MLP; nothing if none or unknown."""
+    tokens, width = measured.get("tokens", ""), checkpoint.layout.layers[0].intermediate_size
+    if not (tokens.isascii() and tokens.isdigit() and len(tokens) < 20):
+        return ""
+    return f", {int(tokens) / width:.1f} for each channel of an MLP"
 
 
 def imported_card(source: Checkpoint, format: str, files: Sequence[Path], dtype: str) -> str:
