@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from benchmarks.quality.ladder import scores, training
@@ -19,7 +21,7 @@ from benchmarks.quality.ladder.rows import ROWS
 from benchmarks.quality.ladder.scores import runner, window_losses
 from benchmarks.quality.ladder.sizes import SIZES
 from benchmarks.quality.ladder.tasks import copies, needles, score
-from benchmarks.quality.ladder.text import WINDOW, is_permissive, read_tensor
+from benchmarks.quality.ladder.text import WINDOW, chunks, is_permissive, read_tensor
 from benchmarks.quality.ladder.training import Point, Run, train
 from tools.demo_model.corpus import split_of
 from tools.demo_model.llama import Llama
@@ -107,6 +109,14 @@ def test_only_packages_that_state_a_permissive_licence_are_read(
     licence: str, permissive: bool
 ) -> None:
     assert is_permissive(licence) == permissive
+
+
+@given(st.lists(st.text(max_size=9)), st.integers(1, 20))
+def test_chunks_are_the_texts_in_their_order(texts: list[str], characters: int) -> None:
+    parts = list(chunks(texts, characters))
+    assert [text for part in parts for text in part] == texts
+    assert all(sum(map(len, part)) >= characters for part in parts[:-1])
+    assert parts
 
 
 @pytest.mark.parametrize(("size", "millions"), [("30m", 30.4), ("130m", 131.6), ("350m", 355.9)])
@@ -211,8 +221,8 @@ def test_the_page_has_each_row_once_and_the_pairs(measured: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `dev`")
     assert main(["report", str(measured.parent)]) == 0
     page = (measured.parent / "README.md").read_text()
-    assert page.count("| heads + MLP .8, KV .75 |") == 2  # a row, and a pair of dims
-    assert page.count("| KV .5 latent |") == 1
+    assert page.count("| heads + MLP .8, KV .75 |") == 3  # a row, a pair of dims, and tasks
+    assert page.count("| KV .5 latent |") == 2
     assert page.count(", free dims |") == 0
     ElementTree.parse(measured.parent / "ladder.svg")
     assert (
@@ -233,6 +243,17 @@ def test_results_of_other_weights_are_refused(
     (folder / "run.json").write_text(json.dumps(run))
     assert main(["report", str(tmp_path)]) == 1
     assert ": rows of other weights, " in capsys.readouterr().err
+
+
+def test_a_row_that_cannot_be_made_says_why(text: Path, trained: Path, tmp_path: Path) -> None:
+    """This model has learned nothing yet that compression could lose, and healing bring back."""
+    out, name = tmp_path / "rows.jsonl", f"{CHOSEN[0]}, healed"
+    command = ["measure", str(trained), str(out), "--text", str(text), "--heal-tokens", "4096"]
+    assert main([*command, "--max-tokens", "2048", "--rows", name]) == 0
+    (row,) = map(json.loads, out.read_text().splitlines())
+    assert row["row"] == name
+    assert "has not become better, so nothing was written" in row["refused"]
+    assert not any((trained / "work").glob("heads-*"))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.page import add_commit
-from benchmarks.quality.ladder.measure import measure
+from benchmarks.quality.ladder.measure import HEAL_TOKENS, measure
 from benchmarks.quality.ladder.rows import chosen
 from benchmarks.quality.ladder.sizes import ROPE_THETAS, SIZES
 from benchmarks.quality.ladder.text import read_manifest, write_text_directory
@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--rows", nargs="*", default=["*"], help="names or patterns (default: all)")
     verb.add_argument("--calibration", type=int, default=0, help="number of the text: 0, 1 or 2")
     verb.add_argument("--max-tokens", type=int, help="of calibration")
+    verb.add_argument("--heal-tokens", type=int, default=HEAL_TOKENS, help="of a healed row")
     verb.add_argument("--device", default="cpu")
     verb.add_argument("--workers", type=int, default=1, help="rows that are measured at once")
     add_commit(verb)
@@ -124,6 +125,7 @@ def _measure(options: argparse.Namespace) -> None:
         device=options.device,
         workers=options.workers,
         max_tokens=options.max_tokens,
+        heal_tokens=options.heal_tokens,
         commit=options.commit,
     )
 

@@ -31,10 +31,12 @@ from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.planning.request import Deployment, PlanRequest
+from vllm_gac.planning.request import Deployment
 from vllm_gac.steps.compress import compress
+from vllm_gac.steps.heal import heal
 
 _BF16, _FP8 = 2, 1
+HEAL_TOKENS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Task:
     stats: Path
     work: Path
     device: str
+    heal_tokens: int
 
 
 def measure(
@@ -59,6 +62,7 @@ def measure(
     device: str = "cpu",
     workers: int = 1,
     max_tokens: int | None = None,
+    heal_tokens: int = HEAL_TOKENS,
     commit: str | None = None,
 ) -> None:
     """Append the rows `names` of the model that `train` wrote in `directory` to the file `out`.
@@ -72,6 +76,7 @@ def measure(
         device: The torch device.
         workers: Processes that each measure a row at a time.
         max_tokens: Of calibration; None: as `vllm-gac compress`.
+        heal_tokens: That a healed row is trained on.
         commit: Of the sources, where they came without .git.
 
     Raises:
@@ -96,7 +101,7 @@ def measure(
         texts = [text / f"calibration-{calibration}.txt"]
         calibrate(model, texts, stats, max_tokens=max_tokens, device=device, progress=False)
         print(f"calibrated in {_since(begun)} s", flush=True)
-    tasks = [Task(model, text, name, stats, work, device) for name in left]
+    tasks = [Task(model, text, name, stats, work, device, heal_tokens) for name in left]
     for row in _measured(tasks, workers):
         _append(out, about | row)
 
@@ -124,21 +129,30 @@ def _row(task: Task) -> dict[str, Any]:
         about |= {key: value for key, value in row.request.record().items() if value is not None}
     out = task.work / re.sub(r"[^a-z0-9]+", "-", task.name.lower())
     try:
-        directory = task.model if row.request is None else _compressed(task, row.request, out)
+        directory = _made(task, row, out)
         made = _since(begun)
         about |= _sizes(task.model, directory, row) | _scores(task, row, directory)
     except GacError as e:
         return about | {"refused": str(e)}
     finally:
-        if out.exists():
-            shutil.rmtree(out)
+        shutil.rmtree(out, ignore_errors=True)
+    if row.healed:
+        about |= {"heal_tokens": task.heal_tokens}
     return about | {"seconds": _since(begun), "seconds_to_make": made}
 
 
-def _compressed(task: Task, request: PlanRequest, out: Path) -> Path:
-    options: dict[str, Any] = {"stats": task.stats, "device": task.device, "progress": False}
-    compress(task.model, out, request, overwrite=True, **options)
-    return out
+def _made(task: Task, row: Row, out: Path) -> Path:
+    """The directory of the model that the row is about; what has to be made is below `out`."""
+    if row.request is None:
+        return task.model
+    options: dict[str, Any] = {"device": task.device, "overwrite": True, "progress": False}
+    compressed, healed = out / "compressed", out / "healed"
+    compress(task.model, compressed, row.request, stats=task.stats, **options)
+    if not row.healed:
+        return compressed
+    texts = [task.text / "healing.txt"]
+    heal(compressed, task.model, texts, healed, tokens=task.heal_tokens, **options)
+    return healed
 
 
 def _scores(task: Task, row: Row, directory: Path) -> dict[str, Any]:

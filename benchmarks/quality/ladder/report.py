@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 
 from benchmarks.common.figures import BLUE, GREEN, GREY, ORANGE, PINK, RED, axes_grid, drawn
 from benchmarks.common.markdown import table
@@ -24,6 +25,8 @@ from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import GacError
 
 _FREE = ", free dims"
+_LEAST_RANKED = 4
+_LEAST_SHOWN = 0.005  # %
 _COMMAND = "python -m benchmarks.quality.ladder"
 _COLOURS = {
     "low rank": BLUE,
@@ -92,11 +95,13 @@ def _page(models: Sequence[Model]) -> str:
     lines = [
         "# What compression costs models of growing size",
         "",
-        "Llamas trained on text at hand, compressed by the project's own commands without any",
-        "training after it. Perplexity on held-out text over the dense model's, with 95 %",
-        f"intervals over documents; windows of {WINDOW} tokens, fp32 reference unless the row is",
-        "served. The models are undertrained: so few tokens leave room that a model trained for",
-        "longer does not have.",
+        "Llamas trained on [text at hand](../../../quality/ladder/text.py) and compressed by the",
+        "project's own commands. Perplexity on held-out text over the dense model's, with 95 %",
+        f"intervals over documents; windows of {WINDOW} tokens, by the fp32 reference unless the",
+        "row says FP8 or served, which vLLM computes. Nothing is trained after compression unless",
+        "the row says healed. These models saw few tokens: a model that is trained for longer has",
+        "less room, and loses more. So the rows of one model may be compared with each other, and",
+        "none of them promises what a larger model loses.",
         "",
         "![Perplexity against bytes and predicted time](ladder.svg)",
     ]
@@ -107,55 +112,68 @@ def _page(models: Sequence[Model]) -> str:
 
 def _of_a_model(model: Model) -> list[str]:
     dense, run = model.dense, model.run
-    made = origin({**dense, "command": f"{_COMMAND} measure"})
     loss = sum(dense["losses"]) / len(dense["losses"])
-    measured = [row for row in model.rows.values() if "losses" in row]
+    rows = [r for r in model.rows.values() if "losses" in r and not r["row"].endswith(_FREE)]
     lines = [
         f"## {model.name}: {run['parameters'] / 1e6:.1f} M parameters",
         "",
-        f"{run['trained_tokens'] / 1e6:.0f} M tokens in {run['seconds']:.0f} s ([card]"
-        f"({model.name}/README.md)); held-out perplexity {math.exp(loss):.3f} over "
-        f"{len(dense['losses'])} windows of {len(set(dense['document']))} documents. {made}.",
+        f"[Trained]({model.name}/README.md) on {run['trained_tokens'] / 1e6:.0f} M tokens in "
+        f"{run['seconds']:.0f} s. Held-out perplexity {math.exp(loss):.3f}, over "
+        f"{len(dense['losses'])} windows of {len(set(dense['document']))} documents. "
+        f"{origin({**dense, 'command': f'{_COMMAND} measure'})}.",
         "",
     ]
     columns = ["row", "parameters", "KV", "MB", "predicted time", "perplexity over dense"]
-    columns += ["expected", *_task_columns(dense)]
-    cells = [_cells(model, row) for row in measured if not row["row"].endswith(_FREE)]
-    lines += table(columns, cells)
-    lines += [
-        "",
-        "Expected: what the plan predicted, as a ratio. Needle: share of six-digit numbers that",
-        "are found, by the length of the text; copy: share of right tokens of the second copy.",
-    ]
+    lines += table([*columns, "predicted"], [_cells(model, row) for row in rows])
+    lines += ["", *_predictions(model)]
     if pairs := _pairs(model):
         lines += ["", *table(["budget", "aligned dims over free dims"], pairs)]
+    names = list(dense["tasks"])
+    tasks = [
+        [row["row"], *(f"{row['tasks'][name]['right']:.3f}" for name in names)]
+        for row in rows
+        if "tasks" in row
+    ]
+    lines += [
+        "",
+        "Share of right tokens: of a six-digit number that was assigned to a name earlier in the "
+        "text (needle), and of a text's second copy, by the length of the whole.",
+        "",
+        *table(["row", *names], tasks),
+    ]
     if refused := [row for row in model.rows.values() if "refused" in row]:
         lines += ["", "Not made:", ""]
         lines += [f"- {row['row']}: {row['refused'].splitlines()[-1]}" for row in refused]
     return lines
 
 
-def _task_columns(dense: Mapping[str, Any]) -> list[str]:
-    return list(dense["tasks"])
-
-
 def _cells(model: Model, row: Mapping[str, Any]) -> list[str | None]:
-    dense, expected = model.dense, row["expected_loss"]
-    time = row["microseconds"]
-    cells = [
+    dense, expected, time = model.dense, row.get("expected_loss"), row["microseconds"]
+    return [
         row["row"],
         f"{row['parameters'] / dense['parameters']:.1%}",
         f"{row['kv_bytes'] / dense['kv_bytes']:.1%}",
         f"{row['weight_bytes'] / 1e6:.1f}",
         None if time is None else f"{time / dense['microseconds']:.1%}",
-        _interval(*model.over(row, dense)) if row is not dense else "1",
+        "1" if row is dense else _interval(*model.over(row, dense)),
         None if expected is None else f"{math.exp(expected):.4f}",
     ]
-    tasks = row.get("tasks", {})
-    for name in _task_columns(dense):
-        score = "exact" if name.startswith("needle") else "right"
-        cells.append(f"{tasks[name][score]:.2f}" if name in tasks else None)
-    return cells
+
+
+def _predictions(model: Model) -> list[str]:
+    """How well the plans' predicted losses rank the real ones."""
+    pairs = [
+        (row["expected_loss"], model.over(row, model.dense)[0])
+        for name, row in model.rows.items()
+        if "losses" in row and row.get("expected_loss") is not None and not ROWS[name].healed
+    ]
+    if len(pairs) < _LEAST_RANKED:
+        return ["Predicted: what the plan expects, as a ratio."]
+    found = spearmanr(*zip(*pairs, strict=True)).statistic
+    return [
+        "Predicted: what the plan expects, as a ratio. Predicted and real losses of all "
+        f"{len(pairs)} plans have a rank correlation of {found:.2f}.",
+    ]
 
 
 def _pairs(model: Model) -> list[list[str]]:
@@ -183,9 +201,11 @@ def _picture(models: Sequence[Model]) -> Figure:
     ):
         for model, marker in zip(models, _MARKERS, strict=False):
             for row in model.rows.values():
-                if "losses" not in row or row["row"].endswith(_FREE) or row[key] is None:
+                if "losses" not in row or row["row"] == DENSE or row["row"].endswith(_FREE):
                     continue
-                middle, low, high = model.over(row, model.dense)
+                if row[key] is None:
+                    continue
+                middle, low, high = map(_lost, model.over(row, model.dense))
                 panel.errorbar(
                     row[key] / model.dense[key],
                     middle,
@@ -194,10 +214,11 @@ def _picture(models: Sequence[Model]) -> Figure:
                     color=_colour(row["row"]),
                     markersize=4,
                     linewidth=1,
-                    markerfacecolor="none" if row["served"] else _colour(row["row"]),
+                    markerfacecolor="none" if row.get("served") else _colour(row["row"]),
                 )
         panel.set_xlabel(label)
-    panels[0].set_ylabel("perplexity over dense")
+        panel.set_yscale("log")
+    panels[0].set_ylabel("perplexity lost, %")
     for name, colour in _COLOURS.items():
         panels[0].plot([], [], "o", color=colour, markersize=4, label=name)
     for model, marker in zip(models, _MARKERS, strict=False):
@@ -206,6 +227,11 @@ def _picture(models: Sequence[Model]) -> Figure:
     panels[1].legend(fontsize=7)
     panels[2].set_title("hollow: served in FP8 or bf16", fontsize=8)
     return figure
+
+
+def _lost(over_dense: float) -> float:
+    """Percent, at least what the logarithmic axis shows."""
+    return max(_LEAST_SHOWN, 100 * (over_dense - 1))
 
 
 def _colour(name: str) -> str:

@@ -18,12 +18,14 @@ class Row:
 
     Attributes:
         request: The budgets of a compression; None: the dense model.
+        healed: Whether the compressed model is trained by `vllm-gac heal`.
         served: Whether vLLM computes the losses, in the model's dtype, and not the fp32 reference.
         quantization: vLLM's --quantization, of a served row.
         kv_cache_dtype: vLLM's --kv-cache-dtype, likewise.
     """
 
     request: PlanRequest | None
+    healed: bool = False
     served: bool = False
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
@@ -38,19 +40,29 @@ def _fp8(name: str, request: PlanRequest | None) -> dict[str, Row]:
     """FP8 weights and FP8 KV cache, on dims that need no padding for them."""
     if request is not None:
         request = replace(request, quantization=_FP8, kv_cache_dtype=_FP8_CACHE)
-    return {f"{name}, FP8 + FP8 KV": Row(request, True, _FP8, _FP8_CACHE)}
+    return {
+        f"{name}, FP8 + FP8 KV": Row(
+            request, served=True, quantization=_FP8, kv_cache_dtype=_FP8_CACHE
+        )
+    }
 
 
-_HEADS_AND_MLP = PlanRequest(param_ratio=0.8, kv_ratio=0.75)
-_EVERYTHING = PlanRequest(param_ratio=0.8, kv_ratio=0.5, methods=_ALL)
+# The budgets with a goal.
+_GOALS = {
+    "low rank .8": PlanRequest(param_ratio=0.8, methods=("lowrank",)),
+    "heads + MLP .8, KV .75": PlanRequest(param_ratio=0.8, kv_ratio=0.75),
+    "all methods .8, KV .5": PlanRequest(param_ratio=0.8, kv_ratio=0.5, methods=_ALL),
+    "heads + MLP .7, KV .5": PlanRequest(param_ratio=0.7, kv_ratio=0.5),
+}
 
 # The rows with a goal first: a lease may end before the last one.
 ROWS: Mapping[str, Row] = {
     DENSE: Row(None),
-    **_aligned_and_free("low rank .8", PlanRequest(param_ratio=0.8, methods=("lowrank",))),
-    **_aligned_and_free("heads + MLP .8, KV .75", _HEADS_AND_MLP),
-    **_aligned_and_free("all methods .8, KV .5", _EVERYTHING),
-    **_aligned_and_free("heads + MLP .7, KV .5", PlanRequest(param_ratio=0.7, kv_ratio=0.5)),
+    **{
+        name: row
+        for goal, request in _GOALS.items()
+        for name, row in _aligned_and_free(goal, request).items()
+    },
     **{
         name: row
         for kv in (0.5, 0.75, 0.25)
@@ -62,12 +74,12 @@ ROWS: Mapping[str, Row] = {
     },
     **_aligned_and_free("low rank .9", PlanRequest(param_ratio=0.9, methods=("lowrank",))),
     **_aligned_and_free("low rank .7", PlanRequest(param_ratio=0.7, methods=("lowrank",))),
-    "dense, served": Row(None, True),
-    "dense, FP8": Row(None, True, _FP8),
-    "dense, FP8 KV": Row(None, True, None, _FP8_CACHE),
+    **{f"{goal}, healed": Row(request, healed=True) for goal, request in _GOALS.items()},
+    "dense, served": Row(None, served=True),
+    "dense, FP8": Row(None, served=True, quantization=_FP8),
+    "dense, FP8 KV": Row(None, served=True, kv_cache_dtype=_FP8_CACHE),
     **_fp8("dense", None),
-    **_fp8("heads + MLP .8, KV .75", _HEADS_AND_MLP),
-    **_fp8("all methods .8, KV .5", _EVERYTHING),
+    **{name: row for goal, request in _GOALS.items() for name, row in _fp8(goal, request).items()},
 }
 
 

@@ -10,19 +10,23 @@ A text directory holds
 train.safetensors       tokens [n], and the validation split's [m]
 heldout.safetensors     windows [count, WINDOW] of held-out documents, and the document of each
 calibration-N.txt       documents of the training split, other ones in each file
+healing.txt             these and more
 heldout.txt             the documents of the windows, as text
 manifest.json           packages, versions, licences, counts, hashes
 """
 
 import hashlib
+import multiprocessing
+import os
 import platform
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
@@ -38,10 +42,12 @@ from vllm_gac.errors import GacError
 WINDOW, WINDOWS, MOST_WINDOWS = 1024, 256, 3
 VALIDATION_TOKENS = 1 << 17
 CALIBRATIONS, _CALIBRATION_CHARACTERS, _LARGEST_CALIBRATION = 3, 600_000, 24_000
+_HEALING_CHARACTERS = 14_000_000
 _SUFFIXES = (".py", ".md", ".rst", ".txt")
 # Larger files are tables and generated code.
 _LARGEST = 200_000
 _READERS = 16
+_CHUNK_CHARACTERS = 2_000_000
 _NO_TEXT = re.compile(r"(^|/)(top_level|entry_points|namespace_packages|RECORD|SOURCES)[^/]*$")
 _PERMISSIVE = re.compile(
     r"\b(MIT|BSD|0BSD|Apache|ISC|PSF|Python Software Foundation|MPL|Mozilla|HPND|Zlib|Unlicense)\b",
@@ -76,8 +82,7 @@ def write_text_directory(
     tokenizer = Tokenizer.from_file(str(demo.MODEL / "tokenizer.json"))
     held_out, document, scored = _windows(tokenizer, corpus.split("heldout"))
     train, validation = (
-        token_stream(tokenizer, (d.text for d in corpus.split(split)))
-        for split in ("train", "validation")
+        _stream([d.text for d in corpus.split(split)]) for split in ("train", "validation")
     )
     manifest = {
         "sha256": corpus.sha256,
@@ -97,8 +102,8 @@ def write_text_directory(
         write_tensors(partial / "train.safetensors", streams)
         windows = {"windows": held_out, "document": document}
         write_tensors(partial / "heldout.safetensors", windows)
-        for number, part in enumerate(_calibrations(corpus)):
-            (partial / f"calibration-{number}.txt").write_text(join(part), encoding="utf-8")
+        for name, part in _training_texts(corpus):
+            (partial / name).write_text(join(part), encoding="utf-8")
         (partial / "heldout.txt").write_text(join(scored), encoding="utf-8")
         write_json(partial / "manifest.json", manifest)
     return manifest
@@ -171,6 +176,44 @@ def _is_python(document: Document) -> bool:
     return document.path.endswith(".py")
 
 
+def _stream(texts: Sequence[str]) -> torch.Tensor:
+    """The token stream of `texts`, by as many processes as there are cores if they are long."""
+    parts = list(chunks(texts, _CHUNK_CHARACTERS))
+    if len(parts) == 1:
+        return _chunk_stream(parts[0])
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(mp_context=spawn, initializer=_begin) as pool:
+        streams = [torch.from_numpy(ids) for ids in pool.map(_chunk_ids, parts)]
+    return torch.cat(streams)
+
+
+def chunks(texts: Sequence[str], characters: int) -> Iterator[list[str]]:
+    """Split `texts`, in their order, into lists of about so many characters, at least one list."""
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        part.append(text)
+        size += len(text)
+        if size >= characters:
+            yield part
+            part, size = [], 0
+    if part or not texts:
+        yield part
+
+
+def _begin() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each core
+
+
+def _chunk_ids(texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int16]]:
+    ids: np.ndarray[Any, np.dtype[np.int16]] = _chunk_stream(texts).numpy()  # pickled in one piece
+    return ids
+
+
+def _chunk_stream(texts: Sequence[str]) -> torch.Tensor:
+    return token_stream(Tokenizer.from_file(str(demo.MODEL / "tokenizer.json")), texts)
+
+
 def _windows(
     tokenizer: Tokenizer, documents: Sequence[Document]
 ) -> tuple[torch.Tensor, torch.Tensor, list[Document]]:
@@ -194,18 +237,28 @@ def _windows(
     return torch.stack(windows), torch.tensor(document), scored
 
 
-def _calibrations(corpus: Corpus) -> Iterator[list[Document]]:
-    """Documents of the training split for each calibration text, none in two of them."""
-    small = (d for d in corpus.split("train") if len(d.source) <= _LARGEST_CALIBRATION)
-    left: Iterable[Document] = iter(sorted(small, key=_hash))
-    for _ in range(CALIBRATIONS):
-        part, size = [], 0
-        for document in left:
-            part.append(document)
-            size += len(document.text)
-            if size >= _CALIBRATION_CHARACTERS:
-                break
-        yield part
+def _training_texts(corpus: Corpus) -> Iterator[tuple[str, list[Document]]]:
+    """Documents of the training split by the file to write.
+
+    No document is in two calibration texts; the text to heal on begins with all of them.
+    """
+    small = [d for d in corpus.split("train") if len(d.source) <= _LARGEST_CALIBRATION]
+    ordered = sorted(small, key=_hash)
+    left = iter(ordered)
+    for number in range(CALIBRATIONS):
+        yield f"calibration-{number}.txt", _taken(left, _CALIBRATION_CHARACTERS)
+    yield "healing.txt", _taken(iter(ordered), _HEALING_CHARACTERS)
+
+
+def _taken(documents: Iterator[Document], characters: int) -> list[Document]:
+    """Documents until they have so many `characters`, or there is none left."""
+    taken, size = [], 0
+    for document in documents:
+        taken.append(document)
+        size += len(document.text)
+        if size >= characters:
+            break
+    return taken
 
 
 def _hash(document: Document) -> bytes:
