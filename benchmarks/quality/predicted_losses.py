@@ -4,8 +4,8 @@
 
 Plans of many budgets and methods, each made from statistics of one part of the calibration text,
 are compressed and evaluated on held-out text. The expected loss of each stands beside the measured
-one. Each is also made with the fits of earlier releases: low rank without the metric of the output,
-and layers that are not refitted.
+one. Those of the main budgets are made from other parts of the text, too, and with the fits of
+earlier releases: low rank without the metric of the output, and layers that are not refitted.
 """
 
 import math
@@ -28,6 +28,8 @@ _PARAMS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
 _CACHES = (0.9, 0.75, 0.625, 0.5, 0.375)
 # The budgets that are measured with all calibration texts.
 _MAIN_PARAMS, _MAIN_CACHES = (1.0, 0.9, 0.8, 0.7), (1.0, 0.75, 0.5)
+# No correlation of fewer plans is shown.
+_FEWEST = 5
 # How the weights are made: arguments of `compress`.
 FITS: Mapping[str, Mapping[str, Any]] = {
     "now": {},
@@ -104,12 +106,14 @@ def planned(
 ) -> tuple[dict[tuple[Any, ...], float], list[Trial]]:
     """The expected losses by case and seed, and the trials: each case with each fit.
 
-    The first of the calibrations makes all plans; the others only those of the main budgets.
+    Plans of budgets that are not among the main ones are made by the first of the calibrations
+    only, and with the present fits.
     """
     expected, trials = {}, []
     for seed, calibrated in enumerate(seeds):
         for case in cases():
-            if seed and not (case.params in _MAIN_PARAMS and case.cache in _MAIN_CACHES):
+            main = case.params in _MAIN_PARAMS and case.cache in _MAIN_CACHES
+            if seed and not main:
                 continue
             plan = best_plan(calibrated.model, calibrated.losses, case.request)
             key = (case.name, case.params, case.cache, seed)
@@ -118,6 +122,7 @@ def planned(
             trials += [
                 Trial((*key, fit), layers, calibrated.stats, options)
                 for fit, options in FITS.items()
+                if main or fit == "now"
             ]
     return expected, trials
 
@@ -169,6 +174,8 @@ def _correlations(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for fit in FITS:
             some = [r for r in first if r["fit"] == fit and name in ("all", r["case"])]
             pairs = [(r["expected"], r["measured"]) for r in some]
+            if len(pairs) < _FEWEST:
+                continue
             ratios = sorted(real / max(hoped, 1e-6) for hoped, real in pairs)
             cells.append(
                 [
