@@ -74,9 +74,4 @@ def test_a_copy_is_restored_exactly_and_is_no_view() -> None:
         parameter.data += 1
     assert all(not torch.equal(kept[name], p) for name, p in made.parameters.items())
     made.restore(kept)
-    other = made.copy()
-    for tensor in other.values():
-        tensor.zero_()
-    made.copy_to(other)
-    assert all(torch.equal(other[name], p) for name, p in made.parameters.items())
     assert all(torch.equal(kept[name], p) for name, p in made.parameters.items())

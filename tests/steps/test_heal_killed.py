@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:
     write_all(tmp_path)
-    assert_resumed(run_child(__name__, tmp_path, 23), points=6)
+    assert_resumed(run_child(__name__, tmp_path, 11), points=8)
 
 
 def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> None:

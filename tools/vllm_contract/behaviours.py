@@ -258,7 +258,7 @@ OVERRIDDEN = {
 }
 
 # Where our list of KV connectors is, and the names in it that hold the connectors.
-_CONNECTOR_LISTS = ("LAYER_BY_LAYER", "REFUSED")
+_CONNECTOR_LISTS = ("LAYER_BY_LAYER", "BY_PACKAGE", "REFUSED")
 _OF_MANY = {"MultiConnector"}  # its children are checked one by one
 
 

@@ -34,10 +34,10 @@ _MEASURED = (f"{_STATS}*", "hidden-*.safetensors", "metrics-*.safetensors")
 # What compressed layers get, for their refit (steps/refitting.py).
 _STREAMS = "streams-*.safetensors"
 # The state of a healing (healing/state_file.py).
-_HEALING = "healing-*.safetensors"
+HEALING = "healing.safetensors"
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
 _EMPTY = (_LOCK, *_TEMPORARIES)
-_OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, _STREAMS, _HEALING, *_EMPTY)
+_OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, _STREAMS, HEALING, *_EMPTY)
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def _refuse_a_model(out: Path) -> None:
 
 def _remove(directory: Path) -> None:
     """Remove a workspace, except files that no run writes."""
-    _remove_all(directory, (_MODEL, _REPLACED, *_MEASURED, _STREAMS, _HEALING, *_EMPTY))
+    _remove_all(directory, (_MODEL, _REPLACED, *_MEASURED, _STREAMS, HEALING, *_EMPTY))
     (directory / _RECORD).unlink(missing_ok=True)  # last, because it marks the rest as ours
     with suppress(OSError):
         directory.rmdir()

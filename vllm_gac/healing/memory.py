@@ -38,14 +38,6 @@ class Memory:
     activations: int
 
     @property
-    def state(self) -> int:
-        """Most bytes on disk for the state of a run: two of them while one replaces the other.
-
-        A state has parameters, averages and the best parameters, so it is as large as `trained`.
-        """
-        return 2 * self.trained
-
-    @property
     def total(self) -> int:
         """All of them."""
         return self.trained + self.weights + self.teacher + self.activations

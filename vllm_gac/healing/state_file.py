@@ -1,22 +1,17 @@
-"""The state of an unfinished healing: safetensors files, whose metadata is JSON.
+"""The state of an unfinished healing: one safetensors file, whose metadata is JSON.
 
-healing-{step}-averages.safetensors  Adam's average of the gradient of each parameter
-healing-{step}-squares.safetensors   Adam's average of its square
-healing-{step}-best.safetensors      the best parameters, of that step
-healing-{step}-weights.safetensors   the parameters after that many steps, and in its metadata the
-                                     steps that are done and the `Guard`
-
-Each file is whole or absent, and that of the weights comes last, so that the state of a step is
-whole if it is there. Files of other steps are removed then. Averages are absent right after the run
-went back, and the best parameters if they are the present ones or the input's. With one file for
-each kind, no more than one kind is copied to host memory at once.
+run                  SHA-256 of the description of the run that the state is of
+state                the number of steps that are done, and the `Guard`
+weights.{name}       the parameters, fp32
+averages.{name}      Adam's average of the gradient of each; absent right after the run went back
+squares.{name}       Adam's average of its square, likewise
+best.{name}          the parameters to go back to; absent if they are those above or the input's
 
 Nothing is drawn at random while training (schedule.py), so no generator has a state.
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,8 +25,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.healing.guard import Guard
 
 _FORMAT = "1"
-_WEIGHTS = re.compile(r"healing-(\d{1,12})-weights\.safetensors")
-MOMENTS = ("averages", "squares")
+_MOMENTS = ("averages", "squares")
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -42,119 +36,83 @@ class Progress:
     step: int
     guard: Guard
 
-    def kinds(self) -> dict[str, int]:
-        """The kinds of files that the state has, and the step in the name of each."""
-        guard = self.guard
-        moments = MOMENTS if self.step > guard.begun else ()
-        best = {"best": guard.best_step} if guard.best_step not in (0, self.step) else {}
-        return dict.fromkeys(moments, self.step) | best | {"weights": self.step}
-
 
 @dataclass(frozen=True, slots=True)
-class SavedState:
-    """A state on disk, whose metadata has been read."""
+class State:
+    """A healing after some steps. All tensors are in host memory when they are read.
 
-    directory: Path
-    run: str
+    `moments` are Adam's two averages by "averages" and "squares"; they are empty right after the
+    run went back. `best` is None if the best parameters are these or the input's.
+    """
+
     progress: Progress
-
-    def read(self, kind: str, parameters: Tensors) -> dict[str, torch.Tensor] | None:
-        """Tensors of one kind, with the shapes and on the devices of `parameters`; None if absent.
-
-        Raises CheckpointError if the file is another run's, or broken.
-        """
-        step = self.progress.kinds().get(kind)
-        if step is None:
-            return None
-        path = _path(self.directory, step, kind)
-        _metadata(path, self.run)
-        try:
-            return dict(_tensors(path, parameters))
-        except (SafetensorError, OSError) as e:
-            raise _broken(path, str(e).partition("\n")[0]) from e
+    parameters: Tensors
+    moments: Mapping[str, Tensors]
+    best: Tensors | None
 
 
-def write_state(
-    directory: Path, run: str, progress: Progress, tensors: Mapping[str, Tensors]
-) -> None:
-    """Write the state of the run of this description, and remove those of other steps.
+def write_state(path: Path, run: str, state: State) -> None:
+    """Write the state of the run of this description atomically."""
+    tensors = _prefixed("weights", state.parameters)
+    for kind, values in state.moments.items():
+        tensors |= _prefixed(kind, values)
+    if state.best is not None:
+        tensors |= _prefixed("best", state.best)
+    metadata = {"format": _FORMAT, "run": run, "state": json.dumps(asdict(state.progress))}
+    write_tensors(path, tensors, metadata)
 
-    `tensors` has every kind that the `progress` has.
+
+def read_state(path: Path, run: str, parameters: Tensors) -> State | None:
+    """The state in `path`; None if there is no such file.
+
+    `parameters` say which shapes there are. Raises CheckpointError if it is the state of another
+    run than `run`, or broken.
     """
-    kept = set()
-    for kind, step in progress.kinds().items():
-        path = _path(directory, step, kind)
-        kept.add(path)
-        metadata = {"format": _FORMAT, "run": run, "state": json.dumps(asdict(progress))}
-        # The best parameters of a step are always the same.
-        if kind != "best" or not path.exists():
-            contents = {name: tensor.detach() for name, tensor in tensors[kind].items()}
-            write_tensors(path, contents, metadata)
-    for path in _files(directory):
-        if path not in kept:
-            path.unlink()
-
-
-def find_state(directory: Path, run: str) -> SavedState | None:
-    """The state in `directory`; None if there is none.
-
-    Raises CheckpointError if it is the state of another run than `run`, or broken.
-    """
-    steps = [int(m[1]) for path in _files(directory) if (m := _WEIGHTS.fullmatch(path.name))]
-    if not steps:
+    if not path.exists():
         return None
-    path = _path(directory, max(steps), "weights")
-    metadata = _metadata(path, run)
+    refuse_special(path)
     try:
-        progress = TypeAdapter(Progress).validate_json(metadata.get("state", ""))
-    except ValidationError as e:
-        raise _broken(path, str(e).partition("\n")[0]) from e
-    if progress.step != max(steps):
-        raise _broken(path, f"its name says {max(steps)} steps, it says {progress.step}")
-    return SavedState(directory, run, progress)
-
-
-def remove_state(directory: Path) -> None:
-    """Remove all states in `directory`."""
-    for path in _files(directory):
-        path.unlink()
-
-
-def _files(directory: Path) -> list[Path]:
-    return sorted(directory.glob("healing-*.safetensors"))
-
-
-def _path(directory: Path, step: int, kind: str) -> Path:
-    return directory / f"healing-{step}-{kind}.safetensors"
-
-
-def _metadata(path: Path, run: str) -> dict[str, str]:
-    """The metadata of a file. Raises CheckpointError if it is missing, or of another run."""
-    try:
-        refuse_special(path)
         with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-    except (SafetensorError, OSError) as e:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT or metadata.get("run") != run:
+                raise CheckpointError(
+                    f"{path}: the state of another run; remove it to begin again, or resume with "
+                    "what that run was begun with"
+                )
+            progress = TypeAdapter(Progress).validate_json(metadata.get("state", ""))
+            kinds = _kinds(progress)
+            expected = {f"{kind}.{name}" for kind in kinds for name in parameters}
+            if set(file.keys()) != expected:
+                raise _broken(path, "has other tensors than its metadata says")
+            read = {kind: dict(_read(file.get_tensor, path, kind, parameters)) for kind in kinds}
+    except (SafetensorError, ValidationError, OSError) as e:
         raise _broken(path, str(e).partition("\n")[0]) from e
-    if metadata.get("format") != _FORMAT or metadata.get("run") != run:
-        raise CheckpointError(
-            f"{path}: the state of another run; remove it to begin again, or resume with what that "
-            "run was begun with"
-        )
-    return metadata
+    moments = {kind: read[kind] for kind in kinds if kind in _MOMENTS}
+    return State(progress, read["weights"], moments, read.get("best"))
 
 
-def _tensors(path: Path, parameters: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-    with safe_open(path, framework="pt") as file:
-        if set(file.keys()) != parameters.keys():
-            raise _broken(path, "has other tensors than the model that is trained")
-        for name, parameter in parameters.items():
-            tensor = file.get_tensor(name)
-            if tensor.shape != parameter.shape or tensor.dtype != torch.float32:
-                raise _broken(path, f"{name}: {tensor.dtype} {list(tensor.shape)}")
-            if not tensor.isfinite().all():
-                raise _broken(path, f"{name}: contains NaN or infinity")
-            yield name, tensor.to(parameter.device)
+def _kinds(progress: Progress) -> list[str]:
+    """The kinds of tensors that a state has."""
+    guard = progress.guard
+    moments = _MOMENTS if progress.step > guard.begun else []
+    best = ["best"] if guard.best_step not in (0, progress.step) else []
+    return ["weights", *moments, *best]
+
+
+def _prefixed(kind: str, tensors: Tensors) -> dict[str, torch.Tensor]:
+    return {f"{kind}.{name}": tensor.detach().contiguous() for name, tensor in tensors.items()}
+
+
+def _read(
+    get: Callable[[str], torch.Tensor], path: Path, kind: str, parameters: Tensors
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in parameters.items():
+        tensor = get(f"{kind}.{name}")
+        if tensor.shape != parameter.shape or tensor.dtype != torch.float32:
+            raise _broken(path, f"{kind}.{name}: {tensor.dtype} {list(tensor.shape)}")
+        if not tensor.isfinite().all():
+            raise _broken(path, f"{kind}.{name}: contains NaN or infinity")
+        yield name, tensor
 
 
 def _broken(path: Path, why: str) -> CheckpointError:

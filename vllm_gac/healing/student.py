@@ -76,11 +76,6 @@ class Student:
         """A copy of all parameters in host memory."""
         return {name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()}
 
-    def copy_to(self, values: Mapping[str, Tensor]) -> None:
-        """Set `values`, an earlier copy, to all parameters."""
-        for name, parameter in self.parameters.items():
-            values[name].copy_(parameter.detach())
-
     def restore(self, values: Mapping[str, Tensor]) -> None:
         """Set all parameters to `values`."""
         with torch.no_grad():

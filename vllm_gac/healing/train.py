@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from vllm_gac.compression.reference_model import batches
 from vllm_gac.healing.distillation import Distillation
 from vllm_gac.healing.guard import Guard
 from vllm_gac.healing.schedule import Schedule
-from vllm_gac.healing.state_file import MOMENTS, Progress, find_state, write_state
+from vllm_gac.healing.state_file import Progress, State, read_state, write_state
 from vllm_gac.healing.student import Student
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _SAVING = 20
 
 
 class Healing:
-    """A run: its student, its text, and where its state is saved."""
+    """A run: its student, its text, and where its state is kept."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Healing:
         tokens: torch.Tensor,
         held_out: torch.Tensor,
         schedule: Schedule,
-        directory: Path,
+        path: Path,
         run: str,
     ) -> None:
         """Prepare the run.
@@ -58,12 +58,12 @@ class Healing:
             tokens: Token ids [count, length] to train on.
             held_out: Token ids [count, length] to measure.
             schedule: Its steps.
-            directory: Where its state is saved.
-            run: Identifies the run there.
+            path: The file of its state.
+            run: Identifies the run in that file.
         """
         self._distillation, self._student = distillation, student
         self._tokens, self._held_out = tokens, held_out
-        self._schedule, self._directory, self._run = schedule, directory, run
+        self._schedule, self._path, self._run = schedule, path, run
         self._optimizer = torch.optim.AdamW(
             student.parameters.values(), betas=_BETAS, weight_decay=0.0, fused=True
         )
@@ -73,7 +73,7 @@ class Healing:
     def train(self, progress: bool) -> Guard:
         """Train until the steps are done or nothing helps; the student has the best weights then.
 
-        Raises DiskError if the state cannot be saved, and CheckpointError if the one that is there
+        Raises DiskError if the state cannot be saved, and CheckpointError if the file that is there
         is not this run's.
         """
         with deterministic(self._distillation.student.reference.device):
@@ -93,20 +93,19 @@ class Healing:
         return guard
 
     def _begin(self) -> tuple[int, Guard]:
-        """Where the run is, and its guard; restores what is saved of it."""
-        saved, parameters = find_state(self._directory, self._run), self._student.parameters
-        if saved is None:
+        """Where the run is, and its guard; restores what the state file has."""
+        state = read_state(self._path, self._run, self._student.parameters)
+        if state is None:
             before, teacher_loss = self._distillation.score(self._held_out)
             return 0, Guard(before, teacher_loss, best=before)
-        step, guard = saved.progress.step, saved.progress.guard
-        self._student.restore(saved.read("weights", parameters) or {})
-        if (best := saved.read("best", self._best)) is not None:
-            self._best = best
+        step, guard = state.progress.step, state.progress.guard
+        self._student.restore(state.parameters)
+        if state.best is not None:
+            self._best = dict(state.best)
         elif guard.best_step == step:
-            self._student.copy_to(self._best)
-        averages, squares = (saved.read(kind, parameters) for kind in MOMENTS)
-        if averages is not None and squares is not None:
-            self._set_moments(averages, squares, step - guard.begun)
+            self._best = self._student.copy()
+        if state.moments:
+            self._set_moments(state, step - guard.begun)
         return step, guard
 
     def step(self, step: int, guard: Guard) -> bool:
@@ -131,7 +130,7 @@ class Healing:
         else:
             verdict = guard.retreat(step)
         if verdict == "keep":
-            self._student.copy_to(self._best)
+            self._best = self._student.copy()
         if verdict == "go back":
             logger.info(
                 "%s after %s tokens: goes back to the best weights, at half the learning rate",
@@ -149,30 +148,32 @@ class Healing:
         begun = time.monotonic()
         if begun - self._saved_at < _SAVING * self._saving and step < self._schedule.steps:
             return
-        tensors = {"weights": self._student.parameters, "best": self._best} | self._moments()
-        write_state(self._directory, self._run, Progress(step, guard), tensors)
+        state = State(
+            Progress(step, guard),
+            self._student.parameters,
+            self._moments() if step > guard.begun else {},
+            None if guard.best_step in (0, step) else self._best,
+        )
+        write_state(self._path, self._run, state)
         self._saved_at = time.monotonic()
         self._saving = self._saved_at - begun
 
     def _moments(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Adam's averages of each parameter; empty right after the run went back."""
-        state = self._optimizer.state
         return {
             kind: {
-                name: state[p][key] for name, p in self._student.parameters.items() if p in state
+                name: self._optimizer.state[parameter][key]
+                for name, parameter in self._student.parameters.items()
             }
-            for kind, key in zip(MOMENTS, ("exp_avg", "exp_avg_sq"), strict=True)
+            for kind, key in (("averages", "exp_avg"), ("squares", "exp_avg_sq"))
         }
 
-    def _set_moments(
-        self, averages: Mapping[str, torch.Tensor], squares: Mapping[str, torch.Tensor], steps: int
-    ) -> None:
-        """Give the optimizer the averages of a run of `steps` steps."""
+    def _set_moments(self, state: State, steps: int) -> None:
+        """Give the optimizer the moments of `state`, of a run of `steps` steps."""
         by_number = {
             number: {
                 "step": torch.tensor(float(steps)),
-                "exp_avg": averages[name],
-                "exp_avg_sq": squares[name],
+                "exp_avg": state.moments["averages"][name],
+                "exp_avg_sq": state.moments["squares"][name],
             }
             for number, name in enumerate(self._student.parameters)
         }

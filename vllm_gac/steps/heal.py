@@ -8,7 +8,6 @@ import hashlib
 import logging
 import math
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences, vocabulary
-from vllm_gac.checkpoint.workspace import finished_before, workspace
+from vllm_gac.checkpoint.workspace import HEALING, finished_before, workspace
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, write_index
 from vllm_gac.compression.reference_model import reference, refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError, HealingError
@@ -31,7 +30,6 @@ from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.guard import Guard, Score
 from vllm_gac.healing.memory import Memory, chosen_rank, memory
 from vllm_gac.healing.schedule import Schedule, schedule
-from vllm_gac.healing.state_file import remove_state
 from vllm_gac.healing.student import Student
 from vllm_gac.healing.train import Healing
 from vllm_gac.importers.open_any import open_any_format
@@ -179,7 +177,7 @@ def heal(
         *(c.config.max_position_embeddings for c in (student, dense)),
     )
     trained, measured = _sequences(student, texts, held_out_texts, length, tokens)
-    rank, needed = _adapter_rank(student, dense, train, lora_rank, length, device)
+    rank = _adapter_rank(student, dense, train, lora_rank, length, device)
     rate = learning_rate or (_RATE_OF_WEIGHTS if rank is None else _RATE_OF_ADAPTERS)
     steps = schedule(len(trained), length, tokens or trained.numel(), batch_tokens, rate)
     threads = threads_of(out)
@@ -204,7 +202,7 @@ def heal(
     if resume and finished_before(out, "heal", run):
         return _recorded(out)
     with workspace(out, "heal", run, resume, overwrite) as work, use_threads(threads):
-        model = work / "model"
+        state, model = work / HEALING, work / "model"
         with student.reader() as read, dense.reader() as read_teacher:
             target = torch.device(device)
             weights = Student(student.layout, read, target, rank)
@@ -217,11 +215,10 @@ def heal(
             mixed=target.type == "cuda" and _is_bf16(weights),
         )
         logger.info(_announcement(steps, length, measured, rank, device))
-        _announce_needs(needed, work)
-        healing = Healing(distillation, weights, trained, measured, steps, work, _digest(run))
+        healing = Healing(distillation, weights, trained, measured, steps, state, _digest(run))
         guard = healing.train(progress)
         if guard.best_step == 0:
-            remove_state(work)  # the same run would end in the same way
+            state.unlink(missing_ok=True)  # the same run would end in the same way
             raise HealingError(_no_better(student, guard))
         healed = _healed(guard, steps.batch * length, rank)
         entry = _entry(healed, dense, run, measured.numel())
@@ -321,18 +318,24 @@ def _held_out_tokens(tokens: int) -> int:
 
 def _adapter_rank(
     student: Checkpoint, teacher: Checkpoint, train: Train, rank: int, length: int, device: str
-) -> tuple[int | None, Memory]:
-    """The rank of the adapters that are trained, None if whole weights are; and what that needs."""
+) -> int | None:
+    """The rank of the adapters that are trained; None if whole weights are."""
     stored = _weight_bytes(student), _weight_bytes(teacher)
-    whole, adapters = (
-        memory(student.layout, teacher.layout, stored, length, of) for of in (None, rank)
-    )
+
+    def needed(of: int | None) -> Memory:
+        return memory(student.layout, teacher.layout, stored, length, of)
+
     on_gpu = torch.device(device).type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else None
-    chosen = chosen_rank(train, rank, whole, adapters, free)
+    chosen = chosen_rank(train, rank, needed(None), needed(rank), free)
+    logger.info("memory of the device: about %s", needed(chosen).described())
     if chosen is not None and train == "auto":
-        logger.info("trains adapters, because whole weights need %s", whole.described())
-    return chosen, whole if chosen is None else adapters
+        logger.info(
+            "trains adapters of rank %d, because whole weights need %s",
+            rank,
+            needed(None).described(),
+        )
+    return chosen
 
 
 def _weight_bytes(checkpoint: Checkpoint) -> int:
@@ -372,21 +375,6 @@ def _announcement(
         f"{steps.steps * step / (steps.sequences * length):.1f} times the text, at a learning rate "
         f"of {steps.learning_rate:g}; {measured.numel():,} other tokens are measured"
     )
-
-
-def _announce_needs(needed: Memory, work: Path) -> None:
-    logger.info(
-        "memory of the device: about %s; up to %.1f GB of disk for what --resume needs",
-        needed.described(),
-        needed.state / 1e9,
-    )
-    if (free := shutil.disk_usage(work).free) < needed.state:
-        logger.warning(
-            "%s: %.1f GB are free there, and the run ends where its state cannot be saved; choose "
-            "an --out on a larger disk",
-            work,
-            free / 1e9,
-        )
 
 
 def _no_better(student: Checkpoint, guard: Guard) -> str:

@@ -1,5 +1,9 @@
-"""KV connectors and layers whose caches differ: two that work, and why others are refused."""
+"""KV connectors and layers whose caches differ: which are allowed, and why others are refused.
 
+Those between two processes are in tests/serving/test_disaggregation.py.
+"""
+
+import importlib.metadata
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +17,14 @@ from tests.serving.agreement import PROMPTS
 from tests.serving.engines import OPTIONS, answer, assert_same, in_engine_process, outputs
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from vllm_gac.errors import CheckpointError
-from vllm_gac.serving.config.kv_transfer import LAYER_BY_LAYER, REFUSED, check_kv_transfer
+from vllm_gac.serving.config import kv_transfer
+from vllm_gac.serving.config.kv_transfer import (
+    BY_PACKAGE,
+    LAYER_BY_LAYER,
+    REFUSED,
+    Package,
+    check_kv_transfer,
+)
 
 FILL = 0.25  # exact in bf16
 
@@ -89,6 +100,7 @@ def _filled_tokens(worker: Any) -> list[float]:
 
 
 MIXED = layout_with(HETEROGENEOUS[:3])
+LMCACHE_MODE = {"lmcache.mp.mp_transfer_mode": "lmcache_driven"}
 ALIKE = layout_with([layer(("rotary", 4, 48), (4, 48), width) for width in (512, 400)])
 
 
@@ -108,14 +120,67 @@ def multi(*connectors: str) -> Any:
 
 
 def test_every_connector_of_vllm_is_listed() -> None:
-    known = {*LAYER_BY_LAYER, *REFUSED, "MultiConnector"}
-    assert set(KVConnectorFactory._registry) == known
-    assert not set(LAYER_BY_LAYER) & set(REFUSED)
+    known = [*LAYER_BY_LAYER, *BY_PACKAGE, *REFUSED, "MultiConnector"]
+    assert sorted(KVConnectorFactory._registry) == sorted(known)
 
 
 @pytest.mark.parametrize("connector", LAYER_BY_LAYER)
 def test_connectors_that_move_each_layer_are_allowed(connector: str) -> None:
     check_kv_transfer(config(connector), MIXED)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, vllm: str, **packages: str) -> None:
+    """Have the check see these versions of vLLM and of packages, and no other package."""
+
+    def version(name: str) -> str:
+        if name not in packages:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return packages[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(kv_transfer, "installed_version", lambda: vllm)
+
+
+@pytest.mark.parametrize(("connector", "package"), BY_PACKAGE.items())
+def test_a_connector_is_allowed_with_the_versions_that_were_tested(
+    connector: str, package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for release in package.releases:
+        install(monkeypatch, f"{release}.0+cpu", **{package.name: package.version})
+        check_kv_transfer(config(connector, **LMCACHE_MODE), MIXED)
+
+
+@pytest.mark.parametrize("connector", BY_PACKAGE)
+def test_other_versions_are_refused_with_those_that_were_tested(
+    connector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, tested = BY_PACKAGE[connector].name, BY_PACKAGE[connector].version
+    for vllm, packages, sentence in (
+        ("0.32.1", {}, f"needs the package {name}, which is not installed"),
+        ("0.32.1", {name: "0.4"}, f"was not tested with {name} 0.4, which is installed"),
+        ("0.31.0", {name: tested}, "was not tested with vLLM 0.31.0"),
+        ("0.320.0", {name: tested}, "was not tested with vLLM 0.320.0"),
+    ):
+        install(monkeypatch, vllm, **packages)
+        with pytest.raises(CheckpointError, match=f"with {name}=={tested} and vLLM") as refused:
+            check_kv_transfer(multi("ExampleConnector", connector), MIXED)
+        assert f"--kv-transfer-config: {connector} {sentence}; " in str(refused.value)
+    check_kv_transfer(config(connector), ALIKE)  # vLLM's own business
+
+
+def test_lmcache_is_allowed_only_where_it_moves_layers_by_their_own_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = BY_PACKAGE["LMCacheMPConnector"]
+    install(monkeypatch, f"{package.releases[0]}.0", **{package.name: package.version})
+    for mode in ({}, {"lmcache.mp.mp_transfer_mode": "engine_driven"}):
+        with pytest.raises(CheckpointError, match='mp_transfer_mode": "lmcache_driven"'):
+            check_kv_transfer(config("LMCacheMPConnector", **mode), MIXED)
+    with pytest.raises(CheckpointError, match="LMCacheMPConnector assumes"):
+        check_kv_transfer(config(None, "lmcache"), MIXED)
+    monkeypatch.setenv("LMCACHE_USE_UPSTREAM_MP", "1")
+    with pytest.raises(CheckpointError, match="unset it"):
+        check_kv_transfer(config("LMCacheMPConnector", **LMCACHE_MODE), MIXED)
 
 
 @pytest.mark.parametrize("connector", REFUSED)
@@ -125,7 +190,7 @@ def test_other_connectors_are_refused_with_layer_and_alternative(connector: str)
     # The cache of the first layer that differs, and that of the dense model.
     assert "layer 0 caches 4 x (64 + 64) numbers a token, a dense model" in str(refused.value)
     assert "of this config 4 x (80 + 80); use" in str(refused.value)
-    assert "use ExampleConnector or OffloadingConnector, or" in str(refused.value)
+    assert "use ExampleConnector, OffloadingConnector or NixlConnector, or" in str(refused.value)
 
 
 @pytest.mark.parametrize("connector", REFUSED)
@@ -143,7 +208,7 @@ def test_any_connector_moves_a_cache_with_the_dense_models_shape(connector: str)
 )
 def test_equal_layers_that_differ_from_config_json_are_refused(attention: Any) -> None:
     with pytest.raises(CheckpointError, match="layer 0 caches"):
-        check_kv_transfer(config("NixlConnector"), layout_with([layer(*attention, 512)] * 2))
+        check_kv_transfer(config("MoRIIOConnector"), layout_with([layer(*attention, 512)] * 2))
 
 
 def test_each_child_of_a_multi_connector_is_checked() -> None:

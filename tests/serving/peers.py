@@ -1,0 +1,157 @@
+"""Engines in processes of their own that answer while others run: for KV transfer between them.
+
+`python -m tests.serving.peers` is such a process: it takes what `Peer.ask` sends, a line of JSON a
+question, and answers each by a line.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.serving.engines import ENVIRONMENT, OPTIONS, Answers, answer
+
+# Two or three engines share a GPU. OPTIONS has no CUDA graphs, in which nothing could be counted.
+_ON_GPU = {"dtype": "bfloat16", "kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.1}
+_ANSWER = "PEER ANSWERS "
+
+
+class Peer:
+    """An engine that runs until its `with` block ends."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def ask(
+        self, prompts: list[list[int]], tokens: int, transfers: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """Have the engine answer all prompts at once.
+
+        Args:
+            prompts: Token ids.
+            tokens: How many tokens to generate, greedily.
+            transfers: vLLM's `kv_transfer_params` of each prompt.
+
+        Returns:
+            `answers`; `cached`, tokens of each prompt that vLLM found in caches; `transfers`, what
+            the connector returned for each prompt; and `computed`, how many tokens went through the
+            model for all of them.
+        """
+        question = {"prompts": prompts, "tokens": tokens, "transfers": transfers}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        found: dict[str, Any] = json.loads(self._line(_ANSWER))
+        found["answers"] = [(tokens, top) for tokens, top in found["answers"]]
+        return found
+
+    def answers(self, prompts: list[list[int]], tokens: int = 12) -> Answers:
+        """Answers to prompts that are asked one by one, so that no batch rounds otherwise."""
+        return [self.ask([prompt], tokens)["answers"][0] for prompt in prompts]
+
+    def _line(self, start: str) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(start):
+                return line.removeprefix(start)
+        raise AssertionError("the engine ended: " + self._log.read_text()[-6000:])
+
+
+@contextlib.contextmanager
+def peer(model: Path, transfer: dict[str, Any] | None = None, **env: str) -> Iterator[Peer]:
+    """Start an engine, and end it with the `with` block.
+
+    Args:
+        model: The model's directory.
+        transfer: Arguments of vLLM's KVTransferConfig.
+        env: Environment variables beside ENVIRONMENT's, which they override.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "log"
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(model), json.dumps(transfer)],
+                cwd=Path(__file__).parents[2],
+                env=os.environ | ENVIRONMENT | {"VLLM_LOGGING_STREAM": "ext://sys.stderr"} | env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        try:
+            yield Peer(process, log)
+        finally:
+            process.communicate()  # the end of its input ends it
+
+
+class CountsTokens:
+    """A part of vLLM's worker that counts the tokens that go through the model."""
+
+    model_runner: Any
+
+    def count_tokens(self) -> None:
+        """Count from now on."""
+        self.counted = 0
+        norm = self.model_runner.get_model().model.layers[0].input_layernorm
+        norm.register_forward_pre_hook(self._count)
+
+    def tokens_counted(self) -> int:
+        """The tokens so far."""
+        return self.counted
+
+    def _count(self, _: Any, inputs: Any) -> None:
+        self.counted += inputs[0].shape[0]
+
+
+def _serve(model: str, transfer: dict[str, Any] | None) -> None:
+    from vllm import LLM
+    from vllm.config.kv_transfer import KVTransferConfig
+    from vllm.platforms import current_platform
+
+    options = OPTIONS | (_ON_GPU if current_platform.is_cuda() else {})
+    config = KVTransferConfig(**transfer) if transfer else None
+    counts = f"{CountsTokens.__module__}.{CountsTokens.__name__}"
+    llm = LLM(model, kv_transfer_config=config, worker_extension_cls=counts, **options)
+    llm.collective_rpc("count_tokens")
+    for line in sys.stdin:
+        before = llm.collective_rpc("tokens_counted")[0]
+        found = _outputs(llm, **json.loads(line))
+        reply = {
+            "answers": [answer(output) for output in found],
+            "cached": [output.num_cached_tokens for output in found],
+            "transfers": [output.kv_transfer_params for output in found],
+            "computed": llm.collective_rpc("tokens_counted")[0] - before,
+        }
+        print(_ANSWER + json.dumps(reply), flush=True)
+
+
+def _outputs(
+    llm: Any, prompts: list[list[int]], tokens: int, transfers: list[dict[str, Any]] | None
+) -> Any:
+    from vllm import SamplingParams
+
+    sampling = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            logprobs=5,
+            extra_args={"kv_transfer_params": transfer} if transfer else None,
+        )
+        for transfer in transfers or [None] * len(prompts)
+    ]
+    return llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False
+    )
+
+
+if __name__ == "__main__":
+    from tests.serving import peers  # not this module's second self, __main__
+
+    peers._serve(sys.argv[1], json.loads(sys.argv[2]))
