@@ -87,7 +87,9 @@ class Healing:
                         continue
                     if not self._decide(step, guard, finite):
                         break
-                    bar.set_postfix_str(_held_out(guard))
+                    bar.set_postfix_str(
+                        f"held out {_best(guard)}, was {guard.before.divergence:.4f}"
+                    )
                     self._save(step, guard)
             self._student.restore(self._best)
         return guard
@@ -127,15 +129,17 @@ class Healing:
         if finite:
             score, _ = self._distillation.score(self._held_out)
             verdict = guard.judge(step, score)
+            found = f"diverges by {score.divergence:.4f}, by {_best(guard)} at best"
         else:
             verdict = guard.retreat(step)
+            found = "has a gradient that is not finite"
         if verdict == "keep":
             self._best = self._student.copy()
         if verdict == "go back":
             logger.info(
-                "%s after %s tokens: goes back to the best weights, at half the learning rate",
-                "no progress" if finite else "a gradient that is not finite",
+                "after %s tokens the model %s: goes back to the best weights, at half the rate",
                 f"{step * self._schedule.batch * self._tokens.shape[1]:,}",
+                found,
             )
             self._student.restore(self._best)
             self._optimizer.state.clear()
@@ -192,8 +196,8 @@ class Healing:
         )
 
 
-def _held_out(guard: Guard) -> str:
-    return f"held out {guard.best.divergence:.4f}, was {guard.before.divergence:.4f}"
+def _best(guard: Guard) -> str:
+    return f"{guard.best.divergence:.4f}"
 
 
 @contextmanager
