@@ -300,6 +300,7 @@ def test_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "dims",
         "aligned_dims",
         "aligned_fraction",
+        "expected_loss",
     ]
     assert main(["inspect", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()

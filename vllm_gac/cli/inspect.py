@@ -44,6 +44,11 @@ def run(args: argparse.Namespace) -> int:
     print(f"parameters  {found.parameters:,}")
     print(f"KV cache    {found.kv_bytes_per_token:,} bytes per token, 16-bit")
     print(f"aligned     {found.aligned_dims} of {found.dims} dims are multiples of 8")
+    if found.expected_loss is not None:
+        print(
+            f"planned     to lose {found.expected_loss:.4f} nats per token; vllm-gac evaluate "
+            "measures it"
+        )
     print()
     print_layers(found.layers)
     return 0

@@ -1,5 +1,6 @@
 """Describe a model directory from its config and tensor headers, without reading weights."""
 
+import math
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from vllm_gac.alignment.rules import aligned_dims
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.open import faults
+from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import Format, open_any_format
 from vllm_gac.layout.dims import ModelLayout
@@ -29,6 +30,8 @@ class Inspection:
         dims: Number of dims that compression may choose: head sizes, widths and ranks.
         aligned_dims: How many of these dims are multiples of 8.
         aligned_fraction: Their share.
+        expected_loss: How much more than the dense model the plan expected it to lose, in nats per
+            token, before it was healed; None if that is unknown. `evaluate` measures the loss.
     """
 
     format: Format
@@ -38,6 +41,7 @@ class Inspection:
     dims: int
     aligned_dims: int
     aligned_fraction: float
+    expected_loss: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The description as JSON values."""
@@ -70,10 +74,21 @@ def inspect(directory: str | Path, *, revision: str | None = None) -> Inspection
     model_format, checkpoint = open_any_format(model_directory(directory, revision))
     for fault in islice(faults(checkpoint), 1):
         raise CheckpointError(f"{fault}; see 'vllm-gac verify {directory}' for every fault")
-    return _inspection(model_format, checkpoint.layout)
+    return _inspection(model_format, checkpoint.layout, _expected_loss(checkpoint))
 
 
-def _inspection(model_format: Format, layout: ModelLayout) -> Inspection:
+def _expected_loss(checkpoint: Checkpoint) -> float | None:
+    """What config.json says of it; anybody may have written there."""
+    gac = checkpoint.config.gac
+    loss = None if gac is None else gac.source.get("expected_loss")
+    if not isinstance(loss, int | float) or isinstance(loss, bool):
+        return None
+    return float(loss) if 0 <= loss < math.inf else None
+
+
+def _inspection(
+    model_format: Format, layout: ModelLayout, expected_loss: float | None
+) -> Inspection:
     aligned, dims = aligned_dims(layout)
     sections = [layer.section() for layer in layout.layers]
     return Inspection(
@@ -84,4 +99,5 @@ def _inspection(model_format: Format, layout: ModelLayout) -> Inspection:
         dims=dims,
         aligned_dims=aligned,
         aligned_fraction=aligned / dims,
+        expected_loss=expected_loss,
     )

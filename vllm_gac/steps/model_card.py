@@ -157,7 +157,10 @@ def _budget(what: str, budget: PlanBudget, ratio: float) -> str:
 def _loss(plan: Plan) -> str:
     if plan.expected_loss is None:
         return ""
-    return f" Expected loss: {plan.expected_loss:.4f} nats per token."
+    return (
+        f" Expected loss: {plan.expected_loss:.4f} nats per token more than the dense model; "
+        "`vllm-gac evaluate` measures it."
+    )
 
 
 def _layer_table(layout: ModelLayout) -> str:

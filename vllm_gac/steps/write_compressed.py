@@ -105,6 +105,7 @@ def write_compressed(
         "whitening": whitening,
         "prune_criterion": criterion,
         "refitted": tokens is not None,
+        "expected_loss": plan.expected_loss,
         "plan_sha256": hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
         "model_config_sha256": checkpoint.config_sha256,
         **base_model(checkpoint).recorded(),
