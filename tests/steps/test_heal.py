@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.importers import low_rank_models, palu_models, tools
 from tests.steps.healing_models import (
     compressed_config,
     dense_config,
@@ -16,12 +17,14 @@ from tests.steps.healing_models import (
     write_model,
     write_near,
 )
+from tests.support import dense_models
 from tests.support.command import error, result, usage
 from tests.support.dense_models import write_text, write_tokenizer
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError, HealingError
 from vllm_gac.healing import train
 from vllm_gac.healing.state_file import write_state
+from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.heal import Healed, heal
 from vllm_gac.steps.verify import verify
@@ -87,6 +90,29 @@ def test_an_imported_directory_is_healed_as_it_is(tmp_path: Path) -> None:
     assert done.after.divergence < done.before.divergence
     widths = [layer.intermediate_size for layer in open_checkpoint(tmp_path / "out").layout.layers]
     assert widths == [60, 60]
+
+
+@pytest.mark.parametrize("name", ["svd-llm", "palu"])
+def test_what_another_tool_wrote_is_healed_with_its_factors(tmp_path: Path, name: str) -> None:
+    _, teacher, text = write_all(tmp_path)
+    shutil.rmtree(teacher)
+    raw = dense_models.config(num_attention_heads=8, num_key_value_heads=4)
+    dense_models.write(teacher, raw)
+    student = tmp_path / "tool"
+    if name == "palu":
+        ranks = palu_models.ranks_of([([9, 16], [12, 31]), ([32, 32], [5, 6, 7, 8])])
+        tools.write(student, *palu_models.palu(raw, ranks))
+    else:
+        tool = low_rank_models.TOOLS[name]
+        made = low_rank_models.low_rank(tool, raw, low_rank_models.SOME)
+        tools.write(student, *made, tool.rename)
+    dense_models.write_tokenizer(student / "tokenizer.json", raw["vocab_size"])
+    _, before = open_any_format(student)
+    done = heal(student, teacher, [text], tmp_path / "out", **FAST)
+    assert done.after.divergence < done.before.divergence
+    assert open_checkpoint(tmp_path / "out").layout == before.layout
+    source = open_checkpoint(tmp_path / "out").raw_config["gac"]["source"]
+    assert (source["format"], source["heal"]["teacher"]) == (name, "teacher")
 
 
 class Stopped(Exception):  # noqa: N818
