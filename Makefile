@@ -77,9 +77,11 @@ loadtest:  ## on a GPU: compare dense, misaligned and GAC servers of Llama-3-8B'
 test: lint .venv/.extra-grafana $(DEBIAN)/.unpacked  ## lint, then every test but the slow and the GPU ones
 	$(PYTEST) -m "not slow and not gpu"
 
-test-all: test test-slow  ## everything that needs no GPU
+# The optional parts come first, so that no test of theirs is skipped, neither a fast nor a slow one.
+TESTED_EXTRAS := ray grafana loadtest datasets
+test-all: $(TESTED_EXTRAS:%=.venv/.extra-%) test test-slow  ## everything that needs no GPU
 
-test-slow: install .venv/.extra-ray .venv/.extra-grafana $(DEBIAN)/.unpacked  ## the tests that take minutes
+test-slow: $(TESTED_EXTRAS:%=.venv/.extra-%) $(DEBIAN)/.unpacked  ## the tests that take minutes
 	$(PYTEST) -m "slow and not gpu"
 
 test-gpu:  ## the GPU tests, in PYTHON's environment: pip install -e '.[serve,dev]' before
