@@ -211,7 +211,10 @@ def _scores() -> tuple[Floats, Floats]:
 def _correlation(one: _Spread, two: _Spread) -> float:
     """The correlation of what the blocks of both add to the errors of their percentiles."""
     size = math.sqrt(float((one.residuals**2).sum() * (two.residuals**2).sum()))
-    return min(float(one.residuals @ two.residuals) / size, 1.0) if size > 0 else 0.0
+    if size == 0:
+        return 0.0
+    # Rounding alone may take it a little beyond -1 or 1.
+    return min(max(float(one.residuals @ two.residuals) / size, -1.0), 1.0)
 
 
 def limits_of_ratio(top: Estimate, bottom: Estimate) -> Estimate:

@@ -144,6 +144,16 @@ def test_what_has_no_limit_says_so() -> None:
     assert math.isnan(ratio(failed, failed, 99.0, (10, 10), True).value)
 
 
+@pytest.mark.parametrize(("count", "slow"), [(7, 2), (11, 6), (17, 10)])
+def test_blocks_that_differ_in_opposite_ways_have_a_ratio(count: int, slow: int) -> None:
+    # Two blocks: where one server was slow, the other was fast. Their correlation is -1.
+    values, number = np.arange(1.0, count + 1), np.arange(count)
+    base = Samples(values, (number >= slow).astype(np.int64))
+    other = Samples(values, (number < count - slow).astype(np.int64))
+    found = ratio(base, other, 50, (2, 2), paired=True)
+    assert found.low < found.value == 1 < found.high
+
+
 def test_a_ratio_of_0_is_no_error() -> None:
     # Tokens of one read have one time stamp, so most gaps are 0 behind a proxy that buffers.
     some = Samples(np.arange(1.0, 101.0), np.arange(100) % 10)
