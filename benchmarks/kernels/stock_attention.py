@@ -8,22 +8,37 @@ from vllm_gac.profiling.decode_batch import DecodeBatch
 
 
 def stock_kernels(batch: DecodeBatch) -> dict[str, Callable[[], None]]:
-    """Every stock kernel by name, as a call that decodes `batch`; some refuse its dims."""
+    """Every stock kernel by name, as a call that decodes `batch`; some refuse its dims.
+
+    With an fp8 cache they take queries in fp8, too, as vLLM passes them. Quantizing the queries is
+    not part of the calls.
+    """
     paged = batch.cache.transpose(1, 2)  # [block, token, head, row], as these kernels index it
     keys = paged[..., : batch.geometry.key_width]
     values = paged[..., batch.geometry.key_width :]
+    query, scale = batch.query, None
+    if batch.cache.itemsize == 1:
+        query, scale = query.to(batch.cache.dtype), torch.ones((), device="cuda")
     return {
-        "FA3": lambda: _flash(batch, keys, values, 3),
-        "FA4": lambda: _flash(batch, keys, values, 4),
-        "Triton": _triton(batch, keys, values),
+        "FA3": lambda: _flash(batch, query, keys, values, scale, 3),
+        "FA4": lambda: _flash(batch, query, keys, values, scale, 4),
+        "Triton": _triton(batch, query, keys, values, scale),
     }
 
 
-def _flash(batch: DecodeBatch, keys: torch.Tensor, values: torch.Tensor, version: int) -> None:
+def _flash(
+    batch: DecodeBatch,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: torch.Tensor | None,
+    version: int,
+) -> None:
     from vllm.vllm_flash_attn import flash_attn_varlen_func
 
+    of_each_head = (batch.query.shape[0], batch.geometry.value_heads)
     flash_attn_varlen_func(
-        q=batch.query,
+        q=query,
         k=keys,
         v=values,
         out=batch.output,
@@ -36,10 +51,21 @@ def _flash(batch: DecodeBatch, keys: torch.Tensor, values: torch.Tensor, version
         window_size=[-1, -1],
         block_table=batch.next_table(),
         fa_version=version,
+        **_descales(None if scale is None else scale.expand(of_each_head)),
     )
 
 
-def _triton(batch: DecodeBatch, keys: torch.Tensor, values: torch.Tensor) -> Callable[[], None]:
+def _descales(scale: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    return {} if scale is None else dict.fromkeys(("q_descale", "k_descale", "v_descale"), scale)
+
+
+def _triton(
+    batch: DecodeBatch,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: torch.Tensor | None,
+) -> Callable[[], None]:
     from vllm.v1.attention.ops.triton_unified_attention_diffkv import unified_attention_diffkv
 
     segments, heads = 16, batch.geometry.query_heads
@@ -50,7 +76,7 @@ def _triton(batch: DecodeBatch, keys: torch.Tensor, values: torch.Tensor) -> Cal
 
     def call() -> None:
         unified_attention_diffkv(
-            q=batch.query,
+            q=query,
             k=keys,
             v=values,
             out=batch.output,
@@ -67,6 +93,7 @@ def _triton(batch: DecodeBatch, keys: torch.Tensor, values: torch.Tensor) -> Cal
             softmax_segm_output=partial,
             softmax_segm_max=highest,
             softmax_segm_expsum=total,
+            **_descales(scale),
         )
 
     return call
