@@ -41,8 +41,9 @@ class Limits:
 GPU = Limits(
     "cuda", (torch.bfloat16, torch.bfloat16, torch.float16, torch.float8_e4m3fn), 256, 3000
 )
-# In Triton 3.9, the interpreter multiplies fp16 matrices correctly, but not bf16 ones.
-INTERPRETER = Limits("cpu", (torch.float16,), 64, 200)
+# In Triton 3.9, the interpreter multiplies fp16 matrices correctly, but not bf16 ones. What an fp8
+# cache holds is multiplied in fp16.
+INTERPRETER = Limits("cpu", (torch.float16, torch.float8_e4m3fn), 64, 200)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from tests.kernels.decode_cases import (
     relative_error,
     tolerance,
 )
+from tests.kernels.fp8_codes import check as check_codes
 from tests.kernels.interpreter import run_interpreted
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.torch_reference import paged_attention
@@ -31,6 +32,15 @@ def test_kernel_matches_the_reference_in_tritons_interpreter(
 ) -> None:
     said = run_interpreted("tests.kernels.decode_cases", first, last, grain, largest)
     assert said.count("relative error") == last - first
+
+
+def test_an_fp8_cache_gives_its_numbers_as_they_are() -> None:
+    assert "all codes agree" in run_interpreted("tests.kernels.fp8_codes")
+
+
+@pytest.mark.gpu
+def test_so_it_does_on_a_gpu() -> None:
+    check_codes("cuda")
 
 
 @pytest.mark.gpu

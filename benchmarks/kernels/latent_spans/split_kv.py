@@ -163,7 +163,7 @@ def span_split_kv(
 
         highest = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
         sums = tl.zeros([TILE, ROWS], tl.float32)  # of weights, over tiles: added up at the end
-        acc = no_values(ROWS, V)
+        acc = no_values(ROWS, V, False)
         table = block_table + sequence.to(tl.int64) * table_stride
         head_cache = kv_cache + (unit.head * cache_head_stride).to(tl.int64) * GRAIN
         token = start + tl.arange(0, TILE)
@@ -205,7 +205,7 @@ def span_split_kv(
                 q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
                 highest, sums, acc = add_latent_tile(
                     scores, token, row_end, highest, sums, acc, cache_row + PARTS * KEY_SIZE,
-                    V, VALUE_SIZE, WINDOW, dtype,
+                    V, VALUE_SIZE, WINDOW, dtype, False, ASSEMBLY,
                 )  # fmt: skip
                 token += TILE
 

@@ -8,6 +8,7 @@ padded from PAIRS to PADDED, a power of two.
 import triton
 import triton.language as tl
 
+from vllm_gac.kernels.decode.byte_pairs import even_and_odd
 from vllm_gac.kernels.decode.rows import cache_piece
 
 
@@ -28,6 +29,57 @@ def load_latents(
         latent2 = cache_piece(latent_row, K[0] + K[1], K[2], KEY_SIZE).to(dtype)
         latent2 = _in_registers(latent2, ASSEMBLY)
     return latent0, latent1, latent2
+
+
+@triton.jit
+def load_latent_pairs(latent_row, KEY_SIZE: tl.constexpr, K: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """As load_latents, of an fp8 cache: the even and the odd columns of each piece, in fp16."""
+    even0, odd0 = even_and_odd(latent_row, 0, K[0], KEY_SIZE, ASSEMBLY)
+    even1, odd1 = even0, odd0
+    even2, odd2 = even0, odd0
+    if K[1] > 0:
+        even1, odd1 = even_and_odd(latent_row, K[0], K[1], KEY_SIZE, ASSEMBLY)
+    if K[2] > 0:
+        even2, odd2 = even_and_odd(latent_row, K[0] + K[1], K[2], KEY_SIZE, ASSEMBLY)
+    return even0, odd0, even1, odd1, even2, odd2
+
+
+@triton.jit
+def rebuild_from_pairs(
+    latent,
+    up_head,
+    PAIRS: tl.constexpr,
+    PADDED: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    K: tl.constexpr,
+):
+    """As rebuild_keys, of pieces as load_latent_pairs returns them."""
+    even, odd = _up_pair(up_head, PAIRS, PADDED, 0, K[0], KEY_SIZE)
+    key = tl.dot(latent[0], even)
+    key = tl.dot(latent[1], odd, key)
+    if K[1] > 0:
+        even, odd = _up_pair(up_head, PAIRS, PADDED, K[0], K[1], KEY_SIZE)
+        key = tl.dot(latent[2], even, key)
+        key = tl.dot(latent[3], odd, key)
+    if K[2] > 0:
+        even, odd = _up_pair(up_head, PAIRS, PADDED, K[0] + K[1], K[2], KEY_SIZE)
+        key = tl.dot(latent[4], even, key)
+        key = tl.dot(latent[5], odd, key)
+    return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, PADDED]), 0, 2, 1))
+
+
+@triton.jit
+def _up_pair(
+    up_head,
+    PAIRS: tl.constexpr,
+    PADDED: tl.constexpr,
+    START: tl.constexpr,
+    SIZE: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+):
+    piece = tl.trans(_up_piece(up_head, PAIRS, PADDED, START, SIZE, KEY_SIZE))
+    even, odd = tl.split(tl.reshape(piece.to(tl.float16), [2 * PADDED, SIZE // 2, 2]))
+    return tl.trans(even), tl.trans(odd)
 
 
 @triton.jit

@@ -19,7 +19,6 @@ Names are those of split_kv.py, and these:
     REBUILT     original KV heads that one latent gives keys to
     PAIRS       rotary pairs of a head: half its size
     PADDED      PAIRS rounded up to a power of two
-    ASSEMBLY    whether the GPU's own instructions may be used; not in Triton's interpreter
 
     original    [ROWS]: which of the unit's PARTS * REBUILT original KV heads a row belongs to
     q_low, q_high       [ROWS, PADDED], fp32: low and high halves of the queries' rotary pairs,
@@ -36,7 +35,9 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from vllm_gac.kernels.decode.latent_keys import (
     cos_sin,
+    load_latent_pairs,
     load_latents,
+    rebuild_from_pairs,
     rebuild_keys,
     rotate,
     rotate_back,
@@ -44,7 +45,7 @@ from vllm_gac.kernels.decode.latent_keys import (
 )
 from vllm_gac.kernels.decode.rows import locate, store_result, unit_rows
 from vllm_gac.kernels.decode.schedule import NOT_SPECIALIZED, leave_unit, next_unit, program_share
-from vllm_gac.kernels.decode.softmax import add_latent_tile, no_values
+from vllm_gac.kernels.decode.softmax import add_latent_tile, no_values, value_pieces
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -89,10 +90,11 @@ def latent_split_kv(
     BLOCK_SIZE: tl.constexpr,
     GRAIN: tl.constexpr,
     OVERLAP: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
     REBUILT: tl.constexpr,
     PAIRS: tl.constexpr,
     PADDED: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
 ):
     """One program: its share of the batch's tiles, unit by unit.
 
@@ -131,7 +133,7 @@ def latent_split_kv(
 
         highest = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
         sums = tl.zeros([TILE, ROWS], tl.float32)  # of weights, over tiles: added up at the end
-        acc = no_values(ROWS, V)
+        acc = no_values(ROWS, V, PAIRED)
         table = block_table + sequence.to(tl.int64) * table_stride
         head_cache = kv_cache + (unit.head * cache_head_stride).to(tl.int64) * GRAIN
         token = start + tl.arange(0, TILE)
@@ -143,12 +145,12 @@ def latent_split_kv(
             cache_row = head_cache + (offset * GRAIN)[:, None]
             scores = _scores(
                 q_low, q_high, cache_row, up, unit.head, original, tile_cos, tile_sin,
-                PARTS, REBUILT, KEY_SIZE, K, PAIRS, PADDED, TILE, ROWS, dtype, ASSEMBLY,
+                PARTS, REBUILT, KEY_SIZE, K, PAIRS, PADDED, TILE, ROWS, dtype, PAIRED, ASSEMBLY,
             )  # fmt: skip
             q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
             highest, sums, acc = add_latent_tile(
                 scores, token, row_end, highest, sums, acc, cache_row + PARTS * KEY_SIZE,
-                V, VALUE_SIZE, WINDOW, dtype,
+                V, VALUE_SIZE, WINDOW, dtype, PAIRED, ASSEMBLY,
             )  # fmt: skip
             token += TILE
 
@@ -158,7 +160,8 @@ def latent_split_kv(
         )
         store_result(
             output_row, partial_values, partial_log_sums, unit, row, used,
-            highest, denominator, v_scale, acc, GROUP * MAX_QUERIES, V, VALUE_SIZE,
+            highest, denominator, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
+            V, VALUE_SIZE,
         )  # fmt: skip
         position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
 
@@ -182,6 +185,7 @@ def _scores(
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     dtype: tl.constexpr,
+    PAIRED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
     """Scores [TILE, ROWS] of a unit's queries with the keys that a tile's latents give.
@@ -192,10 +196,17 @@ def _scores(
     q_low, q_high = tl.trans(q_low.to(tl.float16)), tl.trans(q_high.to(tl.float16))
     scores = tl.zeros([TILE, ROWS], tl.float32)
     for part in tl.static_range(PARTS):
-        latent = load_latents(cache_row + part * KEY_SIZE, KEY_SIZE, K, dtype, ASSEMBLY)
+        latent_row = cache_row + part * KEY_SIZE
+        if PAIRED:
+            latent = load_latent_pairs(latent_row, KEY_SIZE, K, ASSEMBLY)
+        else:
+            latent = load_latents(latent_row, KEY_SIZE, K, dtype, ASSEMBLY)
         for member in tl.static_range(REBUILT):
             up_head = up + ((head * PARTS + part) * REBUILT + member) * 2 * PAIRS * KEY_SIZE
-            low, high = rebuild_keys(latent, up_head, PAIRS, PADDED, KEY_SIZE, K)
+            if PAIRED:
+                low, high = rebuild_from_pairs(latent, up_head, PAIRS, PADDED, KEY_SIZE, K)
+            else:
+                low, high = rebuild_keys(latent, up_head, PAIRS, PADDED, KEY_SIZE, K)
             low, high = rotate(low, high, tile_cos, tile_sin, ASSEMBLY)
             head_scores = tl.dot(low, q_low)
             head_scores = tl.dot(high, q_high, head_scores)

@@ -119,15 +119,17 @@ def decode_attention(
     """
     kernel: Any = split_kv
     own: tuple[torch.Tensor, ...] = ()
-    own_constants: dict[str, object] = {}
+    own_constants: dict[str, object] = {
+        "PAIRED": _is_paired(kv_cache, geometry),
+        "ASSEMBLY": capability_of(query.device) is not None,
+    }
     if latent is not None:
         pairs = latent.inv_freq.shape[-1]
         kernel, own = latent_split_kv, (latent.up, latent.inv_freq)
-        own_constants = {
+        own_constants |= {
             "REBUILT": _group_of(latent),
             "PAIRS": pairs,
             "PADDED": triton.next_power_of_2(pairs),
-            "ASSEMBLY": capability_of(query.device) is not None,
         }
     split_and_merge(
         kernel,
@@ -203,9 +205,7 @@ def split_and_merge(
     partial = (scratch.values, scratch.log_sums, programs, scratch.multiprocessors, sequences)
     output_strides = (output.stride(0), output.stride(1))
     cache_strides = kv_cache.stride()[:3]
-    # Strides are passed in eights: the compiler then knows that rows are aligned, and loads 16
-    # bytes at a time.
-    grain = 1 if any(stride % 8 for stride in cache_strides) else 8
+    grain = _grain(kv_cache)
     arguments = (
         query,
         kv_cache,
@@ -261,6 +261,24 @@ def _launch(kernel: Any, grid: tuple[int, ...], *arguments: object, **options: o
 
 def _compile(kernel: Any, grid: tuple[int, ...], *arguments: object, **options: object) -> None:
     kernel.warmup(*arguments, grid=grid, **options)
+
+
+def _grain(kv_cache: torch.Tensor) -> int:
+    """In how many numbers to count strides: as many as 16 bytes have, else 8, else 1.
+
+    The compiler then knows how rows are aligned, and loads as many bytes at a time.
+    """
+    strides = kv_cache.stride()[:3]
+    for grain in (16 // kv_cache.itemsize, 8):
+        if not any(stride % grain for stride in strides):
+            return grain
+    return 1
+
+
+def _is_paired(kv_cache: torch.Tensor, geometry: CacheGeometry) -> bool:
+    """Whether the cache is e4m3 and every key and value has its numbers in whole pairs."""
+    is_even = geometry.key_size % 2 == geometry.value_size % 2 == 0
+    return kv_cache.dtype == torch.float8_e4m3fn and is_even and _grain(kv_cache) > 1
 
 
 def _group_of(latent: LatentKeys | None) -> int:

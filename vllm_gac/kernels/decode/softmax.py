@@ -5,10 +5,11 @@ TOKENS is the dim of `scores` along which a tile's tokens lie: 1 for [ROWS, TILE
 [TILE, ROWS].
 """
 
-# ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+# ruff: noqa: N803, N806 -- Triton's convention: compile-time constants in capitals.
 import triton
 import triton.language as tl
 
+from vllm_gac.kernels.decode.byte_pairs import even_and_odd
 from vllm_gac.kernels.decode.rows import cache_piece
 
 
@@ -54,6 +55,8 @@ def add_latent_tile(
     VALUE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     dtype: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):
     """Take up a tile whose scores are [TILE, ROWS], as those of latent keys are.
 
@@ -66,16 +69,26 @@ def add_latent_tile(
     sums = sums * shrink[None, :] + weights
     weights = tl.trans(weights.to(dtype))
     shrink = tl.reshape(shrink[None, :], [scores.shape[1], 1])
-    return highest, sums, accumulate_values(acc, weights, shrink, value_row, V, VALUE_SIZE)
+    acc = accumulate_values(acc, weights, shrink, value_row, V, VALUE_SIZE, PAIRED, ASSEMBLY)
+    return highest, sums, acc
 
 
 @triton.jit
-def no_values(ROWS: tl.constexpr, V: tl.constexpr):
-    """Sums of weighted values before the first tile: zeros, in pieces [ROWS, V[i]].
+def no_values(ROWS: tl.constexpr, V: tl.constexpr, PAIRED: tl.constexpr):
+    """Sums of weighted values before the first tile: zeros.
 
-    A piece of size 0 gets 16 columns, which nothing reads.
+    Three pieces [ROWS, V[i]]; if PAIRED, three with the even columns of each and three with the
+    odd ones, [ROWS, V[i] / 2]. What is absent gets 16 columns, which nothing reads.
     """
-    return _zeros(ROWS, V[0]), _zeros(ROWS, V[1]), _zeros(ROWS, V[2])
+    HALVES: tl.constexpr = 2 if PAIRED else 1
+    acc0 = _zeros(ROWS, V[0] // HALVES)
+    acc1 = _zeros(ROWS, V[1] // HALVES)
+    acc2 = _zeros(ROWS, V[2] // HALVES)
+    if PAIRED:
+        return acc0, acc1, acc2, acc0, acc1, acc2
+    else:
+        nothing = _zeros(ROWS, 0)
+        return acc0, acc1, acc2, nothing, nothing, nothing
 
 
 @triton.jit
@@ -84,19 +97,66 @@ def _zeros(ROWS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def accumulate_values(acc, weights, shrink, value_row, V: tl.constexpr, VALUE_SIZE: tl.constexpr):
-    """acc * shrink + weights @ values, in pieces [ROWS, V[i]].
+def accumulate_values(
+    acc,
+    weights,
+    shrink,
+    value_row,
+    V: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """acc * shrink + weights @ values, for `acc` as no_values returns it.
 
     weights [ROWS, TILE] in the dtype in which values are multiplied; shrink [ROWS, 1]; value_row
     [TILE, 1] points to the tile's values.
     """
-    acc0, acc1, acc2 = acc
-    v0 = cache_piece(value_row, 0, V[0], VALUE_SIZE)
-    acc0 = tl.dot(weights, v0.to(weights.dtype), acc0 * shrink)
+    acc0, acc1, acc2, odd0, odd1, odd2 = acc
+    acc0, odd0 = _add_piece(
+        acc0, odd0, weights, shrink, value_row, 0, V[0], VALUE_SIZE, PAIRED, ASSEMBLY
+    )
     if V[1] > 0:
-        v1 = cache_piece(value_row, V[0], V[1], VALUE_SIZE)
-        acc1 = tl.dot(weights, v1.to(weights.dtype), acc1 * shrink)
+        acc1, odd1 = _add_piece(
+            acc1, odd1, weights, shrink, value_row, V[0], V[1], VALUE_SIZE, PAIRED, ASSEMBLY
+        )
     if V[2] > 0:
-        v2 = cache_piece(value_row, V[0] + V[1], V[2], VALUE_SIZE)
-        acc2 = tl.dot(weights, v2.to(weights.dtype), acc2 * shrink)
+        acc2, odd2 = _add_piece(
+            acc2, odd2, weights, shrink, value_row, V[0] + V[1], V[2], VALUE_SIZE, PAIRED, ASSEMBLY
+        )
+    return acc0, acc1, acc2, odd0, odd1, odd2
+
+
+@triton.jit
+def _add_piece(
+    acc,
+    odd,
+    weights,
+    shrink,
+    value_row,
+    START: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    if PAIRED:
+        values, odd_values = even_and_odd(value_row, START, SIZE, VALUE_SIZE, ASSEMBLY)
+        odd = tl.dot(weights, odd_values, odd * shrink)
+    else:
+        values = cache_piece(value_row, START, SIZE, VALUE_SIZE)
+    acc = tl.dot(weights, values.to(weights.dtype), acc * shrink)
+    return acc, odd
+
+
+@triton.jit
+def value_pieces(acc, PAIRED: tl.constexpr):
+    """The three pieces [ROWS, V[i]] of what accumulate_values has summed up."""
+    acc0, acc1, acc2, odd0, odd1, odd2 = acc
+    if PAIRED:
+        acc0, acc1, acc2 = (
+            tl.interleave(acc0, odd0),
+            tl.interleave(acc1, odd1),
+            tl.interleave(acc2, odd2),
+        )
     return acc0, acc1, acc2

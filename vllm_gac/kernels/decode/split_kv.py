@@ -34,9 +34,11 @@ What both decode kernels call things (latent_split_kv.py adds a few more):
     WINDOW      tokens that a query sees, itself included; 0 without a sliding window
     LEAST       the fewest tiles that a program takes: merging more parts costs more than it gains
     K, V        sizes of the three pieces of a row's keys and of its value
-    GRAIN       8 if all strides of the cache are multiples of 8, else 1: the compiler then knows
-                how rows are aligned
+    GRAIN       16 or 8 if all strides of the cache are multiples of it, else 1: the compiler then
+                knows how rows are aligned
     OVERLAP     whether the next kernel may start before this one ends
+    PAIRED      whether two columns of an fp8 cache are read as one number (byte_pairs.py)
+    ASSEMBLY    whether the GPU's own instructions may be used; not in Triton's interpreter
 
     position, end, before   scalars, counted in tiles along the line of all tiles (schedule.py)
     part        [ROWS]: which of the value head's key heads a row belongs to
@@ -46,7 +48,7 @@ What both decode kernels call things (latent_split_kv.py adds a few more):
     highest     [ROWS]: the highest score of each row so far; exponentials are relative to it
     shrink      [ROWS]: what the sums so far are multiplied by when `highest` rises
     denominator [ROWS]: the sum of the weights so far
-    acc         three pieces [ROWS, V[i]]: the sum of the weighted values so far
+    acc         the sum of the weighted values so far, as softmax.no_values describes it
 """
 
 # ruff: noqa: N803, N806 -- Triton's convention: compile-time constants in capitals.
@@ -54,12 +56,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from vllm_gac.kernels.decode.byte_pairs import even_and_odd
 from vllm_gac.kernels.decode.rows import cache_piece, locate, store_result, unit_rows
 from vllm_gac.kernels.decode.schedule import NOT_SPECIALIZED, leave_unit, next_unit, program_share
 from vllm_gac.kernels.decode.softmax import (
     accumulate_values,
     no_values,
     online_softmax,
+    value_pieces,
     visible_scores,
 )
 
@@ -104,6 +108,8 @@ def split_kv(
     BLOCK_SIZE: tl.constexpr,
     GRAIN: tl.constexpr,
     OVERLAP: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):
     """One program: its share of the batch's tiles, unit by unit."""
     if OVERLAP:
@@ -127,12 +133,12 @@ def split_kv(
         query_row = unit_rows(
             query, unit, row_token, row_head, query_token_stride, query_head_stride, GROUP
         )
-        q = _query_pieces(query_row, used, part, KEY_SIZE, PARTS, K, dtype)
+        q = _query_pieces(query_row, used, part, KEY_SIZE, PARTS, K, dtype, PAIRED)
         row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
 
         highest = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
         denominator = tl.zeros([ROWS], tl.float32)
-        acc = no_values(ROWS, V)
+        acc = no_values(ROWS, V, PAIRED)
         table = block_table + sequence.to(tl.int64) * table_stride
         head_cache = kv_cache + (unit.head * cache_head_stride).to(tl.int64) * GRAIN
         token = (unit.first + unit.skipped) * TILE + tl.arange(0, TILE)
@@ -142,13 +148,14 @@ def split_kv(
             # One step ahead in registers, so that the pipeline's stages are all left to rows.
             page, page_row = locate(token + TILE, unit, table, BLOCK_SIZE, WINDOW)
             cache_row = head_cache + (offset * GRAIN)[:, None]
-            scores = _scores(q, cache_row, K, KEY_WIDTH, dtype) * scale
+            scores = _scores(q, cache_row, K, KEY_WIDTH, dtype, PAIRED, ASSEMBLY) * scale
             scores = visible_scores(scores, token, row_end, 1, WINDOW)
             weights, shrink, highest = online_softmax(scores, highest, 1)
             denominator = denominator * shrink + tl.sum(weights, 1)
             acc = accumulate_values(
-                acc, weights.to(dtype), shrink[:, None], cache_row + KEY_WIDTH, V, VALUE_SIZE
-            )
+                acc, weights.to(dtype), shrink[:, None], cache_row + KEY_WIDTH,
+                V, VALUE_SIZE, PAIRED, ASSEMBLY,
+            )  # fmt: skip
             token += TILE
 
         output_row = unit_rows(
@@ -156,7 +163,8 @@ def split_kv(
         )
         store_result(
             output_row, partial_values, partial_log_sums, unit, row, used,
-            highest, denominator, v_scale, acc, GROUP * MAX_QUERIES, V, VALUE_SIZE,
+            highest, denominator, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
+            V, VALUE_SIZE,
         )  # fmt: skip
         position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
 
@@ -170,12 +178,27 @@ def _query_pieces(
     PARTS: tl.constexpr,
     K: tl.constexpr,
     dtype: tl.constexpr,
+    PAIRED: tl.constexpr,
 ):
-    """A unit's queries in `dtype`, in pieces [ROWS, K[i]]; part [ROWS] is a row's key head."""
+    """A unit's queries in `dtype`, in pieces [ROWS, K[i]]; part [ROWS] is a row's key head.
+
+    If PAIRED, even and odd columns of each piece, three and three pieces [ROWS, K[i] / 2].
+    """
     q0 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, 0, K[0]).to(dtype)
     q1 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, K[0], K[1]).to(dtype)
     q2 = _query_piece(query_row, used, part, KEY_SIZE, PARTS, K[0] + K[1], K[2]).to(dtype)
-    return q0, q1, q2
+    odd0, odd1, odd2 = q0, q1, q2
+    if PAIRED:
+        q0, odd0 = _split_columns(q0)
+        q1, odd1 = _split_columns(q1)
+        q2, odd2 = _split_columns(q2)
+    return q0, q1, q2, odd0, odd1, odd2
+
+
+@triton.jit
+def _split_columns(x):
+    """Even and odd columns of x [ROWS, SIZE], both [ROWS, SIZE / 2]."""
+    return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
 
 
 @triton.jit
@@ -201,14 +224,46 @@ def _query_piece(
 
 
 @triton.jit
-def _scores(q, cache_row, K: tl.constexpr, KEY_WIDTH: tl.constexpr, dtype: tl.constexpr):
+def _scores(
+    q,
+    cache_row,
+    K: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    dtype: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
     """Queries times a tile's keys, [ROWS, TILE]."""
-    k0 = cache_piece(cache_row, 0, K[0], KEY_WIDTH)
-    scores = tl.dot(q[0], tl.trans(k0.to(dtype)))
+    scores = _add_scores(None, q[0], q[3], cache_row, 0, K[0], KEY_WIDTH, dtype, PAIRED, ASSEMBLY)
     if K[1] > 0:
-        k1 = cache_piece(cache_row, K[0], K[1], KEY_WIDTH)
-        scores = tl.dot(q[1], tl.trans(k1.to(dtype)), scores)
+        scores = _add_scores(
+            scores, q[1], q[4], cache_row, K[0], K[1], KEY_WIDTH, dtype, PAIRED, ASSEMBLY
+        )
     if K[2] > 0:
-        k2 = cache_piece(cache_row, K[0] + K[1], K[2], KEY_WIDTH)
-        scores = tl.dot(q[2], tl.trans(k2.to(dtype)), scores)
+        scores = _add_scores(
+            scores, q[2], q[5], cache_row, K[0] + K[1], K[2], KEY_WIDTH, dtype, PAIRED, ASSEMBLY
+        )
     return scores
+
+
+@triton.jit
+def _add_scores(
+    scores,
+    q,
+    odd,
+    cache_row,
+    START: tl.constexpr,
+    SIZE: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    dtype: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """`scores`, None for zeros, plus a piece of the queries times that of the keys."""
+    if PAIRED:
+        keys, odd_keys = even_and_odd(cache_row, START, SIZE, KEY_WIDTH, ASSEMBLY)
+        scores = tl.dot(q, tl.trans(keys), scores)
+        return tl.dot(odd, tl.trans(odd_keys), scores)
+    else:
+        keys = cache_piece(cache_row, START, SIZE, KEY_WIDTH)
+        return tl.dot(q, tl.trans(keys.to(dtype)), scores)

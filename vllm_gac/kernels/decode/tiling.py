@@ -27,8 +27,10 @@ class Tiling:
     least_tiles: int = 4
 
 
-def pieces_of(width: int, start: int = 0, largest: int = 256) -> tuple[int, int, int]:
-    """At most three powers of two, each at least 16, that add up to `width` or to a little more.
+def pieces_of(
+    width: int, start: int = 0, largest: int = 256, smallest: int = 16
+) -> tuple[int, int, int]:
+    """At most three powers of two, at least `smallest`, that add up to `width` or a little more.
 
     No piece is larger than `largest`, unless `width` is more than three times that.
 
@@ -41,7 +43,7 @@ def pieces_of(width: int, start: int = 0, largest: int = 256) -> tuple[int, int,
     while 3 * largest < width:
         largest *= 2
     while remaining > 0:
-        piece = min(largest, max(16, 1 << (remaining.bit_length() - 1)))
+        piece = min(largest, max(smallest, 1 << (remaining.bit_length() - 1)))
         if len(pieces) == 2 and piece < remaining:
             piece *= 2
         pieces.append(piece)
@@ -50,6 +52,11 @@ def pieces_of(width: int, start: int = 0, largest: int = 256) -> tuple[int, int,
         pieces.reverse()
     first, second, third = (*pieces, 0, 0)[:3]
     return first, second, third
+
+
+def _smallest(itemsize: int) -> int:
+    """The least columns of a piece of keys: tensor cores add up 16 at a time, byte_pairs.py 32."""
+    return 32 if itemsize == 1 else 16
 
 
 @functools.cache
@@ -85,12 +92,12 @@ def tiling_of(
         return _latent_tiling(geometry, rows, itemsize, latent_group, capability)
     rows = 1 << (rows - 1).bit_length()  # what the kernel rounds them to
     # Pieces of 128 at most: keys and values then compute the same row addresses.
-    key_pieces = pieces_of(geometry.key_width, largest=128)
+    key_pieces = pieces_of(geometry.key_width, largest=128, smallest=_smallest(itemsize))
     value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=128)
     # Never 4 warps: with 64 rows they use Hopper's matrix instructions (see _latent_tiling).
     warps = 2 if rows > 16 or geometry.value_size > 128 else 1
     row_bytes = (geometry.key_width + geometry.value_size) * itemsize
-    # Converting fp8 is the bottleneck, so use as many warps as there is room for.
+    # Half the bytes, and each number is converted: to keep up, fp8 needs more warps.
     if itemsize == 1:
         programs = 8 // warps
     elif warps == 1:
@@ -144,7 +151,7 @@ def _latent_tiling(
     """
     memory = shared_memory(capability)
     # Pieces of 64 at most: the same threads then compute the row addresses of all pieces.
-    key_pieces = pieces_of(geometry.key_size, largest=64)
+    key_pieces = pieces_of(geometry.key_size, largest=64, smallest=_smallest(itemsize))
     value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=64)
     latents = geometry.key_heads // geometry.value_heads
     padded = 1 << (geometry.query_size - 1).bit_length()
