@@ -1,6 +1,6 @@
 """Decode attention: our kernel against vLLM's kernels and the copy bandwidth of the GPU.
 
-python -m benchmarks.kernels.decode [--keys rotary|latent] [--stock] [--out OUT]
+python -m benchmarks.kernels.decode [--keys rotary|latent] [--stock] [--fp8] [--out OUT]
 
 Without --stock it needs no vLLM. Latent keys are compared with FA3 on the dense model's heads of
 128. Measures everything in one run and writes OUT.json and OUT.md.
@@ -8,6 +8,7 @@ Without --stock it needs no vLLM. Latent keys are compared with FA3 on the dense
 
 import argparse
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from benchmarks.common.markdown import table_of_records
 from benchmarks.common.page import add_commit, origin, provenance, save
+from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import copy_bandwidth, microseconds, warm_up
@@ -34,20 +36,78 @@ FP8 = torch.float8_e4m3fn
 LATENT_BATCHES = ((1, 512), (1, 4096), (1, 32768), (16, 512), (16, 4096), (64, 512), (256, 1024))
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row of the table.
+
+    Attributes:
+        r_k, r_v: numbers of a key, or of a latent, and of a value.
+        batch: sequences.
+        context: tokens of each sequence.
+        latents: latents of the keys, which have 8 heads of 128; None for rotary keys.
+        value_heads: of each token.
+        dtype: of the cache.
+    """
+
+    r_k: int
+    r_v: int
+    batch: int
+    context: int
+    latents: int | None = None
+    value_heads: int = 8
+    dtype: torch.dtype = torch.bfloat16
+
+    def tensors(self, block_size: int = 16, only_compiled: bool = False) -> DecodeBatch:
+        """The cache and one query token a sequence, of random numbers."""
+        return DecodeBatch(
+            CacheGeometry(
+                32,
+                128 if self.latents else self.r_k,
+                self.latents or 8,
+                self.r_k,
+                self.value_heads,
+                self.r_v,
+            ),
+            self.batch,
+            self.context,
+            block_size=block_size,
+            dtype=self.dtype,
+            head_dim=128 if self.latents else None,
+            kv_heads=8 if self.latents else None,
+            only_compiled=only_compiled,
+        )
+
+
 def main() -> None:
     """Measure, print each row, and write both files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stock", action="store_true", help="measure vLLM's kernels too")
     parser.add_argument("--keys", choices=("rotary", "latent"), default="rotary")
+    parser.add_argument("--fp8", action="store_true", help="measure fp8 caches only")
     parser.add_argument("--out", type=Path, help="path without suffix")
     add_commit(parser)
     options = parser.parse_args()
+    cases = _latent() if options.keys == "latent" else _rotary()
+    if options.fp8:
+        cases = [case for case in cases if case.dtype == FP8]
+    with compiling_on_all_cores():
+        for case in cases:
+            case.tensors(only_compiled=True).own(only_compile=True)
     warm_up()
     bandwidth = copy_bandwidth()
-    measured = _latent if options.keys == "latent" else _rotary
-    rows = measured(bandwidth, options.stock)
+    rows = []
+    dense = None  # FA3 on the dense heads: the row before those of latents, at the same batch
+    for case in cases:
+        row = _measure(case, bandwidth, options.stock and not case.latents)
+        if not case.latents:
+            dense = row.get("FA3") if case.dtype != FP8 else None
+        elif dense and case.dtype != FP8:
+            row["dense_FA3_over_own"] = round(dense / row["own"], 2)
+        rows.append(row)
+        print(row, flush=True)
     command = f"python -m benchmarks.kernels.decode --keys {options.keys}"
     command += " --stock" if options.stock else ""
+    command += " --fp8" if options.fp8 else ""
     result = provenance(command, "cuda", options.commit) | {
         "copy_tb_per_s": round(bandwidth, 3),
         "query_heads": 32,
@@ -57,64 +117,38 @@ def main() -> None:
         save(options.out, result, _markdown(result))
 
 
-def _rotary(bandwidth: float, stock: bool) -> list[dict[str, Any]]:
+def _rotary() -> list[Case]:
     """All pairs of sizes at one batch, and some sizes at all batches, also with an fp8 cache."""
-    rows = []
-    for r_k in SIZES:
-        for r_v in SIZES:
-            rows.append(_measure(r_k, r_v, 64, 4096, bandwidth, stock))
+    cases = [Case(r_k, r_v, 64, 4096) for r_k in SIZES for r_v in SIZES]
     for r_k, r_v in SHORT:
-        for sequences, context in BATCHES:
-            rows.append(_measure(r_k, r_v, sequences, context, bandwidth, stock))
-        for sequences, context in ((64, 4096), *BATCHES):
-            rows.append(_measure(r_k, r_v, sequences, context, bandwidth, stock, dtype=FP8))
-    return rows
+        cases += [Case(r_k, r_v, *batch) for batch in BATCHES]
+        cases += [Case(r_k, r_v, *batch, dtype=FP8) for batch in ((64, 4096), *BATCHES)]
+    return cases
 
 
-def _latent(bandwidth: float, stock: bool) -> list[dict[str, Any]]:
-    """All latents at one batch and one of them at others, each with FA3 on the dense heads."""
-    rows = []
-    for sequences, context in ((64, 4096), *LATENT_BATCHES):
-        dense = _measure(128, 128, sequences, context, bandwidth, stock)
-        rows.append(dense)
-        for r_k, latents, value_heads in (
-            LATENT if (sequences, context) == (64, 4096) else LATENT[1:2]
-        ):
-            row = _measure(r_k, 128, sequences, context, bandwidth, False, latents, value_heads)
-            if dense.get("FA3"):
-                row["dense_FA3_over_own"] = round(dense["FA3"] / row["own"], 2)
-            rows.append(row)
-            rows.append(
-                _measure(r_k, 128, sequences, context, bandwidth, False, latents, value_heads, FP8)
-            )
-    return rows
+def _latent() -> list[Case]:
+    """All latents at one batch and one of them at others, each batch also with the dense heads."""
+    cases = []
+    for batch in ((64, 4096), *LATENT_BATCHES):
+        cases.append(Case(128, 128, *batch))
+        for r_k, latents, value_heads in LATENT if batch == (64, 4096) else LATENT[1:2]:
+            case = Case(r_k, 128, *batch, latents, value_heads)
+            cases += [case, replace(case, dtype=FP8)]
+    return cases
 
 
-def _measure(
-    r_k: int,
-    r_v: int,
-    sequences: int,
-    context: int,
-    bandwidth: float,
-    stock: bool,
-    latents: int | None = None,
-    value_heads: int = 8,
-    dtype: torch.dtype = torch.bfloat16,
-) -> dict[str, Any]:
+def _measure(case: Case, bandwidth: float, stock: bool) -> dict[str, Any]:
     """One row of the table: microseconds, and None where a kernel refuses the dims."""
-    geometry = CacheGeometry(32, 128 if latents else r_k, latents or 8, r_k, value_heads, r_v)
-    head_dim = 128 if latents else None
-    kv_heads = 8 if latents else None
-    batch = DecodeBatch(
-        geometry, sequences, context, dtype=dtype, head_dim=head_dim, kv_heads=kv_heads
-    )
+    batch = case.tensors()
     row: dict[str, Any] = {
-        "r_k": r_k,
-        "r_v": r_v,
-        "batch": sequences,
-        "context": context,
-        "keys": f"{latents} latents, {value_heads} value heads" if latents else "rotary",
-        "dtype": str(dtype).removeprefix("torch."),
+        "r_k": case.r_k,
+        "r_v": case.r_v,
+        "batch": case.batch,
+        "context": case.context,
+        "keys": f"{case.latents} latents, {case.value_heads} value heads"
+        if case.latents
+        else "rotary",
+        "dtype": str(case.dtype).removeprefix("torch."),
         "bytes_us": round(batch.bytes / bandwidth / 1e6, 1),
         "error": float(f"{batch.own_error():.1e}"),
         "own": round(microseconds(batch.own, batch.calls), 1),
@@ -123,12 +157,11 @@ def _measure(
         from benchmarks.kernels.stock_attention import stock_kernels
 
         row |= {n: _or_none(call, batch.calls) for n, call in stock_kernels(batch).items()}
-        if (sequences, context) == (64, 4096):
-            large = DecodeBatch(geometry, sequences, context, block_size=128, dtype=dtype)
+        if (case.batch, case.context) == (64, 4096):
+            large = case.tensors(block_size=128)
             row["FA4 page 128"] = _or_none(stock_kernels(large)["FA4"], large.calls)
         best = min((v for k, v in row.items() if k.startswith(("FA", "Tri")) and v), default=None)
         row["best_stock_over_own"] = round(best / row["own"], 2) if best else None
-    print(row, flush=True)
     return row
 
 
@@ -151,7 +184,7 @@ def _markdown(result: dict[str, Any]) -> str:
         "to read the cache once at the copy bandwidth of this run, "
         f"{result['copy_tb_per_s']} TB/s. Pages of 16",
         "tokens unless stated; - marks a kernel that refuses the dims or was not measured. For an",
-        "fp8 cache, the stock kernels get queries in fp8, ours in bf16.",
+        "fp8 cache, FA3 and Triton get queries in fp8, as vLLM gives them; ours in bf16.",
         "",
         *table_of_records(result["rows"]),
     ]

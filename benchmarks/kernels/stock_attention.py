@@ -10,8 +10,8 @@ from vllm_gac.profiling.decode_batch import DecodeBatch
 def stock_kernels(batch: DecodeBatch) -> dict[str, Callable[[], None]]:
     """Every stock kernel by name, as a call that decodes `batch`; some refuse its dims.
 
-    With an fp8 cache they take queries in fp8, too, as vLLM passes them. Quantizing the queries is
-    not part of the calls.
+    With an fp8 cache, FA3 and Triton take queries in fp8, too, as vLLM passes them; FA4 converts
+    the cache. Quantizing the queries is not part of the calls.
     """
     paged = batch.cache.transpose(1, 2)  # [block, token, head, row], as these kernels index it
     keys = paged[..., : batch.geometry.key_width]
@@ -21,7 +21,7 @@ def stock_kernels(batch: DecodeBatch) -> dict[str, Callable[[], None]]:
         query, scale = query.to(batch.cache.dtype), torch.ones((), device="cuda")
     return {
         "FA3": lambda: _flash(batch, query, keys, values, scale, 3),
-        "FA4": lambda: _flash(batch, query, keys, values, scale, 4),
+        "FA4": lambda: _flash(batch, batch.query, keys, values, scale, 4),
         "Triton": _triton(batch, query, keys, values, scale),
     }
 

@@ -79,11 +79,11 @@ class DecodeBatch:
         """The block table of the copy of the cache whose turn it is."""
         return next(self._tables)
 
-    def own(self) -> None:
-        """Decode with our kernel."""
-        self._own(self.next_table())
+    def own(self, only_compile: bool = False) -> None:
+        """Decode with our kernel, or only compile it."""
+        self._own(self.next_table(), only_compile)
 
-    def _own(self, table: torch.Tensor) -> None:
+    def _own(self, table: torch.Tensor, only_compile: bool = False) -> None:
         decode_attention(
             self.query,
             self.cache,
@@ -95,6 +95,7 @@ class DecodeBatch:
             self.output,
             self.scratch,
             latent=self.latent,
+            only_compile=only_compile,
         )
 
     def stock(self) -> Callable[[], None]:
