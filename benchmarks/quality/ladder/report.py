@@ -105,9 +105,24 @@ def _page(models: Sequence[Model]) -> str:
         "",
         "![Perplexity against bytes and predicted time](ladder.svg)",
     ]
+    if len(models) > 1:
+        lines += ["", *_by_size(models)]
     for model in models:
         lines += ["", *_of_a_model(model)]
     return "\n".join(lines) + "\n"
+
+
+def _by_size(models: Sequence[Model]) -> list[str]:
+    """What each row loses, a column for each model. Two models are no law, so there is no fit."""
+    rows = []
+    for name in ROWS:
+        found = [model.rows.get(name, {}) for model in models]
+        if name == DENSE or name.endswith(_FREE) or not all("losses" in row for row in found):
+            continue
+        over = (m.over(row, m.dense)[0] for m, row in zip(models, found, strict=True))
+        rows.append([name, *(f"{100 * (value - 1):.2f} %" for value in over)])
+    heads = [f"{m.name}, {m.run['trained_tokens'] / 1e6:.0f} M tokens" for m in models]
+    return ["## Perplexity lost, by model", "", *table(["row", *heads], rows)]
 
 
 def _of_a_model(model: Model) -> list[str]:
