@@ -28,7 +28,7 @@ def test_the_ratio_is_that_of_the_medians() -> None:
 
 def test_every_geometry_is_measured_and_no_case_twice() -> None:
     found = list(cases())
-    assert len(set(found)) == len(found) == 80
+    assert len(set(found)) == len(found) == 92
     assert {case.heads for case in found} == {*ROTARY, *LATENT}
     assert {(case.window, case.queries) for case in found} == {
         (None, 1), (4096, 1), (None, 4), (None, 2),
