@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from benchmarks.quality.ladder import measure as measuring
 from benchmarks.quality.ladder import scores, training
 from benchmarks.quality.ladder.__main__ import main
 from benchmarks.quality.ladder.intervals import ratio
@@ -27,6 +29,7 @@ from tools.demo_model.corpus import split_of
 from tools.demo_model.llama import Llama
 from vllm_gac import demo
 from vllm_gac.errors import GacError
+from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.evaluate import evaluate
 
 WORDS = ["alpha", "beta", "gamma", "index", "value", "result", "count", "buffer", "parse", "read"]
@@ -162,7 +165,12 @@ def test_a_directory_of_another_run_is_refused(
         train(tmp_path, text, replace(short, seed=1), "cpu")
 
 
-CHOSEN = ("heads + MLP .8, KV .75", "heads + MLP .8, KV .75, free dims", "KV .5 latent")
+CHOSEN = (
+    "heads + MLP .8, KV .75",
+    "heads + MLP .8, KV .75, free dims",
+    "heads + MLP .8, KV .75, plain fits",
+    "KV .5 latent",
+)
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +194,7 @@ def measured(text: Path, trained: Path) -> Path:
 def test_rows_are_appended_once_and_are_within_their_budgets(measured: Path) -> None:
     lines = (measured / "rows.jsonl").read_text().splitlines()
     rows = {row["row"]: row for row in map(json.loads, lines)}
-    assert len(lines) == 4
+    assert len(lines) == 1 + len(CHOSEN)
     assert list(rows) == ["dense", *CHOSEN]
     dense = rows["dense"]
     assert dense["kv_bytes"] == 2 * 2 * 2 * 2 * 32  # bytes, layers, keys and values, heads, size
@@ -221,7 +229,8 @@ def test_the_page_has_each_row_once_and_the_pairs(measured: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `dev`")
     assert main(["report", str(measured.parent)]) == 0
     page = (measured.parent / "README.md").read_text()
-    assert page.count("| heads + MLP .8, KV .75 |") == 3  # a row, a pair of dims, and tasks
+    # A row, a pair of dims, a pair of fits, and tasks.
+    assert page.count("| heads + MLP .8, KV .75 |") == 4
     assert page.count("| KV .5 latent |") == 2
     assert page.count(", free dims |") == 0
     ElementTree.parse(measured.parent / "ladder.svg")
@@ -243,6 +252,32 @@ def test_results_of_other_weights_are_refused(
     (folder / "run.json").write_text(json.dumps(run))
     assert main(["report", str(tmp_path)]) == 1
     assert ": rows of other weights, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("low rank .8", {}), ("low rank .8, plain fits", {"whitening": "svd-llm", "refit": False})],
+)
+def test_plain_fits_are_without_gradients_and_refits(
+    name: str,
+    options: dict[str, Any],
+    trained: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def compress(model: Path, out: Path, request: PlanRequest, **others: Any) -> None:
+        asked.append({key: others[key] for key in ("whitening", "refit") if key in others})
+        raise GacError("enough")
+
+    monkeypatch.setattr(measuring, "compress", compress)
+    monkeypatch.setattr(measuring, "calibrate", lambda *paths, **others: None)
+    out = tmp_path / "rows.jsonl"
+    assert main(["measure", str(trained), str(out), "--text", str(text), "--rows", name]) == 0
+    assert asked == [options]
+    assert json.loads(out.read_text())["refused"] == "enough"
 
 
 def test_a_row_that_cannot_be_made_says_why(text: Path, trained: Path, tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ def _made(task: Task, row: Row, out: Path) -> Path:
         return task.model
     options: dict[str, Any] = {"device": task.device, "overwrite": True, "progress": False}
     compressed, healed = out / "compressed", out / "healed"
-    compress(task.model, compressed, row.request, stats=task.stats, **options)
+    fits: dict[str, Any] = {"whitening": "svd-llm", "refit": False} if row.plain_fits else {}
+    compress(task.model, compressed, row.request, stats=task.stats, **fits, **options)
     if not row.healed:
         return compressed
     texts = [task.text / "healing.txt"]

@@ -18,13 +18,12 @@ from benchmarks.common.markdown import table
 from benchmarks.common.page import origin
 from benchmarks.quality.ladder.intervals import ratio
 from benchmarks.quality.ladder.measure import rows_of
-from benchmarks.quality.ladder.rows import DENSE, ROWS
+from benchmarks.quality.ladder.rows import DENSE, FREE, PLAIN, ROWS
 from benchmarks.quality.ladder.text import WINDOW
 from benchmarks.quality.ladder.training import Point, card
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import GacError
 
-_FREE = ", free dims"
 _LEAST_RANKED = 4
 _LEAST_SHOWN = 0.005  # %
 _COMMAND = "python -m benchmarks.quality.ladder"
@@ -99,9 +98,10 @@ def _page(models: Sequence[Model]) -> str:
         "project's own commands. Perplexity on held-out text over the dense model's, with 95 %",
         f"intervals over documents; windows of {WINDOW} tokens, by the fp32 reference unless the",
         "row says FP8 or served, which vLLM computes. Nothing is trained after compression unless",
-        "the row says healed. These models saw few tokens: a model that is trained for longer has",
-        "less room, and loses more. So the rows of one model may be compared with each other, and",
-        "none of them promises what a larger model loses.",
+        "the row says healed. Plain fits fit each linear by itself, to its own output on the dense",
+        "model's inputs. These models saw few tokens: a model that is trained for longer has less",
+        "room, and loses more. So the rows of one model may be compared with each other, and none",
+        "of them promises what a larger model loses.",
         "",
         "![Perplexity against bytes and predicted time](ladder.svg)",
     ]
@@ -117,7 +117,7 @@ def _by_size(models: Sequence[Model]) -> list[str]:
     rows = []
     for name in ROWS:
         found = [model.rows.get(name, {}) for model in models]
-        if name == DENSE or name.endswith(_FREE) or not all("losses" in row for row in found):
+        if name == DENSE or _is_variant(name) or not all("losses" in row for row in found):
             continue
         over = (m.over(row, m.dense)[0] for m, row in zip(models, found, strict=True))
         rows.append([name, *(f"{100 * (value - 1):.2f} %" for value in over)])
@@ -128,7 +128,7 @@ def _by_size(models: Sequence[Model]) -> list[str]:
 def _of_a_model(model: Model) -> list[str]:
     dense, run = model.dense, model.run
     loss = sum(dense["losses"]) / len(dense["losses"])
-    rows = [r for r in model.rows.values() if "losses" in r and not r["row"].endswith(_FREE)]
+    rows = [r for r in model.rows.values() if "losses" in r and not _is_variant(r["row"])]
     lines = [
         f"## {model.name}: {run['parameters'] / 1e6:.1f} M parameters",
         "",
@@ -141,8 +141,12 @@ def _of_a_model(model: Model) -> list[str]:
     columns = ["row", "parameters", "KV", "MB", "predicted time", "perplexity over dense"]
     lines += table([*columns, "predicted"], [_cells(model, row) for row in rows])
     lines += ["", *_predictions(model)]
-    if pairs := _pairs(model):
-        lines += ["", *table(["budget", "aligned dims over free dims"], pairs)]
+    for end, heading in (
+        (FREE, "aligned dims over free dims"),
+        (PLAIN, "fits as they are over plain fits"),
+    ):
+        if pairs := _pairs(model, end):
+            lines += ["", *table(["budget", heading], pairs)]
     names = list(dense["tasks"])
     tasks = [
         [row["row"], *(f"{row['tasks'][name]['right']:.3f}" for name in names)]
@@ -180,7 +184,9 @@ def _predictions(model: Model) -> list[str]:
     pairs = [
         (row["expected_loss"], model.over(row, model.dense)[0])
         for name, row in model.rows.items()
-        if "losses" in row and row.get("expected_loss") is not None and not ROWS[name].healed
+        if "losses" in row
+        and row.get("expected_loss") is not None
+        and not (ROWS[name].healed or ROWS[name].plain_fits)
     ]
     if len(pairs) < _LEAST_RANKED:
         return ["Predicted: what the plan expects, as a ratio."]
@@ -191,12 +197,18 @@ def _predictions(model: Model) -> list[str]:
     ]
 
 
-def _pairs(model: Model) -> list[list[str]]:
+def _pairs(model: Model, end: str) -> list[list[str]]:
+    """Each row over the one of the same name with this `end`."""
     return [
-        [name, _interval(*model.over(row, model.rows[name + _FREE]))]
+        [name, _interval(*model.over(row, model.rows[name + end]))]
         for name, row in model.rows.items()
-        if "losses" in row and "losses" in model.rows.get(name + _FREE, {})
+        if "losses" in row and "losses" in model.rows.get(name + end, {})
     ]
+
+
+def _is_variant(name: str) -> bool:
+    """Whether a row is only there to be compared with another one."""
+    return name.endswith((FREE, PLAIN))
 
 
 def _interval(middle: float, low: float, high: float) -> str:
@@ -216,7 +228,7 @@ def _picture(models: Sequence[Model]) -> Figure:
     ):
         for model, marker in zip(models, _MARKERS, strict=False):
             for row in model.rows.values():
-                if "losses" not in row or row["row"] == DENSE or row["row"].endswith(_FREE):
+                if "losses" not in row or row["row"] == DENSE or _is_variant(row["row"]):
                     continue
                 if row[key] is None:
                     continue

@@ -7,7 +7,8 @@ from fnmatch import fnmatch
 from vllm_gac.errors import GacError
 from vllm_gac.planning.request import PlanRequest
 
-DENSE = "dense"
+# What names of rows end with; the row without that end is what such a row is compared with.
+DENSE, FREE, PLAIN = "dense", ", free dims", ", plain fits"
 _ALL = ("heads", "prune", "lowrank")
 _FP8, _FP8_CACHE = "fp8_per_tensor", "fp8"
 
@@ -18,6 +19,8 @@ class Row:
 
     Attributes:
         request: The budgets of a compression; None: the dense model.
+        plain_fits: Whether every linear is fitted by itself, on what the dense model feeds it and
+            to its own output, instead of refitting layers and weighting by gradients.
         healed: Whether the compressed model is trained by `vllm-gac heal`.
         served: Whether vLLM computes the losses, in the model's dtype, and not the fp32 reference.
         quantization: vLLM's --quantization, of a served row.
@@ -25,6 +28,7 @@ class Row:
     """
 
     request: PlanRequest | None
+    plain_fits: bool = False
     healed: bool = False
     served: bool = False
     quantization: str | None = None
@@ -33,7 +37,7 @@ class Row:
 
 def _aligned_and_free(name: str, request: PlanRequest) -> dict[str, Row]:
     """The same budgets with aligned dims, and with every dim allowed."""
-    return {name: Row(request), f"{name}, free dims": Row(replace(request, align="none"))}
+    return {name: Row(request), f"{name}{FREE}": Row(replace(request, align="none"))}
 
 
 def _fp8(name: str, request: PlanRequest | None) -> dict[str, Row]:
@@ -61,7 +65,10 @@ ROWS: Mapping[str, Row] = {
     **{
         name: row
         for goal, request in _GOALS.items()
-        for name, row in _aligned_and_free(goal, request).items()
+        for name, row in (
+            *_aligned_and_free(goal, request).items(),
+            (f"{goal}{PLAIN}", Row(request, plain_fits=True)),
+        )
     },
     **{
         name: row
