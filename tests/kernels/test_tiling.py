@@ -60,6 +60,7 @@ def test_smaller_gpus_run_fewer_programs_or_smaller_tiles(capability: tuple[int,
         (ADA, CacheGeometry(5, 128, 1, 128, 1, 128), 8, 2, 53_248),  # 40 rows are rounded to 64
         (HOPPER, CacheGeometry(8, 128, 2, 128, 1, 128), 1, 2, 57_600),  # one warp, offsets
         (HOPPER, CacheGeometry(10, 112, 2, 112, 1, 96), 8, 1, 77_824),
+        (HOPPER, CacheGeometry(8, 128, 2, 128, 1, 128), 8, 1, 57_344),  # columns are paired
     ],
 )
 def test_the_multiprocessor_has_room_for_the_programs(

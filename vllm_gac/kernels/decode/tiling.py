@@ -107,7 +107,9 @@ def tiling_of(
     for tile, stages in ((32, 3), (32, 2), (16, 3), (16, 2)):
         staged = tile * (stages - 1) * (sum(key_pieces) + sum(value_pieces)) * itemsize
         queries = 2 * rows * sum(key_pieces)
-        needed = staged + queries + _exchanged(rows, tile, warps, value_pieces) + _RESERVED
+        # Pairs of fp8 columns make two products, each of half the columns (byte_pairs.py).
+        columns = max(value_pieces) // (2 if itemsize == 1 else 1)
+        needed = staged + queries + _exchanged(rows, columns, tile, warps) + _RESERVED
         if needed <= memory.program:
             programs = min(programs, memory.multiprocessor // needed)
             return Tiling(key_pieces, value_pieces, tile, warps, stages, programs)
@@ -118,17 +120,17 @@ def tiling_of(
     )
 
 
-def _exchanged(rows: int, tile: int, warps: int, value_pieces: tuple[int, int, int]) -> int:
+def _exchanged(rows: int, columns: int, tile: int, warps: int) -> int:
     """Bytes of shared memory through which a program's threads exchange numbers, for rotary keys.
 
     The threads of one warp exchange the 64-bit offset of each cache row of the tile. Triton gives
-    each of two warps half of the longer side of a product: scores are [rows, tile], results
-    [rows, value piece]. If `rows` is the longer side of all of them, each warp needs only what it
+    each of two warps half of the longer side of a product: scores are [rows, tile], results at most
+    [rows, columns]. If `rows` is the longer side of all of them, each warp needs only what it
     computed itself. Otherwise both need all weights, [rows, tile] 16-bit numbers.
     """
     if warps == 1:
         return 8 * tile
-    return 2 * rows * tile if rows < max(tile, *value_pieces) else 0
+    return 2 * rows * tile if rows < max(tile, columns) else 0
 
 
 def _latent_tiling(
