@@ -184,6 +184,7 @@ def test_every_kernel_compiles_and_the_gpu_has_room(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(5400)  # for Hopper a quiet core takes a quarter of an hour
 @pytest.mark.parametrize("capability", GPUS)
 def test_so_does_every_shape(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [kind for kind in WIDE if kind.cache_dtype != FP8 or converts_e4m3(capability)]
