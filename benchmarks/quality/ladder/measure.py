@@ -70,7 +70,8 @@ def measure(
     Args:
         directory: Of the training run.
         text: The text directory.
-        out: The file of JSON lines; rows that it has are not measured again.
+        out: The file of JSON lines; rows that it has are not measured again, but those that were
+            refused are.
         names: Names of ROWS, in this order.
         calibration: The number of the calibration text.
         device: The torch device.
@@ -93,7 +94,8 @@ def measure(
     }
     about = facts | source(commit) | machine(device)
     _without_a_cut_line(out)
-    there = {row["row"] for row in rows_of(out) if facts.items() <= row.items()}
+    before = (row for row in rows_of(out) if facts.items() <= row.items())
+    there = {row["row"] for row in before if "losses" in row}
     left = [name for name in names if name not in there]
     stats = work / f"stats-{calibration}.safetensors"
     if any(ROWS[name].request for name in left) and not stats.exists():
