@@ -16,7 +16,7 @@ from loadtest.checks.coverage import (
     true_numbers,
 )
 
-# From light load to near the capacity of the slower server, which is about 9 requests/s.
+# From light load to near the capacity of the slower server, which is about 8 requests/s.
 _PLANS = (Plan(4.0, 4, 120.0), Plan(8.0, 4, 120.0), Plan(12.0, 4, 120.0))
 _SEARCH = Search((6.0, 14.0), 120.0, 8)
 _SEARCH_EACH = 4  # experiments: a search takes as long as several of them

@@ -76,19 +76,36 @@ def check_faults(out: Path, seconds: float, only: Sequence[str] = ()) -> Path:
         raise LoadTestError(f"--only {sorted(unknown)[0]!r}: there are {', '.join(names)}")
     out.mkdir(parents=True, exist_ok=True)
     schedule = _schedule(out, seconds)
-    rows = [
+    table = [
         "| fault | verdict | failed | goodput, 1/s | TTFT p50, ms | TTFT p99, ms | ITL p99, ms "
         "| worst gap p99, ms |",
         "| --- | --- " + "| ---: " * 6 + "|",
     ]
+    page = out / "faults.md"
     for trial in TRIALS:
         if not only or trial.name in only:
             run, truth = run_trial(trial, schedule, out / trial.name.replace(" ", "-"))
-            rows.append(_row(trial, run, truth))
-            print(rows[-1], flush=True)
-    page = out / "faults.md"
-    page.write_text("\n".join(rows) + "\n", encoding="utf-8")
+            table.append(_row(trial, run, truth))
+            print(table[-1], flush=True)
+            # Anew after each, so that a run that is cut short leaves what it has.
+            page.write_text("\n".join([*_heading(seconds), *table]) + "\n", encoding="utf-8")
     return page
+
+
+def _heading(seconds: float) -> list[str]:
+    return [
+        "# The load test against servers and clients with known faults",
+        "",
+        f"`python -m loadtest faults OUT --seconds {seconds:g}`: {_RATE:g} requests/s of {_OUTPUT} "
+        f"tokens to a mock that answers after {_TTFT * 1e3:g} ms",
+        f"and then every {_ITL * 1e3:g} ms, but for the fault. Each cell is what the report says / "
+        "what the server's own log says.",
+        "A request that failed took forever (∞). Where the client is at fault the run is INVALID, "
+        "and its numbers are not used.",
+        f"*client frozen*: stopped for {_FROZEN * 1e3:g} ms every {_EVERY:g} s. *client out of "
+        f"files*: {_FILES} file descriptors.",
+        "",
+    ]
 
 
 def run_trial(trial: Trial, schedule: Path, out: Path) -> tuple[Run, Truth]:

@@ -142,7 +142,9 @@ def test_an_unknown_fault_is_named(tmp_path: Path) -> None:
 def test_the_report_says_what_the_server_knows(tmp_path: Path) -> None:
     if not is_installed():
         pytest.skip("needs the extra `loadtest` (locust)")
-    rows = check_faults(tmp_path, 8.0).read_text().splitlines()[2:]
+    lines = check_faults(tmp_path, 8.0).read_text().splitlines()
+    assert lines[0].startswith("# ")
+    rows = [line for line in lines if line.startswith("|")][2:]
     cells = {row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ") for row in rows}
     assert list(cells) == [trial.name for trial in TRIALS]
     for name, (_, verdict, failed, goodput, *_) in cells.items():
