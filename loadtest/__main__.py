@@ -172,7 +172,9 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _ab(options: argparse.Namespace) -> None:
-    from loadtest.ab.ab import Extent, load_comparison, prediction, run_comparison
+    from loadtest.ab.ab import Extent, run_comparison
+    from loadtest.ab.comparison_file import load_comparison
+    from loadtest.ab.progress import prediction
 
     # SIGTERM exits as Ctrl-C does, so that the clean-up stops the server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

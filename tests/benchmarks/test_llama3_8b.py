@@ -10,7 +10,7 @@ from benchmarks.common.llama3_8b import DENSE, ideals, write_models
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
-from loadtest.ab.ab import load_comparison
+from loadtest.ab.comparison_file import load_comparison
 from loadtest.report.comparison import parse_ideals
 
 COMPARISON = Path(loadtest.__file__).parent / "comparisons" / "h200-8b.yaml"

@@ -11,15 +11,9 @@ from loadtest.errors import LoadTestError
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
-from loadtest.ab.ab import (
-    Extent,
-    _missing,
-    _staircases,
-    _turns,
-    load_comparison,
-    prediction,
-    run_comparison,
-)
+from loadtest.ab.ab import Extent, _missing, _staircases, _turns, run_comparison
+from loadtest.ab.comparison_file import load_comparison
+from loadtest.ab.progress import prediction
 from loadtest.traffic.schedule import fingerprint
 from tests.loadtest.locusts import is_installed
 from tests.loadtest.test_server import free_port

@@ -16,7 +16,8 @@ from vllm_gac.layout.dims import layout_of
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
-from loadtest.ab.ab import load_comparison, run_comparison
+from loadtest.ab.ab import run_comparison
+from loadtest.ab.comparison_file import load_comparison
 from tests.loadtest.test_server import free_port
 
 SMOKE = Path(loadtest.__file__).parent / "comparisons" / "smoke.yaml"

@@ -1,0 +1,112 @@
+"""The file of an A/B comparison: which servers, and what traffic at which rates."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from loadtest.errors import LoadTestError
+from loadtest.yaml_file import load_yaml
+
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Server(_Strict):
+    """One server to compare. `command` starts it on port {port}; `model` is its model's name."""
+
+    label: Label
+    model: str
+    command: str
+    environment: dict[str, str] = Field(default_factory=dict)
+    gpus: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
+
+
+class Search(_Strict):
+    """In each turn, up to `steps` more rates, where they tell most about the server's capacity.
+
+    It stops when the limits of the capacity are at most `within` from their middle.
+    """
+
+    steps: Annotated[int, Field(strict=True, ge=1, le=100)]
+    within: Annotated[float, Field(gt=0, le=1)] = 0.05
+
+
+class Traffic(_Strict):
+    """A scenario at ascending rates (requests per second).
+
+    Of each rate `duration` seconds count. Before them are `settle` seconds in which the server
+    gets to the steady state of the rate, and after them `tail` seconds that keep it there.
+    """
+
+    scenario: str
+    rates: Annotated[list[Rate], Field(min_length=1)]
+    duration: Seconds
+    settle: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 15.0
+    tail: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
+    search: Search | None = None
+
+    @property
+    def step(self) -> float:
+        """Seconds of traffic at one rate."""
+        return self.settle + self.duration + self.tail
+
+    @property
+    def staircases(self) -> int:
+        """How often the client starts in a turn, at most: each rate of a search is by itself."""
+        return 1 + (self.search.steps if self.search else 0)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of traffic in a turn, at most."""
+        return self.step * (len(self.rates) + self.staircases - 1)
+
+
+class Comparison(_Strict):
+    """An A/B file. `ideal` and `gpu_price` are as in `report`.
+
+    `warmup` seconds of traffic go to each server when it has started, and do not count. With
+    `at_once`, servers that are up together also start at the same time. vLLM's must then be told
+    how large their caches are (--kv-cache-memory-bytes): each would else measure what the others
+    take.
+    """
+
+    title: str
+    traffic: Annotated[list[Traffic], Field(min_length=1)]
+    servers: Annotated[list[Server], Field(min_length=1, max_length=16)]
+    baseline: str
+    together: bool = False
+    at_once: bool = False
+    repeats: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
+    warmup: Seconds = 10.0
+    processes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    port: Annotated[int, Field(strict=True, ge=1024, le=65000)] = 8100
+    patience: Seconds = 900.0
+    drain: Seconds = 120.0
+    ideal: list[str] = Field(default_factory=list)
+    gpu_price: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of traffic of all turns, at most."""
+        turn = sum(traffic.seconds for traffic in self.traffic)
+        return self.repeats * len(self.servers) * turn
+
+
+def load_comparison(path: Path) -> Comparison:
+    """Read an A/B file. Raises LoadTestError, which names the file and every wrong field."""
+    comparison = load_yaml(path, Comparison)
+    labels = [server.label for server in comparison.servers]
+    if len(set(labels)) < len(labels) or comparison.baseline not in labels:
+        raise LoadTestError(f"{path}: labels must differ, and one must be the baseline's")
+    if comparison.at_once and not comparison.together:
+        raise LoadTestError(f"{path}: at_once needs together: true, else one server runs at a time")
+    for traffic in comparison.traffic:
+        if traffic.rates != sorted(set(traffic.rates)):
+            raise LoadTestError(f"{path}: rates of {traffic.scenario} must ascend")
+    return comparison

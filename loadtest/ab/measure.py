@@ -1,0 +1,177 @@
+"""Servers of a comparison: start them, warm them up, and let one climb a staircase of rates."""
+
+import contextlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from loadtest.ab.comparison_file import Comparison, Server, Traffic
+from loadtest.ab.server import running_server, starting_server
+from loadtest.ab.staircase import Step, split_into_runs
+from loadtest.client.command import INVALID, client_command
+from loadtest.errors import LoadTestError
+from loadtest.runs.server_metrics import (
+    Metrics,
+    facts,
+    gpu_joules,
+    gpu_memory_mib,
+    scrape,
+    write_facts,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Staircase:
+    """One scenario of one repeat: the whole schedule, its steps, and the names of their runs."""
+
+    name: str
+    traffic: Traffic
+    schedule: Path
+    steps: tuple[Step, ...]
+    names: tuple[str, ...]
+
+
+def start_all(comparison: Comparison, warmup: Path, out: Path, stack: contextlib.ExitStack) -> None:
+    """Start and warm up the servers that are up together. They run until `stack` is closed."""
+    if not comparison.at_once:
+        for server in comparison.servers:
+            stack.enter_context(up(comparison, server, server.label, warmup, out))
+        return
+    waits = [
+        stack.enter_context(
+            starting_server(*_start(comparison, server, server.label, out), comparison.patience)
+        )
+        for server in comparison.servers
+    ]
+    for wait in waits:
+        wait()
+    for server in comparison.servers:
+        _locust(comparison, server, warmup, out / "warmups" / server.label)
+
+
+@contextlib.contextmanager
+def up(
+    comparison: Comparison, server: Server, name: str, warmup: Path, out: Path
+) -> Iterator[None]:
+    """Start the server and warm it up. It runs until the block ends."""
+    with running_server(*_start(comparison, server, name, out), comparison.patience):
+        _locust(comparison, server, warmup, out / "warmups" / name)
+        yield
+
+
+def _start(
+    comparison: Comparison, server: Server, name: str, out: Path
+) -> tuple[list[str], dict[str, str], str, Path]:
+    """The server's command, environment, URL and log. Prints what is about to start."""
+    command = shlex.split(_command(comparison, server))
+    print(f"starting {name}: {shlex.join(command)}", flush=True)
+    return command, server.environment, _base_url(comparison, server), out / f"{name}.log"
+
+
+def _port(comparison: Comparison, server: Server) -> int:
+    return comparison.port + (comparison.servers.index(server) if comparison.together else 0)
+
+
+def _base_url(comparison: Comparison, server: Server) -> str:
+    return f"http://127.0.0.1:{_port(comparison, server)}"
+
+
+def _command(comparison: Comparison, server: Server) -> str:
+    return server.command.replace("{port}", str(_port(comparison, server)))
+
+
+def climb(
+    comparison: Comparison, server: Server, name: str, staircase: Staircase, out: Path
+) -> list[Path]:
+    """Run one staircase in a server's turn. Returns the directories of its steps' runs."""
+    directory = out / "staircases" / f"{name}-{staircase.name}"
+    scraped: list[_Reading] = []
+    begins = [step.begin for step in staircase.steps]
+    url, gpus = _base_url(comparison, server), _visible_gpus(server)
+    scraper = threading.Thread(
+        target=_scrape_at, args=(url, gpus, directory, begins, scraped), daemon=True
+    )
+    scraper.start()
+    _locust(comparison, server, staircase.schedule, directory)
+    scraper.join()
+    scraped.append(_Reading.now(url, gpus))
+    runs = [out / "runs" / f"{name}-{step}" for step in staircase.names]
+    command = _command(comparison, server)
+    split_into_runs(directory, staircase.steps, runs, command, server.gpus)
+    for run, (before, after) in zip(runs, pairwise(scraped), strict=True):
+        found = facts(before.metrics, after.metrics)
+        if before.joules is not None and after.joules is not None:
+            found["watts"] = (after.joules - before.joules) / (after.at - before.at)
+        # The memory of servers that are up together cannot be told apart.
+        if not comparison.together and (memory := gpu_memory_mib(gpus)) is not None:
+            found["gpu_memory_mib"] = memory
+        write_facts(found, run)
+    return runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What a server and its GPUs say at a moment."""
+
+    at: float
+    metrics: Metrics
+    joules: float | None
+
+    @classmethod
+    def now(cls, base_url: str, gpus: str | None) -> "_Reading":
+        return cls(time.monotonic(), scrape(base_url), gpu_joules(gpus))
+
+
+def _visible_gpus(server: Server) -> str | None:
+    """The GPUs that the server may use, as CUDA_VISIBLE_DEVICES names them; None: all."""
+    name = "CUDA_VISIBLE_DEVICES"
+    return server.environment.get(name, os.environ.get(name))
+
+
+def _scrape_at(
+    base_url: str,
+    gpus: str | None,
+    directory: Path,
+    begins: Sequence[float],
+    scraped: list[_Reading],
+) -> None:
+    """Scrape when each step begins. The client writes into run.json when the first step begins."""
+    start = None
+    give_up = time.monotonic() + 60
+    while start is None and time.monotonic() < give_up:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            start = json.loads((directory / "run.json").read_text(encoding="utf-8"))["start_at"]
+        time.sleep(0.1)
+    for begin in begins:
+        time.sleep(max((start or 0.0) + begin - time.time(), 0.0))
+        scraped.append(_Reading.now(base_url, gpus))
+
+
+def _locust(comparison: Comparison, server: Server, schedule: Path, directory: Path) -> None:
+    more = ["--label", server.label, "--drain", str(comparison.drain)]
+    if comparison.processes > 1:
+        # A port of its own: several comparisons may run at the same time, each on its own GPUs.
+        port = str(_free_port())
+        more += ["--processes", str(comparison.processes)]
+        more += ["--master-bind-port", port, "--master-port", port]
+    url = _base_url(comparison, server)
+    command = client_command(url, server.model, schedule, directory, *more)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(f"  {schedule.stem}: {done.stdout.splitlines()[0] if done.stdout else ''}", flush=True)
+    if done.returncode not in (0, INVALID):
+        tail = "\n".join(done.stderr.splitlines()[-15:])
+        raise LoadTestError(f"locust exited with {done.returncode}: {tail}")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
