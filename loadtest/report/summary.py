@@ -186,7 +186,8 @@ def group_runs(
         for (traffic, at, label), members in by_key.items()
     ]
     kinds = list(dict.fromkeys(group.traffic for group in groups))
-    return sorted(groups, key=lambda group: (kinds.index(group.traffic), group.rate))
+    labels = list(dict.fromkeys(group.label for group in groups))
+    return sorted(groups, key=lambda g: (kinds.index(g.traffic), g.rate, labels.index(g.label)))
 
 
 def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:

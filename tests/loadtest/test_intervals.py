@@ -134,6 +134,20 @@ def heaps(
     return one, two
 
 
+@given(
+    values=st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=2, max_size=60),
+    blocks=st.integers(1, 4),
+    paired=st.booleans(),
+)
+def test_a_ratio_is_within_its_limits(
+    values: list[tuple[float, float]], blocks: int, paired: bool
+) -> None:
+    numbers = np.arange(len(values)) % blocks
+    one, two = (Samples(np.array([pair[i] for pair in values]), numbers) for i in (0, 1))
+    estimate = ratio(one, two, 50.0, (blocks, blocks), paired)
+    assert 0 <= estimate.low <= estimate.value <= estimate.high
+
+
 def test_what_has_no_limit_says_so() -> None:
     few = Samples(np.arange(1.0, 58.0), np.arange(57) % 19)
     assert math.isinf(percentile(few, 99.0, 19).high)
