@@ -66,7 +66,7 @@ class Tally:
 
 
 def coverage(
-    plan: Plan, experiments: int, true_seconds: float = 10_000.0, each: Map = map
+    plan: Plan, experiments: int, true_seconds: float = 20_000.0, each: Map = map
 ) -> dict[str, Tally]:
     """Simulate `experiments` experiments. By the name of each number that a report prints."""
     tallies = true_numbers(plan, true_seconds)
@@ -74,7 +74,7 @@ def coverage(
     return tallies
 
 
-def true_numbers(plan: Plan, seconds: float = 10_000.0) -> dict[str, Tally]:
+def true_numbers(plan: Plan, seconds: float = 20_000.0) -> dict[str, Tally]:
     """What a report would print of `seconds` of simulated time, without experiments yet."""
     runs = 10
     truth = _numbers(plan, [_TRUE_RUNS + i for i in range(runs)], seconds / runs)
