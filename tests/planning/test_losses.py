@@ -16,7 +16,12 @@ from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer, measurable_methods
 from vllm_gac.compression.probes import probes
 from vllm_gac.compression.reference_model import logits, reference
-from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_probes
+from vllm_gac.compression.statistics_file import (
+    check_stats,
+    read_layer_stats,
+    read_probes,
+    steadied,
+)
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.planning.losses import MeasuredLosses, measured_losses, read_losses
@@ -56,7 +61,8 @@ def test_a_probe_is_the_model_with_that_part_compressed(
             probe = probes(dense, METHODS)[number]
             prefix = f"model.layers.{index}."
             own = {n.removeprefix(prefix): t for n, t in whole.items() if n.startswith(prefix)}
-            layer = MeasuredLayer(dense, own, read_layer_stats(stats, index, "cpu"), model.inv_freq)
+            steady = steadied(read_layer_stats(stats, index, "cpu"), 1024)
+            layer = MeasuredLayer(dense, own, steady, model.inv_freq)
             small = compress_layer(layer, probe.layer)
             layers = [probe.layer if i == index else a for i, a in enumerate(dense.layers)]
             probed = replace(model, layout=replace(dense, layers=tuple(layers)))

@@ -12,7 +12,6 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -65,6 +64,7 @@ from vllm_gac.compression.statistics_file import (
     metrics_of,
     read_layer_stats,
     stats_file,
+    steadied,
     whole_model_shapes,
 )
 from vllm_gac.errors import CheckpointError
@@ -272,7 +272,8 @@ def _stream(
                     model, weights, hidden, value_group, bar.update, linears
                 )
                 stats = {**stats, **_read_metrics(file, index, factorized, device)}
-                layer = MeasuredLayer(model.layout, weights, stats, model.inv_freq)
+                steady = steadied(stats, int(metadata["tokens"]))
+                layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
                 errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 write_tensors(_hidden_path(file, index + 1), {"hidden": hidden})
                 file.append(index, {**stats, **errors})
@@ -293,13 +294,17 @@ def _measure_whole(
     shapes = whole_model_shapes(layout, metadata)
     measured = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"tokens": tokens}
     file.finish(measured)  # without its last tensor the file cannot be read
-    covariances = partial(read_layer_stats, file.path, device=device)
+
+    def statistics(index: int) -> LayerStats:
+        stats = read_layer_stats(file.path, index, device)
+        return steadied(stats, int(metadata["tokens"]))
+
     with checkpoint.reader() as read:
         some = _evenly_spread(tokens, int(metadata["probe_tokens"]))
         if len(some):
             tried = probes(layout, methods_of(metadata))
             with torch.inference_mode():
-                found = measure(model, read, covariances, some, tried, progress=progress)
+                found = measure(model, read, statistics, some, tried, progress=progress)
             measured["probes"] = found
         some = _evenly_spread(tokens, int(metadata["gradient_tokens"]))
         if len(some):

@@ -17,8 +17,9 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.open import TensorReader
 from vllm_gac.compression.backward import entering_states, head_gradient
-from vllm_gac.compression.methods.output_metric import of_input, shrunk
+from vllm_gac.compression.methods.output_metric import of_input
 from vllm_gac.compression.reference_model import Reference, batches, layer_forward, layer_weights
+from vllm_gac.compression.shrinkage import shrunk
 
 _SEED = 0
 

@@ -92,7 +92,7 @@ def _smaller(dense: ModelLayout, part: Part, share: float) -> LayerLayout:
 def measure(
     model: Reference,
     read: TensorReader,
-    covariances: Callable[[int], Mapping[str, torch.Tensor]],
+    statistics: Callable[[int], Mapping[str, torch.Tensor]],
     tokens: torch.Tensor,
     tried: Sequence[Probe],
     *,
@@ -105,7 +105,7 @@ def measure(
     Args:
         model: The dense model.
         read: Reads its tensors.
-        covariances: Returns the covariances of a layer by its index.
+        statistics: Returns the statistics of a layer by its index, as methods use them.
         tokens: Token ids [count, length].
         tried: The probes of a layer.
         progress: Whether to show a progress bar on stderr.
@@ -119,7 +119,7 @@ def measure(
     with tqdm(total=count, desc="probe", unit="layer", disable=not progress) as bar:
         for index in range(count):
             weights = layer_weights(model, read, index)
-            measured = MeasuredLayer(dense, weights, covariances(index), model.inv_freq)
+            measured = MeasuredLayer(dense, weights, statistics(index), model.inv_freq)
             entering = states[-1, 0]
             states = {
                 key: _forward(model, dense.layers[index], weights, hidden)

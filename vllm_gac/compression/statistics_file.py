@@ -49,6 +49,7 @@ from vllm_gac.compression.methods.lowrank import input_of
 from vllm_gac.compression.methods.normed_keys import PAIR_SCORES
 from vllm_gac.compression.methods.output_metric import metric_of, of_input
 from vllm_gac.compression.probes import probes
+from vllm_gac.compression.shrinkage import toward_diagonal
 from vllm_gac.errors import CheckpointError, DiskError, PlanError, VersionError
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 from vllm_gac.layout.schema import METHODS
@@ -421,10 +422,7 @@ def _metadata_fault(metadata: Mapping[str, str]) -> str | None:
         return f"methods: expected some of {','.join(METHODS)}, got {metadata['methods'][:60]!r}"
     if metadata["value_group"] not in map(str, MERGEABLE):
         return f"value_group: expected one of {MERGEABLE}, got {metadata['value_group'][:60]!r}"
-    numbers = ["probe_tokens", "gradient_tokens"]
-    if _has_tokens(metadata):
-        numbers += ["tokens", "sequence_length"]
-    for key in numbers:
+    for key in ("probe_tokens", "gradient_tokens", "tokens", "sequence_length"):
         number = metadata.get(key, "0")
         if not (number.isascii() and number.isdigit() and len(number) < 20):
             return f"{key}: expected a number, got {number[:60]!r}"
@@ -434,7 +432,7 @@ def _metadata_fault(metadata: Mapping[str, str]) -> str | None:
 
 
 def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
-    """The covariances, metrics and scores of layer `index`, fp64 on `device`.
+    """The covariances, metrics and scores of layer `index` as measured, fp64 on `device`.
 
     Raises CheckpointError if one of the first two is not a covariance.
     """
@@ -457,6 +455,17 @@ def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
                     f"{path}: {scores}: not finite and at least 0; calibrate again"
                 )
     return stats
+
+
+def steadied(stats: LayerStats, tokens: int) -> LayerStats:
+    """Statistics of a layer, measured on so many `tokens`, as methods use them.
+
+    Covariances are shrunk (shrinkage.py): the more, the fewer tokens there are.
+    """
+    return {
+        name: toward_diagonal(matrix, tokens) if name in STATISTICS else matrix
+        for name, matrix in stats.items()
+    }
 
 
 def _covariance_fault(matrix: torch.Tensor) -> str | None:

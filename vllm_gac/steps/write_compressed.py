@@ -23,6 +23,7 @@ from vllm_gac.compression.statistics_file import (
     read_gradients,
     read_layer_stats,
     read_tokens,
+    steadied,
 )
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
@@ -78,7 +79,7 @@ def write_compressed(
         layer = MeasuredLayer(
             checkpoint.layout,
             {name: tensor.to(device) for name, tensor in weights.items()},
-            read_layer_stats(stats, index, device),
+            steadied(read_layer_stats(stats, index, device), int(measured["tokens"])),
             inv_freq,
             _taylor(stats, index, device) if criterion == "taylor" else None,
         )

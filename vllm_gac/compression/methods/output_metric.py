@@ -22,26 +22,6 @@ def of_input(linear: str) -> bool:
     return linear in _OF_INPUT
 
 
-def shrunk(moment: torch.Tensor, samples: int, target: torch.Tensor | None = None) -> torch.Tensor:
-    """A second moment [n, n] of few samples, closer to `target`, by default the identity.
-
-    The target is scaled to the trace of the moment. The shares of both are those of the oracle
-    approximating shrinkage (Chen, Wiesel, Eldar and Hero, "Shrinkage Algorithms for MMSE Covariance
-    Estimation", IEEE Transactions on Signal Processing 58(10), 2010, equation 23): the fewer
-    samples there are for the n directions, the more of the target.
-    """
-    size = len(moment)
-    trace = moment.diagonal().sum()
-    squares = moment.square().sum()
-    spread = (samples + 1 - 2 / size) * (squares - trace.square() / size)
-    share = ((1 - 2 / size) * squares + trace.square()) / spread.clamp_min(1e-300)
-    share = share.clamp(0, 1)
-    if target is None:
-        target = torch.eye(size, dtype=moment.dtype, device=moment.device)
-    scale = trace / target.diagonal().sum().clamp_min(1e-300)
-    return (1 - share) * moment + share * scale * target
-
-
 def transformed(
     statistics: Mapping[str, torch.Tensor], linear: str, back: torch.Tensor
 ) -> dict[str, torch.Tensor]:

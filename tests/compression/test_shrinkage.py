@@ -1,0 +1,77 @@
+"""Covariances of few tokens are steadied: that helps where tokens are few, and harms nowhere."""
+
+import pytest
+import torch
+
+from vllm_gac.compression.methods.prune import prune_channels
+from vllm_gac.compression.shrinkage import shrunk, toward_diagonal
+from vllm_gac.compression.statistics_file import PAIR_SCORES, steadied
+
+
+@pytest.mark.parametrize("samples", [1, 5, 200, 100_000])
+def test_the_fewer_the_samples_the_closer_to_the_target(samples: int) -> None:
+    generator = torch.Generator().manual_seed(samples)
+    spread = torch.logspace(0, -1, 12, dtype=torch.float64)
+    truth = torch.diag(spread.square())
+    rows = torch.randn(samples, 12, generator=generator, dtype=torch.float64) * spread
+    moment = rows.T @ rows / samples
+    found = shrunk(moment, samples)
+    assert float(found.trace()) == pytest.approx(float(moment.trace()))
+    assert float((found - truth).norm()) <= 1.01 * float((moment - truth).norm())
+    assert float(torch.linalg.eigvalsh(found)[0]) > 0
+    if samples == 100_000:
+        torch.testing.assert_close(found, moment, rtol=1e-2, atol=1e-3)
+
+
+def channels(samples: int, seed: int, width: int = 64) -> torch.Tensor:
+    """Correlated channels of different size, [samples, width]."""
+    generator = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(99)
+    falling = torch.arange(1, width + 1, dtype=torch.float64) ** -0.5
+    mix = torch.linalg.qr(torch.randn(width, width, generator=random, dtype=torch.float64))[0]
+    sizes = torch.logspace(0, -1, width, dtype=torch.float64)
+    rows = torch.randn(samples, width, generator=generator, dtype=torch.float64)
+    return rows @ (mix * falling.sqrt()).T * sizes
+
+
+def left(covariance: torch.Tensor) -> float:
+    """The error on unseen tokens of an MLP that is pruned to 70 % with this covariance."""
+    down = torch.randn(24, 64, generator=torch.Generator().manual_seed(1)).double()
+    gate, unseen = torch.zeros(64, 4).double(), channels(5000, 77)
+    _, _, smaller, kept = prune_channels(gate, gate, down, covariance, 45)
+    return float((unseen @ down.T - unseen[:, kept] @ smaller.T).square().mean())
+
+
+@pytest.mark.parametrize(
+    ("per_channel", "at_most"), [(1, 0.7), (2.5, 0.95), (9, 1.01), (64, 1.005)]
+)
+def test_fits_of_few_tokens_hold_for_others(per_channel: float, at_most: float) -> None:
+    ratios = []
+    for seed in range(4):
+        rows = channels(int(64 * per_channel), seed)
+        covariance = rows.T @ rows / len(rows)
+        ratios.append(left(toward_diagonal(covariance, len(rows))) / left(covariance))
+    assert sum(ratios) / 4 < at_most
+
+
+def test_variances_stay_and_what_was_not_seen_is_possible() -> None:
+    rows = channels(20, 0)
+    covariance = rows.T @ rows / 20
+    found = toward_diagonal(covariance, 20)
+    assert torch.equal(found.diagonal(), covariance.diagonal())
+    assert float(torch.linalg.eigvalsh(found)[0]) > 1e-4 * float(covariance.diagonal().max())
+    diagonal = torch.diag(covariance.diagonal())
+    torch.testing.assert_close(toward_diagonal(diagonal, 20), diagonal)
+    silent = torch.zeros(4, 4).double()
+    silent[1, 1] = 2
+    assert torch.equal(toward_diagonal(silent, 9), silent)
+
+
+def test_only_covariances_are_steadied() -> None:
+    rows = channels(20, 0)
+    moment = rows.T @ rows / 20
+    stats = dict.fromkeys(("mlp.down_proj", "metric.mlp.down_proj"), moment)
+    found = steadied({**stats, PAIR_SCORES: moment[0]}, 20)
+    assert torch.equal(found["mlp.down_proj"], toward_diagonal(moment, 20))
+    assert found["metric.mlp.down_proj"] is moment
+    assert torch.equal(found[PAIR_SCORES], moment[0])
