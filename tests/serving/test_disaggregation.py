@@ -48,13 +48,20 @@ def _needs(connector: str, size: str) -> pytest.MarkDecorator:
 @_needs("NixlConnector", "130 MB")
 def test_nixl_moves_the_cache_of_every_layer_shape(tmp_path: Path) -> None:
     write_model(tmp_path / "model", HETEROGENEOUS)
-    with (
-        _nixl(tmp_path / "model", "kv_producer") as prefiller,
-        _nixl(tmp_path / "model", "kv_consumer") as decoder,
-    ):
+    _assert_two_processes_answer_as_one(tmp_path / "model")
+
+
+@pytest.mark.slow
+@_needs("NixlConnector", "130 MB")
+def test_nixl_moves_the_cache_of_the_compressed_demo_model(compressed_demo: Path) -> None:
+    _assert_two_processes_answer_as_one(compressed_demo)
+
+
+def _assert_two_processes_answer_as_one(model: Path) -> None:
+    with _nixl(model, "kv_producer") as prefiller, _nixl(model, "kv_consumer") as decoder:
         exact = [_decoded(prefiller, decoder, prompt) for prompt in EXACT]
         others = [_decoded(prefiller, decoder, prompt) for prompt in PROMPTS]
-    with peer(tmp_path / "model") as alone:
+    with peer(model) as alone:
         assert exact == alone.answers(EXACT, TOKENS)
         # Their last tokens are computed with others in one process, so the last bits differ.
         assert_same(others, alone.answers(PROMPTS, TOKENS), error=2e-5)
