@@ -18,12 +18,19 @@ def test_keeps_what_is_better_only() -> None:
     assert run.curve == [(1, 0.9, 2.5), (2, 0.95, 2.5), (3, 0.8, 2.5)]
 
 
-def test_goes_back_at_half_the_rate_if_it_is_worse_than_the_input() -> None:
-    for worse in (1.1, math.inf, math.nan):
+def test_goes_back_at_half_the_rate_if_it_has_diverged() -> None:
+    for worse in (2.1, math.inf, math.nan):
         run = guard()
         run.judge(1, Score(0.9, 2.5))
         assert run.judge(2, Score(worse, 2.5)) == "go back"
         assert (run.factor, run.begun, run.best_step) == (0.5, 2, 1)
+
+
+def test_gets_over_a_rise_at_the_beginning() -> None:
+    run = guard()
+    verdicts = [run.judge(step, Score(d, 2.5)) for step, d in enumerate((1.3, 1.1, 0.9), 1)]
+    assert verdicts == ["go on", "go on", "keep"]
+    assert run.factor == 1.0
 
 
 def test_goes_back_after_four_measurements_without_progress() -> None:
@@ -34,14 +41,14 @@ def test_goes_back_after_four_measurements_without_progress() -> None:
 
 def test_ends_after_three_halvings_without_progress() -> None:
     run = guard()
-    verdicts = [run.judge(step, Score(2.0, 2.5)) for step in range(1, 5)]
+    verdicts = [run.judge(step, Score(2.5, 2.5)) for step in range(1, 5)]
     assert verdicts == ["go back", "go back", "go back", "stop"]
     assert (run.factor, run.best_step) == (1 / 8, 0)
 
 
 def test_progress_pays_for_earlier_halvings() -> None:
     run = guard()
-    divergences = (2.0, 2.0, 2.0, 0.9, 2.0, 2.0, 2.0, 2.0)
+    divergences = (2.5, 2.5, 2.5, 0.9, 2.5, 2.5, 2.5, 2.5)
     verdicts = [run.judge(step, Score(d, 2.5)) for step, d in enumerate(divergences, 1)]
     assert verdicts == [*["go back"] * 3, "keep", *["go back"] * 3, "stop"]
 

@@ -7,6 +7,9 @@ from typing import Literal, TypeAlias
 # the learning rate; after so many halvings in a row without progress, the run ends.
 _PATIENCE = 4
 _HALVINGS = 3
+# A run has diverged once it is so many times as far from the teacher as the input was. The first
+# steps of Adam often raise the divergence for a short while, so a smaller rise is no reason.
+_DIVERGED = 2.0
 
 Verdict: TypeAlias = Literal["keep", "go on", "go back", "stop"]
 
@@ -58,9 +61,8 @@ class Guard:
             self.stale = self.halvings = 0
             return "keep"
         self.stale += 1
-        if not score.divergence <= self.before.divergence:  # also if it is NaN
-            return self.retreat(step)
-        return self.retreat(step) if self.stale == _PATIENCE else "go on"
+        has_diverged = not score.divergence <= _DIVERGED * self.before.divergence  # also if NaN
+        return self.retreat(step) if has_diverged or self.stale == _PATIENCE else "go on"
 
     def retreat(self, step: int) -> Verdict:
         """Give up the present weights: halve the rate, or end the run if that has not helped."""
