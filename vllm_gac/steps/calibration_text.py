@@ -1,5 +1,6 @@
 """The text files that a step reads: what was given, or else the text that comes with vllm-gac."""
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,12 @@ def text_files(given: Sequence[str | Path], purpose: str) -> list[Path]:
                 "hf://datasets/ORGANIZATION/NAME"
             )
     return texts
+
+
+def sha256_of(text: Path) -> str:
+    """The SHA-256 of a text, by which a run that goes on knows it again."""
+    with text.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def described(given: Sequence[str | Path]) -> str:

@@ -5,7 +5,6 @@ checkpoint/workspace.py). The statistics and every shard are written once and sy
 run that was killed can be continued, and ends in the same bytes.
 """
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_la
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibration_text import calibration_texts, described
+from vllm_gac.steps.calibration_text import calibration_texts, described, sha256_of
 from vllm_gac.steps.threads import threads_of, use_threads
 from vllm_gac.steps.write_compressed import write_compressed
 
@@ -145,7 +144,7 @@ def compress(
         "stats": _stats_fingerprint(stats, checkpoint, value_group, linears, needed_metrics)
         if stats
         else None,
-        "calibration": [_sha256(text) for text in texts],
+        "calibration": [sha256_of(text) for text in texts],
         "max_tokens": max_tokens,
         "sequence_length": sequence_length,
     }
@@ -227,8 +226,3 @@ def _stats_fingerprint(
         metrics or (),
     )
     return metadata | {"file": size_and_time(path)}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

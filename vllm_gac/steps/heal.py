@@ -34,7 +34,7 @@ from vllm_gac.healing.student import Student
 from vllm_gac.healing.train import Healing
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.names import VERSION
-from vllm_gac.steps.calibration_text import text_files
+from vllm_gac.steps.calibration_text import sha256_of, text_files
 from vllm_gac.steps.model_card import healed_card
 from vllm_gac.steps.rewritten import refuse_mixed, write_beside
 from vllm_gac.steps.threads import threads_of, use_threads
@@ -188,8 +188,8 @@ def heal(
         "device": _device_name(device),
         "model": fingerprint(student),
         "teacher": fingerprint(dense),
-        "text": [_sha256(path) for path in texts],
-        "held_out": [_sha256(path) for path in held_out_texts],
+        "text": [sha256_of(path) for path in texts],
+        "held_out": [sha256_of(path) for path in held_out_texts],
         "tokens": tokens,
         "learning_rate": rate,
         "train": "whole" if rank is None else "lora",
@@ -350,11 +350,6 @@ def _device_name(device: str) -> str:
     if torch.device(device).type == "cpu":
         return device
     return f"{device} ({torch.cuda.get_device_name(device)})"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(run: dict[str, Any]) -> str:
