@@ -44,7 +44,12 @@ def calibration_sequences(
             f"{_names(texts)}: fewer than {length} tokens; give longer texts or shorter sequences"
         )
     count = min(len(parts), max(1, max_tokens // length))
-    return torch.stack([parts[i * len(parts) // count] for i in range(count)])
+    return torch.stack([parts[i] for i in evenly_spread(count, len(parts))])
+
+
+def evenly_spread(count: int, of: int) -> list[int]:
+    """The numbers of `count` out of `of` sequences, in equal steps from the first one."""
+    return [i * of // count for i in range(count)]
 
 
 def windows(

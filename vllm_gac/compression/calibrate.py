@@ -23,7 +23,7 @@ from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.token_text import calibration_sequences
+from vllm_gac.checkpoint.token_text import calibration_sequences, evenly_spread
 from vllm_gac.checkpoint.workspace import (
     claimed,
     finished_before,
@@ -239,7 +239,7 @@ def _measure_metrics(
         write_tensors(_metrics_path(file, index), stored)
 
     model = reference(checkpoint, device=device)
-    some = _evenly_spread(tokens, int(metadata["metric_tokens"]))
+    some = _some(tokens, int(metadata["metric_tokens"]))
     with checkpoint.reader() as read:
         measure_output_metrics(model, read, some, linears, keep, progress=progress)
 
@@ -300,21 +300,21 @@ def _measure_whole(
         return steadied(stats, int(metadata["tokens"]))
 
     with checkpoint.reader() as read:
-        some = _evenly_spread(tokens, int(metadata["probe_tokens"]))
+        some = _some(tokens, int(metadata["probe_tokens"]))
         if len(some):
             tried = probes(layout, methods_of(metadata))
             with torch.inference_mode():
                 found = measure(model, read, statistics, some, tried, progress=progress)
             measured["probes"] = found
-        some = _evenly_spread(tokens, int(metadata["gradient_tokens"]))
+        some = _some(tokens, int(metadata["gradient_tokens"]))
         if len(some):
             measured |= measure_gradients(model, read, some, progress=progress)
     file.finish(measured)
 
 
-def _evenly_spread(sequences: torch.Tensor, tokens: int) -> torch.Tensor:
+def _some(sequences: torch.Tensor, tokens: int) -> torch.Tensor:
     wanted = tokens // sequences.shape[1]
-    return sequences[[i * len(sequences) // wanted for i in range(wanted)]]
+    return sequences[evenly_spread(wanted, len(sequences))]
 
 
 def _read_metrics(

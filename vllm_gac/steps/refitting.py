@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.checkpoint.open import TensorReader
+from vllm_gac.checkpoint.token_text import evenly_spread
 from vllm_gac.compression.reference_model import Reference, embed
 from vllm_gac.compression.refit import Streams, leaving, refit_layer
 from vllm_gac.layout.dims import ModelLayout
@@ -80,4 +81,4 @@ def _some(tokens: torch.Tensor, width: int) -> torch.Tensor:
     """Sequences that are spread evenly over the text."""
     wanted = max(_LEAST_TOKENS, _FOR_EACH_CHANNEL * width) // tokens.shape[1]
     count = min(len(tokens), max(1, wanted))
-    return tokens[[i * len(tokens) // count for i in range(count)]]
+    return tokens[evenly_spread(count, len(tokens))]
