@@ -4,20 +4,45 @@ A forward pass keeps the hidden states that enter every layer. Then each layer, 
 first, runs again with autograd and receives the gradient of its output.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.nn.functional import cross_entropy
+from tqdm import tqdm
 
 from vllm_gac.compression.reference_model import (
     Reference,
-    batches,
     embed,
     head_weights,
-    layer_forward,
+    layer_outputs,
     layer_weights,
     unembed,
 )
+
+
+def backward(
+    model: Reference,
+    read: Callable[[str], torch.Tensor],
+    tokens: torch.Tensor,
+    through: Callable[[int, Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor],
+    *,
+    seed: int | None = None,
+    progress: bool = False,
+) -> None:
+    """Run `tokens` [count, length] forward, and the gradient of their loss back.
+
+    `through` is called with each layer, the last one first: its index, its weights, the hidden
+    states that enter it and the gradient by what leaves it, both [count, length, hidden] on the
+    CPU. It returns the gradient by what enters. The loss is as for `head_gradient`.
+    """
+    layers = len(model.layout.layers)
+    with tqdm(total=2 * layers, desc="gradients", unit="layer", disable=not progress) as bar:
+        states = entering_states(model, read, tokens, bar.update)
+        gradient = head_gradient(model, read, states.pop(), tokens, seed)
+        for index in reversed(range(layers)):
+            weights = layer_weights(model, read, index)
+            gradient = through(index, weights, states.pop(), gradient)
+            bar.update()
 
 
 def entering_states(
@@ -34,11 +59,7 @@ def entering_states(
     with torch.no_grad():
         for index, layer in enumerate(model.layout.layers):
             weights = layer_weights(model, read, index)
-            outputs = (
-                layer_forward(model, layer, weights, batch.to(model.device))
-                for batch in batches(states[-1])
-            )
-            states.append(torch.cat([output.cpu() for output in outputs]))
+            states.append(layer_outputs(model, layer, weights, states[-1]))
             advance()
     return states
 

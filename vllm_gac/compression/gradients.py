@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from tqdm import tqdm
 
 from vllm_gac.checkpoint.open import TensorReader
-from vllm_gac.compression.backward import entering_states, head_gradient
-from vllm_gac.compression.reference_model import Reference, layer_forward, layer_weights
+from vllm_gac.compression.backward import backward
+from vllm_gac.compression.reference_model import Reference, layer_forward
 from vllm_gac.layout.dims import LINEARS
 
 
@@ -28,17 +27,19 @@ def measure_gradients(
     `model` is dense. The loss is the cross entropy of the next token over `tokens` [count, length].
     The hidden states of all layers are kept on the CPU.
     """
-    layers = len(model.layout.layers)
     found: list[dict[str, torch.Tensor]] = []
-    with tqdm(total=2 * layers, desc="gradients", unit="layer", disable=not progress) as bar:
-        states = entering_states(model, read, tokens, bar.update)
-        incoming = head_gradient(model, read, states.pop(), tokens)
-        for index in reversed(range(layers)):
-            weights = layer_weights(model, read, index)
-            gradients = _backward(model, index, weights, states.pop(), incoming)
-            found.insert(0, _scores(weights, gradients))
-            incoming = gradients.hidden
-            bar.update()
+
+    def through(
+        index: int,
+        weights: Mapping[str, torch.Tensor],
+        hidden: torch.Tensor,
+        incoming: torch.Tensor,
+    ) -> torch.Tensor:
+        gradients = _backward(model, index, weights, hidden, incoming)
+        found.insert(0, _scores(weights, gradients))
+        return gradients.hidden
+
+    backward(model, read, tokens, through, progress=progress)
     return {name: torch.stack([layer[name].cpu() for layer in found]) for name in found[0]}
 
 

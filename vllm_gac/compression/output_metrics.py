@@ -13,12 +13,11 @@ needs no more of it and a wide MLP would make G large.
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from tqdm import tqdm
 
 from vllm_gac.checkpoint.open import TensorReader
-from vllm_gac.compression.backward import entering_states, head_gradient
+from vllm_gac.compression.backward import backward
 from vllm_gac.compression.methods.output_metric import of_input
-from vllm_gac.compression.reference_model import Reference, batches, layer_forward, layer_weights
+from vllm_gac.compression.reference_model import Reference, batches, layer_forward
 from vllm_gac.compression.shrinkage import shrunk
 
 _SEED = 0
@@ -44,15 +43,18 @@ def measure_output_metrics(
             fp64 on the model's device.
         progress: Whether to show a progress bar on stderr.
     """
-    layers = len(model.layout.layers)
-    with tqdm(total=2 * layers, desc="gradients", unit="layer", disable=not progress) as bar:
-        states = entering_states(model, read, tokens, bar.update)
-        incoming = head_gradient(model, read, states.pop(), tokens, seed=_SEED)
-        for index in reversed(range(layers)):
-            weights = layer_weights(model, read, index)
-            incoming, metrics = _backward(model, index, weights, states.pop(), incoming, linears)
-            keep(index, metrics)
-            bar.update()
+
+    def through(
+        index: int,
+        weights: Mapping[str, torch.Tensor],
+        hidden: torch.Tensor,
+        incoming: torch.Tensor,
+    ) -> torch.Tensor:
+        outgoing, metrics = _backward(model, index, weights, hidden, incoming, linears)
+        keep(index, metrics)
+        return outgoing
+
+    backward(model, read, tokens, through, seed=_SEED, progress=progress)
 
 
 def _backward(

@@ -135,6 +135,16 @@ def layer_forward(
     return hidden + project(weights, "mlp.down_proj", activated, seen)
 
 
+def layer_outputs(
+    model: Reference, layer: LayerLayout, weights: Mapping[str, Tensor], hidden: Tensor
+) -> Tensor:
+    """As `layer_forward`, one batch after the other. The result is on the CPU; `hidden` may be."""
+    outputs = (
+        layer_forward(model, layer, weights, batch.to(model.device)) for batch in batches(hidden)
+    )
+    return torch.cat([output.cpu() for output in outputs])
+
+
 def attended_values(
     model: Reference,
     layer: LayerLayout,

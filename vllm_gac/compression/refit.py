@@ -21,7 +21,7 @@ from vllm_gac.compression.reference_model import (
     Reference,
     attended_values,
     batches,
-    layer_forward,
+    layer_outputs,
     mlp_activations,
     project,
 )
@@ -110,11 +110,7 @@ def leaving(
     model: Reference, layer: LayerLayout, weights: Weights, hidden: torch.Tensor
 ) -> torch.Tensor:
     """The hidden states that leave a layer, dense or compressed, on the CPU."""
-    tensors = _cast(model, weights)
-    outputs = (
-        layer_forward(model, layer, tensors, batch.to(model.device)) for batch in batches(hidden)
-    )
-    return torch.cat([output.cpu() for output in outputs])
+    return layer_outputs(model, layer, _cast(model, weights), hidden)
 
 
 def _cast(model: Reference, weights: Weights) -> dict[str, torch.Tensor]:
