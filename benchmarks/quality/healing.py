@@ -114,10 +114,10 @@ def page(result: Mapping[str, Any]) -> str:
         if "refused" in found:
             rows.append((way, "nothing was written", "-", "-", seconds))
             continue
-        gone = 1 - found["divergence"][1] / found["divergence"][0]
-        back = (before - found["perplexity"]) / (before - dense)
+        far, near = found["divergence"]
         perplexity = f"{found['perplexity']:.3f}"
-        rows.append((way, perplexity, f"{back:.0%}", f"{gone:.0%}", seconds))
+        back = _share(before - found["perplexity"], before - dense)
+        rows.append((way, perplexity, back, _share(far - near, far), seconds))
     lines = [
         "# What healing wins back",
         "",
@@ -133,6 +133,10 @@ def page(result: Mapping[str, Any]) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _share(won: float, lost: float) -> str:
+    return f"{won / lost:.0%}" if lost > 0 else "nothing was lost"
 
 
 if __name__ == "__main__":
