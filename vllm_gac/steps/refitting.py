@@ -1,7 +1,8 @@
 """Refit the layers of a compressed model one after another, and go on after an interruption.
 
 The hidden states that enter a layer, dense and compressed, are in a file until the next but one is
-written, so that a layer can be made again if the run is stopped before its shard is on disk.
+written, so that a layer can be made again if the run is stopped before its shard is on disk. The
+file is read only after a stop: a run that goes on holds what it has written.
 """
 
 from collections.abc import Mapping
@@ -42,6 +43,7 @@ class Refitting:
     ) -> None:
         self._model, self._layout, self._read, self._directory = model, layout, read, directory
         self._tokens = _some(tokens, model.layout.layers[0].intermediate_size)
+        self._held: dict[int, Streams] = {}
 
     def refitted(
         self, index: int, dense: Mapping[str, torch.Tensor], small: Mapping[str, torch.Tensor]
@@ -64,10 +66,16 @@ class Refitting:
             layer = self._layout.layers[index]
             small = leaving(self._model, layer, stored, self._entering(index).small)
             write_tensors(self._path(index + 1), {"dense": dense, "small": small})
+            self._held = {index + 1: Streams(dense, small)}
         if index:
             self._path(index - 1).unlink(missing_ok=True)
 
     def _entering(self, index: int) -> Streams:
+        if index not in self._held:
+            self._held = {index: self._streams(index)}
+        return self._held[index]
+
+    def _streams(self, index: int) -> Streams:
         if index:
             return Streams(**load_file(self._path(index)))
         hidden = embed(self._model, self._read, self._tokens).cpu()
