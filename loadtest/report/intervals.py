@@ -9,11 +9,12 @@ survey. The methods are those of surveys:
   if requests were independent. It stays right near 0 and 1, where nothing has failed yet.
 - A percentile has Woodruff's (1952): the percentiles at both ends of the interval of its level. It
   needs no density, takes infinite latencies, and has no end where the data has none.
-- A ratio of two percentiles has the limits between which 95 % of the ratios lie when both levels
-  vary as Woodruff's interval says, together as much as their blocks do. Under the same schedule the
-  blocks of both servers are paired, and what they share by chance cancels. A sum of squares of both
-  half widths would be shorter to write, but where values lie in two heaps, as worst gaps do, what
-  is not known lies to one side.
+- A ratio of two percentiles has the least and the greatest ratio of any pair of levels that the
+  samples do not contradict: the pairs within 1.96 standard errors, an ellipse, because both levels
+  vary together as much as their blocks do. (It is a profile likelihood interval.) Under the same
+  schedule the blocks of both servers are paired, and what they share by chance cancels. A sum of
+  squares of both half widths would be shorter to write, but where values lie in two heaps, as worst
+  gaps do, what is not known lies to one side, and the ratio may be least between its ends.
 
 Degrees of freedom follow from the kurtosis of the blocks (Satterthwaite, 1946): where a few
 blocks have all the slow requests, few blocks count. `python -m loadtest coverage` simulates how
@@ -34,6 +35,7 @@ _TAIL = 0.025
 # Slow requests come together at least as much as slowish ones do. Where a run happens to have few
 # of them, its own 99th percentile would hide that.
 _CLUSTERED_FROM = 90.0
+_KNOTS = 17  # of the errors of a percentile; odd, so that one is at the percentile itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def ratio(
     first, second = _scores()
     both = together * first + math.sqrt(1 - together**2) * second
     errors = one.log_errors(first) - two.log_errors(both)
-    low, high = np.quantile(errors, [_TAIL, 1 - _TAIL]).tolist()
+    low, high = float(errors.min()), float(errors.max())
     return Estimate(
         value,
         0.0 if math.isinf(bottom.high) else value * math.exp(min(low, 0.0)),
@@ -173,17 +175,16 @@ class _Level:
     def log_errors(self, scores: Floats) -> Floats:
         """How far the percentile's logarithm may be off, at each normal score of its level.
 
-        It is linear between a few scores, and beyond them: each percentile has noise of its own,
-        which is no part of what two servers differ in. Where there is no upper limit, it goes as
-        far above the value as below it.
+        Scores lie within 1.96 standard errors. The errors are linear between knots, which are as
+        close as an edge between two heaps needs: each percentile has noise of its own, which is no
+        part of what two servers differ in. Where there is no upper limit, the logarithm goes as far
+        above the value as below it.
         """
-        limit = _t(math.inf)
-        knots = np.array([-limit, -1.0, 0.0, 1.0, limit])
+        knots = _t(math.inf) * np.linspace(-1.0, 1.0, _KNOTS)
         found = np.log(self._at_scores(knots))
-        errors = np.where(np.isinf(found), found[2] - found[::-1], found - found[2])
-        slope = np.diff(errors) / np.diff(knots)
-        reach = np.array([errors[0] - 4 * slope[0], *errors, errors[-1] + 4 * slope[-1]])
-        return np.asarray(np.interp(scores, [knots[0] - 4, *knots, knots[-1] + 4], reach))
+        own = found[_KNOTS // 2]
+        errors = np.where(np.isinf(found), own - found[::-1], found - own)
+        return np.asarray(np.interp(scores, knots, errors))
 
     def _at_scores(self, scores: Floats) -> list[float]:
         """The percentiles at normal scores of the level; infinite where no value bounds them."""
@@ -201,20 +202,32 @@ class _Level:
 
 @functools.cache
 def _scores() -> tuple[Floats, Floats]:
-    """Pairs of independent normal scores, evenly spread: a Fibonacci lattice in the unit square."""
-    points, step = 1597, 987
-    numbers = np.arange(points)
-    first, second = (numbers + 0.5) / points, (numbers * step % points + 0.5) / points
-    return stats.norm.ppf(first), stats.norm.ppf(second)
+    """Pairs of independent normal scores, in and on the circle of 1.96 standard errors.
+
+    Its projection on any line is a 95 % interval. So where a ratio's logarithm is linear in both
+    scores, its least and greatest value are the limits of the usual interval.
+    """
+    radius, angle = np.meshgrid(
+        _t(math.inf) * np.array([0.25, 0.5, 0.75, 1.0]), np.linspace(0, 2 * math.pi, 180, False)
+    )
+    return (radius * np.cos(angle)).ravel(), (radius * np.sin(angle)).ravel()
 
 
 def _correlation(one: _Spread, two: _Spread) -> float:
-    """The correlation of what the blocks of both add to the errors of their percentiles."""
+    """The correlation of both percentiles' errors, of which their blocks leave no doubt.
+
+    That is the lower end of Fisher's (1921) interval, but no less than 0 unless blocks differ in
+    opposite ways: blocks are few, and an estimate that is too high makes a ratio look too sure.
+    """
+    blocks = len(one.residuals)
     size = math.sqrt(float((one.residuals**2).sum() * (two.residuals**2).sum()))
-    if size == 0:
+    if size == 0 or blocks < 4:
         return 0.0
-    # Rounding alone may take it a little beyond -1 or 1.
-    return min(max(float(one.residuals @ two.residuals) / size, -1.0), 1.0)
+    # Rounding alone may take it to 1 or beyond.
+    found = max(min(float(one.residuals @ two.residuals) / size, 1 - 1e-9), -1.0)
+    if found <= 0:
+        return found
+    return max(math.tanh(math.atanh(found) - _t(math.inf) / math.sqrt(blocks - 3)), 0.0)
 
 
 def limits_of_ratio(top: Estimate, bottom: Estimate) -> Estimate:

@@ -134,6 +134,25 @@ def heaps(
     return one, two
 
 
+@pytest.mark.parametrize(("edge", "true"), [(-0.02, 0.334), (0.1, 1.003)])
+def test_ratios_cover_the_truth_where_one_percentile_lies_at_the_edge_of_a_heap(
+    edge: float, true: float
+) -> None:
+    # As gaps between tokens at the 90th percentile: the faster server's are at the edge between
+    # steps without and with a prompt, and the slower one's rise smoothly. The ratio is not least
+    # where both levels are, but just beyond the edge.
+    rng = np.random.default_rng(5)
+    covered = 0
+    for _ in range(200):
+        values, numbers = alike(rng, 30, 25)
+        base = Samples(np.exp(0.3 * values), numbers)
+        more = values + rng.normal(scale=0.1, size=len(values))
+        other = Samples(np.where(more > edge, 3.0, 1.0) * np.exp(0.1 * more), numbers)
+        estimate = ratio(base, other, 50.0, (30, 30), True)
+        covered += estimate.low <= true <= estimate.high
+    assert holds_at_least(covered, 200)
+
+
 @given(
     values=st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=2, max_size=60),
     blocks=st.integers(1, 4),

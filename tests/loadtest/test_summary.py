@@ -121,8 +121,8 @@ def test_the_realized_fraction_is_of_the_ideal_speedup(runs: list[Path]) -> None
             for percent, speedup in percents.items():
                 assert speedup.value == pytest.approx(1.25, abs=1e-3)
                 if percent < 99:
-                    assert speedup.low == pytest.approx(1.25, abs=0.03)
-                    assert speedup.high == pytest.approx(1.25, abs=0.03)
+                    assert speedup.low == pytest.approx(1.25, abs=0.1)
+                    assert speedup.high == pytest.approx(1.25, abs=0.1)
         assert comparison.realized["prefill"].value == pytest.approx(1.0, abs=1e-2)
         assert comparison.realized["decode"].value == pytest.approx(0.5, abs=1e-2)
 
