@@ -147,6 +147,6 @@ def test_failed_requests_are_results_and_the_master_is_on_loopback(tmp_path: Pat
     assert process.returncode in (0, 3), output  # 3 on a machine that is busy otherwise
     assert listening == {"127.0.0.1"}
     run = load_run(out)
-    assert len(run.records) == len(run.schedule.requests)
+    assert len(run.records) == len(run.schedule.requests), output
     assert not any(record.ok for record in run.records)
     assert not any("own fault" in reason for reason in run.verdict.reasons)
