@@ -157,7 +157,9 @@ def _measure(case: Case, bandwidth: float, stock: bool) -> dict[str, Any]:
         from benchmarks.kernels.stock_attention import stock_kernels
 
         row |= {n: _or_none(call, batch.calls) for n, call in stock_kernels(batch).items()}
-        if (case.batch, case.context) == (64, 4096):
+        # vLLM 0.33's FA4 reads outside an fp8 cache of heads of 64. Such a fault ends the process.
+        faults = case.dtype == FP8 and case.r_k == 64
+        if (case.batch, case.context) == (64, 4096) and not faults:
             large = case.tensors(block_size=128)
             row["FA4 page 128"] = _or_none(stock_kernels(large)["FA4"], large.calls)
         best = min((v for k, v in row.items() if k.startswith(("FA", "Tri")) and v), default=None)
