@@ -8,6 +8,7 @@ paces the requests, reads the answers and computes the numbers. Locust's own per
 rounded: read the report instead. Exit status 3 means that the run is INVALID.
 """
 
+import socket
 import sys
 import time
 from argparse import Namespace
@@ -17,6 +18,7 @@ from threading import Event
 from typing import Any
 
 import gevent
+import psutil
 from locust import User, events, task
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
@@ -50,9 +52,11 @@ class Idle(User):
 
 @events.init_command_line_parser.add_listener
 def _add_arguments(parser: LocustArgumentParser) -> None:
-    if "--master" not in sys.argv:
-        # The workers of --processes are on this machine: nobody else may join them.
-        parser.set_defaults(master_bind_host="127.0.0.1")
+    if not {"--master", "--worker"}.intersection(sys.argv):
+        # The workers of --processes are on this machine: nobody else may join them. They have a
+        # port of their own: several runs may take place at the same time, each on its own GPUs.
+        port = _free_port()
+        parser.set_defaults(master_bind_host="127.0.0.1", master_bind_port=port, master_port=port)
     group = parser.add_argument_group("LLM load test")
     group.add_argument("--schedule", required=True, help="what to replay (.jsonl)")
     group.add_argument("--model", required=True, help="model name to ask the server for")
@@ -72,6 +76,12 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
     )
 
 
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 @events.init.add_listener
 def _prepare(environment: Environment, **_: Any) -> None:
     """Check everything before the first request."""
@@ -82,6 +92,10 @@ def _prepare(environment: Environment, **_: Any) -> None:
         # Every process comes here with --processes, but only one prints the error.
         if not isinstance(runner, WorkerRunner):
             print(f"error: {error}", file=sys.stderr)
+        if isinstance(runner, MasterRunner):
+            # Workers that have not connected yet would look for their master for five minutes.
+            for worker in psutil.Process().children():
+                worker.terminate()
         sys.exit(2)
     if isinstance(runner, MasterRunner):
         runner.register_message("replayed", _when_all_have(runner))

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shlex
-import socket
 import subprocess
 import threading
 import time
@@ -158,10 +157,7 @@ def _scrape_at(
 def _locust(comparison: Comparison, server: Server, schedule: Path, directory: Path) -> None:
     more = ["--label", server.label, "--drain", str(comparison.drain)]
     if comparison.processes > 1:
-        # A port of its own: several comparisons may run at the same time, each on its own GPUs.
-        port = str(_free_port())
         more += ["--processes", str(comparison.processes)]
-        more += ["--master-bind-port", port, "--master-port", port]
     url = _base_url(comparison, server)
     command = client_command(url, server.model, schedule, directory, *more)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -169,9 +165,3 @@ def _locust(comparison: Comparison, server: Server, schedule: Path, directory: P
     if done.returncode not in (0, INVALID):
         tail = "\n".join(done.stderr.splitlines()[-15:])
         raise LoadTestError(f"locust exited with {done.returncode}: {tail}")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -11,7 +11,7 @@ from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import write_schedule
 
 ROOT = Path(__file__).parents[2]
-LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
+LOCUSTFILE = Path(__file__).with_name("patient_locustfile.py")
 # Where it may be had, so that what else runs on the machine does not decide over the instrument.
 PRIORITY = ["nice", "-n", "-15"] if os.geteuid() == 0 else []
 

@@ -1,5 +1,6 @@
 """The whole client under locust, against a server with known answers."""
 
+import contextlib
 import json
 import re
 import signal
@@ -106,7 +107,10 @@ def test_a_wrong_schedule_is_one_line_before_any_request(
 ) -> None:
     path = tmp_path / "schedule.jsonl"
     path.write_text(text)
+    begun = time.monotonic()
     done = locust(path, server, tmp_path / "run", "--processes", "2")
+    # No worker is left, looking for its master: it does so for 300 s.
+    assert time.monotonic() - begun < 240
     assert done.returncode == 2
     assert done.stderr.count("error: ") == 1
     assert message in done.stderr
@@ -124,6 +128,17 @@ def test_a_run_is_never_overwritten(server: str, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
 
 
+@pytest.fixture
+def another_run() -> Iterator[None]:
+    """Locust's usual port is taken."""
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # by somebody else: so much the better
+            taken.bind(("127.0.0.1", 5557))
+            taken.listen()
+        yield
+
+
+@pytest.mark.usefixtures("another_run")
 def test_failed_requests_are_results_and_the_master_is_on_loopback(tmp_path: Path) -> None:
     schedule = written_schedule(tmp_path, rate=10, duration=2, output=2)
     with socket.create_server(("127.0.0.1", 0)) as free:
