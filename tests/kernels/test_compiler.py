@@ -16,10 +16,12 @@ from triton.backends.nvidia.compiler import get_ptxas
 
 from tests.kernels.no_gpu import Compiled, compiling_for, on_no_device
 from tests.kernels.sass import unwritten_registers
+from vllm_gac.errors import GacError
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.copy_columns import copy_columns
 from vllm_gac.kernels.decode.compile_ahead import DecodeKind
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
+from vllm_gac.kernels.decode.tiling import tiling_of
 from vllm_gac.kernels.few_tokens.launch import gated_linears, linears
 from vllm_gac.kernels.few_tokens.tiling import Tiling, faster_than_cublas
 from vllm_gac.kernels.gather_context import KeyValueSource, gather_rows
@@ -183,13 +185,31 @@ def test_every_kernel_compiles_and_the_gpu_has_room(
         assert not [found for kernel in kernels for found in unwritten_registers(kernel.sass)]
 
 
+def has_room(kind: DecodeKind, capability: tuple[int, int]) -> bool:
+    """Whether the GPU's shared memory holds a tile, or the layer is refused when it is loaded.
+
+    Only GPUs of 99 KB refuse any: large latents in fp8 that meet 64 rows of queries.
+    """
+    g, latent = kind.geometry, kind.latent
+    group = 0 if latent is None else latent.up.shape[1] // g.query_size
+    try:
+        tiling_of(g, kind.max_query_len, kind.cache_dtype.itemsize, group, capability)
+    except GacError:
+        assert kind.cache_dtype == FP8
+        assert kind.max_query_len == 8
+        assert g.key_size > 96
+        assert shared_memory(capability).program < 100 << 10
+        return False
+    return True
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(5400)  # for Hopper a quiet core takes a quarter of an hour
 @pytest.mark.parametrize("capability", GPUS)
 def test_so_does_every_shape(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [kind for kind in WIDE if kind.cache_dtype != FP8 or converts_e4m3(capability)]
     if capability != HOPPER:
-        kinds = kinds[::3]
+        kinds = [kind for kind in kinds[::3] if has_room(kind, capability)]
     with compiling_for(capability, monkeypatch) as kernels:
         for kind in reversed(kinds):
             launch_decode(kind)
