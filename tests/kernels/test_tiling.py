@@ -3,10 +3,13 @@
 import itertools
 
 import pytest
+import torch
 
 from vllm_gac.errors import GacError
+from vllm_gac.kernels.decode.launch import decode_scratch
 from vllm_gac.kernels.decode.tiling import pieces_of, tiling_of
 from vllm_gac.kernels.gpu_limits import HOPPER, converts_e4m3, shared_memory
+from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
 A100, ADA, B200, RTX_5090 = (8, 0), (8, 9), (10, 0), (12, 0)
@@ -91,3 +94,14 @@ def test_rows_that_no_gpu_holds_a_tile_of_are_refused() -> None:
 
 def test_fp8_begins_with_ada() -> None:
     assert [converts_e4m3(gpu) for gpu in (A100, (8, 6), ADA, HOPPER)] == [False, False, True, True]
+
+
+def test_a_cache_in_bf16_does_not_need_room_for_one_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In fp8 these latents are read in larger pieces, which a GPU of 99 KB cannot hold.
+    heads = CacheGeometry(16, 128, 4, 112, 2, 80)
+    assert tiling_of(heads, 8, 2, 1, ADA)
+    with pytest.raises(GacError, match="the GPU's 99 KB"):
+        tiling_of(heads, 8, 1, 1, ADA)
+    monkeypatch.setattr("vllm_gac.kernels.decode.launch.capability_of", lambda device: ADA)
+    latent = LatentKeys(torch.empty(4, 128, 112), torch.empty(1, 64))
+    assert decode_scratch(heads, 8, torch.device("cpu"), latent).log_sums.numel()

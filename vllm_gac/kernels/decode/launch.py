@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import triton
 
+from vllm_gac.errors import GacError
 from vllm_gac.kernels.decode.latent_split_kv import latent_split_kv
 from vllm_gac.kernels.decode.merge import merge
 from vllm_gac.kernels.decode.schedule import sequence_bound
@@ -48,12 +49,24 @@ def decode_scratch(
     device: torch.device,
     latent: LatentKeys | None = None,
 ) -> DecodeScratch:
-    """Scratch for decode_attention of this geometry, at most `max_query_len` tokens a sequence."""
-    most = max(
-        _tiling(geometry, max_query_len, itemsize, latent, device).programs_per_multiprocessor
-        for itemsize in (1, 2)
-    )
-    return scratch_for(geometry, max_query_len, device, most)
+    """Scratch for decode_attention of this geometry, at most `max_query_len` tokens a sequence.
+
+    It does for every dtype of the cache that the GPU has room for.
+
+    Raises:
+        GacError: the GPU's shared memory cannot hold a tile of such rows in any dtype.
+    """
+    programs, refusals = [], []
+    for itemsize in (1, 2):
+        try:
+            tiling = _tiling(geometry, max_query_len, itemsize, latent, device)
+        except GacError as error:  # the launch raises it, too, if the cache is of this dtype
+            refusals.append(error)
+        else:
+            programs.append(tiling.programs_per_multiprocessor)
+    if not programs:
+        raise refusals[-1]
+    return scratch_for(geometry, max_query_len, device, max(programs))
 
 
 def scratch_for(
