@@ -6,16 +6,19 @@ Plans of many budgets and methods, each made from statistics of one part of the 
 are compressed and evaluated on held-out text. The expected loss of each stands beside the measured
 one. Those of the main budgets are made from other parts of the text, too, and with the fits of
 earlier releases: low rank without the metric of the output, and layers that are not refitted.
+A run that was stopped goes on with OUT/predicted_losses.jsonl.
 """
 
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
 from benchmarks.common.markdown import table
 from benchmarks.common.page import arguments, origin, provenance, save
 from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
@@ -81,7 +84,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     seeds = calibrations(args.out, args.device)
     expected, trials = planned(seeds)
-    found = measured(trials, args.device)
+    found = _found(args.out / "predicted_losses.jsonl", trials, args.device)
     dense = dense_perplexity(args.device)
     rows = [
         {
@@ -91,14 +94,28 @@ def main() -> None:
             "seed": seed,
             "fit": fit,
             "expected": expected[name, params, cache, seed],
-            "measured": math.log(values["perplexity"] / dense),
+            "measured": math.log(perplexity / dense),
         }
-        for (name, params, cache, seed, fit), values in found.items()
+        for (name, params, cache, seed, fit), perplexity in found.items()
     ]
     result = {**provenance(COMMAND, args.device, args.commit), "dense": dense, "rows": rows}
     text = page(result)
     save(args.out / "predicted_losses", result, text)
     print(text)
+
+
+def _found(file: Path, trials: Sequence[Trial], device: str) -> dict[tuple[Any, ...], float]:
+    """The perplexity of each trial by its name. Those in `file` are not measured again."""
+    without_a_cut_line(file)
+    found = {tuple(line["trial"]): line["perplexity"] for line in lines_of(file)}
+
+    def keep(name: tuple[Any, ...], values: Mapping[str, Any]) -> None:
+        found[name] = values["perplexity"]
+        append_line(file, {"trial": name, "perplexity": found[name]})
+
+    if left := [trial for trial in trials if trial.name not in found]:
+        measured(left, device, keep)
+    return {trial.name: found[trial.name] for trial in trials}
 
 
 def planned(

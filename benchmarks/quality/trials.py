@@ -4,7 +4,7 @@ import json
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,21 +72,33 @@ def dense_perplexity(device: str) -> float:
     return _perplexity(demo.MODEL, device)
 
 
-def measured(trials: Sequence[Trial], device: str) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Perplexity, parameters, cached numbers and share of aligned dims, by name of the trial."""
+def measured(
+    trials: Sequence[Trial],
+    device: str,
+    on_each: Callable[[tuple[Any, ...], dict[str, Any]], object] = lambda name, values: None,
+) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Perplexity, parameters, cached numbers and share of aligned dims, by name of the trial.
+
+    `on_each` is called with the name and the values of each trial as soon as it is measured.
+    """
     workers = max(1, min(8, (os.cpu_count() or 2) // 2))
+    found = {}
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         model = open_checkpoint(demo.MODEL)
         tasks = [
-            (_plan(model, trial.layers), trial.stats, device, trial.options) for trial in trials
+            (trial.name, _plan(model, trial.layers), trial.stats, device, trial.options)
+            for trial in trials
         ]
-        found = pool.starmap(_measure, tasks, chunksize=1)
-    return {trial.name: values for trial, values in zip(trials, found, strict=True)}
+        for name, values in pool.imap(_measure, tasks):
+            found[name] = values
+            on_each(name, values)
+    return found
 
 
 def _measure(
-    planned: Mapping[str, Any], stats: Path, device: str, options: Mapping[str, Any]
-) -> dict[str, Any]:
+    task: tuple[tuple[Any, ...], Mapping[str, Any], Path, str, Mapping[str, Any]],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    name, planned, stats, device, options = task
     with tempfile.TemporaryDirectory() as directory:
         plan, out = Path(directory) / "plan.json", Path(directory) / "out"
         plan.write_text(json.dumps(planned))
@@ -95,7 +107,7 @@ def _measure(
         )
         value = _perplexity(out, device)
     aligned, dims = aligned_dims(layout)
-    return {
+    return name, {
         "perplexity": value,
         "parameters": layout.parameters,
         "kv_elements": layout.kv_elements,
