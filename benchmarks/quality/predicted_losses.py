@@ -13,6 +13,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,19 @@ import numpy as np
 from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
 from benchmarks.common.markdown import table
 from benchmarks.common.page import arguments, origin, provenance, save
-from benchmarks.quality.trials import Calibrated, Trial, calibrations, dense_perplexity, measured
+from benchmarks.quality.trials import (
+    Calibrated,
+    Trial,
+    calibrations,
+    dense_perplexity,
+    measured,
+    pool_of_workers,
+)
+from vllm_gac import demo
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.compression.statistics_file import check_stats
+from vllm_gac.layout.dims import LayerLayout
+from vllm_gac.planning.losses import MeasuredLosses, read_losses
 from vllm_gac.planning.plan_file import planned_layout
 from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.request import PlanRequest
@@ -126,22 +139,44 @@ def planned(
     Plans of budgets that are not among the main ones are made by the first of the calibrations
     only, and with the present fits.
     """
+    tasks = [
+        (calibrated.stats, seed, case)
+        for seed, calibrated in enumerate(seeds)
+        for case in cases()
+        if seed == 0 or _is_main(case)
+    ]
     expected, trials = {}, []
-    for seed, calibrated in enumerate(seeds):
-        for case in cases():
-            main = case.params in _MAIN_PARAMS and case.cache in _MAIN_CACHES
-            if seed and not main:
-                continue
-            plan = best_plan(calibrated.model, calibrated.losses, case.request)
+    with pool_of_workers() as pool:
+        for (stats, seed, case), (loss, layers) in zip(
+            tasks, pool.imap(_planned, tasks), strict=True
+        ):
             key = (case.name, case.params, case.cache, seed)
-            expected[key] = plan.expected_loss or 0.0
-            layers = planned_layout(calibrated.model, plan).layers
+            expected[key] = loss
             trials += [
-                Trial((*key, fit), layers, calibrated.stats, options)
+                Trial((*key, fit), layers, stats, options)
                 for fit, options in FITS.items()
-                if main or fit == "now"
+                if fit == "now" or _is_main(case)
             ]
     return expected, trials
+
+
+def _is_main(case: Case) -> bool:
+    return case.params in _MAIN_PARAMS and case.cache in _MAIN_CACHES
+
+
+def _planned(task: tuple[Path, int, Case]) -> tuple[float, Sequence[LayerLayout]]:
+    """The expected loss of the best plan for a case, and its layers."""
+    stats, _, case = task
+    model = open_checkpoint(demo.MODEL)
+    plan = best_plan(model, _losses(stats), case.request)
+    return plan.expected_loss or 0.0, planned_layout(model, plan).layers
+
+
+@lru_cache
+def _losses(stats: Path) -> MeasuredLosses:
+    model = open_checkpoint(demo.MODEL)
+    metadata = check_stats(stats, model.layout, model.config_sha256)
+    return read_losses(stats, model.layout, metadata)
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,8 @@ def measured(
 
     `on_each` is called with the name and the values of each trial as soon as it is measured.
     """
-    workers = max(1, min(8, (os.cpu_count() or 2) // 2))
     found = {}
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+    with pool_of_workers() as pool:
         model = open_checkpoint(demo.MODEL)
         tasks = [
             (trial.name, _plan(model, trial.layers), trial.stats, device, trial.options)
@@ -93,6 +93,12 @@ def measured(
             found[name] = values
             on_each(name, values)
     return found
+
+
+def pool_of_workers() -> Pool:
+    """A process for every other core, 8 at most; they share a GPU."""
+    workers = max(1, min(8, (os.cpu_count() or 2) // 2))
+    return multiprocessing.get_context("spawn").Pool(workers)
 
 
 def _measure(
