@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from benchmarks.quality.ladder import faults, scores, training
 from benchmarks.quality.ladder import measure as measuring
-from benchmarks.quality.ladder import scores, training
 from benchmarks.quality.ladder.__main__ import main
 from benchmarks.quality.ladder.intervals import ratio
-from benchmarks.quality.ladder.rows import ROWS
+from benchmarks.quality.ladder.rows import GOALS, ROWS, is_variant
 from benchmarks.quality.ladder.scores import runner, window_losses
 from benchmarks.quality.ladder.sizes import SIZES
 from benchmarks.quality.ladder.tasks import copies, needles, score
@@ -206,6 +206,7 @@ def test_rows_are_appended_once_and_are_within_their_budgets(measured: Path) -> 
         assert row["weight_bytes"] == 2 * row["parameters"]
         assert len(row["losses"]) == len(dense["losses"])
         assert all(math.isfinite(loss) for loss in row["losses"])
+        assert ("tasks" in row) == (not is_variant(name))
     assert rows[CHOSEN[0]]["microseconds"] < dense["microseconds"]
 
 
@@ -233,6 +234,7 @@ def test_the_page_has_each_row_once_and_the_pairs(measured: Path) -> None:
     assert page.count("| heads + MLP .8, KV .75 |") == 4
     assert page.count("| KV .5 latent |") == 2
     assert page.count(", free dims |") == 0
+    assert "No row of FP8 was measured" in page
     ElementTree.parse(measured.parent / "ladder.svg")
     assert (
         json.loads((measured / "run.json").read_text())["weights_sha256"]
@@ -301,6 +303,32 @@ def test_vllm_serves_a_row_with_the_losses_of_the_reference(
     (row,) = map(json.loads, out.read_text().splitlines())
     dense = json.loads((measured / "rows.jsonl").read_text().splitlines()[0])
     assert row["losses"] == pytest.approx(dense["losses"], rel=0.01)
+
+
+def test_a_fault_is_measured_from_every_text_on_both_sides(
+    text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted tokens and unshrunk covariances make other weights of the same dims."""
+    budget = GOALS["heads + MLP .8, KV .75"]
+    cases = [
+        replace(case, request=budget)
+        for case in faults.CASES
+        if case.before.measured in {"massive", "few"}
+    ]
+    monkeypatch.setattr(faults, "CASES", cases)
+    monkeypatch.setattr(faults, "CALIBRATIONS", 1)
+    out = tmp_path / "faults.jsonl"
+    command = ["faults", str(trained / "model"), str(out), "--text", str(text)]
+    assert main([*command, "--max-tokens", "2048"]) == 0
+    assert main([*command, "--max-tokens", "2048"]) == 0
+    dense, *rows = map(json.loads, out.read_text().splitlines())
+    assert dense["side"] == "dense"
+    assert [(row["fault"], row["side"]) for row in rows] == [
+        (case.fault, side) for case in cases for side in (faults.BEFORE, faults.AFTER)
+    ]
+    means = [sum(row["losses"]) / len(row["losses"]) for row in rows]
+    assert len({round(mean, 7) for mean in means}) == len(rows)
+    assert not any(path.is_dir() for path in out.with_suffix(".work").iterdir())
 
 
 def test_an_unknown_row_is_one_clear_error(

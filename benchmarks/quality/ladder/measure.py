@@ -5,26 +5,24 @@ appended to a file of JSON lines as soon as it is scored, so that a run that is 
 it has; the same command then does the rest. A row that no plan can meet says so.
 """
 
-import json
 import math
-import multiprocessing
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 
+from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
 from benchmarks.common.page import machine, source
-from benchmarks.quality.ladder.rows import ROWS, Row
+from benchmarks.quality.ladder.rows import ROWS, Row, is_variant
 from benchmarks.quality.ladder.scores import runner, task_scores, window_losses
 from benchmarks.quality.ladder.served import served_losses
 from benchmarks.quality.ladder.text import read_tensor
+from benchmarks.quality.ladder.workers import in_turn
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.compression.calibrate import calibrate
@@ -93,8 +91,8 @@ def measure(
         "calibration": calibration,
     }
     about = facts | source(commit) | machine(device)
-    _without_a_cut_line(out)
-    before = (row for row in rows_of(out) if facts.items() <= row.items())
+    without_a_cut_line(out)
+    before = (row for row in lines_of(out) if facts.items() <= row.items())
     there = {row["row"] for row in before if "losses" in row}
     left = [name for name in names if name not in there]
     stats = work / f"stats-{calibration}.safetensors"
@@ -104,24 +102,9 @@ def measure(
         calibrate(model, texts, stats, max_tokens=max_tokens, device=device, progress=False)
         print(f"calibrated in {_since(begun)} s", flush=True)
     tasks = [Task(model, text, name, stats, work, device, heal_tokens) for name in left]
-    for row in _measured(tasks, workers):
-        _append(out, about | row)
-
-
-def _measured(tasks: Sequence[Task], workers: int) -> Iterator[dict[str, Any]]:
-    """The rows in the order in which they are done."""
-    if workers == 1:
-        yield from map(_row, tasks)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin) as pool:
-        for done in as_completed([pool.submit(_row, task) for task in tasks]):
-            yield done.result()
-
-
-def _begin() -> None:
-    """Several workers share the cores."""
-    torch.set_num_threads(2)
+    for row in in_turn(_row, tasks, workers):
+        append_line(out, about | row)
+        _say(about | row)
 
 
 def _row(task: Task) -> dict[str, Any]:
@@ -130,10 +113,11 @@ def _row(task: Task) -> dict[str, Any]:
     if row.request is not None:
         about |= {key: value for key, value in row.request.record().items() if value is not None}
     out = task.work / re.sub(r"[^a-z0-9]+", "-", task.name.lower())
+    shutil.rmtree(out, ignore_errors=True)  # of a run that was killed
     try:
         directory = _made(task, row, out)
         made = _since(begun)
-        about |= _sizes(task.model, directory, row) | _scores(task, row, directory)
+        about |= _sizes(task.model, directory, row) | _scores(task, row, directory, out)
     except GacError as e:
         return about | {"refused": str(e)}
     finally:
@@ -158,24 +142,31 @@ def _made(task: Task, row: Row, out: Path) -> Path:
     return healed
 
 
-def _scores(task: Task, row: Row, directory: Path) -> dict[str, Any]:
+def _scores(task: Task, row: Row, directory: Path, out: Path) -> dict[str, Any]:
+    """Losses and, where they are shown, tasks. A file named after `out` is there meanwhile."""
     if row.served:
-        losses = served_losses(directory, task.text, row.quantization, row.kv_cache_dtype)
-        return {"losses": losses}
+        file = out.with_suffix(".json")
+        return {
+            "losses": served_losses(
+                directory, task.text, file, row.quantization, row.kv_cache_dtype
+            )
+        }
     windows = read_tensor(task.text, "heldout.safetensors", "windows")
     document = read_tensor(task.text, "heldout.safetensors", "document")
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     context = open_checkpoint(directory).config.max_position_embeddings
     logits_of = runner(directory, task.device)
-    return {
-        "losses": window_losses(logits_of, windows),
+    losses = {"losses": window_losses(logits_of, windows)}
+    if is_variant(task.name):
+        return losses
+    return losses | {
         "tasks": task_scores(logits_of, tokenizer, windows, context),
         "document": document.tolist(),
     }
 
 
 def _sizes(dense: Path, directory: Path, row: Row) -> dict[str, Any]:
-    """Parameters, bytes, and the predicted time of a mean step's layers in bf16 on an H200."""
+    """Parameters, bytes, and the time that a mean step in bf16 is predicted to take on an H200."""
     layout = open_checkpoint(directory).layout
     linears = sum(
         math.prod(shape)
@@ -186,38 +177,18 @@ def _sizes(dense: Path, directory: Path, row: Row) -> dict[str, Any]:
     saved = linears * (_BF16 - _FP8) if row.quantization else 0
     deployment = Deployment(read_profile("h200"), BatchMix())
     nanoseconds = deployment.nanoseconds(open_checkpoint(dense).layout, layout.layers)
-    in_bf16 = row.quantization is None and row.kv_cache_dtype == "auto"
     plan = directory / "plan.json"
     return {
         "parameters": layout.parameters,
         "kv_elements": layout.kv_elements,
         "weight_bytes": _BF16 * layout.parameters - saved,
         "kv_bytes": (_BF16 if row.kv_cache_dtype == "auto" else _FP8) * layout.kv_elements,
-        "microseconds": round(nanoseconds / 1000, 2) if in_bf16 else None,
+        "microseconds": round(nanoseconds / 1000, 2),
         "expected_loss": read_json(plan)["expected_loss"] if plan.exists() else None,
     }
 
 
-def rows_of(out: Path) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines; none if there is no file."""
-    if not out.exists():
-        return []
-    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-
-
-def _without_a_cut_line(out: Path) -> None:
-    """Remove the end of a line that a killed run did not finish."""
-    if out.exists():
-        text = out.read_text(encoding="utf-8")
-        if not text.endswith("\n"):
-            out.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
-
-
-def _append(out: Path, row: Mapping[str, Any]) -> None:
-    """Append one line, and print what it says."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+def _say(row: Mapping[str, Any]) -> None:
     losses = row.get("losses")
     said = f"{sum(losses) / len(losses):.5f} nats" if losses else row["refused"]
     print(f"{row['size']} {row['row']}: {said}, {row.get('seconds', '-')} s", flush=True)

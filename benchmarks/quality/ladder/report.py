@@ -5,10 +5,9 @@ log.jsonl and rows.jsonl.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
@@ -16,13 +15,15 @@ from scipy.stats import spearmanr
 from benchmarks.common.figures import BLUE, GREEN, GREY, ORANGE, PINK, RED, axes_grid, drawn
 from benchmarks.common.markdown import table
 from benchmarks.common.page import origin
-from benchmarks.quality.ladder.intervals import ratio
-from benchmarks.quality.ladder.measure import rows_of
-from benchmarks.quality.ladder.rows import DENSE, FREE, PLAIN, ROWS
+from benchmarks.quality.ladder.faults_page import faults_page
+from benchmarks.quality.ladder.goals import reached
+from benchmarks.quality.ladder.pareto import microseconds, what_to_buy
+from benchmarks.quality.ladder.published import published
+from benchmarks.quality.ladder.results import Model, Row, read_models
+from benchmarks.quality.ladder.rows import DENSE, FREE, PLAIN, ROWS, SERVED, is_variant
+from benchmarks.quality.ladder.scaling import by_size
 from benchmarks.quality.ladder.text import WINDOW
-from benchmarks.quality.ladder.training import Point, card
-from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.errors import GacError
+from benchmarks.quality.ladder.training import card
 
 _LEAST_RANKED = 4
 _LEAST_SHOWN = 0.005  # %
@@ -34,26 +35,7 @@ _COLOURS = {
     "all methods": ORANGE,
     "dense": PINK,
 }
-_MARKERS = ("o", "s", "^", "D")
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A rung: its name, its training run, its learning curve, and its rows by name."""
-
-    name: str
-    run: Mapping[str, Any]
-    curve: Sequence[Point]
-    rows: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def dense(self) -> Mapping[str, Any]:
-        """The row of the dense model, by the reference."""
-        return self.rows[DENSE]
-
-    def over(self, row: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float, float]:
-        """Perplexity of `row` over that of `other`, and its 95 % interval."""
-        return ratio(row["losses"], other["losses"], self.dense["document"])
+_MARKERS = ("o", "s", "^", "D", "v")
 
 
 def write_report(directory: Path) -> str:
@@ -61,29 +43,16 @@ def write_report(directory: Path) -> str:
 
     Raises GacError if no folder of it has the rows of a model.
     """
-    models = [_model(rows.parent) for rows in sorted(directory.glob("*/rows.jsonl"))]
-    if not models:
-        raise GacError(f"{directory}: no folder with run.json, log.jsonl and rows.jsonl")
-    models.sort(key=lambda model: (model.run["parameters"], model.run["rope_theta"]))
+    models = read_models(directory)
     page, picture = drawn(_drawn, models)
     (directory / "ladder.svg").write_text(picture, encoding="utf-8")
     (directory / "README.md").write_text(page, encoding="utf-8")
     for model in models:
         about = card(dict(model.run), list(model.curve))
         (directory / model.name / "README.md").write_text(about, encoding="utf-8")
+    if faults := faults_page(directory):
+        (directory / "faults.md").write_text(faults, encoding="utf-8")
     return page
-
-
-def _model(folder: Path) -> Model:
-    run = read_json(folder / "run.json")
-    points = [Point(**point) for point in rows_of(folder / "log.jsonl")]
-    rows = {row["row"]: row for row in rows_of(folder / "rows.jsonl")}
-    if DENSE not in rows:
-        raise GacError(f"{folder / 'rows.jsonl'}: no row of the dense model; measure it first")
-    if others := {row["weights_sha256"] for row in rows.values()} - {run["weights_sha256"]}:
-        raise GacError(f"{folder / 'rows.jsonl'}: rows of other weights, {', '.join(others)}")
-    ordered = {name: rows[name] for name in ROWS if name in rows}
-    return Model(folder.name, run, points, ordered)
 
 
 def _drawn(models: Sequence[Model]) -> tuple[str, Figure]:
@@ -96,45 +65,40 @@ def _page(models: Sequence[Model]) -> str:
         "",
         "Llamas trained on [text at hand](../../../quality/ladder/text.py) and compressed by the",
         "project's own commands. Perplexity on held-out text over the dense model's, with 95 %",
-        f"intervals over documents; windows of {WINDOW} tokens, by the fp32 reference unless the",
-        "row says FP8 or served, which vLLM computes. Nothing is trained after compression unless",
-        "the row says healed. Plain fits fit each linear by itself, to its own output on the dense",
-        "model's inputs. These models saw few tokens: a model that is trained for longer has less",
-        "room, and loses more. So the rows of one model may be compared with each other, and none",
-        "of them promises what a larger model loses.",
+        f"intervals over documents; windows of {WINDOW} tokens, by the fp32 reference (on a GPU",
+        "its scores use TF32). Rows of FP8 are computed by vLLM, and are over the dense model as",
+        "vLLM computes it in bf16. Nothing is trained after compression unless a row says healed.",
+        "Plain fits fit each linear by itself, to its own output on the dense model's inputs.",
+        "Times are predicted from the profile of an H200; those of FP8 are what FP8 took of the",
+        "time of bf16 in [combinations](../../combinations_h200.md), on a model of 8 B.",
+        "",
+        "These models saw few tokens, and a model that is trained for longer has less room. So the",
+        "rows of one model may be compared with each other, and none of them promises what a",
+        "larger model loses.",
         "",
         "![Perplexity against bytes and predicted time](ladder.svg)",
+        "",
+        *reached(models),
     ]
-    if len(models) > 1:
-        lines += ["", *_by_size(models)]
     for model in models:
         lines += ["", *_of_a_model(model)]
+    if len(models) > 1:
+        lines += ["", *by_size(models)]
+    lines += ["", *published()]
     return "\n".join(lines) + "\n"
-
-
-def _by_size(models: Sequence[Model]) -> list[str]:
-    """What each row loses, a column for each model. Two models are no law, so there is no fit."""
-    rows = []
-    for name in ROWS:
-        found = [model.rows.get(name, {}) for model in models]
-        if name == DENSE or _is_variant(name) or not all("losses" in row for row in found):
-            continue
-        over = (m.over(row, m.dense)[0] for m, row in zip(models, found, strict=True))
-        rows.append([name, *(f"{100 * (value - 1):.2f} %" for value in over)])
-    heads = [f"{m.name}, {m.run['trained_tokens'] / 1e6:.0f} M tokens" for m in models]
-    return ["## Perplexity lost, by model", "", *table(["row", *heads], rows)]
 
 
 def _of_a_model(model: Model) -> list[str]:
     dense, run = model.dense, model.run
     loss = sum(dense["losses"]) / len(dense["losses"])
-    rows = [r for r in model.rows.values() if "losses" in r and not _is_variant(r["row"])]
+    rows = [r for r in model.rows.values() if "losses" in r and not is_variant(r["row"])]
     lines = [
         f"## {model.name}: {run['parameters'] / 1e6:.1f} M parameters",
         "",
         f"[Trained]({model.name}/README.md) on {run['trained_tokens'] / 1e6:.0f} M tokens in "
-        f"{run['seconds']:.0f} s. Held-out perplexity {math.exp(loss):.3f}, over "
-        f"{len(dense['losses'])} windows of {len(set(dense['document']))} documents. "
+        f"{run['seconds']:.0f} s, RoPE's base {run['rope_theta']:.0f}. "
+        f"Held-out perplexity {math.exp(loss):.3f}, over {len(dense['losses'])} windows of "
+        f"{len(set(dense['document']))} documents. "
         f"{origin({**dense, 'command': f'{_COMMAND} measure'})}.",
         "",
     ]
@@ -147,6 +111,7 @@ def _of_a_model(model: Model) -> list[str]:
     ):
         if pairs := _pairs(model, end):
             lines += ["", *table(["budget", heading], pairs)]
+    lines += ["", f"### What to buy, {model.name}", "", *what_to_buy(model)]
     names = list(dense["tasks"])
     tasks = [
         [row["row"], *(f"{row['tasks'][name]['right']:.3f}" for name in names)]
@@ -166,17 +131,22 @@ def _of_a_model(model: Model) -> list[str]:
     return lines
 
 
-def _cells(model: Model, row: Mapping[str, Any]) -> list[str | None]:
-    dense, expected, time = model.dense, row.get("expected_loss"), row["microseconds"]
+def _cells(model: Model, row: Row) -> list[str | None]:
+    dense, expected = model.dense, row.get("expected_loss")
     return [
         row["row"],
         f"{row['parameters'] / dense['parameters']:.1%}",
         f"{row['kv_bytes'] / dense['kv_bytes']:.1%}",
         f"{row['weight_bytes'] / 1e6:.1f}",
-        None if time is None else f"{time / dense['microseconds']:.1%}",
-        "1" if row is dense else _interval(*model.over(row, dense)),
+        f"{microseconds(row) / dense['microseconds']:.1%}",
+        "1" if row is dense else _interval(*_over(model, row)),
         None if expected is None else f"{math.exp(expected):.4f}",
     ]
+
+
+def _over(model: Model, row: Row) -> tuple[float, float, float]:
+    """As `Model.over_dense`; the dense model as served, too, is over the reference."""
+    return model.over(row, model.dense) if row["row"] == SERVED else model.over_dense(row)
 
 
 def _predictions(model: Model) -> list[str]:
@@ -186,7 +156,7 @@ def _predictions(model: Model) -> list[str]:
         for name, row in model.rows.items()
         if "losses" in row
         and row.get("expected_loss") is not None
-        and not (ROWS[name].healed or ROWS[name].plain_fits)
+        and not (ROWS[name].healed or ROWS[name].plain_fits or ROWS[name].served)
     ]
     if len(pairs) < _LEAST_RANKED:
         return ["Predicted: what the plan expects, as a ratio."]
@@ -206,35 +176,25 @@ def _pairs(model: Model, end: str) -> list[list[str]]:
     ]
 
 
-def _is_variant(name: str) -> bool:
-    """Whether a row is only there to be compared with another one."""
-    return name.endswith((FREE, PLAIN))
-
-
 def _interval(middle: float, low: float, high: float) -> str:
     return f"{middle:.4f} ({low:.4f} to {high:.4f})"
 
 
 def _picture(models: Sequence[Model]) -> Figure:
     figure, panels = axes_grid(9.5, 3.4, 1, 3)
-    for panel, (key, label) in zip(
-        panels,
-        (
-            ("weight_bytes", "weights, bytes over dense"),
-            ("kv_bytes", "KV cache, bytes over dense"),
-            ("microseconds", "predicted time of a step over dense (bf16)"),
-        ),
-        strict=True,
-    ):
+    costs: tuple[tuple[Callable[[Row], float], str], ...] = (
+        (itemgetter("weight_bytes"), "weights, bytes over dense"),
+        (itemgetter("kv_bytes"), "KV cache, bytes over dense"),
+        (microseconds, "predicted time of a step over dense"),
+    )
+    for panel, (cost, label) in zip(panels, costs, strict=True):
         for model, marker in zip(models, _MARKERS, strict=False):
-            for row in model.rows.values():
-                if "losses" not in row or row["row"] == DENSE or _is_variant(row["row"]):
+            for row in model.scored.values():
+                if row["row"] in (DENSE, SERVED) or is_variant(row["row"]):
                     continue
-                if row[key] is None:
-                    continue
-                middle, low, high = map(_lost, model.over(row, model.dense))
+                middle, low, high = map(_lost, model.over_dense(row))
                 panel.errorbar(
-                    row[key] / model.dense[key],
+                    cost(row) / cost(model.dense),
                     middle,
                     [[max(0.0, middle - low)], [max(0.0, high - middle)]],
                     fmt=marker,
@@ -252,7 +212,7 @@ def _picture(models: Sequence[Model]) -> Figure:
         panels[1].plot([], [], marker, color=GREY, markersize=4, label=model.name)
     panels[0].legend(fontsize=7)
     panels[1].legend(fontsize=7)
-    panels[2].set_title("hollow: served in FP8 or bf16", fontsize=8)
+    panels[2].set_title("hollow: by vLLM, in FP8", fontsize=8)
     return figure
 
 

@@ -9,6 +9,9 @@ from vllm_gac.planning.request import PlanRequest
 
 # What names of rows end with; the row without that end is what such a row is compared with.
 DENSE, FREE, PLAIN = "dense", ", free dims", ", plain fits"
+HEALED, FP8 = ", healed", ", FP8 + FP8 KV"
+# The dense model as vLLM computes it in bf16.
+SERVED = f"{DENSE}, served"
 _ALL = ("heads", "prune", "lowrank")
 _FP8, _FP8_CACHE = "fp8_per_tensor", "fp8"
 
@@ -44,15 +47,11 @@ def _fp8(name: str, request: PlanRequest | None) -> dict[str, Row]:
     """FP8 weights and FP8 KV cache, on dims that need no padding for them."""
     if request is not None:
         request = replace(request, quantization=_FP8, kv_cache_dtype=_FP8_CACHE)
-    return {
-        f"{name}, FP8 + FP8 KV": Row(
-            request, served=True, quantization=_FP8, kv_cache_dtype=_FP8_CACHE
-        )
-    }
+    return {f"{name}{FP8}": Row(request, served=True, quantization=_FP8, kv_cache_dtype=_FP8_CACHE)}
 
 
 # The budgets with a goal.
-_GOALS = {
+GOALS: Mapping[str, PlanRequest] = {
     "low rank .8": PlanRequest(param_ratio=0.8, methods=("lowrank",)),
     "heads + MLP .8, KV .75": PlanRequest(param_ratio=0.8, kv_ratio=0.75),
     "all methods .8, KV .5": PlanRequest(param_ratio=0.8, kv_ratio=0.5, methods=_ALL),
@@ -64,7 +63,7 @@ ROWS: Mapping[str, Row] = {
     DENSE: Row(None),
     **{
         name: row
-        for goal, request in _GOALS.items()
+        for goal, request in GOALS.items()
         for name, row in (
             *_aligned_and_free(goal, request).items(),
             (f"{goal}{PLAIN}", Row(request, plain_fits=True)),
@@ -81,13 +80,18 @@ ROWS: Mapping[str, Row] = {
     },
     **_aligned_and_free("low rank .9", PlanRequest(param_ratio=0.9, methods=("lowrank",))),
     **_aligned_and_free("low rank .7", PlanRequest(param_ratio=0.7, methods=("lowrank",))),
-    **{f"{goal}, healed": Row(request, healed=True) for goal, request in _GOALS.items()},
-    "dense, served": Row(None, served=True),
-    "dense, FP8": Row(None, served=True, quantization=_FP8),
-    "dense, FP8 KV": Row(None, served=True, kv_cache_dtype=_FP8_CACHE),
-    **_fp8("dense", None),
-    **{name: row for goal, request in _GOALS.items() for name, row in _fp8(goal, request).items()},
+    **{f"{goal}{HEALED}": Row(request, healed=True) for goal, request in GOALS.items()},
+    SERVED: Row(None, served=True),
+    f"{DENSE}, FP8": Row(None, served=True, quantization=_FP8),
+    f"{DENSE}, FP8 KV": Row(None, served=True, kv_cache_dtype=_FP8_CACHE),
+    **_fp8(DENSE, None),
+    **{name: row for goal, request in GOALS.items() for name, row in _fp8(goal, request).items()},
 }
+
+
+def is_variant(name: str) -> bool:
+    """Whether a row is only there to be compared with the one of the same budget."""
+    return name.endswith((FREE, PLAIN))
 
 
 def chosen(patterns: Sequence[str]) -> list[str]:

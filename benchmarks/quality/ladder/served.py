@@ -16,13 +16,13 @@ _SHOWN = 600  # characters of the end of what a failed engine printed
 
 
 def served_losses(
-    model: Path, text: Path, quantization: str | None, kv_cache_dtype: str
+    model: Path, text: Path, out: Path, quantization: str | None, kv_cache_dtype: str
 ) -> list[float]:
     """The mean cross entropy of each held-out window but its first token, in nats.
 
-    Raises GacError if vLLM cannot run `model` in this way.
+    The process writes them to `out`, which is removed. Raises GacError if vLLM cannot run `model`
+    in this way.
     """
-    out = model.with_suffix(".served.json")
     command = [sys.executable, "-m", __name__, f"{model}", f"{text}", f"{out}"]
     command += ["--kv-cache-dtype", kv_cache_dtype]
     if quantization is not None:

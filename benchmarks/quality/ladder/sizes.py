@@ -55,7 +55,7 @@ SIZES = {
             num_attention_heads=12,
         ),
         lr=6e-4,
-        batch=32,
+        batch=16,
     ),
 }
 

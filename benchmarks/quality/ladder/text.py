@@ -42,7 +42,7 @@ from vllm_gac.errors import GacError
 WINDOW, WINDOWS, MOST_WINDOWS = 1024, 256, 3
 VALIDATION_TOKENS = 1 << 17
 CALIBRATIONS, _CALIBRATION_CHARACTERS, _LARGEST_CALIBRATION = 3, 600_000, 24_000
-_HEALING_CHARACTERS = 14_000_000
+_HEALING_CHARACTERS = 30_000_000
 _SUFFIXES = (".py", ".md", ".rst", ".txt")
 # Larger files are tables and generated code.
 _LARGEST = 200_000

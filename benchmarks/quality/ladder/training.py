@@ -44,6 +44,7 @@ from vllm_gac.checkpoint.atomic_files import appearing, write_json, write_tensor
 from vllm_gac.checkpoint.strict_json import parse_json
 from vllm_gac.errors import GacError
 
+SAVE_SECONDS = 120.0
 _EVALUATE_EVERY = 200
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -109,7 +110,7 @@ def train(
     device: str,
     *,
     commit: str | None = None,
-    save_seconds: float = 120.0,
+    save_seconds: float = SAVE_SECONDS,
     on_point: Callable[[Point], object] = lambda point: None,
 ) -> Path:
     """Train, or go on with, the model of `run` in `directory`. Returns the model's directory.

@@ -1,0 +1,74 @@
+"""The page of the faults: what each costs, before and after its repair, on every model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.json_lines import lines_of
+from benchmarks.common.markdown import table
+from benchmarks.common.page import origin
+from benchmarks.quality.ladder.faults import AFTER, BEFORE, CASES, FEW, MASSIVE
+from benchmarks.quality.ladder.intervals import ratio
+
+_COMMAND = "python -m benchmarks.quality.ladder faults"
+
+
+def faults_page(directory: Path) -> str:
+    """The page of all faults.jsonl in the folders of `directory`; empty if there is none."""
+    found = sorted(directory.glob("*/faults.jsonl"))
+    if not found:
+        return ""
+    lines = [
+        "# Faults of the fits, before and after",
+        "",
+        "Each side of a case is compressed from three calibration texts, to the same dims. "
+        "Perplexity over the dense model's is a mean over the texts; its 95 % interval is over the "
+        "held-out documents. *By text* is after over before with each text. Below 1, the repair "
+        f"has gained. Massive tokens are planted: one in 4,096 counts {MASSIVE:g} times in every "
+        f"covariance. Few tokens are {FEW:g} for each channel of an MLP; the default is 16.",
+    ]
+    for path in found:
+        lines += ["", *_of_a_model(path.parent.name, lines_of(path))]
+    return "\n".join(lines) + "\n"
+
+
+def _of_a_model(name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    (dense,) = [row for row in rows if row["side"] == "dense"]
+    cells = []
+    for case in CASES:
+        sides = {
+            side: {
+                row["text"]: row["losses"]
+                for row in rows
+                if (row["fault"], row["budget"], row["side"]) == (case.fault, case.budget, side)
+                and "losses" in row
+            }
+            for side in (BEFORE, AFTER)
+        }
+        texts = sorted(sides[BEFORE].keys() & sides[AFTER].keys())
+        if not texts:
+            continue
+        before, after = (
+            np.mean([sides[side][text] for text in texts], axis=0) for side in (BEFORE, AFTER)
+        )
+        document = dense["document"]
+        each = [ratio(sides[AFTER][t], sides[BEFORE][t], document)[0] for t in texts]
+        cells.append(
+            [
+                case.fault,
+                case.budget,
+                _interval(*ratio(before, dense["losses"], document)),
+                _interval(*ratio(after, dense["losses"], document)),
+                _interval(*ratio(after, before, document)),
+                ", ".join(f"{value:.4f}" for value in each),
+            ]
+        )
+    heads = ["fault", "budget", "before", "after", "after over before", "by text"]
+    about = origin({**dense, "command": _COMMAND})
+    return [f"## {name}", "", f"{about}.", "", *table(heads, cells)]
+
+
+def _interval(middle: float, low: float, high: float) -> str:
+    return f"{middle:.4f} ({low:.4f} to {high:.4f})"

@@ -1,0 +1,166 @@
+"""What the ladder's page concludes from rows: goals, laws of growth, what to buy, faults."""
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.quality.ladder.faults import AFTER, BEFORE, CASES
+from benchmarks.quality.ladder.faults_page import faults_page
+from benchmarks.quality.ladder.goals import MOST, reached
+from benchmarks.quality.ladder.pareto import microseconds, unbeaten, what_to_buy
+from benchmarks.quality.ladder.results import Model
+from benchmarks.quality.ladder.rows import DENSE, FP8, GOALS, ROWS, SERVED
+from benchmarks.quality.ladder.scaling import LARGE, LARGE_TOKENS, by_size, fitted
+
+_DOCUMENTS = [n // 2 for n in range(60)]
+
+
+def _row(name: str, lost: float = 0.0, **others: Any) -> dict[str, Any]:
+    """A row whose windows each lose about `lost` nats."""
+    rng = random.Random(name)
+    losses = [2 + 0.1 * (n % 7) + lost * (1 + 0.1 * rng.random()) for n in range(60)]
+    return {
+        "row": name,
+        "served": ROWS[name].served,
+        "losses": losses,
+        "document": _DOCUMENTS,
+        "weight_bytes": 1000,
+        "kv_bytes": 100,
+        "microseconds": 50.0,
+        **others,
+    }
+
+
+def _model(*rows: dict[str, Any], **run: Any) -> Model:
+    about = {"size": "130m", "parameters": 1.3e8, "trained_tokens": 1e8, **run}
+    return Model("a model", about, [], {row["row"]: row for row in (_row(DENSE), *rows)})
+
+
+def test_goals_are_of_rows_that_are_measured() -> None:
+    assert set(MOST) <= set(ROWS)
+
+
+def test_a_goal_is_met_only_if_the_whole_interval_is_below_it() -> None:
+    model = _model(
+        _row("low rank .8", 0.01),
+        _row("heads + MLP .8, KV .75", 0.1),
+        {"row": "all methods .8, KV .5", "refused": "no plan"},
+        _row("heads + MLP .7, KV .5, healed", 0.01, heal_tokens=5e6, seconds_to_make=90.0),
+    )
+    text = "\n".join(reached([model]))
+    assert "2 of 4 goals" in text
+    assert "5.0 M tokens, which took 1.5 minutes" in text
+    lines = [line.split("|") for line in reached([model]) if line.startswith("| ")]
+    found = {cells[1].strip(): cells[-2].strip() for cells in lines}
+    assert found["low rank .8"] == "yes"
+    assert found["heads + MLP .8, KV .75"] == "no"
+    assert found["all methods .8, KV .5"] == "no: not made"
+    assert found["low rank .8, healed"] == "not measured"
+    assert not reached([_model(size="30m")])
+
+
+@given(
+    size=st.floats(-1, 1),
+    tokens=st.floats(-1, 1),
+    scale=st.floats(-8, -2),
+    noise=st.floats(0, 0.3),
+)
+def test_a_law_is_found_again_and_its_interval_has_the_middle(
+    size: float, tokens: float, scale: float, noise: float
+) -> None:
+    rng = random.Random(1)
+    points = [(n, d) for n in (3e7, 1.3e8, 3.6e8) for d in (3e7, 1.3e8)]
+    losses = [
+        math.exp(scale + rng.gauss(0, noise)) * (n / 1e8) ** size * (d / 1e8) ** tokens
+        for n, d in points
+    ]
+    law = fitted(*zip(*points, strict=True), losses)
+    assert law is not None
+    middle, low, high = law.at(LARGE, LARGE_TOKENS)
+    assert low <= middle <= high
+    if noise == 0:
+        assert law.coefficients[1:] == pytest.approx((size, tokens), abs=1e-6)
+        near, *_ = law.at(1e8, 1e8)
+        assert near == pytest.approx(math.exp(scale))
+
+
+def test_three_models_have_no_error_and_models_of_one_size_no_law() -> None:
+    law = fitted([3e7, 1.3e8, 1.3e8], [3e7, 3e7, 1.2e8], [0.01, 0.02, 0.03])
+    assert law is not None
+    assert law.at(LARGE, LARGE_TOKENS)[1:] == (0, math.inf)
+    assert fitted([1e8] * 4, [1e7, 2e7, 4e7, 8e7], [0.01, 0.02, 0.03, 0.04]) is None
+
+
+def test_few_models_are_said_to_carry_nothing() -> None:
+    name = "low rank .8"
+    models = [
+        _model(_row(name, lost), parameters=n, trained_tokens=d)
+        for n, d, lost in ((3e7, 3e7, 0.01), (1.3e8, 3e7, 0.05), (1.3e8, 1.2e8, 0.02))
+    ]
+    text = "\n".join(by_size(models))
+    assert "do not carry a statement about 8 B" in text
+    assert f"| {name} | 3 |" in text
+    assert "nothing is extrapolated" in "\n".join(by_size(models[:2]))
+
+
+def test_what_is_beaten_is_not_bought() -> None:
+    rows = [("a", (1.0, 1.0)), ("b", (1.0, 2.0)), ("c", (0.5, 3.0)), ("d", (1.0, 1.0))]
+    assert unbeaten(rows) == ["a", "c", "d"]
+
+
+def test_fp8_alone_and_gac_on_top_are_judged_by_the_rows() -> None:
+    goal, other = list(GOALS)[:2]
+    eight = {"weight_bytes": 500, "kv_bytes": 50}
+    model = _model(
+        _row(SERVED),
+        _row(f"{DENSE}{FP8}", 0.001, **eight),
+        _row(goal, 0.01, weight_bytes=800),
+        _row(f"{goal}{FP8}", 0.01, weight_bytes=400, kv_bytes=25),
+        _row(f"{other}{FP8}", 0.05, weight_bytes=400, kv_bytes=40),
+    )
+    text = "\n".join(what_to_buy(model))
+    assert "better buy than 1 of the 1 rows of GAC in bf16" in text
+    assert f"- {goal}: 20 % less weight and 50 % less cache" in text
+    verdicts = [line.rsplit(": ", 1)[-1] for line in text.splitlines() if line.startswith("- ")]
+    assert verdicts == ["pays.", "does not pay."]
+    assert f"| {goal} |" not in text  # FP8 alone beats it
+    assert what_to_buy(_model()) == [
+        "No row of FP8 was measured, so nothing is said about FP8 alone."
+    ]
+
+
+def test_fp8_weights_take_less_time_than_bf16_and_an_fp8_cache_alone_as_much() -> None:
+    assert microseconds(_row(SERVED)) == microseconds(_row(f"{DENSE}, FP8 KV")) == 50
+    assert 25 < microseconds(_row(f"{DENSE}, FP8")) < 50
+
+
+def test_the_page_of_faults_compares_both_sides_of_each_case(tmp_path: Path) -> None:
+    assert faults_page(tmp_path) == ""
+    case = CASES[0]
+    about = {"machine": "none", "date": "today", "commit": "0", "torch": "0"}
+    rows = [{"fault": None, "budget": None, "side": "dense", "text": None, **_row(DENSE)}]
+    rows += [
+        {
+            **_row(DENSE, lost),
+            "fault": case.fault,
+            "budget": case.budget,
+            "side": side,
+            "text": text,
+        }
+        for text in range(3)
+        for side, lost in ((BEFORE, 0.1), (AFTER, 0.05))
+    ]
+    (tmp_path / "a model").mkdir()
+    file = tmp_path / "a model" / "faults.jsonl"
+    file.write_text("".join(json.dumps(about | row) + "\n" for row in rows))
+    (line,) = [line for line in faults_page(tmp_path).splitlines() if case.budget in line]
+    ratios = [cell.split()[0] for cell in line.split("|")[3:6]]
+    before, after, change = map(float, ratios)
+    assert before > after > 1 > change
+    assert change == pytest.approx(after / before, abs=1e-4)
