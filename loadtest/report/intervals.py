@@ -35,7 +35,7 @@ _TAIL = 0.025
 # Slow requests come together at least as much as slowish ones do. Where a run happens to have few
 # of them, its own 99th percentile would hide that.
 _CLUSTERED_FROM = 90.0
-_KNOTS = 17  # of the errors of a percentile; odd, so that one is at the percentile itself
+_KNOTS = 17  # of the errors of a percentile: one at the percentile itself, and at every fourth of 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,8 @@ def ratio(
         return limits_of_ratio(top, bottom)
     value = top.value / bottom.value
     together = _correlation(one.spread, two.spread) if paired else 0.0
+    if one.is_uneven or two.is_uneven:
+        together = _without_doubt(together, blocks[0])
     first, second = _scores()
     both = together * first + math.sqrt(1 - together**2) * second
     errors = one.log_errors(first) - two.log_errors(both)
@@ -152,7 +154,7 @@ def ratio(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Level:
     """A percentile as a level of sorted values that is known up to its spread."""
 
@@ -175,16 +177,27 @@ class _Level:
     def log_errors(self, scores: Floats) -> Floats:
         """How far the percentile's logarithm may be off, at each normal score of its level.
 
-        Scores lie within 1.96 standard errors. The errors are linear between knots, which are as
-        close as an edge between two heaps needs: each percentile has noise of its own, which is no
-        part of what two servers differ in. Where there is no upper limit, the logarithm goes as far
-        above the value as below it.
+        Scores lie within 1.96 standard errors. The errors are linear between a few knots, because
+        each percentile has noise of its own, which is no part of what two servers differ in. Near
+        the edge of a heap, which makes one step larger than all others together, knots are close.
+        Where there is no upper limit, the logarithm goes as far above the value as below it.
         """
-        knots = _t(math.inf) * np.linspace(-1.0, 1.0, _KNOTS)
-        found = np.log(self._at_scores(knots))
+        steps = np.diff(self._errors)
+        every = 1 if steps.max() > steps.sum() / 2 else _KNOTS // 4
+        return np.asarray(np.interp(scores, _knots()[::every], self._errors[::every]))
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether equal steps of the level are steps of the percentile that differ fourfold."""
+        steps = np.diff(self._errors[:: _KNOTS // 4])
+        return bool(steps.max() > 4 * steps.min() and steps.sum() > 0.05)
+
+    @functools.cached_property
+    def _errors(self) -> Floats:
+        """[knots], the errors of the percentile's logarithm at evenly spread scores."""
+        found = np.log(self._at_scores(_knots()))
         own = found[_KNOTS // 2]
-        errors = np.where(np.isinf(found), own - found[::-1], found - own)
-        return np.asarray(np.interp(scores, knots, errors))
+        return np.where(np.isinf(found), own - found[::-1], found - own)
 
     def _at_scores(self, scores: Floats) -> list[float]:
         """The percentiles at normal scores of the level; infinite where no value bounds them."""
@@ -201,6 +214,11 @@ class _Level:
 
 
 @functools.cache
+def _knots() -> Floats:
+    return _t(math.inf) * np.linspace(-1.0, 1.0, _KNOTS)
+
+
+@functools.cache
 def _scores() -> tuple[Floats, Floats]:
     """Pairs of independent normal scores, in and on the circle of 1.96 standard errors.
 
@@ -214,20 +232,24 @@ def _scores() -> tuple[Floats, Floats]:
 
 
 def _correlation(one: _Spread, two: _Spread) -> float:
-    """The correlation of both percentiles' errors, of which their blocks leave no doubt.
-
-    That is the lower end of Fisher's (1921) interval, but no less than 0 unless blocks differ in
-    opposite ways: blocks are few, and an estimate that is too high makes a ratio look too sure.
-    """
-    blocks = len(one.residuals)
+    """The correlation of what the blocks of both add to the errors of their percentiles."""
     size = math.sqrt(float((one.residuals**2).sum() * (two.residuals**2).sum()))
-    if size == 0 or blocks < 4:
+    if size == 0:
         return 0.0
-    # Rounding alone may take it to 1 or beyond.
-    found = max(min(float(one.residuals @ two.residuals) / size, 1 - 1e-9), -1.0)
-    if found <= 0:
-        return found
-    return max(math.tanh(math.atanh(found) - _t(math.inf) / math.sqrt(blocks - 3)), 0.0)
+    # Rounding alone may take it a little beyond -1 or 1.
+    return min(max(float(one.residuals @ two.residuals) / size, -1.0), 1.0)
+
+
+def _without_doubt(correlation: float, blocks: int) -> float:
+    """The lower end of Fisher's (1921) interval of a positive correlation, but no less than 0.
+
+    Two percentiles that rise unevenly move together only as far as they rise at the same levels.
+    Then a correlation that few blocks show too high makes the ratio look surer than it is.
+    """
+    if correlation <= 0 or blocks < 4:
+        return min(correlation, 0.0)
+    half = _t(math.inf) / math.sqrt(blocks - 3)
+    return max(math.tanh(math.atanh(min(correlation, 1 - 1e-9)) - half), 0.0)
 
 
 def limits_of_ratio(top: Estimate, bottom: Estimate) -> Estimate:
