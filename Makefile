@@ -19,8 +19,11 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet 
 UV_VERSION := 0.13.8
 UV_INSTALL := $(BIN)/python -m uv pip install --quiet --no-deps --python $(BIN)/python
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-# Two processes, each with whole files of tests: what a file's tests share is made once.
-PYTEST := $(BIN)/python -m pytest --timeout 1800 -n 2 --dist loadfile
+# Two processes, each with whole files of tests: what a file's tests share is made once. Files are
+# begun in the order of tests/conftest.py. Each process computes with one thread: on two cores, the
+# threads of two processes that have two each wait for one another most of the time.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 1800 -n 2 --dist loadfile \
+  --no-loadscope-reorder
 UV     := build/uv/bin/uv
 DEBIAN := build/debian
 

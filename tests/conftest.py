@@ -1,5 +1,7 @@
 """What tests share: the compressed demo model; and `gpu` tests are skipped without a GPU."""
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,20 @@ from vllm_gac import demo
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
+# Folders with files that take minutes. Their tests come first: two processes share the files, and
+# if such a file came last, one of them would have nothing to do.
+LONG = ("kernels", "serving", "serving_configs", "loadtest", "steps", "demo", "benchmarks")
+
 # How `make serve` compresses the demo model.
 MAKE_SERVE = ("--plan", str(demo.PLAN), "--max-tokens", "16384")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _place(item.path.relative_to(Path(__file__).parent).parts[0]))
+
+
+def _place(folder: str) -> int:
+    return LONG.index(folder) if folder in LONG else len(LONG)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -32,7 +46,13 @@ def _cuda_is_available() -> bool:
 @pytest.fixture(scope="session")
 def compressed_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model as `make serve` compresses it, made once a session by the command itself."""
-    out = tmp_path_factory.mktemp("compressed") / "demo-gac"
-    command = [Path(sys.executable).parent / "vllm-gac", "compress", demo.MODEL, "--out", out]
-    subprocess.run([*command, *MAKE_SERVE], check=True)
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent  # of all processes
+    out = directory / "demo-gac"
+    with (directory / "demo-gac.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            command = [Path(sys.executable).parent / "vllm-gac", "compress", demo.MODEL]
+            subprocess.run([*command, "--out", out, *MAKE_SERVE], check=True)
     return out
