@@ -11,12 +11,6 @@ from tests.support.killing import assert_disk_was_full, assert_resumed, run_chil
 
 
 @pytest.mark.slow
-def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:
-    summary = _surveyed(tmp_path, step=8)
-    assert_resumed(summary, points=10)
-
-
-@pytest.mark.slow
 def test_resumes_to_the_same_bytes_from_every_single_point(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=1)
     assert_resumed(summary, points=80)
