@@ -9,7 +9,9 @@ from tests.alignment.random_models import TOKENS, RandomModel, models, random_we
 from vllm_gac.compression.reference_model import Reference, logits
 from vllm_gac.healing import distillation
 from vllm_gac.healing.distillation import Distillation, Model
+from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.student import Student, is_trained
+from vllm_gac.healing.teacher import Teacher
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.layout.rope import inverse_frequencies
 
@@ -21,11 +23,14 @@ def pair(
     kept = {key: value for key, value in model.raw.items() if key not in ("gac", "architectures")}
     dense = layout_of(kept)
     weights = random_weights(dense.tensors().items(), seed=1)
-    student = Student(model.layout, model.weights.__getitem__, torch.device("cpu"), rank)
+    alone = Processes(torch.device("cpu"))
+    student = Student(model.layout, model.weights.__getitem__, alone, rank)
     return (
         Distillation(
-            Model(_reference(model, model.layout), student.tensor),
-            Model(_reference(model, dense), weights.__getitem__),
+            Model(_reference(model, model.layout), student),
+            Model(_reference(model, dense), Teacher(dense, weights.__getitem__, alone)),
+            student.rest,
+            alone,
             temperature,
             hidden,
             mixed=False,
@@ -47,7 +52,7 @@ def _reference(model: RandomModel, layout: ModelLayout) -> Reference:
 
 def _logits(model: Model) -> torch.Tensor:
     with torch.no_grad():
-        return logits(model.reference, model.tensor, TOKENS)
+        return logits(model.reference, model.weights.tensor, TOKENS)
 
 
 @given(models())
@@ -75,10 +80,11 @@ def test_every_trained_number_has_a_gradient_whatever_the_model(model: RandomMod
     for rank in (None, 3):
         both, student = pair(model, rank, hidden=1.0)
         both.loss(TOKENS).backward()
-        for name, parameter in student.parameters.items():
-            assert parameter.grad is not None, name
-            assert parameter.grad.isfinite().all(), name
-        assert any(p.grad.abs().max() > 0 for p in student.parameters.values())
+        gradients = student.gradients()
+        assert gradients.keys() == student.parameters().keys()
+        for name, gradient in gradients.items():
+            assert gradient.isfinite().all(), name
+        assert any(gradient.abs().max() > 0 for gradient in gradients.values())
         fixed = {n for n in model.layout.tensors() if not is_trained(n)}
         assert not any(student.tensor(name).requires_grad for name in fixed)
 
@@ -98,8 +104,9 @@ def test_pieces_of_the_vocabulary_change_nothing(model: RandomModel) -> None:
 @settings(max_examples=5)
 def test_the_hidden_states_of_a_model_are_no_distance_from_its_own(model: RandomModel) -> None:
     _, student = pair(model)
-    itself = Model(_reference(model, model.layout), student.tensor)
-    same = Distillation(itself, itself, 1.0, 1.0, mixed=False)
+    itself = Model(_reference(model, model.layout), student)
+    alone = Processes(torch.device("cpu"))
+    same = Distillation(itself, itself, student.rest, alone, 1.0, 1.0, mixed=False)
     assert same.loss(TOKENS).item() == pytest.approx(0, abs=1e-4)
     assert same.score(TOKENS)[0].divergence == pytest.approx(0, abs=1e-5)
     other, _ = pair(model, hidden=1.0)

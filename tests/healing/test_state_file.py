@@ -11,38 +11,73 @@ from safetensors.torch import load_file, save_file
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.healing.guard import Guard, Score
-from vllm_gac.healing.state_file import Progress, State, read_state, write_state
+from vllm_gac.healing.state_file import Progress, read_state, write_state
 
 SHAPES = {"a": (3, 2), "b": (4,)}
+Tensors = dict[tuple[str, str], torch.Tensor]
 
 
-def tensors(seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-
-
-def state(step: int = 9, **changes: Any) -> State:
+def progress(step: int = 9, **changes: Any) -> Progress:
     score = Score(0.5, 2.0)
     values = {"best": score, "best_step": 6, "curve": [(3, math.nan, 2.5), (6, 0.5, 2.0)]}
-    guard = Guard(Score(1.0, 3.0), 1.5, **(values | changes))
-    moments = {"averages": tensors(1), "squares": tensors(2)} if guard.begun < step else {}
-    best = tensors(3) if guard.best_step not in (0, step) else None
-    return State(Progress(step, guard), tensors(0), moments, best)
+    return Progress(step, Guard(Score(1.0, 3.0), 1.5, **(values | changes)))
 
 
-@pytest.mark.parametrize("changes", [{}, {"begun": 9}, {"best_step": 9}, {"best_step": 0}])
-def test_what_was_written_is_read_back(tmp_path: Path, changes: dict[str, int]) -> None:
-    written = state(**changes)
-    write_state(tmp_path / "state", "run", written)
-    read = read_state(tmp_path / "state", "run", tensors(0))
-    assert read is not None
-    assert repr(read.progress) == repr(written.progress)
-    assert repr(read) == repr(written)  # torch prints all of so small tensors
-    assert (read.best is None) == (written.best is None)
+def tensors(kinds: list[str]) -> Tensors:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        (kind, name): torch.randn(shape, generator=generator)
+        for kind in kinds
+        for name, shape in SHAPES.items()
+    }
+
+
+def write(path: Path, state: Progress) -> Tensors:
+    given = tensors(state.kinds)
+    write_state(path, "run", state, SHAPES, lambda kind, name: given[kind, name])
+    return given
+
+
+def read(path: Path) -> tuple[Progress | None, Tensors]:
+    found: Tensors = {}
+
+    def take(state: Progress, kind: str, name: str, tensor: torch.Tensor) -> None:
+        found[kind, name] = tensor
+
+    return read_state(path, "run", SHAPES, take), found
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({}, ["weights", "averages", "squares", "best"]),
+        ({"begun": 9}, ["weights", "best"]),
+        ({"best_step": 9}, ["weights", "averages", "squares"]),
+        ({"best_step": 0}, ["weights", "averages", "squares"]),
+    ],
+)
+def test_what_was_written_is_read_back(
+    tmp_path: Path, changes: dict[str, int], kinds: list[str]
+) -> None:
+    written = progress(**changes)
+    given = write(tmp_path / "state", written)
+    state, found = read(tmp_path / "state")
+    assert repr(state) == repr(written)  # a NaN does not equal itself
+    assert list(dict.fromkeys(kind for kind, _ in found)) == kinds
+    assert found.keys() == given.keys()
+    assert all(torch.equal(tensor, given[key]) for key, tensor in found.items())
+    assert load_file(tmp_path / "state").keys() == {f"{kind}.{name}" for kind, name in given}
+
+
+def test_a_process_that_only_gives_its_shares_writes_nothing(tmp_path: Path) -> None:
+    given = []
+    write_state(None, "run", progress(), SHAPES, lambda *key: given.append(key) or torch.ones(1))
+    assert given == list(tensors(progress().kinds))
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_file_is_no_state(tmp_path: Path) -> None:
-    assert read_state(tmp_path / "state", "run", tensors(0)) is None
+    assert read(tmp_path / "state") == (None, {})
 
 
 def broken(path: Path) -> list[tuple[str, str]]:
@@ -79,8 +114,8 @@ def _metadata(path: Path) -> str:
 
 
 def test_a_state_that_is_broken_or_of_another_run_is_refused(tmp_path: Path) -> None:
-    write_state(tmp_path / "state", "run", state())
+    write(tmp_path / "state", progress())
     for name, said in broken(tmp_path / "state"):
         with pytest.raises(CheckpointError, match=said) as refused:
-            read_state(tmp_path / name, "run", tensors(0))
+            read(tmp_path / name)
         assert str(tmp_path / name) in str(refused.value)

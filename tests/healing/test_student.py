@@ -3,6 +3,7 @@
 import torch
 
 from tests.alignment.random_models import gac_config, random_weights
+from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.student import Student
 from vllm_gac.layout.dims import layout_of
 
@@ -21,7 +22,8 @@ def student(rank: int | None, dtype: torch.dtype = torch.bfloat16) -> tuple[Stud
         name: tensor if name.endswith("rope_inv_freq") else tensor.to(dtype)
         for name, tensor in random_weights(LAYOUT.tensors().items()).items()
     }
-    return Student(LAYOUT, weights.__getitem__, torch.device("cpu"), rank), weights
+    processes = Processes(torch.device("cpu"))
+    return Student(LAYOUT, weights.__getitem__, processes, rank), weights
 
 
 def test_before_training_every_tensor_is_what_was_read() -> None:
@@ -34,7 +36,7 @@ def test_before_training_every_tensor_is_what_was_read() -> None:
 
 def test_embeddings_and_rope_tables_stay() -> None:
     made, weights = student(None)
-    fixed = {name for name in weights if name not in made.parameters}
+    fixed = {name for name in weights if name not in made.parameters()}
     assert fixed == {
         "model.embed_tokens.weight",
         "lm_head.weight",
@@ -44,11 +46,11 @@ def test_embeddings_and_rope_tables_stay() -> None:
 
 def test_adapters_change_matrices_by_a_low_rank_and_factors_stay_factors() -> None:
     made, weights = student(2, torch.float32)
-    assert "model.layers.0.self_attn.q_proj.A.weight.adapter_a" in made.parameters
-    assert "model.layers.0.self_attn.q_proj.B.bias" in made.parameters  # trained whole
-    for name, parameter in made.parameters.items():
+    assert "model.layers.0.self_attn.q_proj.A.weight.adapter_a" in made.parameters()
+    assert "model.layers.0.self_attn.q_proj.B.bias" in made.parameters()  # trained whole
+    for name, parameter in made.parameters().items():
         if name.endswith("adapter_b"):
-            torch.nn.init.normal_(parameter.data)
+            torch.nn.init.normal_(parameter)
     for name in ("mlp.up_proj.weight", "self_attn.q_proj.B.weight"):
         change = made.tensor(f"model.layers.0.{name}") - weights[f"model.layers.0.{name}"]
         assert torch.linalg.matrix_rank(change.detach(), rtol=1e-4) == 2, name
@@ -62,7 +64,7 @@ def test_small_steps_add_up_although_the_stored_dtype_is_coarse() -> None:
     made, weights = student(None)
     name = "model.layers.0.mlp.up_proj.weight"
     for _ in range(200):
-        made.parameters[name].data += 1e-5
+        made.parameters()[name] += 1e-5
     moved = (made.tensor(name).float() - weights[name].float()).mean()
     assert abs(moved.item() - 2e-3) < 2e-4
 
@@ -70,8 +72,8 @@ def test_small_steps_add_up_although_the_stored_dtype_is_coarse() -> None:
 def test_a_copy_is_restored_exactly_and_is_no_view() -> None:
     made, _ = student(3)
     kept = made.copy()
-    for parameter in made.parameters.values():
-        parameter.data += 1
-    assert all(not torch.equal(kept[name], p) for name, p in made.parameters.items())
+    for parameter in made.parameters().values():
+        parameter += 1
+    assert all(not torch.equal(kept[name], p) for name, p in made.parameters().items())
     made.restore(kept)
-    assert all(torch.equal(kept[name], p) for name, p in made.parameters.items())
+    assert all(torch.equal(kept[name], p) for name, p in made.parameters().items())

@@ -1,9 +1,10 @@
 """Atomic writing: a file is either complete or absent, even after a power cut."""
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,6 +57,37 @@ def write_tensors(
     _write(
         path, lambda partial: save_file(dict(tensors), partial, dict(metadata or {"format": "pt"}))
     )
+
+
+def write_floats(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    tensors: Iterable["torch.Tensor"],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write a safetensors file of fp32 tensors atomically, with one of them in memory at a time.
+
+    Args:
+        path: The file.
+        shapes: The shape of each tensor, by its name.
+        tensors: The tensors in host memory, in the same order.
+        metadata: What the header says beside them.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for tensor in tensors:
+                file.write(tensor.contiguous().numpy().data)
+
+    _write(path, write)
 
 
 @contextmanager

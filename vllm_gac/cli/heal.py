@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 from vllm_gac.cli.options import (
@@ -124,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
             "batch_tokens",
         ),
     )
+    if os.environ.get("RANK", "0") != "0":
+        return 0  # of the processes that torchrun has started, the first one prints
     if args.json:
         print_json(_as_json(args, healed))
         return 0

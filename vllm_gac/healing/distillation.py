@@ -10,7 +10,7 @@ et al., NeurIPS 2024). No activation inside a layer is kept for the backward pas
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import cross_entropy, kl_div
@@ -24,27 +24,42 @@ from vllm_gac.compression.reference_model import (
     unembed,
 )
 from vllm_gac.healing.guard import Score
+from vllm_gac.healing.part import Part
+from vllm_gac.healing.processes import Processes
 
 Tensor = torch.Tensor
 # Logits of one piece of the unembedding: 256 MB in fp32.
 PIECE = 1 << 26
 
 
+class Weights(Protocol):
+    """The weights of a model on a device: a Student or a Teacher."""
+
+    layers: list[Part]
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor as it is stored; those of a layer while the layer's part is called."""
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model on a device. `tensor` returns its tensors by their names, as they are stored."""
+    """A model on a device."""
 
     reference: Reference
-    tensor: Callable[[str], Tensor]
+    weights: Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
     """A student, its teacher, and the distance between them.
 
+    Where several processes heal together, all of them call a method at the same time.
+
     Attributes:
         student: The model that is trained.
         teacher: The dense model. It has as many layers, and hidden states of the same size.
+        rest: What is trained beside the student's layers.
+        processes: Those that heal together.
         temperature: What logits are divided by before they are compared.
         hidden_weight: The weight of the distance between hidden states.
         mixed: Whether matrix products are computed in bf16. All else is in fp32.
@@ -52,12 +67,18 @@ class Distillation:
 
     student: Model
     teacher: Model
+    rest: Part
+    processes: Processes
     temperature: float
     hidden_weight: float
     mixed: bool
 
     def loss(self, tokens: Tensor) -> Tensor:
         """The loss of `tokens` [count, length], summed over all tokens, to be minimized."""
+        loss: Tensor = self.rest(self._loss, tokens)
+        return loss
+
+    def _loss(self, tokens: Tensor) -> Tensor:
         with self._precision():
             student, teacher, distance = self._leaving(tokens)
             divergence = self._divergence(student, teacher)
@@ -67,26 +88,37 @@ class Distillation:
     def score(self, tokens: Tensor) -> tuple[Score, float]:
         """The student's score on `tokens` [count, length], and the teacher's loss.
 
-        Logits are computed in fp32 here, because rounded ones would hide small divergences.
+        The processes share the tokens. Logits are computed in fp32 here, because rounded ones would
+        hide small divergences.
         """
-        sums = torch.zeros(3, dtype=torch.float64)
-        for part in batches(tokens):
-            with torch.no_grad():
-                with self._precision():
-                    student, teacher, _ = self._leaving(part)
-                heads = [self._head(model, torch.float32) for model in (self.student, self.teacher)]
-                targets = part[:, 1:].flatten().to(student.device)
-                for ours, theirs, wanted in self._pieces(student[:, :-1], teacher[:, :-1], targets):
-                    ours = unembed(self.student.reference, heads[0], ours)
-                    theirs = unembed(self.teacher.reference, heads[1], theirs)
-                    found = (
-                        _softened_divergence(ours, theirs, 1.0),
-                        cross_entropy(ours, wanted, reduction="sum"),
-                        cross_entropy(theirs, wanted, reduction="sum"),
-                    )
-                    sums += torch.stack(found).double().cpu()
+        parts, sums = list(batches(tokens)), torch.zeros(3, dtype=torch.float64)
+        for first in range(0, len(parts), self.processes.count):
+            number = first + self.processes.rank
+            # One for whom none is left computes with the others, who need its share of the weights.
+            found = self.rest(self._sums, parts[min(number, len(parts) - 1)])
+            sums += found if number < len(parts) else 0
+        sums = self.processes.summed(sums)
         divergence, loss, teacher_loss = (sums / (tokens.numel() - len(tokens))).tolist()
         return Score(divergence, loss), teacher_loss
+
+    @torch.no_grad()
+    def _sums(self, tokens: Tensor) -> Tensor:
+        """The divergence, the student's loss and the teacher's, summed over `tokens`, in fp64."""
+        sums = torch.zeros(3, dtype=torch.float64)
+        with self._precision():
+            student, teacher, _ = self._leaving(tokens)
+        heads = [self._head(model, torch.float32) for model in (self.student, self.teacher)]
+        targets = tokens[:, 1:].flatten().to(student.device)
+        for ours, theirs, wanted in self._pieces(student[:, :-1], teacher[:, :-1], targets):
+            ours = unembed(self.student.reference, heads[0], ours)
+            theirs = unembed(self.teacher.reference, heads[1], theirs)
+            found = (
+                _softened_divergence(ours, theirs, 1.0),
+                cross_entropy(ours, wanted, reduction="sum"),
+                cross_entropy(theirs, wanted, reduction="sum"),
+            )
+            sums += torch.stack(found).double().cpu()
+        return sums
 
     def _leaving(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states [count, length, hidden] after the last layer of student and teacher.
@@ -96,10 +128,13 @@ class Distillation:
         student, teacher = (_embedded(model, tokens) for model in (self.student, self.teacher))
         total = torch.zeros((), device=student.device)
         for index in range(len(self.student.reference.layout.layers)):
+            theirs, ours = (model.weights.layers[index] for model in (self.teacher, self.student))
             with torch.no_grad():
-                teacher = self._layer(self.teacher, index, teacher)
+                teacher = theirs(self._layer, self.teacher, index, teacher)
             target = teacher if self.hidden_weight else None
-            student, distance = _again_in_backward(self._student_layer, index, student, target)
+            student, distance = ours(
+                _again_in_backward, self._student_layer, index, student, target
+            )
             total = total + distance
         return student, teacher, total
 
@@ -113,7 +148,7 @@ class Distillation:
 
     def _layer(self, model: Model, index: int, hidden: Tensor) -> Tensor:
         reference = model.reference
-        weights = read_layer(reference.layout, model.tensor, index)
+        weights = read_layer(reference.layout, model.weights.tensor, index)
         if not self.mixed:
             weights = {name: weight.float() for name, weight in weights.items()}
         return layer_forward(reference, reference.layout.layers[index], weights, hidden)
@@ -135,8 +170,10 @@ class Distillation:
     def _head(self, model: Model, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
         """The last norm and the unembedding; as they are stored if `dtype` is None."""
         tied = model.reference.layout.tie_word_embeddings
-        unembedding = model.tensor("model.embed_tokens.weight" if tied else "lm_head.weight")
-        norm = model.tensor("model.norm.weight")
+        unembedding = model.weights.tensor(
+            "model.embed_tokens.weight" if tied else "lm_head.weight"
+        )
+        norm = model.weights.tensor("model.norm.weight")
         return (norm, unembedding) if dtype is None else (norm.to(dtype), unembedding.to(dtype))
 
     def _pieces(self, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -159,7 +196,7 @@ def _again_in_backward(function: Callable[..., Any], *arguments: Any) -> Any:
 def _embedded(model: Model, tokens: Tensor) -> Tensor:
     """Hidden states [count, length, hidden] that enter layer 0, in fp32."""
     reference = model.reference
-    return model.tensor("model.embed_tokens.weight")[tokens.to(reference.device)].float()
+    return model.weights.tensor("model.embed_tokens.weight")[tokens.to(reference.device)].float()
 
 
 def _distance(hidden: Tensor, target: Tensor) -> Tensor:

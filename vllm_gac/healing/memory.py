@@ -1,12 +1,15 @@
-"""How much of a GPU's memory a healing needs, and what is trained if that is not said.
+"""How much memory a healing needs, and what is trained if that is not said.
 
-A trained number takes 16 bytes: itself, its gradient and Adam's two averages, each in fp32. All
-other weights lie there as they are stored, and so does the teacher.
+A trained number takes 16 bytes of the GPU: itself, its gradient and Adam's two averages, each in
+fp32. The averages go to host memory if that is how whole weights fit. All other weights lie on the
+GPU as they are stored, and so does the teacher. Where several processes heal together, each GPU has
+its share of all but embeddings and activations.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from vllm_gac.errors import HealingError
 from vllm_gac.healing.distillation import PIECE
@@ -14,33 +17,44 @@ from vllm_gac.healing.student import is_trained
 from vllm_gac.healing.train import MICRO_TOKENS
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 
-_TRAINED = 16
+_NUMBER, _GRADIENT, _AVERAGES = 4, 4, 8
 # Hidden states and MLP activations of a layer that exist at once when it runs backward, and logits.
 _STATES, _CHANNELS, _LOGITS = 16, 8, 6
+# A layer's weights in two dtypes and its gradients; and, of those that are shared, the layers on
+# their way, and their gradients.
+_LAYER, _SENT = 12, 24
 # What torch and its libraries take, and gaps between allocations.
 _SHARE_TO_USE = 0.94
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on the device.
+    """Bytes on each device, and in host memory for each.
 
     Attributes:
         trained: Numbers that are trained, with gradients and averages.
         weights: Weights of the student that lie there beside them.
         teacher: Weights of the teacher.
         activations: Hidden states, logits, and one layer's weights and gradients.
+        host: Host memory: the best weights so far, and averages that are kept there.
     """
 
     trained: int
     weights: int
     teacher: int
     activations: int
+    host: int
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All on the device."""
         return self.trained + self.weights + self.teacher + self.activations
+
+    @property
+    def with_averages_in_host_memory(self) -> "Memory":
+        """The same if Adam's averages are kept there."""
+        averages = self.trained * _AVERAGES // (_NUMBER + _GRADIENT + _AVERAGES)
+        return replace(self, trained=self.trained - averages, host=self.host + averages)
 
     def described(self) -> str:
         """The sum, and what it is made of."""
@@ -53,12 +67,28 @@ class Memory:
         return f"{_giga(self.total)} GB: " + ", ".join(f"{_giga(b)} {what}" for b, what in parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is trained.
+
+    Attributes:
+        adapter_rank: The rank of the adapters; None: all weights of the layers.
+        averages_in_host_memory: Whether Adam's averages lie there.
+        memory: What that needs.
+    """
+
+    adapter_rank: int | None
+    averages_in_host_memory: bool
+    memory: Memory
+
+
 def memory(
     student: ModelLayout,
     teacher: ModelLayout,
     weight_bytes: tuple[int, int],
     length: int,
     adapter_rank: int | None,
+    processes: int = 1,
 ) -> Memory:
     """The memory that healing needs.
 
@@ -68,25 +98,35 @@ def memory(
         weight_bytes: Bytes of one stored weight of the student, and of the teacher.
         length: Tokens of one sequence.
         adapter_rank: The rank of adapters; None: all weights of the layers are trained.
+        processes: How many GPUs share the layers.
     """
     shapes = student.tensors()
-    trained = sum(math.prod(s) for n, s in shapes.items() if is_trained(n))
-    fixed = sum(math.prod(s) for n, s in shapes.items() if not is_trained(n))
-    if adapter_rank is not None:
-        fixed = sum(map(math.prod, shapes.values()))
-        trained = _adapter_numbers(shapes, adapter_rank)
+    layers = sum(math.prod(s) for n, s in shapes.items() if is_trained(n))
+    outside = sum(math.prod(s) for n, s in shapes.items() if not is_trained(n))
+    trained = layers if adapter_rank is None else _adapter_numbers(shapes, adapter_rank)
+    fixed = 0 if adapter_rank is None else layers
+    embeddings = (
+        (1 if teacher.tie_word_embeddings else 2) * teacher.vocab_size * teacher.hidden_size
+    )
+    shared = (teacher.parameters - embeddings) // processes
     return Memory(
-        trained=_TRAINED * trained,
-        weights=weight_bytes[0] * fixed,
-        teacher=weight_bytes[1] * teacher.parameters,
-        activations=_activations(student, teacher, max(length, MICRO_TOKENS)),
+        trained=(_NUMBER + _GRADIENT + _AVERAGES) * trained // processes,
+        weights=weight_bytes[0] * (outside + fixed // processes),
+        teacher=weight_bytes[1] * (embeddings + shared),
+        activations=_activations(student, teacher, max(length, MICRO_TOKENS), processes),
+        host=_NUMBER * trained // processes,
     )
 
 
-def chosen_rank(
-    asked: str, adapter_rank: int, whole: Memory, adapters: Memory, free: int | None
-) -> int | None:
-    """The rank of the adapters to train, or None to train all weights of the layers.
+def chosen(
+    asked: str,
+    adapter_rank: int,
+    whole: Memory,
+    adapters: Memory,
+    free: int | None,
+    free_on_host: float,
+) -> Choice:
+    """What to train.
 
     Args:
         asked: "whole", "lora", or "auto": all weights if there is room for them.
@@ -94,23 +134,43 @@ def chosen_rank(
         whole: What training all weights needs.
         adapters: What training adapters needs.
         free: Free bytes of the device; None: its memory is the host's, and is not looked at.
+        free_on_host: Free bytes of host memory for this process.
 
     Raises:
         HealingError: What was asked for does not fit.
     """
     room = math.inf if free is None else _SHARE_TO_USE * free
+    offloaded = whole.with_averages_in_host_memory
     if asked != "lora" and whole.total <= room:
-        return None
+        return Choice(None, False, whole)
+    if asked != "lora" and offloaded.total <= room and offloaded.host <= free_on_host:
+        return Choice(None, True, offloaded)
     if asked != "whole" and adapters.total <= room:
-        return adapter_rank
-    needed, hint = adapters, "heal on a larger GPU"
+        return Choice(adapter_rank, False, adapters)
+    needed, hint = adapters, "heal on a larger GPU, or on several"
     if asked == "whole":
-        needed = whole
+        needed = offloaded
         hint += f", or give --train lora, which takes {_giga(adapters.total)} GB"
+    if asked == "whole" and offloaded.total <= room:
+        raise HealingError(
+            f"too little memory: healing needs {whole.described()}; {_giga(int(room))} GB of the "
+            f"GPU's are free to use. With Adam's averages in host memory it needs "
+            f"{_giga(offloaded.host)} GB there, and {_giga(int(free_on_host))} GB are free; {hint}"
+        )
     raise HealingError(
         f"too little memory: healing needs {needed.described()}; {_giga(int(room))} GB of the "
         f"GPU's are free to use; shorter sequences need less, or {hint}"
     )
+
+
+def free_host_memory() -> float:
+    """Bytes of host memory that can be used without swapping; infinite where nobody tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return math.inf
+    (free,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return 1024.0 * int(free)
 
 
 def _adapter_numbers(shapes: Mapping[str, tuple[int, ...]], rank: int) -> int:
@@ -124,13 +184,13 @@ def _adapter_numbers(shapes: Mapping[str, tuple[int, ...]], rank: int) -> int:
     return count
 
 
-def _activations(student: ModelLayout, teacher: ModelLayout, tokens: int) -> int:
+def _activations(student: ModelLayout, teacher: ModelLayout, tokens: int, processes: int) -> int:
     hidden, layers = student.hidden_size, len(student.layers)
     width = max(layer.intermediate_size for layer in (*student.layers, *teacher.layers))
     largest = sum(math.prod(teacher.linear_shape(teacher.layers[0], name)) for name in LINEARS)
     states = 4 * tokens * (2 * layers * hidden + _STATES * hidden + _CHANNELS * width)
     head = 4 * (_LOGITS * PIECE + 2 * student.vocab_size * hidden)
-    return states + head + 12 * largest
+    return states + head + (_LAYER if processes == 1 else _LAYER + _SENT) * largest
 
 
 def _giga(count: int) -> str:

@@ -12,6 +12,8 @@ from functools import lru_cache
 
 import torch
 
+from vllm_gac.errors import HealingError
+
 # Share of the learning rate that is left at the last step, and most steps of the warm-up.
 _LAST_RATE = 0.1
 _LONGEST_WARM_UP = 100
@@ -63,7 +65,12 @@ class Schedule:
 
 
 def schedule(
-    sequences: int, length: int, tokens: int, batch_tokens: int | None, learning_rate: float
+    sequences: int,
+    length: int,
+    tokens: int,
+    batch_tokens: int | None,
+    learning_rate: float,
+    processes: int = 1,
 ) -> Schedule:
     """The schedule that trains on about `tokens` tokens, in whole steps and one at least.
 
@@ -73,9 +80,21 @@ def schedule(
         tokens: Tokens to train on; more than there are means several passes.
         batch_tokens: Tokens of one step. None: a 256th of all, from 2,048 to 65,536.
         learning_rate: The highest learning rate.
+        processes: How many processes share the sequences of a step.
+
+    Raises:
+        HealingError: The sequences of `batch_tokens` cannot be shared evenly.
     """
     wanted = batch_tokens or min(max(tokens // _STEPS, _SMALLEST_BATCH), _LARGEST_BATCH)
     batch = max(1, wanted // length)
+    if batch % processes:
+        even = math.ceil(batch / processes) * processes
+        if batch_tokens:
+            raise HealingError(
+                f"--batch-tokens {batch_tokens}: {batch} sequences of {length} tokens cannot be "
+                f"shared evenly by {processes} processes; give --batch-tokens {even * length}"
+            )
+        batch = even
     return Schedule(sequences, batch, max(1, tokens // (batch * length)), learning_rate)
 
 

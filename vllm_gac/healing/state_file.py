@@ -8,10 +8,14 @@ squares.{name}       Adam's average of its square, likewise
 best.{name}          the parameters to go back to; absent if they are those above or the input's
 
 Nothing is drawn at random while training (schedule.py), so no generator has a state.
+
+Where several processes heal together, the first one writes the tensors as if it were alone, one
+after the other, and each reads its shares of them. So there is one file, which is complete or
+absent, whatever the number of processes; and none of them ever holds all of the state.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,14 +23,14 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from vllm_gac.checkpoint.atomic_files import write_tensors
+from vllm_gac.checkpoint.atomic_files import write_floats
 from vllm_gac.checkpoint.regular_files import refuse_special
 from vllm_gac.errors import CheckpointError
+from vllm_gac.healing.adam import AVERAGES
 from vllm_gac.healing.guard import Guard
 
 _FORMAT = "1"
-_MOMENTS = ("averages", "squares")
-Tensors = Mapping[str, torch.Tensor]
+Shapes = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +40,51 @@ class Progress:
     step: int
     guard: Guard
 
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of tensors that the state has."""
+        averages = AVERAGES if self.step > self.guard.begun else ()
+        best = ("best",) if self.guard.best_step not in (0, self.step) else ()
+        return ["weights", *averages, *best]
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """A healing after some steps. All tensors are in host memory when they are read.
 
-    `moments` are Adam's two averages by "averages" and "squares"; they are empty right after the
-    run went back. `best` is None if the best parameters are these or the input's.
+def write_state(
+    path: Path | None,
+    run: str,
+    progress: Progress,
+    shapes: Shapes,
+    give: Callable[[str, str], torch.Tensor],
+) -> None:
+    """Write the state of the run of this description atomically.
+
+    Args:
+        path: The file; None in processes that only give their shares.
+        run: The description.
+        progress: How far the run is.
+        shapes: The shape of each parameter, by its name.
+        give: Returns a tensor in host memory by its kind and the parameter's name.
     """
-
-    progress: Progress
-    parameters: Tensors
-    moments: Mapping[str, Tensors]
-    best: Tensors | None
-
-
-def write_state(path: Path, run: str, state: State) -> None:
-    """Write the state of the run of this description atomically."""
-    tensors = _prefixed("weights", state.parameters)
-    for kind, values in state.moments.items():
-        tensors |= _prefixed(kind, values)
-    if state.best is not None:
-        tensors |= _prefixed("best", state.best)
-    metadata = {"format": _FORMAT, "run": run, "state": json.dumps(asdict(state.progress))}
-    write_tensors(path, tensors, metadata)
+    names = [(kind, name) for kind in progress.kinds for name in shapes]
+    tensors = (give(kind, name) for kind, name in names)
+    if path is None:
+        for _ in tensors:
+            pass
+        return
+    metadata = {"format": _FORMAT, "run": run, "state": json.dumps(asdict(progress))}
+    write_floats(path, {f"{kind}.{name}": shapes[name] for kind, name in names}, tensors, metadata)
 
 
-def read_state(path: Path, run: str, parameters: Tensors) -> State | None:
-    """The state in `path`; None if there is no such file.
+def read_state(
+    path: Path,
+    run: str,
+    shapes: Shapes,
+    take: Callable[[Progress, str, str, torch.Tensor], None],
+) -> Progress | None:
+    """Read the state in `path`; returns None if there is no such file.
 
-    `parameters` say which shapes there are. Raises CheckpointError if it is the state of another
-    run than `run`, or broken.
+    `take` is called with what is known of the progress, and each tensor, by its kind and the
+    parameter's name. Raises CheckpointError if it is the state of another run than `run`, or
+    broken.
     """
     if not path.exists():
         return None
@@ -80,39 +98,24 @@ def read_state(path: Path, run: str, parameters: Tensors) -> State | None:
                     "what that run was begun with"
                 )
             progress = TypeAdapter(Progress).validate_json(metadata.get("state", ""))
-            kinds = _kinds(progress)
-            expected = {f"{kind}.{name}" for kind in kinds for name in parameters}
+            expected = {f"{kind}.{name}" for kind in progress.kinds for name in shapes}
             if set(file.keys()) != expected:
                 raise _broken(path, "has other tensors than its metadata says")
-            read = {kind: dict(_read(file.get_tensor, path, kind, parameters)) for kind in kinds}
+            for kind in progress.kinds:
+                for name, shape in shapes.items():
+                    tensor = file.get_tensor(f"{kind}.{name}")
+                    _check(path, f"{kind}.{name}", tensor, shape)
+                    take(progress, kind, name, tensor)
     except (SafetensorError, ValidationError, OSError) as e:
         raise _broken(path, str(e).partition("\n")[0]) from e
-    moments = {kind: read[kind] for kind in kinds if kind in _MOMENTS}
-    return State(progress, read["weights"], moments, read.get("best"))
+    return progress
 
 
-def _kinds(progress: Progress) -> list[str]:
-    """The kinds of tensors that a state has."""
-    guard = progress.guard
-    moments = _MOMENTS if progress.step > guard.begun else []
-    best = ["best"] if guard.best_step not in (0, progress.step) else []
-    return ["weights", *moments, *best]
-
-
-def _prefixed(kind: str, tensors: Tensors) -> dict[str, torch.Tensor]:
-    return {f"{kind}.{name}": tensor.detach().contiguous() for name, tensor in tensors.items()}
-
-
-def _read(
-    get: Callable[[str], torch.Tensor], path: Path, kind: str, parameters: Tensors
-) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, parameter in parameters.items():
-        tensor = get(f"{kind}.{name}")
-        if tensor.shape != parameter.shape or tensor.dtype != torch.float32:
-            raise _broken(path, f"{kind}.{name}: {tensor.dtype} {list(tensor.shape)}")
-        if not tensor.isfinite().all():
-            raise _broken(path, f"{kind}.{name}: contains NaN or infinity")
-        yield name, tensor
+def _check(path: Path, name: str, tensor: torch.Tensor, shape: Sequence[int]) -> None:
+    if list(tensor.shape) != list(shape) or tensor.dtype != torch.float32:
+        raise _broken(path, f"{name}: {tensor.dtype} {list(tensor.shape)}")
+    if not tensor.isfinite().all():
+        raise _broken(path, f"{name}: contains NaN or infinity")
 
 
 def _broken(path: Path, why: str) -> CheckpointError:

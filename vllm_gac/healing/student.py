@@ -14,10 +14,13 @@ Embeddings and unembeddings stay as they are, because compression leaves them al
 tables.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from vllm_gac.checkpoint.layer_shards import read_layer
+from vllm_gac.healing.part import Part, share
+from vllm_gac.healing.processes import Processes
 from vllm_gac.layout.dims import ModelLayout
 
 Tensor = torch.Tensor
@@ -28,59 +31,144 @@ _SEED = 0
 class Student:
     """A model that is trained.
 
+    A parameter is what is trained: a tensor of the model by its name, or its adapters by
+    NAME.adapter_a and NAME.adapter_b. All of them are fp32.
+
     Attributes:
-        layout: Its layout.
-        parameters: The fp32 tensors to train: a tensor of the model by its name, or its adapters by
-            NAME.adapter_a and NAME.adapter_b.
+        layout: The model's layout.
+        layers: The tensors of each layer.
+        rest: What is trained beside them.
     """
 
     def __init__(
         self,
         layout: ModelLayout,
         read: Callable[[str], Tensor],
-        device: torch.device,
+        processes: Processes,
         adapter_rank: int | None,
     ) -> None:
         """Read the tensors of a model; `adapter_rank` None trains all weights of its layers."""
-        self.layout = layout
-        self.parameters: dict[str, Tensor] = {}
+        self.layout, self._processes = layout, processes
+        self.layers = [Part() for _ in layout.layers]
+        self.rest = Part()
         self._fixed: dict[str, Tensor] = {}
         self._dtypes: dict[str, torch.dtype] = {}
-        generator = torch.Generator().manual_seed(_SEED)
+        self._part_of: dict[str, Part] = {}
+        self._adapter_rank, self._generator = adapter_rank, torch.Generator().manual_seed(_SEED)
+        for index, part in enumerate(self.layers):
+            dtypes = {
+                self._add(part, name, read(name))
+                for name, _ in layout.layer_tensors(index)
+                if is_trained(name)
+            }
+            # Whole weights are sent as they are stored, but adapters in fp32.
+            processes.share_out(
+                part, *(dtypes if adapter_rank is None and len(dtypes) == 1 else ())
+            )
         for name in layout.tensors():
-            stored = read(name)
-            self._dtypes[name] = stored.dtype
             if not is_trained(name):
-                self._fixed[name] = stored.to(device)
-            elif adapter_rank is None or stored.ndim == 1:
-                self.parameters[name] = stored.to(device, torch.float32, copy=True)
-            else:
-                self._fixed[name] = stored.to(device)
-                a, b = _adapters(stored, adapter_rank, generator)
-                self.parameters[f"{name}.adapter_a"] = a.to(device)
-                self.parameters[f"{name}.adapter_b"] = b.to(device)
-        for parameter in self.parameters.values():
-            parameter.requires_grad_()
+                self._fixed[name] = read(name).to(processes.device)
+            elif name not in self._part_of:
+                self._add(self.rest, name, read(name))
+        self._trained_in = {
+            name: part for part in (*self.layers, self.rest) for name in part.trained()
+        }
+
+    def _add(self, part: Part, name: str, stored: Tensor) -> torch.dtype:
+        """Add a tensor to a part; returns its dtype."""
+        device = self._processes.device
+        self._part_of[name], self._dtypes[name] = part, stored.dtype
+        if self._adapter_rank is None or stored.ndim == 1:
+            part.add(name, stored.to(device, torch.float32, copy=True), trained=True)
+        else:
+            part.add(name, stored.to(device), trained=False)
+            pair = _adapters(stored, self._adapter_rank, self._generator)
+            for kind, adapter in zip("ab", pair, strict=True):
+                part.add(f"{name}.adapter_{kind}", adapter.to(device), trained=True)
+        return stored.dtype
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of the model as it is stored, in the autograd graph if it is trained."""
-        if name in self.parameters:
-            return self.parameters[name].to(self._dtypes[name])
-        fixed = self._fixed[name]
-        if (b := self.parameters.get(f"{name}.adapter_b")) is None:
-            return fixed
-        update = b @ self.parameters[f"{name}.adapter_a"]
-        return (fixed.float() + _ADAPTER_SCALE * update).to(fixed.dtype)
+        """A tensor of the model as it is stored, in the autograd graph if it is trained.
+
+        Those of a part are whole while the part is called.
+        """
+        if name in self._fixed:
+            return self._fixed[name]
+        part = self._part_of[name]
+        weight = part.tensor(name).to(self._dtypes[name])
+        if not part.has(f"{name}.adapter_b"):
+            return weight
+        with torch.autocast(weight.device.type, enabled=False):
+            update = part.tensor(f"{name}.adapter_b") @ part.tensor(f"{name}.adapter_a")
+        return (weight.float() + _ADAPTER_SCALE * update).to(weight.dtype)
+
+    def stored_layer(self, index: int) -> dict[str, Tensor]:
+        """The tensors of a layer as they are stored, by their names within it, on the CPU.
+
+        All processes call this together.
+        """
+        with torch.no_grad():
+            layer: dict[str, Tensor] = self.layers[index](
+                read_layer, self.layout, self._on_the_cpu, index
+            )
+        return layer
+
+    def stored_rest(self) -> dict[str, Tensor]:
+        """The tensors beside the layers, likewise, by their full names."""
+        names = [name for name in self.layout.tensors() if not name.startswith("model.layers.")]
+        with torch.no_grad():
+            rest: dict[str, Tensor] = self.rest(
+                lambda: {name: self._on_the_cpu(name) for name in names}
+            )
+        return rest
+
+    def _on_the_cpu(self, name: str) -> Tensor:
+        return self.tensor(name).to("cpu", copy=True).contiguous()
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shape of each parameter."""
+        return {name: parameter.shape for name, parameter in self._trained()}
+
+    def parameters(self) -> dict[str, Tensor]:
+        """This process's share of each parameter, outside of the autograd graph."""
+        return {name: share(parameter) for name, parameter in self._trained()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The share of the gradient of each parameter. The next ones begin with zero."""
+        found = {}
+        for name, parameter in self._trained():
+            assert parameter.grad is not None
+            found[name], parameter.grad = share(parameter.grad), None
+        return found
 
     def copy(self) -> dict[str, Tensor]:
-        """A copy of all parameters in host memory."""
-        return {name: p.detach().to("cpu", copy=True) for name, p in self.parameters.items()}
+        """A copy of `parameters` in host memory."""
+        return {name: p.to("cpu", copy=True) for name, p in self.parameters().items()}
 
-    def restore(self, values: Mapping[str, Tensor]) -> None:
-        """Set all parameters to `values`."""
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(values[name])
+    def restore(self, shares: Mapping[str, Tensor]) -> None:
+        """Set this process's share of all parameters."""
+        for name, parameter in self.parameters().items():
+            parameter.copy_(shares[name])
+
+    def gathered(self, name: str, share: Tensor) -> Tensor:
+        """All of what is shared out as parameter `name` is, on the CPU.
+
+        All processes call this together, each with its `share`.
+        """
+        parameter = self._parameter(name)
+        whole = self._processes.whole(parameter, share)
+        return whole.view(parameter.shape)
+
+    def share_of(self, name: str, whole: Tensor) -> Tensor:
+        """This process's share of what is shared out as parameter `name` is."""
+        return self._processes.share_of(self._parameter(name), whole)
+
+    def _parameter(self, name: str) -> Tensor:
+        return self._trained_in[name].tensor(name)
+
+    def _trained(self) -> Iterator[tuple[str, Tensor]]:
+        for name in self._trained_in:
+            yield name, self._parameter(name)
 
 
 def is_trained(name: str) -> bool:

@@ -9,29 +9,27 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import get_total_norm
 from tqdm import tqdm
 
 from vllm_gac.compression.reference_model import batches
+from vllm_gac.healing.adam import Adam
 from vllm_gac.healing.distillation import Distillation
 from vllm_gac.healing.guard import Guard
 from vllm_gac.healing.schedule import Schedule
-from vllm_gac.healing.state_file import Progress, State, read_state, write_state
+from vllm_gac.healing.state_file import Progress, read_state, write_state
 from vllm_gac.healing.student import Student
 
 logger = logging.getLogger(__name__)
 
 # Tokens that run forward and backward at once.
 MICRO_TOKENS = 1 << 13
-# Of Adam (Kingma and Ba, ICLR 2015), as language models are trained. There is no weight decay: it
-# would pull towards zero what the dense model's weights have made large.
-_BETAS = (0.9, 0.95)
 _LARGEST_GRADIENT = 1.0
 # Saving takes at most one part in so many of the time.
 _SAVING = 20
@@ -49,6 +47,7 @@ class Healing:
         schedule: Schedule,
         path: Path,
         run: str,
+        averages_in_host_memory: bool = False,
     ) -> None:
         """Prepare the run.
 
@@ -60,13 +59,13 @@ class Healing:
             schedule: Its steps.
             path: The file of its state.
             run: Identifies the run in that file.
+            averages_in_host_memory: Whether Adam's averages lie there. It changes no result.
         """
         self._distillation, self._student = distillation, student
+        self._processes = distillation.processes
         self._tokens, self._held_out = tokens, held_out
         self._schedule, self._path, self._run = schedule, path, run
-        self._optimizer = torch.optim.AdamW(
-            student.parameters.values(), betas=_BETAS, weight_decay=0.0, fused=True
-        )
+        self._adam = Adam(student.parameters(), averages_in_host_memory)
         self._best = student.copy()
         self._saved_at, self._saving = time.monotonic(), 0.0
 
@@ -76,7 +75,7 @@ class Healing:
         Raises DiskError if the state cannot be saved, and CheckpointError if the file that is there
         is not this run's.
         """
-        with deterministic(self._distillation.student.reference.device):
+        with deterministic(self._processes.device):
             step, guard = self._begin()
             with self._bar(step, progress) as bar:
                 while step < self._schedule.steps:
@@ -87,42 +86,53 @@ class Healing:
                         continue
                     if not self._decide(step, guard, finite):
                         break
-                    bar.set_postfix_str(
-                        f"held out {_best(guard)}, was {guard.before.divergence:.4f}"
-                    )
+                    bar.set_postfix_str(_shown(guard))
                     self._save(step, guard)
             self._student.restore(self._best)
         return guard
 
     def _begin(self) -> tuple[int, Guard]:
         """Where the run is, and its guard; restores what the state file has."""
-        state = read_state(self._path, self._run, self._student.parameters)
-        if state is None:
+        parameters = self._student.parameters()
+
+        def take(progress: Progress, kind: str, name: str, whole: torch.Tensor) -> None:
+            share = self._student.share_of(name, whole)
+            if kind == "weights":
+                parameters[name].copy_(share)
+            elif kind == "best":
+                self._best[name] = share
+            else:
+                self._adam.restore(kind, name, share, progress.step - progress.guard.begun)
+
+        with self._processes.agreeing():
+            progress = read_state(self._path, self._run, self._student.shapes(), take)
+        if progress is None:
             before, teacher_loss = self._distillation.score(self._held_out)
             return 0, Guard(before, teacher_loss, best=before)
-        step, guard = state.progress.step, state.progress.guard
-        self._student.restore(state.parameters)
-        if state.best is not None:
-            self._best = dict(state.best)
-        elif guard.best_step == step:
+        if progress.guard.best_step == progress.step:
             self._best = self._student.copy()
-        if state.moments:
-            self._set_moments(state, step - guard.begun)
-        return step, guard
+        return progress.step, progress.guard
 
     def step(self, step: int, guard: Guard) -> bool:
         """Take a step; False, and no step, if a gradient is not finite."""
-        rows = self._tokens[self._schedule.rows(step)]
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._schedule.rate(step, guard.begun, guard.factor)
+        rows = self._processes.part_of(self._tokens[self._schedule.rows(step)])
         for part in batches(rows, MICRO_TOKENS):
+            # FSDP2 takes the mean of the processes' gradients.
             torch.autograd.backward(self._distillation.loss(part) / rows.numel())
-        norm = clip_grad_norm_(self._student.parameters.values(), _LARGEST_GRADIENT)
-        finite = math.isfinite(norm.item())
+        gradients = self._student.gradients()
+        finite = self._limit(gradients)
         if finite:
-            self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+            self._adam.step(gradients, self._schedule.rate(step, guard.begun, guard.factor))
         return finite
+
+    def _limit(self, gradients: Mapping[str, torch.Tensor]) -> bool:
+        """Scale gradients down if their norm is too large; False if it is not finite."""
+        square = get_total_norm(list(gradients.values())).double().square()
+        norm = math.sqrt(float(self._processes.summed(square)))
+        if norm > _LARGEST_GRADIENT:
+            for gradient in gradients.values():
+                gradient.mul_(_LARGEST_GRADIENT / norm)
+        return math.isfinite(norm)
 
     def _decide(self, step: int, guard: Guard, finite: bool) -> bool:
         """Measure, and keep the weights or go back to the best; False ends the run."""
@@ -142,7 +152,7 @@ class Healing:
                 found,
             )
             self._student.restore(self._best)
-            self._optimizer.state.clear()
+            self._adam.forget()
         if verdict == "stop":
             logger.info("the held-out text gains nothing more: ends here")
         return verdict != "stop"
@@ -150,39 +160,24 @@ class Healing:
     def _save(self, step: int, guard: Guard) -> None:
         """Save the state, unless that was done a short while ago."""
         begun = time.monotonic()
-        if begun - self._saved_at < _SAVING * self._saving and step < self._schedule.steps:
+        due = begun - self._saved_at >= _SAVING * self._saving or step == self._schedule.steps
+        if not self._processes.told(due):
             return
-        state = State(
-            Progress(step, guard),
-            self._student.parameters,
-            self._moments() if step > guard.begun else {},
-            None if guard.best_step in (0, step) else self._best,
-        )
-        write_state(self._path, self._run, state)
+        path = self._path if self._processes.is_first else None
+        shapes = self._student.shapes()
+        write_state(path, self._run, Progress(step, guard), shapes, self._whole)
         self._saved_at = time.monotonic()
         self._saving = self._saved_at - begun
 
-    def _moments(self) -> dict[str, dict[str, torch.Tensor]]:
-        return {
-            kind: {
-                name: self._optimizer.state[parameter][key]
-                for name, parameter in self._student.parameters.items()
-            }
-            for kind, key in (("averages", "exp_avg"), ("squares", "exp_avg_sq"))
-        }
-
-    def _set_moments(self, state: State, steps: int) -> None:
-        """Give the optimizer the moments of `state`, of a run of `steps` steps."""
-        by_number = {
-            number: {
-                "step": torch.tensor(float(steps)),
-                "exp_avg": state.moments["averages"][name],
-                "exp_avg_sq": state.moments["squares"][name],
-            }
-            for number, name in enumerate(self._student.parameters)
-        }
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": by_number, "param_groups": groups})
+    def _whole(self, kind: str, name: str) -> torch.Tensor:
+        """All of a tensor of the state, in host memory."""
+        if kind == "weights":
+            share = self._student.parameters()[name]
+        elif kind == "best":
+            share = self._best[name]
+        else:
+            share = self._adam.averages(kind, name)
+        return self._student.gathered(name, share)
 
     def _bar(self, step: int, progress: bool) -> "tqdm[Any]":
         step_tokens = self._schedule.batch * self._tokens.shape[1]
@@ -198,6 +193,15 @@ class Healing:
 
 def _best(guard: Guard) -> str:
     return f"{guard.best.divergence:.4f}"
+
+
+def _shown(guard: Guard) -> str:
+    """The best weights on the held-out text: divergence and loss, in nats per token."""
+    before, best = guard.before, guard.best
+    return (
+        f"held out: divergence {best.divergence:.4f}, was {before.divergence:.4f}; loss "
+        f"{best.loss:.4f}, was {before.loss:.4f}, the teacher's {guard.teacher_loss:.4f}"
+    )
 
 
 @contextmanager

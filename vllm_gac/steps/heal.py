@@ -7,8 +7,8 @@ Until then the work is in OUT.partial (see checkpoint/workspace.py), with the st
 import hashlib
 import logging
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -19,18 +19,20 @@ from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
+from vllm_gac.checkpoint.layer_shards import write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences, vocabulary
-from vllm_gac.checkpoint.workspace import HEALING, finished_before, workspace
+from vllm_gac.checkpoint.workspace import HEALING, finished_before, partial_of, workspace
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, write_index
 from vllm_gac.compression.reference_model import reference, refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError, HealingError
 from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.guard import Guard, Score
-from vllm_gac.healing.memory import Memory, chosen_rank, memory
+from vllm_gac.healing.memory import Choice, Memory, chosen, free_host_memory, memory
+from vllm_gac.healing.processes import Processes, together
 from vllm_gac.healing.schedule import Schedule, schedule
 from vllm_gac.healing.student import Student
+from vllm_gac.healing.teacher import Teacher
 from vllm_gac.healing.train import Healing
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.names import VERSION
@@ -163,80 +165,97 @@ def heal(
         >>> healed.after.divergence < healed.before.divergence
         True
     """
-    _refuse_several_processes()
-    student = _student(model_directory(directory, revision))
-    dense = open_dense(model_directory(teacher, teacher_revision))
-    if overwrite and out.exists() and out.samefile(student.directory):
-        raise CheckpointError(
-            f"{out}: is the model to be healed; --overwrite replaces only other models"
-        )
-    _check_teacher(student, dense)
-    texts, held_out_texts = text_files(text, "heal on"), text_files(held_out, "measure")
-    length = min(
-        sequence_length,
-        *(c.config.max_position_embeddings for c in (student, dense)),
-    )
-    trained, measured = _sequences(student, texts, held_out_texts, length, tokens)
-    rank = _adapter_rank(student, dense, train, lora_rank, length, device)
-    rate = learning_rate or (_RATE_OF_WEIGHTS if rank is None else _RATE_OF_ADAPTERS)
-    steps = schedule(len(trained), length, tokens or trained.numel(), batch_tokens, rate)
-    threads = threads_of(out)
-    run = {
-        "tool_version": VERSION,
-        "torch_version": torch.__version__,
-        "threads": threads,
-        "device": _device_name(device),
-        "model": fingerprint(student),
-        "teacher": fingerprint(dense),
-        "text": [sha256_of(path) for path in texts],
-        "held_out": [sha256_of(path) for path in held_out_texts],
-        "tokens": tokens,
-        "learning_rate": rate,
-        "train": "whole" if rank is None else "lora",
-        "lora_rank": rank,
-        "temperature": temperature,
-        "hidden_weight": hidden_weight,
-        "batch_tokens": batch_tokens,
-        "sequence_length": sequence_length,
-    }
-    if resume and finished_before(out, "heal", run):
-        return _recorded(out)
-    with workspace(out, "heal", run, resume, overwrite) as work, use_threads(threads):
+    with together(device) as processes, ExitStack() as stack:
+        with processes.agreeing():
+            student = _student(model_directory(directory, revision))
+            dense = open_dense(model_directory(teacher, teacher_revision))
+            if overwrite and out.exists() and out.samefile(student.directory):
+                raise CheckpointError(
+                    f"{out}: is the model to be healed; --overwrite replaces only other models"
+                )
+            _check_teacher(student, dense)
+            texts, held_out_texts = text_files(text, "heal on"), text_files(held_out, "measure")
+            length = min(
+                sequence_length,
+                *(c.config.max_position_embeddings for c in (student, dense)),
+            )
+            trained, measured = _sequences(student, texts, held_out_texts, length, tokens)
+            choice = _choice(student, dense, train, lora_rank, length, processes)
+            rank = choice.adapter_rank
+            rate = learning_rate or (_RATE_OF_WEIGHTS if rank is None else _RATE_OF_ADAPTERS)
+            amount = tokens or trained.numel()
+            steps = schedule(len(trained), length, amount, batch_tokens, rate, processes.count)
+            threads = threads_of(out)
+            run = {
+                "tool_version": VERSION,
+                "torch_version": torch.__version__,
+                "threads": threads,
+                "device": _device_name(device),
+                "processes": processes.count,
+                "model": fingerprint(student),
+                "teacher": fingerprint(dense),
+                "text": [sha256_of(path) for path in texts],
+                "held_out": [sha256_of(path) for path in held_out_texts],
+                "tokens": tokens,
+                "learning_rate": rate,
+                "train": "whole" if rank is None else "lora",
+                "lora_rank": rank,
+                "temperature": temperature,
+                "hidden_weight": hidden_weight,
+                "batch_tokens": batch_tokens,
+                "sequence_length": sequence_length,
+            }
+            work = partial_of(out)
+            finished = processes.is_first and resume and finished_before(out, "heal", run)
+            if processes.is_first and not finished:
+                work = stack.enter_context(workspace(out, "heal", run, resume, overwrite))
+        if processes.told(finished):
+            return _recorded(out)
+        stack.enter_context(use_threads(threads))
         state, model = work / HEALING, work / "model"
         with student.reader() as read, dense.reader() as read_teacher:
-            target = torch.device(device)
-            weights = Student(student.layout, read, target, rank)
-            fixed = {name: read_teacher(name).to(target) for name in dense.layout.tensors()}
+            weights = Student(student.layout, read, processes, rank)
+            fixed = Teacher(dense.layout, read_teacher, processes)
+        processes.share_out_rest(weights.rest, weights.layers, fixed.layers)
+        target = str(processes.device)
         distillation = Distillation(
-            student=Model(reference(student, device=device), weights.tensor),
-            teacher=Model(reference(dense, device=device), fixed.__getitem__),
+            student=Model(reference(student, device=target), weights),
+            teacher=Model(reference(dense, device=target), fixed),
+            rest=weights.rest,
+            processes=processes,
             temperature=temperature,
             hidden_weight=hidden_weight,
-            mixed=target.type == "cuda" and _is_bf16(weights),
+            mixed=processes.device.type == "cuda" and _is_bf16(weights),
         )
-        logger.info(_announcement(steps, length, measured, rank, device))
-        healing = Healing(distillation, weights, trained, measured, steps, state, _digest(run))
-        guard = healing.train(progress)
-        if guard.best_step == 0:
-            state.unlink(missing_ok=True)  # the same run would end in the same way
-            raise HealingError(_no_better(student, guard))
+        logger.info(_announcement(steps, length, measured, rank, device, processes.count))
+        healing = Healing(
+            distillation,
+            weights,
+            trained,
+            measured,
+            steps,
+            state,
+            _digest(run),
+            choice.averages_in_host_memory,
+        )
+        shown = progress and processes.is_first
+        guard = healing.train(shown)
+        with processes.agreeing():
+            if guard.best_step == 0:
+                if processes.is_first:
+                    state.unlink(missing_ok=True)  # the same run would end in the same way
+                raise HealingError(_no_better(student, guard))
         healed = _healed(guard, steps.batch * length, rank)
-        entry = _entry(healed, dense, run, measured.numel())
-        _write_shards(student, weights, model, progress)
-        write_beside(
-            student, student.layout, {"heal": entry}, healed_card(student, dense, entry), model
-        )
-        write_index(model)
+        rest = weights.stored_rest()
+        if processes.is_first:
+            entry = _entry(healed, dense, run, measured.numel())
+            _write_shards(weights, rest, processes, model, shown)
+            card = healed_card(student, dense, entry)
+            write_beside(student, student.layout, {"heal": entry}, card, model)
+            write_index(model)
+        else:
+            _give_layers(weights, processes)
     return healed
-
-
-def _refuse_several_processes() -> None:
-    count = os.environ.get("WORLD_SIZE", "1")
-    if count != "1":
-        raise HealingError(
-            f"WORLD_SIZE is {count}: healing runs in one process, on one GPU; start it without "
-            "torchrun"
-        )
 
 
 def _student(directory: Path) -> Checkpoint:
@@ -316,26 +335,39 @@ def _held_out_tokens(tokens: int) -> int:
     return min(max(tokens // _HELD_OUT_SHARE, _LEAST_HELD_OUT), _MOST_HELD_OUT)
 
 
-def _adapter_rank(
-    student: Checkpoint, teacher: Checkpoint, train: Train, rank: int, length: int, device: str
-) -> int | None:
-    """The rank of the adapters that are trained; None if whole weights are."""
+def _choice(
+    student: Checkpoint,
+    teacher: Checkpoint,
+    train: Train,
+    rank: int,
+    length: int,
+    processes: Processes,
+) -> Choice:
+    """What is trained, as far as there is room for it."""
     stored = _weight_bytes(student), _weight_bytes(teacher)
 
     def needed(of: int | None) -> Memory:
-        return memory(student.layout, teacher.layout, stored, length, of)
+        return memory(student.layout, teacher.layout, stored, length, of, processes.count)
 
-    on_gpu = torch.device(device).type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else None
-    chosen = chosen_rank(train, rank, needed(None), needed(rank), free)
-    logger.info("memory of the device: about %s", needed(chosen).described())
-    if chosen is not None and train == "auto":
+    on_gpu = processes.device.type == "cuda"
+    free = int(processes.least(torch.cuda.mem_get_info(processes.device)[0])) if on_gpu else None
+    on_host = processes.least(free_host_memory()) / processes.on_this_host
+    choice = chosen(train, rank, needed(None), needed(rank), free, on_host)
+    logger.info("memory of the device: about %s", choice.memory.described())
+    if choice.averages_in_host_memory:
+        logger.info(
+            "Adam's averages are kept in host memory, %.1f GB with the best weights, because all "
+            "on the GPU would be %s",
+            choice.memory.host / 1e9,
+            needed(None).described(),
+        )
+    if choice.adapter_rank is not None and train == "auto":
         logger.info(
             "trains adapters of rank %d, because whole weights need %s",
             rank,
-            needed(None).described(),
+            needed(None).with_averages_in_host_memory.described(),
         )
-    return chosen
+    return choice
 
 
 def _weight_bytes(checkpoint: Checkpoint) -> int:
@@ -361,12 +393,18 @@ def _is_bf16(student: Student) -> bool:
 
 
 def _announcement(
-    steps: Schedule, length: int, measured: torch.Tensor, rank: int | None, device: str
+    steps: Schedule,
+    length: int,
+    measured: torch.Tensor,
+    rank: int | None,
+    device: str,
+    processes: int,
 ) -> str:
     what = "whole weights" if rank is None else f"adapters of rank {rank}"
+    on = f"{_device_name(device)}, {processes} processes" if processes > 1 else _device_name(device)
     step = steps.batch * length
     return (
-        f"heals {what} on {_device_name(device)}: {steps.steps} steps of {step:,} tokens, "
+        f"heals {what} on {on}: {steps.steps} steps of {step:,} tokens, "
         f"{steps.steps * step / (steps.sequences * length):.1f} times the text, at a learning rate "
         f"of {steps.learning_rate:g}; {measured.numel():,} other tokens are measured"
     )
@@ -414,19 +452,28 @@ def _entry(
     }
 
 
-def _write_shards(source: Checkpoint, student: Student, directory: Path, progress: bool) -> None:
-    def read(name: str) -> torch.Tensor:
-        return student.tensor(name).to("cpu").contiguous()
+def _write_shards(
+    student: Student,
+    rest: Mapping[str, torch.Tensor],
+    processes: Processes,
+    directory: Path,
+    progress: bool,
+) -> None:
+    """Write the shards in the first process; the others are in `_give_layers`."""
 
-    with torch.no_grad():
-        write_layer_shards(
-            directory,
-            source.layout,
-            lambda index: read_layer(source.layout, read, index),
-            read,
-            description="write",
-            progress=progress,
-        )
+    def layer(index: int) -> dict[str, torch.Tensor]:
+        return student.stored_layer(processes.told(index))
+
+    write_layer_shards(
+        directory, student.layout, layer, rest.__getitem__, description="write", progress=progress
+    )
+    processes.told(len(student.layers))
+
+
+def _give_layers(student: Student, processes: Processes) -> None:
+    """Give this process's share of each layer that the first process asks for."""
+    while (index := processes.told(0)) < len(student.layers):
+        student.stored_layer(index)
 
 
 def _recorded(out: Path) -> Healed:

@@ -1,0 +1,59 @@
+"""Adam's steps are those of torch, wherever its averages lie."""
+
+import pytest
+import torch
+
+from vllm_gac.healing import adam
+from vllm_gac.healing.adam import AVERAGES, Adam
+
+# A CPU rounds its vectors of 16 otherwise than what is left, so that is what pieces are here.
+SHAPES = {"matrix": (7, 5), "vector": (11,), "none": (0, 5)}
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("in_host_memory", [False, True])
+def test_steps_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, in_host_memory: bool) -> None:
+    monkeypatch.setattr(adam, "_PIECE", 16)
+    ours, theirs = tensors(0), tensors(0)
+    optimizer = Adam(ours, in_host_memory)
+    expected = torch.optim.AdamW(theirs.values(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    for step in range(5):
+        rate = 0.1 / (1 + step)
+        optimizer.step(tensors(step + 1), rate)
+        for tensor, gradient in zip(theirs.values(), tensors(step + 1).values(), strict=True):
+            tensor.grad = gradient
+        expected.param_groups[0]["lr"] = rate
+        expected.step()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("in_host_memory", [False, True])
+def test_averages_are_taken_up_again(monkeypatch: pytest.MonkeyPatch, in_host_memory: bool) -> None:
+    monkeypatch.setattr(adam, "_PIECE", 16)
+    ours = tensors(0)
+    optimizer = Adam(ours, not in_host_memory)
+    for step in range(3):
+        optimizer.step(tensors(step + 1), 0.1)
+    again = {name: tensor.clone() for name, tensor in ours.items()}
+    other = Adam(again, in_host_memory)
+    for kind in AVERAGES:
+        for name, shape in SHAPES.items():
+            other.restore(kind, name, optimizer.averages(kind, name).view(shape).clone(), steps=3)
+    for one in (optimizer, other):
+        one.step(tensors(9), 0.1)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in ours.items())
+
+
+def test_what_is_forgotten_has_no_effect() -> None:
+    ours, fresh = tensors(0), tensors(0)
+    optimizer = Adam(ours, True)
+    optimizer.step(tensors(1), 0.0)
+    optimizer.forget()
+    optimizer.step(tensors(2), 0.1)
+    Adam(fresh, False).step(tensors(2), 0.1)
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in ours.items())

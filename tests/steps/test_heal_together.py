@@ -1,0 +1,117 @@
+"""Two processes that torchrun has started heal a model as one does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.steps.healing_models import write_all
+from vllm_gac.steps.heal import heal
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+# 7 steps of 8 sequences.
+FEW: dict[str, Any] = {
+    "sequence_length": 32,
+    "batch_tokens": 256,
+    "tokens": 1792,
+    "learning_rate": 5e-3,
+    "hidden_weight": 0.1,
+}
+# Saves each time, and is killed in place of saving for the `KILLED`th time.
+KILLED = """
+import os, signal, sys
+from vllm_gac.cli import main
+from vllm_gac.healing import train
+train._SAVING, saved, write = 0, [], train.write_state
+def write_or_die(path, *arguments):
+    saved.append(path)
+    if len(saved) == int(os.environ["KILLED"]) and path is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(path, *arguments)
+train.write_state = write_or_die
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def healed_by_two(
+    directory: Path, out: str, *more: object, killed: int | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    code: tuple[object, ...] = ("-m", "vllm_gac")
+    if killed:
+        (directory / "killed.py").write_text(KILLED)
+        code = (directory / "killed.py",)
+    given = [
+        item
+        for name, value in (FEW | options).items()
+        for item in (f"--{name.replace('_', '-')}", value)
+    ]
+    texts = ("--teacher", directory / "teacher", "--text", directory / "text.txt")
+    argv = [*TORCHRUN, *code, "heal", directory / "student", *texts, "--out", directory / out]
+    return subprocess.run(
+        [str(item) for item in (*argv, "--device", "cpu", "--quiet", *given, *more)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "KILLED": str(killed), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor
+        for shard in sorted(directory.glob("*.safetensors"))
+        for name, tensor in load_file(shard).items()
+    }
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("train", ["whole", "lora"])
+def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, train: Any) -> None:
+    student, teacher, text = write_all(tmp_path)
+    one = heal(student, teacher, [text], tmp_path / "one", train=train, progress=False, **FEW)
+    ran = healed_by_two(tmp_path, "two", "--json", train=train)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    (line,) = ran.stdout.splitlines()  # only one of them prints
+    two = json.loads(line)
+    for ours, theirs in zip(two["curve"], one.curve, strict=True):
+        assert ours == pytest.approx(list(theirs), rel=1e-3)
+    together, alone = tensors(tmp_path / "two"), tensors(tmp_path / "one")
+    before = tensors(student)
+    assert together.keys() == alone.keys()
+    for name, tensor in alone.items():
+        moved = (tensor - before[name]).norm()
+        assert (together[name] - tensor).norm() <= 0.02 * moved, name
+
+    ran = healed_by_two(tmp_path, "killed", train=train, killed=3)
+    assert ran.returncode != 0
+    assert (tmp_path / "killed.partial" / "healing.safetensors").exists()
+    ran = healed_by_two(tmp_path, "killed", "--resume", train=train)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert contents(tmp_path / "killed") == contents(tmp_path / "two")
+    assert not (tmp_path / "killed.partial").exists()
+
+
+def test_what_two_processes_refuse_one_of_them_says(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    ran = healed_by_two(tmp_path, "out", batch_tokens=96)
+    assert ran.returncode != 0
+    (said,) = (line for line in ran.stderr.splitlines() if line.startswith("vllm-gac: "))
+    assert said == (
+        "vllm-gac: error: --batch-tokens 96: 3 sequences of 32 tokens cannot be shared evenly by "
+        "2 processes; give --batch-tokens 128"
+    )
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.partial").exists()

@@ -1,0 +1,119 @@
+"""Adam (Kingma and Ba, ICLR 2015), whose averages may lie in host memory.
+
+There they take no memory of the GPU, and travel to it and back in each step. The numbers that come
+out are the same: torch's fused step treats each number by itself. torch.optim's classes are not
+used, because they keep their state beside the parameters.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.optim.adamw import adamw
+
+Tensor = torch.Tensor
+# As language models are trained. There is no weight decay: it would pull towards zero what the
+# dense model's weights have made large.
+_BETAS = (0.9, 0.95)
+_EPSILON = 1e-8
+# Numbers that travel at once. Pinned memory is given out in powers of two.
+_PIECE = 1 << 22
+AVERAGES = ("averages", "squares")
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A slice of a parameter, flat, and Adam's averages of its gradient and of its square."""
+
+    parameter: Tensor
+    average: Tensor
+    square: Tensor
+
+
+class Adam:
+    """The optimizer of some parameters."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], in_host_memory: bool) -> None:
+        """Begin with no averages.
+
+        Args:
+            parameters: Tensors outside of the autograd graph, by their names.
+            in_host_memory: Whether the averages lie there.
+        """
+        self._in_host_memory = in_host_memory
+        self._steps = 0
+        self._pieces = {
+            name: [self._piece(flat) for flat in self._slices(parameter)]
+            for name, parameter in parameters.items()
+        }
+
+    def _slices(self, tensor: Tensor) -> list[Tensor]:
+        flat = tensor.view(-1)
+        return list(torch.split(flat, _PIECE)) if self._in_host_memory else [flat]
+
+    def _piece(self, flat: Tensor) -> _Piece:
+        if not self._in_host_memory:
+            return _Piece(flat, torch.zeros_like(flat), torch.zeros_like(flat))
+        pinned = flat.device.type == "cuda"
+        averages = (torch.zeros(len(flat), pin_memory=pinned) for _ in AVERAGES)
+        return _Piece(flat, *averages)
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor], rate: float) -> None:
+        """Take a step along the gradients of all parameters, at a learning rate."""
+        pairs = [
+            (piece, gradient)
+            for name, pieces in self._pieces.items()
+            for piece, gradient in zip(pieces, self._slices(gradients[name]), strict=True)
+            if len(gradient)
+        ]
+        # One by one if they travel, else all at once.
+        for some in [[pair] for pair in pairs] if self._in_host_memory else [pairs]:
+            device = some[0][1].device
+            there = [[a.to(device, non_blocking=True) for a in _averages(p)] for p, _ in some]
+            adamw(
+                [piece.parameter for piece, _ in some],
+                [gradient for _, gradient in some],
+                [average for average, _ in there],
+                [square for _, square in there],
+                [],
+                list(torch.full((len(some),), float(self._steps), device=device).unbind()),
+                fused=True,
+                amsgrad=False,
+                beta1=_BETAS[0],
+                beta2=_BETAS[1],
+                lr=rate,
+                weight_decay=0.0,
+                eps=_EPSILON,
+                maximize=False,
+            )
+            for (piece, _), changed in zip(some, there, strict=True):
+                for kept, tensor in zip(_averages(piece), changed, strict=True):
+                    if kept is not tensor:
+                        kept.copy_(tensor, non_blocking=True)
+        if self._in_host_memory and torch.cuda.is_available():
+            torch.cuda.synchronize()  # the averages have arrived
+        self._steps += 1
+
+    def forget(self) -> None:
+        """Begin again with no averages."""
+        self._steps = 0
+        for pieces in self._pieces.values():
+            for piece in pieces:
+                for average in _averages(piece):
+                    average.zero_()
+
+    def averages(self, kind: str, name: str) -> Tensor:
+        """The averages of a parameter, flat, of one of the AVERAGES."""
+        parts = [_averages(piece)[AVERAGES.index(kind)] for piece in self._pieces[name]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def restore(self, kind: str, name: str, averages: Tensor, steps: int) -> None:
+        """Take up the averages of a parameter again, which so many `steps` have made."""
+        self._steps = steps
+        for piece, values in zip(self._pieces[name], self._slices(averages), strict=True):
+            _averages(piece)[AVERAGES.index(kind)].copy_(values)
+
+
+def _averages(piece: _Piece) -> tuple[Tensor, Tensor]:
+    return piece.average, piece.square

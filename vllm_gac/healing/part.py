@@ -1,0 +1,54 @@
+"""Tensors that are needed at the same time, such as those of a layer.
+
+Where several processes heal together, each has a share of every tensor, and FSDP2 puts the tensors
+together while the part is called (processes.py). That is all that a part is a module for: what is
+computed with its tensors is a function that it is called with.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+Tensor = torch.Tensor
+
+
+class Part(torch.nn.Module):
+    """Some tensors of a model, by their names."""
+
+    def add(self, name: str, tensor: Tensor, trained: bool) -> None:
+        """Add a tensor; it gets gradients if it is `trained`."""
+        self.register_parameter(_key(name), torch.nn.Parameter(tensor, requires_grad=trained))
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return _key(name) in self._parameters
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor: whole while the part is called, else the share that this process has."""
+        tensor = self._parameters[_key(name)]
+        assert tensor is not None
+        return tensor
+
+    def trained(self) -> list[str]:
+        """The names of the tensors that are trained."""
+        return [
+            key.replace("/", ".")
+            for key, tensor in self._parameters.items()
+            if tensor is not None and tensor.requires_grad
+        ]
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function while all tensors are whole."""
+        return function(*arguments)
+
+
+def share(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor of a part, outside of the autograd graph."""
+    with torch.no_grad():
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")  # modules allow no dots

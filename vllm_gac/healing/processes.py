@@ -1,0 +1,187 @@
+"""The processes that heal a model together, one for each GPU, as torchrun starts them.
+
+Each has a share of every weight of the layers, of its gradient and of Adam's averages, and trains
+on its share of each step's sequences: torch's FSDP2, which is the third stage of ZeRO (Rajbhandari
+et al., SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023). Embeddings, which are not trained, are
+whole everywhere. Only the first process writes files and says something.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from vllm_gac.errors import GacError, HealingError
+from vllm_gac.healing.part import Part
+
+Tensor = torch.Tensor
+_VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# The first process writes to disk while the others wait.
+_LONGEST_WAIT = timedelta(hours=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of a healing, and which of them this one is.
+
+    Attributes:
+        device: The device of this process.
+        count: How many there are.
+        rank: The number of this one, from 0.
+        on_this_host: How many of them are on this machine.
+        mesh: All of them, if there are several.
+    """
+
+    device: torch.device
+    count: int = 1
+    rank: int = 0
+    on_this_host: int = 1
+    mesh: DeviceMesh | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """If one is refused within the block, all end; the first of those that are says why."""
+        refusal = None
+        try:
+            yield
+        except GacError as e:
+            refusal = e
+        refused = self.least(self.rank if refusal else self.count)
+        if refusal is not None and refused == self.rank:
+            raise refusal
+        if refused < self.count:
+            raise SystemExit(1)
+
+    def told(self, number: int) -> int:
+        """What `number` is in the first process."""
+        return int(self._together(number if self.is_first else 0, dist.ReduceOp.SUM))
+
+    def least(self, number: float) -> float:
+        """The least `number` of any process."""
+        return self._together(number, dist.ReduceOp.MIN)
+
+    def summed(self, numbers: Tensor) -> Tensor:
+        """The sum of the fp64 `numbers` of all processes."""
+        if self.mesh is None:
+            return numbers
+        sums = numbers.to(self.device)
+        dist.all_reduce(sums)
+        return sums.to(numbers.device)
+
+    def part_of(self, sequences: Tensor) -> Tensor:
+        """The share of `sequences` [count, length] that this process trains on."""
+        each = len(sequences) // self.count
+        return sequences[self.rank * each : (self.rank + 1) * each]
+
+    def share_out(self, part: Part, gathered: torch.dtype | None = None) -> None:
+        """Leave this process its share of a part, whose tensors are sent as `gathered` if given."""
+        if self.mesh is None:
+            return
+        precision = MixedPrecisionPolicy(gathered, torch.float32, cast_forward_inputs=False)
+        fully_shard(part, mesh=self.mesh, reshard_after_forward=True, mp_policy=precision)
+
+    def share_out_rest(self, rest: Part, student: Sequence[Part], teacher: Sequence[Part]) -> None:
+        """Share out what is beside the layers, and have each layer sent while others compute."""
+        if self.mesh is None:
+            return
+        rest.add_module("layers", torch.nn.ModuleList([*student, *teacher]))
+        self.share_out(rest)
+        for index, ours in enumerate(student):
+            _prefetch(teacher[index], forward=[ours])
+            # Backward, nothing comes after layer 0: it names itself, or the teacher's would come.
+            _prefetch(ours, forward=teacher[index + 1 :][:1], backward=[student[max(index - 1, 0)]])
+        rest(lambda: None)  # FSDP2 prepares itself when it is first called
+
+    def whole(self, tensor: Tensor, share: Tensor) -> Tensor:
+        """All of what each process has a `share` of, shared out like `tensor`; on the CPU.
+
+        All processes call this together.
+        """
+        if isinstance(tensor, DTensor):
+            local = share.to(self.device).view(tensor.to_local().shape)
+            share = DTensor.from_local(
+                local, self.mesh, [Shard(0)], shape=tensor.shape, stride=tensor.stride()
+            ).full_tensor()
+        return share.cpu()
+
+    def share_of(self, tensor: Tensor, whole: Tensor) -> Tensor:
+        """This process's share of a `whole` tensor in host memory, shared out like `tensor`."""
+        if not isinstance(tensor, DTensor):
+            return whole
+        each = -(-len(whole) // self.count)
+        return whole[self.rank * each : (self.rank + 1) * each].clone()
+
+    def _together(self, number: float, operation: dist.ReduceOp.RedOpType) -> float:
+        if self.mesh is None:
+            return number
+        tensor = torch.tensor(float(number), dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, operation)
+        return float(tensor)
+
+
+def _prefetch(part: Part, forward: Sequence[Part], backward: Sequence[Part] = ()) -> None:
+    assert isinstance(part, FSDPModule)
+    part.set_modules_to_forward_prefetch([p for p in forward if isinstance(p, FSDPModule)])
+    if backward:
+        part.set_modules_to_backward_prefetch([p for p in backward if isinstance(p, FSDPModule)])
+
+
+@contextmanager
+def together(device: str) -> Iterator[Processes]:
+    """This process among those that torchrun has started; alone if it has not.
+
+    Raises HealingError if they have too few GPUs.
+    """
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count == "1":
+        yield Processes(torch.device(device))
+        return
+    if missing := [name for name in _VARIABLES if name not in os.environ]:
+        raise HealingError(
+            f"WORLD_SIZE is {count}, but {', '.join(missing)} is not set; start it with torchrun, "
+            "or unset WORLD_SIZE"
+        )
+    rank, local, here = (int(os.environ[name]) for name in _VARIABLES[:3])
+    own = torch.device(device)
+    if own.type == "cuda":
+        own = _gpu_of(own, local, here)
+        torch.cuda.set_device(own)
+    log = logging.getLogger("vllm_gac")
+    level = log.level
+    if rank:
+        log.setLevel(logging.ERROR)
+    dist.init_process_group("nccl" if own.type == "cuda" else "gloo", timeout=_LONGEST_WAIT)
+    try:
+        mesh = init_device_mesh(own.type, (int(count),))
+        yield Processes(own, int(count), rank, here, mesh)
+        dist.barrier()  # what the first one has written is there when any of them returns
+    finally:
+        log.setLevel(level)
+        dist.destroy_process_group()
+
+
+def _gpu_of(device: torch.device, local: int, here: int) -> torch.device:
+    if str(device) != "cuda":
+        raise HealingError(
+            f"--device {device} with several processes: each computes on a GPU of its own; give "
+            "--device cuda, and choose GPUs by CUDA_VISIBLE_DEVICES"
+        )
+    if here > (gpus := torch.cuda.device_count()):
+        raise HealingError(
+            f"{here} processes on this machine, which has {gpus} GPUs; give torchrun "
+            f"--nproc-per-node {gpus}"
+        )
+    return torch.device("cuda", local)
