@@ -150,6 +150,13 @@ def rotate(low, high, cos, sin, ASSEMBLY: tl.constexpr):
 
 
 @triton.jit
+def side_by_side(low, high):
+    """low and high [n, PADDED] as one matrix [n, 2 * PADDED]; on Hopper no number moves."""
+    both = tl.trans(tl.join(low, high), 0, 2, 1)
+    return tl.reshape(both, [low.shape[0], 2 * low.shape[1]])
+
+
+@triton.jit
 def rotate_back(low, high, cos, sin):
     """Rotate pairs (low, high) backward, in the dtype they have."""
     return low * cos + high * sin, high * cos - low * sin

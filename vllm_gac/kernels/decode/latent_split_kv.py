@@ -25,7 +25,8 @@ Names are those of split_kv.py, and these:
                 rotated backward by the position of the tile's first token
     tile_cos, tile_sin  [TILE, PADDED]: of the angles of a tile's tokens relative to its first one
     step_cos, step_sin  [1, PADDED]: of the angles from one tile to the next
-    sums        [TILE, ROWS]: weights summed over the tiles, to be added up at the end
+    reference, sums, tops, acc      what rare_reference.py describes
+    careful     1 if the unit's tiles are read once more, as described there
 """
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
@@ -41,11 +42,18 @@ from vllm_gac.kernels.decode.latent_keys import (
     rebuild_keys,
     rotate,
     rotate_back,
+    side_by_side,
     turned_queries,
+)
+from vllm_gac.kernels.decode.rare_reference import (
+    add_tile,
+    is_due,
+    renew_reference,
+    was_exceeded,
 )
 from vllm_gac.kernels.decode.rows import locate, store_result, unit_rows
 from vllm_gac.kernels.decode.schedule import NOT_SPECIALIZED, leave_unit, next_unit, program_share
-from vllm_gac.kernels.decode.softmax import add_latent_tile, no_values, value_pieces
+from vllm_gac.kernels.decode.softmax import no_values, value_pieces, visible_scores
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -120,6 +128,7 @@ def latent_split_kv(
     relative = tl.arange(0, TILE).to(tl.float32)[:, None] * frequency[None, :]
     tile_cos, tile_sin = cos_sin(relative, ASSEMBLY)
     step_cos, step_sin = tl.cos(frequency * TILE)[None, :], tl.sin(frequency * TILE)[None, :]
+    careful = 0
     while position < end:
         unit = next_unit(query_start_loc, seq_lens, position, end, sequence, before, TILE, WINDOW)
         used = row_token < tl.minimum(unit.queries, MAX_QUERIES)
@@ -131,14 +140,15 @@ def latent_split_kv(
         q_low, q_high = turned_queries(query_row, known, pair, frequency, start, scale, PAIRS)
         row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
 
-        highest = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
-        sums = tl.zeros([TILE, ROWS], tl.float32)  # of weights, over tiles: added up at the end
+        reference = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
+        sums = tl.zeros([TILE, ROWS], tl.float32)
+        tops = tl.full([TILE, ROWS], float("-inf"), tl.float32)
         acc = no_values(ROWS, V, PAIRED)
         table = block_table + sequence.to(tl.int64) * table_stride
         head_cache = kv_cache + (unit.head * cache_head_stride).to(tl.int64) * GRAIN
         token = start + tl.arange(0, TILE)
         page, page_row = locate(token, unit, table, BLOCK_SIZE, WINDOW)
-        for _ in range(unit.here):
+        for tile in range(unit.here):
             offset = page.to(tl.int64) * cache_block_stride + page_row * cache_token_stride
             # One step ahead in registers, so that the pipeline's stages are all left to rows.
             page, page_row = locate(token + TILE, unit, table, BLOCK_SIZE, WINDOW)
@@ -148,22 +158,29 @@ def latent_split_kv(
                 PARTS, REBUILT, KEY_SIZE, K, PAIRS, PADDED, TILE, ROWS, dtype, PAIRED, ASSEMBLY,
             )  # fmt: skip
             q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
-            highest, sums, acc = add_latent_tile(
-                scores, token, row_end, highest, sums, acc, cache_row + PARTS * KEY_SIZE,
-                V, VALUE_SIZE, WINDOW, dtype, PAIRED, ASSEMBLY,
+            scores = visible_scores(scores, token, row_end, 0, WINDOW)
+            if is_due(tile, careful):
+                reference, sums, acc = renew_reference(scores, reference, sums, acc, dtype)
+            sums, tops, acc = add_tile(
+                scores, reference, sums, tops, acc, cache_row + PARTS * KEY_SIZE,
+                V, VALUE_SIZE, dtype, PAIRED, ASSEMBLY,
             )  # fmt: skip
             token += TILE
 
-        denominator = tl.sum(sums, 0)
-        output_row = unit_rows(
-            output, unit, row_token, row_head, output_token_stride, output_head_stride, GROUP
-        )
-        store_result(
-            output_row, partial_values, partial_log_sums, unit, row, used,
-            highest, denominator, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
-            V, VALUE_SIZE,
-        )  # fmt: skip
-        position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
+        if was_exceeded(tops, dtype) & (careful == 0):
+            careful = 1
+        else:
+            denominator = tl.sum(sums, 0)
+            output_row = unit_rows(
+                output, unit, row_token, row_head, output_token_stride, output_head_stride, GROUP
+            )
+            store_result(
+                output_row, partial_values, partial_log_sums, unit, row, used,
+                reference, denominator, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
+                V, VALUE_SIZE,
+            )  # fmt: skip
+            position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
+            careful = 0
 
 
 @triton.jit
@@ -193,7 +210,7 @@ def _scores(
     q_low, q_high [ROWS, PADDED]: queries rotated backward by the position of the tile's first
     token. up: the up-projections of the unit's latents begin at `head` * PARTS * REBUILT heads.
     """
-    q_low, q_high = tl.trans(q_low.to(tl.float16)), tl.trans(q_high.to(tl.float16))
+    query = tl.trans(side_by_side(q_low.to(tl.float16), q_high.to(tl.float16)))
     scores = tl.zeros([TILE, ROWS], tl.float32)
     for part in tl.static_range(PARTS):
         latent_row = cache_row + part * KEY_SIZE
@@ -208,8 +225,8 @@ def _scores(
             else:
                 low, high = rebuild_keys(latent, up_head, PAIRS, PADDED, KEY_SIZE, K)
             low, high = rotate(low, high, tile_cos, tile_sin, ASSEMBLY)
-            head_scores = tl.dot(low, q_low)
-            head_scores = tl.dot(high, q_high, head_scores)
+            # One product, not two: threads wait for each, and fence the queries for each.
+            head_scores = tl.dot(side_by_side(low, high), query)
             if part + member > 0:
                 # Rows of other heads keep what they have; later heads get their scores later.
                 is_own = (original == part * REBUILT + member)[None, :]
