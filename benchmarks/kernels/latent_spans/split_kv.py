@@ -342,7 +342,7 @@ def _scores(
     scores = tl.zeros([TILE, ROWS], tl.float32)
     terms = tl.zeros([TILE, max(1, TERMS) * SLOTS], tl.float32)
     for part in tl.static_range(PARTS):
-        latent = load_latents(cache_row + part * KEY_SIZE, KEY_SIZE, K, dtype, ASSEMBLY)
+        latent = load_latents(cache_row + part * KEY_SIZE, KEY_SIZE, K, dtype, False, ASSEMBLY)
         if TERMS > 0:
             terms = tl.dot(latent[0], columns[part][0], terms)
             if K[1] > 0:

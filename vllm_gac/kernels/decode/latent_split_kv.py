@@ -36,9 +36,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from vllm_gac.kernels.decode.latent_keys import (
     cos_sin,
-    load_latent_pairs,
     load_latents,
-    rebuild_from_pairs,
     rebuild_keys,
     rotate,
     rotate_back,
@@ -214,16 +212,10 @@ def _scores(
     scores = tl.zeros([TILE, ROWS], tl.float32)
     for part in tl.static_range(PARTS):
         latent_row = cache_row + part * KEY_SIZE
-        if PAIRED:
-            latent = load_latent_pairs(latent_row, KEY_SIZE, K, ASSEMBLY)
-        else:
-            latent = load_latents(latent_row, KEY_SIZE, K, dtype, ASSEMBLY)
+        latent = load_latents(latent_row, KEY_SIZE, K, dtype, PAIRED, ASSEMBLY)
         for member in tl.static_range(REBUILT):
             up_head = up + ((head * PARTS + part) * REBUILT + member) * 2 * PAIRS * KEY_SIZE
-            if PAIRED:
-                low, high = rebuild_from_pairs(latent, up_head, PAIRS, PADDED, KEY_SIZE, K)
-            else:
-                low, high = rebuild_keys(latent, up_head, PAIRS, PADDED, KEY_SIZE, K)
+            low, high = rebuild_keys(latent, up_head, PAIRS, PADDED, KEY_SIZE, K, PAIRED)
             low, high = rotate(low, high, tile_cos, tile_sin, ASSEMBLY)
             # One product, not two: threads wait for each, and fence the queries for each.
             head_scores = tl.dot(side_by_side(low, high), query)
