@@ -1,5 +1,6 @@
 """Texts that are data sets on the Hub."""
 
+import gzip
 import json
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,9 @@ def here(tmp_path: Path) -> Iterator[Hub]:
         found.datasets["org/many"] = Repository(
             {"main": {"a/train.jsonl": TRAIN, "b/train.jsonl": OTHER, "pictures.zip": b"x"}}
         )
+        found.datasets["org/packed"] = Repository(
+            {"main": {"en/c4-train.0.json.gz": gzip.compress(TRAIN), "c4.py": b"raise SystemExit"}}
+        )
         yield found
 
 
@@ -69,7 +73,7 @@ def test_a_data_set_is_its_first_file_to_train_on_or_the_one_that_is_named(
     ("text", "message"),
     [
         ("hf://datasets/org/many", "has text in a, b; put the one you mean behind it"),
-        ("hf://datasets/org/many/c", "no .txt, .jsonl or .parquet file"),
+        ("hf://datasets/org/many/c", "no .txt, .jsonl, .jsonl.gz, .json.gz or .parquet file"),
         ("hf://datasets/org/none", "org/none: neither a path on this machine nor a data set"),
         ("hf://datasets/org/one@v9", "hf://datasets/org/one@v9: v9: org/one has no such branch"),
         ("hf://datasets/one", "expected hf://datasets/ORGANIZATION/NAME"),
@@ -88,6 +92,11 @@ def test_offline_a_data_set_that_is_not_cached_is_refused(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match=f"not whole in the Hub's cache at {tmp_path}"):
         local_texts(["hf://datasets/org/one"])
+
+
+def test_a_gzipped_data_set_is_read_as_the_lines_that_it_holds(here: Hub, tmp_path: Path) -> None:
+    (path,) = local_texts(["hf://datasets/org/packed/en"])
+    assert [block.text for block in blocks(tmp_path, path, None)] == ["to train on"]
 
 
 def test_paths_stay_as_they_are() -> None:

@@ -1,5 +1,6 @@
 """Text files: plain text, and documents and conversations as lines of JSON."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -83,6 +84,38 @@ def test_conversations_go_through_the_models_template(
         (model / "chat_template.jinja").write_text(TEMPLATE)
     path = lines(tmp_path, {"messages": CHAT}, {"text": "x"})
     assert texts(model, path) == [("<s>user: hi\nassistant: ho\n", False), ("x", True)]
+
+
+@pytest.mark.parametrize("name", ["data.jsonl.gz", "c4-train.00000-of-01024.json.gz", "A.JSONL.GZ"])
+def test_gzipped_lines_are_read_as_the_lines(name: str, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / name
+    plain = lines(tmp_path, {"text": "one"}, {"text": "two"})
+    path.write_bytes(gzip.compress(plain.read_bytes()))
+    assert texts(model, path) == texts(model, plain) == [("one", True), ("two", True)]
+    (tmp_path / "plain.json.gz").write_bytes(plain.read_bytes())
+    with pytest.raises(CheckpointError, match=r"plain\.json\.gz: cannot be read \(Not a gzipped"):
+        texts(model, tmp_path / "plain.json.gz")
+
+
+@pytest.mark.parametrize("broken", ["cut", "changed"])
+def test_a_broken_gzipped_file_is_one_sentence(broken: str, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data.json.gz"
+    packed = bytearray(gzip.compress(b'{"text": "one"}\n' * 50))
+    if broken == "cut":
+        del packed[-9:]
+    else:
+        packed[len(packed) // 2] ^= 0xFF
+    path.write_bytes(packed)
+    with pytest.raises(CheckpointError, match=r"data\.json\.gz: cannot be read \("):
+        texts(model, path)
+    path.write_bytes(gzip.compress(b'[{"text": "an array"}]'))
+    with pytest.raises(
+        CheckpointError, match=r"data\.json\.gz:1: expected a JSON object, got list"
+    ):
+        texts(model, path)
+    path.write_bytes(gzip.compress(b" " * (1 << 25)))
+    with pytest.raises(CheckpointError, match=r"json\.gz:1: a line of more than 16777216 bytes"):
+        texts(model, path)
 
 
 def test_the_first_characters_are_enough(model: Path, tmp_path: Path) -> None:

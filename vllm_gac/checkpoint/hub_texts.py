@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 # As a path, "//" is "/".
 _DATA_SET = re.compile(rf"hf:/{{1,2}}datasets/({HUB_ID})(?:@([^/@]{{1,200}}))?(?:/(.*))?")
-_KINDS = (".txt", ".jsonl", ".parquet")
+_KINDS = (".txt", ".jsonl", ".jsonl.gz", ".json.gz", ".parquet")
 _MOST_NAMED = 8
 
 

@@ -2,7 +2,8 @@
 
 A .jsonl file has one object in each line, and a .parquet file one in each row. Its text is under
 "text"; or under "messages" is a conversation, which the model's chat template turns into text.
-Every other file is plain UTF-8 text.
+Lines of JSON may be gzipped: in a .jsonl.gz file, or in a .json.gz file, as data sets on the Hub
+call it. Every other file is plain UTF-8 text.
 """
 
 import json
@@ -23,6 +24,13 @@ logger = logging.getLogger(__name__)
 _BLOCK = 1 << 16
 _LARGEST_TEMPLATE = 1 << 20  # bytes
 _LINES = "one JSON object a line, with its words under 'text' or its 'messages', in a .jsonl file"
+# How the names of files with records end, and what reads them.
+_RECORDS = {
+    ".jsonl": json_lines,
+    ".jsonl.gz": json_lines,
+    ".json.gz": json_lines,
+    ".parquet": parquet_rows,
+}
 # Suffixes of data set files that are not plain text.
 _NOT_TEXT = (".json", ".arrow", ".gz", ".zst", ".zip", ".bz2", ".xz", ".pdf", ".docx")
 
@@ -40,11 +48,11 @@ def blocks(model: Path, path: Path, characters: int | None) -> Iterator[Block]:
 
     Raises CheckpointError naming the file that cannot be read as text, and the line of a .jsonl.
     """
-    kind = path.suffix.lower()
-    if kind in _NOT_TEXT:
+    name, kind = path.name.lower(), path.suffix.lower()
+    records = next((read for end, read in _RECORDS.items() if name.endswith(end)), None)
+    if records is None and kind in _NOT_TEXT:
         raise CheckpointError(f"{path}: {kind} files are not read; give UTF-8 text, or {_LINES}")
     left = characters
-    records = {".jsonl": json_lines, ".parquet": parquet_rows}.get(kind)
     found = _documents(model, path, records(path)) if records else _plain(path, characters)
     for block in found:
         if left is not None and left <= 0:

@@ -1,6 +1,9 @@
 """Records with text: the lines of a .jsonl file, and the rows of a .parquet file."""
 
+import zlib
 from collections.abc import Iterator, Mapping
+from gzip import GzipFile
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,13 @@ _COLUMNS = ("text", "messages")
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each object of a .jsonl file, and where it is. Raises CheckpointError naming the line."""
+    """Each object of a .jsonl file, gzipped or not, and where it is.
+
+    Raises CheckpointError naming the line.
+    """
     try:
         refuse_special(path)
-        with path.open("rb") as file:
+        with _unpacked(path) as file:
             number = 0
             while line := file.readline(_LONGEST_LINE + 1):
                 number += 1
@@ -27,8 +33,14 @@ def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 if line.strip():
                     # Commas within texts count as parts, too.
                     yield where, parse_json(line, where, max_parts=_LONGEST_LINE)
-    except OSError as e:
-        raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
+    except (OSError, EOFError, zlib.error) as e:  # the last two: of a broken .gz file
+        raise CheckpointError(
+            f"{path}: cannot be read ({getattr(e, 'strerror', None) or e})"
+        ) from e
+
+
+def _unpacked(path: Path) -> GzipFile | BufferedReader:
+    return GzipFile(path) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

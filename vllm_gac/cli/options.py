@@ -16,8 +16,8 @@ Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _METHODS = get_args(Method)
 TEXTS = (
-    "files of UTF-8 text, .jsonl or .parquet with a 'text' or the 'messages' of a conversation in "
-    "each line or row, or data sets on the Hub: hf://datasets/ORGANIZATION/NAME"
+    "files of UTF-8 text, .jsonl (gzipped or not) or .parquet with a 'text' or the 'messages' of a "
+    "conversation in each line or row, or data sets on the Hub: hf://datasets/ORGANIZATION/NAME"
 )
 MODEL = "a model directory, or the id of a model on the Hub"
 
