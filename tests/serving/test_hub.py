@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
@@ -20,6 +21,7 @@ from tests.support.dense_models import config as dense_config
 from tests.support.hub import Repository
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
+from vllm_gac.serving.config.hook import check_download_dir
 from vllm_gac.serving.config.parser import GacConfigParser
 from vllm_gac.serving.loading.loader import GacModelLoader
 
@@ -77,7 +79,13 @@ def test_a_model_of_another_tool_is_known_by_its_id(tmp_path: Path) -> None:
         raw, served = GacConfigParser().parse("org/palu", False, revision="v1")
         assert raw["gac"]["layers"] == local["gac"]["layers"]
         assert served.name_or_path == "org/palu"
+        config = SimpleNamespace(model="org/palu", revision="v1")
+        with pytest.raises(CheckpointError, match="--download-dir down: not for org/palu, which"):
+            check_download_dir(config, LoadConfig(download_dir="down"))
+        check_download_dir(config, LoadConfig())
         # Of a gac model, vLLM fetches the weights where they are to be.
+        gac = SimpleNamespace(model="org/gac", revision=None)
+        check_download_dir(gac, LoadConfig(download_dir="down"))
         here.asked.clear()
         raw, _ = GacConfigParser().parse("org/gac", False, revision=None)
         assert layout_of(raw) == dense

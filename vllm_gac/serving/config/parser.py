@@ -44,7 +44,10 @@ class GacConfigParser(ConfigParserBase):
         Raises CheckpointError for a gac model that a class other than ours would serve.
         """
         revision = args[0] if args else kwargs.get("revision")
-        fetched = _from_another_tool(str(model), revision)
+        fetched = None
+        if is_from_another_tool(str(model), revision):
+            # Its layout follows from its tensors: they are fetched before vLLM's loader needs them.
+            fetched = model_directory(model, revision)
         raw = config_to_serve(fetched or Path(model), trust_remote_code)
         if raw is None:
             raw, config = self.before().parse(model, trust_remote_code, *args, **kwargs)
@@ -86,19 +89,15 @@ def config_to_serve(directory: Path, trust_remote_code: bool = False) -> dict[st
     return dict(checkpoint.raw_config)
 
 
-def _from_another_tool(model: str, revision: str | None) -> Path | None:
-    """The directory in the Hub's cache of a model on the Hub that another tool wrote; else None.
-
-    Its layout follows from its tensors, so they are fetched here, before vLLM's loader needs them.
-    """
+def is_from_another_tool(model: str, revision: str | None) -> bool:
+    """Whether `model` is a model on the Hub that another tool wrote."""
     config = None if envs.VLLM_USE_MODELSCOPE else config_directory(model, revision)
     if config is None:
-        return None
+        return False
     try:
-        known = recognize(read_json(config / "config.json")) is not None
+        return recognize(read_json(config / "config.json")) is not None
     except CheckpointError:
-        return None  # a fault that vLLM explains better
-    return model_directory(model, revision) if known else None
+        return False  # a fault that vLLM explains better
 
 
 def _may_differ(directory: Path, raw: dict[str, Any]) -> bool:
