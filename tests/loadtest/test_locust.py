@@ -40,7 +40,7 @@ def server() -> Iterator[str]:
         process.terminate()
 
 
-@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+@pytest.mark.parametrize("endpoint", ["completions", pytest.param("chat", marks=pytest.mark.slow)])
 def test_processes_share_the_schedule_and_leave_one_record_per_request(
     server: str, tmp_path: Path, endpoint: str
 ) -> None:
@@ -65,6 +65,7 @@ def test_processes_share_the_schedule_and_leave_one_record_per_request(
     assert 0 < int(shown[1]) <= count
 
 
+@pytest.mark.slow
 def test_a_starved_client_is_declared_invalid(server: str, tmp_path: Path) -> None:
     schedule = written_schedule(tmp_path, rate=20, duration=3, output=4)
     done = locust(schedule, server, tmp_path / "run", "-f", str(STARVED))
