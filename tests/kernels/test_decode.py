@@ -15,7 +15,6 @@ from tests.kernels.decode_cases import (
 )
 from tests.kernels.fp8_codes import check as check_codes
 from tests.kernels.interpreter import run_interpreted
-from tests.kernels.rising_scores import SEEDS, rising_batch, tiling_for
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.torch_reference import paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -42,23 +41,6 @@ def test_an_fp8_cache_gives_its_numbers_as_they_are() -> None:
 @pytest.mark.gpu
 def test_so_it_does_on_a_gpu() -> None:
     check_codes("cuda")
-
-
-def test_scores_that_rise_beyond_fp16_are_met() -> None:
-    assert run_interpreted("tests.kernels.rising_scores").count("relative error") == len(SEEDS)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-def test_so_they_are_on_a_gpu(dtype: torch.dtype) -> None:
-    limits = replace(GPU, context=1000, cache_dtypes=(dtype,))
-    tiles = {
-        seed: tiling_for(random_batch(seed, replace(limits, latents=1.0))) for seed in range(9)
-    }
-    batches = {seed: rising_batch(seed, limits, 64, tiling.tile) for seed, tiling in tiles.items()}
-    compile_all(batches.values())
-    errors = {seed: relative_error(batch) for seed, batch in batches.items()}
-    assert all(error < 5e-2 for error in errors.values()), errors
 
 
 @pytest.mark.gpu

@@ -40,17 +40,11 @@ from vllm_gac.kernels.decode.latent_keys import (
     load_latents,
     rotate,
     rotate_back,
-    side_by_side,
     turned_queries,
 )
 from vllm_gac.kernels.decode.rows import locate, store_result, unit_rows
 from vllm_gac.kernels.decode.schedule import NOT_SPECIALIZED, leave_unit, next_unit, program_share
-from vllm_gac.kernels.decode.softmax import (
-    accumulate_values,
-    no_values,
-    online_softmax,
-    visible_scores,
-)
+from vllm_gac.kernels.decode.softmax import add_latent_tile, no_values
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -209,12 +203,9 @@ def span_split_kv(
                     PARTS, REBUILT, KEY_SIZE, K, FAST, TERMS, SLOTS, TILE, ROWS, dtype, ASSEMBLY,
                 )  # fmt: skip
                 q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
-                scores = visible_scores(scores, token, row_end, 0, WINDOW)
-                weights, shrink, highest = online_softmax(scores, highest, 0)
-                sums = sums * shrink[None, :] + weights
-                acc = accumulate_values(
-                    acc, tl.trans(weights.to(dtype)), tl.reshape(shrink[None, :], [ROWS, 1]),
-                    cache_row + PARTS * KEY_SIZE, V, VALUE_SIZE, False, ASSEMBLY,
+                highest, sums, acc = add_latent_tile(
+                    scores, token, row_end, highest, sums, acc, cache_row + PARTS * KEY_SIZE,
+                    V, VALUE_SIZE, WINDOW, dtype, False, ASSEMBLY,
                 )  # fmt: skip
                 token += TILE
 
@@ -338,11 +329,11 @@ def _scores(
 
     q_low, q_high [ROWS, FAST]: queries rotated backward by the position of the tile's first token.
     """
-    q = tl.trans(side_by_side(q_low.to(tl.float16), q_high.to(tl.float16)))
+    q = tl.trans(_both_halves(q_low.to(tl.float16), q_high.to(tl.float16)))
     scores = tl.zeros([TILE, ROWS], tl.float32)
     terms = tl.zeros([TILE, max(1, TERMS) * SLOTS], tl.float32)
     for part in tl.static_range(PARTS):
-        latent = load_latents(cache_row + part * KEY_SIZE, KEY_SIZE, K, dtype, False, ASSEMBLY)
+        latent = load_latents(cache_row + part * KEY_SIZE, KEY_SIZE, K, dtype, ASSEMBLY)
         if TERMS > 0:
             terms = tl.dot(latent[0], columns[part][0], terms)
             if K[1] > 0:
@@ -354,7 +345,7 @@ def _scores(
                 key = tl.dot(latent[1], up[1], key)
             low, high = tl.split(tl.trans(tl.reshape(key, [TILE, 2, FAST]), 0, 2, 1))
             low, high = rotate(low, high, tile_cos, tile_sin, ASSEMBLY)
-            head_scores = tl.dot(side_by_side(low, high), q)
+            head_scores = tl.dot(_both_halves(low, high), q)
             if part + member > 0:
                 # Rows of other heads keep what they have; later heads get their scores later.
                 is_own = (original == part * REBUILT + member)[None, :]
@@ -367,6 +358,13 @@ def _scores(
             slow = tl.reshape(slow, [TILE, ROWS])
         scores += slow
     return scores
+
+
+@triton.jit
+def _both_halves(low, high):
+    """low and high [n, FAST] side by side: [n, 2 * FAST]."""
+    both = tl.trans(tl.join(low, high), 0, 2, 1)
+    return tl.reshape(both, [low.shape[0], 2 * low.shape[1]])
 
 
 @triton.jit

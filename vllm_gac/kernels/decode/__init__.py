@@ -10,7 +10,6 @@
     rows                where queries, cache rows and results are in memory
     byte_pairs          how tiles of an fp8 cache reach the tensor cores
     softmax             visibility, online softmax and the sum of the weighted values
-    rare_reference      softmax of latent keys' scores, which not every tile adjusts
     tiling              tile size, warps and pipeline stages for a geometry and a GPU
     compile_ahead       compiles all of these before a server needs them
 """

@@ -14,43 +14,72 @@ from vllm_gac.kernels.decode.rows import cache_piece
 
 @triton.jit
 def load_latents(
-    latent_row,
-    KEY_SIZE: tl.constexpr,
-    K: tl.constexpr,
-    dtype: tl.constexpr,
-    PAIRED: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
+    latent_row, KEY_SIZE: tl.constexpr, K: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.constexpr
 ):
     """A tile's latents in `dtype`, in pieces [TILE, K[i]]; latent_row [TILE, 1] points to them.
 
-    If PAIRED, a piece has its even columns first, then the odd ones. Pieces of size 0 are there in
-    name only: they repeat the first.
+    Pieces of size 0 are there in name only: they repeat the first.
     """
-    latent0 = _latent_piece(latent_row, 0, K[0], KEY_SIZE, dtype, PAIRED, ASSEMBLY)
+    latent0 = _in_registers(cache_piece(latent_row, 0, K[0], KEY_SIZE).to(dtype), ASSEMBLY)
     latent1 = latent0
     latent2 = latent0
     if K[1] > 0:
-        latent1 = _latent_piece(latent_row, K[0], K[1], KEY_SIZE, dtype, PAIRED, ASSEMBLY)
+        latent1 = _in_registers(cache_piece(latent_row, K[0], K[1], KEY_SIZE).to(dtype), ASSEMBLY)
     if K[2] > 0:
-        latent2 = _latent_piece(latent_row, K[0] + K[1], K[2], KEY_SIZE, dtype, PAIRED, ASSEMBLY)
+        latent2 = cache_piece(latent_row, K[0] + K[1], K[2], KEY_SIZE).to(dtype)
+        latent2 = _in_registers(latent2, ASSEMBLY)
     return latent0, latent1, latent2
 
 
 @triton.jit
-def _latent_piece(
-    latent_row,
+def load_latent_pairs(latent_row, KEY_SIZE: tl.constexpr, K: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """As load_latents, of an fp8 cache: the even and the odd columns of each piece, in fp16."""
+    even0, odd0 = even_and_odd(latent_row, 0, K[0], KEY_SIZE, ASSEMBLY)
+    even1, odd1 = even0, odd0
+    even2, odd2 = even0, odd0
+    if K[1] > 0:
+        even1, odd1 = even_and_odd(latent_row, K[0], K[1], KEY_SIZE, ASSEMBLY)
+    if K[2] > 0:
+        even2, odd2 = even_and_odd(latent_row, K[0] + K[1], K[2], KEY_SIZE, ASSEMBLY)
+    return even0, odd0, even1, odd1, even2, odd2
+
+
+@triton.jit
+def rebuild_from_pairs(
+    latent,
+    up_head,
+    PAIRS: tl.constexpr,
+    PADDED: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    K: tl.constexpr,
+):
+    """As rebuild_keys, of pieces as load_latent_pairs returns them."""
+    even, odd = _up_pair(up_head, PAIRS, PADDED, 0, K[0], KEY_SIZE)
+    key = tl.dot(latent[0], even)
+    key = tl.dot(latent[1], odd, key)
+    if K[1] > 0:
+        even, odd = _up_pair(up_head, PAIRS, PADDED, K[0], K[1], KEY_SIZE)
+        key = tl.dot(latent[2], even, key)
+        key = tl.dot(latent[3], odd, key)
+    if K[2] > 0:
+        even, odd = _up_pair(up_head, PAIRS, PADDED, K[0] + K[1], K[2], KEY_SIZE)
+        key = tl.dot(latent[4], even, key)
+        key = tl.dot(latent[5], odd, key)
+    return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, PADDED]), 0, 2, 1))
+
+
+@triton.jit
+def _up_pair(
+    up_head,
+    PAIRS: tl.constexpr,
+    PADDED: tl.constexpr,
     START: tl.constexpr,
     SIZE: tl.constexpr,
     KEY_SIZE: tl.constexpr,
-    dtype: tl.constexpr,
-    PAIRED: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
 ):
-    if PAIRED:
-        even, odd = even_and_odd(latent_row, START, SIZE, KEY_SIZE, ASSEMBLY)
-        return side_by_side(even, odd)
-    else:
-        return _in_registers(cache_piece(latent_row, START, SIZE, KEY_SIZE).to(dtype), ASSEMBLY)
+    piece = tl.trans(_up_piece(up_head, PAIRS, PADDED, START, SIZE, KEY_SIZE))
+    even, odd = tl.split(tl.reshape(piece.to(tl.float16), [2 * PADDED, SIZE // 2, 2]))
+    return tl.trans(even), tl.trans(odd)
 
 
 @triton.jit
@@ -61,21 +90,19 @@ def rebuild_keys(
     PADDED: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     K: tl.constexpr,
-    PAIRED: tl.constexpr,
 ):
     """A tile's keys of one original head, not yet rotated: fp32 [TILE, PADDED], low and high.
 
     latent: pieces as load_latents returns them; up_head points to the head's up-projection.
     """
     dtype: tl.constexpr = latent[0].dtype
-    piece = _up_piece(up_head, PAIRS, PADDED, 0, K[0], KEY_SIZE, PAIRED)
-    key = tl.dot(latent[0], piece.to(dtype))
+    key = tl.dot(latent[0], _up_piece(up_head, PAIRS, PADDED, 0, K[0], KEY_SIZE).to(dtype))
     if K[1] > 0:
-        piece = _up_piece(up_head, PAIRS, PADDED, K[0], K[1], KEY_SIZE, PAIRED)
-        key = tl.dot(latent[1], piece.to(dtype), key)
+        piece = _up_piece(up_head, PAIRS, PADDED, K[0], K[1], KEY_SIZE).to(dtype)
+        key = tl.dot(latent[1], piece, key)
     if K[2] > 0:
-        piece = _up_piece(up_head, PAIRS, PADDED, K[0] + K[1], K[2], KEY_SIZE, PAIRED)
-        key = tl.dot(latent[2], piece.to(dtype), key)
+        piece = _up_piece(up_head, PAIRS, PADDED, K[0] + K[1], K[2], KEY_SIZE).to(dtype)
+        key = tl.dot(latent[2], piece, key)
     return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, PADDED]), 0, 2, 1))
 
 
@@ -120,13 +147,6 @@ def rotate(low, high, cos, sin, ASSEMBLY: tl.constexpr):
     else:
         low, high = low.to(tl.float16), high.to(tl.float16)
         return low * cos - high * sin, high * cos + low * sin
-
-
-@triton.jit
-def side_by_side(low, high):
-    """low and high [n, PADDED] as one matrix [n, 2 * PADDED]; on Hopper no number moves."""
-    both = tl.trans(tl.join(low, high), 0, 2, 1)
-    return tl.reshape(both, [low.shape[0], 2 * low.shape[1]])
 
 
 @triton.jit
@@ -177,19 +197,14 @@ def _up_piece(
     START: tl.constexpr,
     SIZE: tl.constexpr,
     KEY_SIZE: tl.constexpr,
-    PAIRED: tl.constexpr,
 ):
     """Columns START..START + SIZE of one head's up-projection, transposed: [SIZE, 2 * PADDED].
 
-    The low halves of all pairs come first, then the high halves, each padded to PADDED by zeros. If
-    PAIRED, even columns come first, then odd ones.
+    The low halves of all pairs come first, then the high halves, each padded to PADDED by zeros.
     """
     output = tl.arange(0, 2 * PADDED)
     half, pair = output // PADDED, output % PADDED
-    column = tl.arange(0, SIZE)
-    if PAIRED:
-        column = 2 * (column % (SIZE // 2)) + column // (SIZE // 2)
-    column += START
+    column = START + tl.arange(0, SIZE)
     mask = (pair < PAIRS)[:, None] & (column < KEY_SIZE)[None, :]
     offset = (half * PAIRS + pair)[:, None] * KEY_SIZE + column[None, :]
     return tl.trans(tl.load(up_head + offset, mask=mask, other=0.0))

@@ -25,8 +25,7 @@ Names are those of split_kv.py, and these:
                 rotated backward by the position of the tile's first token
     tile_cos, tile_sin  [TILE, PADDED]: of the angles of a tile's tokens relative to its first one
     step_cos, step_sin  [1, PADDED]: of the angles from one tile to the next
-    reference, sums, tops, acc      what rare_reference.py describes
-    careful     1 if the unit's tiles are read once more, as described there
+    sums        [TILE, ROWS]: weights summed over the tiles, to be added up at the end
 """
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
@@ -36,22 +35,17 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from vllm_gac.kernels.decode.latent_keys import (
     cos_sin,
+    load_latent_pairs,
     load_latents,
+    rebuild_from_pairs,
     rebuild_keys,
     rotate,
     rotate_back,
-    side_by_side,
     turned_queries,
-)
-from vllm_gac.kernels.decode.rare_reference import (
-    add_tile,
-    is_due,
-    renew_reference,
-    was_exceeded,
 )
 from vllm_gac.kernels.decode.rows import locate, store_result, unit_rows
 from vllm_gac.kernels.decode.schedule import NOT_SPECIALIZED, leave_unit, next_unit, program_share
-from vllm_gac.kernels.decode.softmax import no_values, value_pieces, visible_scores
+from vllm_gac.kernels.decode.softmax import add_latent_tile, no_values, value_pieces
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -126,7 +120,6 @@ def latent_split_kv(
     relative = tl.arange(0, TILE).to(tl.float32)[:, None] * frequency[None, :]
     tile_cos, tile_sin = cos_sin(relative, ASSEMBLY)
     step_cos, step_sin = tl.cos(frequency * TILE)[None, :], tl.sin(frequency * TILE)[None, :]
-    careful = 0
     while position < end:
         unit = next_unit(query_start_loc, seq_lens, position, end, sequence, before, TILE, WINDOW)
         used = row_token < tl.minimum(unit.queries, MAX_QUERIES)
@@ -138,15 +131,14 @@ def latent_split_kv(
         q_low, q_high = turned_queries(query_row, known, pair, frequency, start, scale, PAIRS)
         row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
 
-        reference = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
-        sums = tl.zeros([TILE, ROWS], tl.float32)
-        tops = tl.full([TILE, ROWS], float("-inf"), tl.float32)
+        highest = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
+        sums = tl.zeros([TILE, ROWS], tl.float32)  # of weights, over tiles: added up at the end
         acc = no_values(ROWS, V, PAIRED)
         table = block_table + sequence.to(tl.int64) * table_stride
         head_cache = kv_cache + (unit.head * cache_head_stride).to(tl.int64) * GRAIN
         token = start + tl.arange(0, TILE)
         page, page_row = locate(token, unit, table, BLOCK_SIZE, WINDOW)
-        for tile in range(unit.here):
+        for _ in range(unit.here):
             offset = page.to(tl.int64) * cache_block_stride + page_row * cache_token_stride
             # One step ahead in registers, so that the pipeline's stages are all left to rows.
             page, page_row = locate(token + TILE, unit, table, BLOCK_SIZE, WINDOW)
@@ -156,29 +148,22 @@ def latent_split_kv(
                 PARTS, REBUILT, KEY_SIZE, K, PAIRS, PADDED, TILE, ROWS, dtype, PAIRED, ASSEMBLY,
             )  # fmt: skip
             q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
-            scores = visible_scores(scores, token, row_end, 0, WINDOW)
-            if is_due(tile, careful):
-                reference, sums, acc = renew_reference(scores, reference, sums, acc, dtype)
-            sums, tops, acc = add_tile(
-                scores, reference, sums, tops, acc, cache_row + PARTS * KEY_SIZE,
-                V, VALUE_SIZE, dtype, PAIRED, ASSEMBLY,
+            highest, sums, acc = add_latent_tile(
+                scores, token, row_end, highest, sums, acc, cache_row + PARTS * KEY_SIZE,
+                V, VALUE_SIZE, WINDOW, dtype, PAIRED, ASSEMBLY,
             )  # fmt: skip
             token += TILE
 
-        if was_exceeded(tops, dtype) & (careful == 0):
-            careful = 1
-        else:
-            denominator = tl.sum(sums, 0)
-            output_row = unit_rows(
-                output, unit, row_token, row_head, output_token_stride, output_head_stride, GROUP
-            )
-            store_result(
-                output_row, partial_values, partial_log_sums, unit, row, used,
-                reference, denominator, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
-                V, VALUE_SIZE,
-            )  # fmt: skip
-            position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
-            careful = 0
+        denominator = tl.sum(sums, 0)
+        output_row = unit_rows(
+            output, unit, row_token, row_head, output_token_stride, output_head_stride, GROUP
+        )
+        store_result(
+            output_row, partial_values, partial_log_sums, unit, row, used,
+            highest, denominator, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
+            V, VALUE_SIZE,
+        )  # fmt: skip
+        position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
 
 
 @triton.jit
@@ -208,17 +193,23 @@ def _scores(
     q_low, q_high [ROWS, PADDED]: queries rotated backward by the position of the tile's first
     token. up: the up-projections of the unit's latents begin at `head` * PARTS * REBUILT heads.
     """
-    query = tl.trans(side_by_side(q_low.to(tl.float16), q_high.to(tl.float16)))
+    q_low, q_high = tl.trans(q_low.to(tl.float16)), tl.trans(q_high.to(tl.float16))
     scores = tl.zeros([TILE, ROWS], tl.float32)
     for part in tl.static_range(PARTS):
         latent_row = cache_row + part * KEY_SIZE
-        latent = load_latents(latent_row, KEY_SIZE, K, dtype, PAIRED, ASSEMBLY)
+        if PAIRED:
+            latent = load_latent_pairs(latent_row, KEY_SIZE, K, ASSEMBLY)
+        else:
+            latent = load_latents(latent_row, KEY_SIZE, K, dtype, ASSEMBLY)
         for member in tl.static_range(REBUILT):
             up_head = up + ((head * PARTS + part) * REBUILT + member) * 2 * PAIRS * KEY_SIZE
-            low, high = rebuild_keys(latent, up_head, PAIRS, PADDED, KEY_SIZE, K, PAIRED)
+            if PAIRED:
+                low, high = rebuild_from_pairs(latent, up_head, PAIRS, PADDED, KEY_SIZE, K)
+            else:
+                low, high = rebuild_keys(latent, up_head, PAIRS, PADDED, KEY_SIZE, K)
             low, high = rotate(low, high, tile_cos, tile_sin, ASSEMBLY)
-            # One product, not two: threads wait for each, and fence the queries for each.
-            head_scores = tl.dot(side_by_side(low, high), query)
+            head_scores = tl.dot(low, q_low)
+            head_scores = tl.dot(high, q_high, head_scores)
             if part + member > 0:
                 # Rows of other heads keep what they have; later heads get their scores later.
                 is_own = (original == part * REBUILT + member)[None, :]

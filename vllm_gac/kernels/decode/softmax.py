@@ -1,4 +1,4 @@
-"""Attention of a unit's queries, tile by tile: what decode kernels share. Device functions.
+"""Attention of a unit's queries, tile by tile: what both decode kernels do. Device functions.
 
 ROWS are the unit's queries: every query token with every query head of the unit's value head.
 TOKENS is the dim of `scores` along which a tile's tokens lie: 1 for [ROWS, TILE], 0 for
@@ -43,6 +43,37 @@ def online_softmax(scores, highest, TOKENS: tl.constexpr):
 
 
 @triton.jit
+def add_latent_tile(
+    scores,
+    token,
+    row_end,
+    highest,
+    sums,
+    acc,
+    value_row,
+    V: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    dtype: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """Take up a tile whose scores are [TILE, ROWS], as those of latent keys are.
+
+    Weights are summed up tile over tile, [TILE, ROWS]: adding up the tokens of a tile waits until
+    the end. value_row [TILE, 1] points to the tile's values, which are multiplied in `dtype`.
+    Returns the new `highest`, `sums` and `acc`.
+    """
+    scores = visible_scores(scores, token, row_end, 0, WINDOW)
+    weights, shrink, highest = online_softmax(scores, highest, 0)
+    sums = sums * shrink[None, :] + weights
+    weights = tl.trans(weights.to(dtype))
+    shrink = tl.reshape(shrink[None, :], [scores.shape[1], 1])
+    acc = accumulate_values(acc, weights, shrink, value_row, V, VALUE_SIZE, PAIRED, ASSEMBLY)
+    return highest, sums, acc
+
+
+@triton.jit
 def no_values(ROWS: tl.constexpr, V: tl.constexpr, PAIRED: tl.constexpr):
     """Sums of weighted values before the first tile: zeros.
 
@@ -78,8 +109,8 @@ def accumulate_values(
 ):
     """acc * shrink + weights @ values, for `acc` as no_values returns it.
 
-    weights [ROWS, TILE] in the dtype in which values are multiplied; shrink [ROWS, 1], or None for
-    1; value_row [TILE, 1] points to the tile's values.
+    weights [ROWS, TILE] in the dtype in which values are multiplied; shrink [ROWS, 1]; value_row
+    [TILE, 1] points to the tile's values.
     """
     acc0, acc1, acc2, odd0, odd1, odd2 = acc
     acc0, odd0 = _add_piece(
@@ -109,15 +140,12 @@ def _add_piece(
     PAIRED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
-    if shrink is not None:
-        acc *= shrink
-        odd *= shrink
     if PAIRED:
         values, odd_values = even_and_odd(value_row, START, SIZE, VALUE_SIZE, ASSEMBLY)
-        odd = tl.dot(weights, odd_values, odd)
+        odd = tl.dot(weights, odd_values, odd * shrink)
     else:
         values = cache_piece(value_row, START, SIZE, VALUE_SIZE)
-    acc = tl.dot(weights, values.to(weights.dtype), acc)
+    acc = tl.dot(weights, values.to(weights.dtype), acc * shrink)
     return acc, odd
 
 

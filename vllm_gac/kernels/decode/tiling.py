@@ -158,17 +158,14 @@ def _latent_tiling(
     latents = geometry.key_heads // geometry.value_heads
     padded = 1 << (geometry.query_size - 1).bit_length()
     up = 2 * latents * latent_group * padded * sum(key_pieces)
-    aligned = geometry.key_size % 8 == geometry.value_size % 8 == 0
-    copied = itemsize > 1 and aligned
-    converted = itemsize == 1 and aligned and capability[0] == 9
+    copied = itemsize > 1 and geometry.key_size % 8 == geometry.value_size % 8 == 0
     for tile, warps, stages, programs in (
         (64, 4, 3, 2), (128, 8, 3, 1), (64, 4, 2, 2), (128, 8, 2, 1),
         (64, 4, 2, 1), (32, 4, 2, 1), (16, 2, 2, 1),
     ):  # fmt: skip
         row = latents * sum(key_pieces) + sum(value_pieces)
-        # fp8 tiles are staged twice, the second time converted, unless Hopper's threads convert
-        # whole pairs of columns (byte_pairs.py) and keep them. Queries are added below.
-        staged = tile * row * ((stages - 1) * itemsize + 2 * (itemsize == 1 and not converted))
+        # fp8 tiles are staged twice, the second time converted. Queries are added below.
+        staged = tile * row * ((stages - 1) * itemsize + 2 * (itemsize == 1))
         needed = up + staged + 2 * rows * padded + _RESERVED
         most = needed
         if capability[0] in (10, 11):
