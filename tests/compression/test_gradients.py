@@ -12,7 +12,8 @@ import torch
 
 from tests.support import dense_models
 from tests.support.command import error, result, usage
-from tests.support.dense_models import LLAMA3_ROPE, config, weights
+from tests.support.dense_models import config
+from tests.support.exact_models import MODELS, exact_model, random_tokens
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.compression import calibrate as calibration
@@ -24,9 +25,7 @@ from vllm_gac.compression.reference_model import (
     reference,
 )
 from vllm_gac.compression.statistics_file import check_stats, read_errors, read_gradients
-from vllm_gac.layout.dims import LINEARS, layout_of
-from vllm_gac.layout.rope import inverse_frequencies
-from vllm_gac.layout.schema import HfConfig, validate
+from vllm_gac.layout.dims import LINEARS
 from vllm_gac.planning.losses import read_losses
 from vllm_gac.planning.proportional import FisherScores, proportional_layers
 
@@ -57,32 +56,17 @@ class Measured:
 
 def measure(tokens: torch.Tensor | None = None, **changes: Any) -> Measured:
     """Measure a model, by default on 5 sequences of 40 random tokens."""
-    raw = config(**changes)
-    layout, rope = layout_of(raw), validate(HfConfig, raw, "config").rope
-    model = Reference(
-        layout,
-        inverse_frequencies(rope, layout.head_dim),
-        1e-5,
-        raw.get("sliding_window"),
-        torch.float64,
-        torch.device("cpu"),
-    )
-    tensors = {name: tensor.double() for name, tensor in weights(raw).items()}
+    model, tensors = exact_model(**changes)
     if tokens is None:
-        tokens = torch.randint(128, (5, 40), generator=torch.Generator().manual_seed(0))
+        tokens = random_tokens(5, 40)
     found = measure_gradients(model, tensors.__getitem__, tokens)
     return Measured(model, tensors, tokens, found)
 
 
-MODELS: dict[str, dict[str, Any]] = {
-    "gqa": {},
-    "tied": {"tie_word_embeddings": True},
-    "llama3": {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 4},
-    "mistral": {"model_type": "mistral", "sliding_window": 7},
-}
+TIED: dict[str, dict[str, Any]] = {"tied": {"tie_word_embeddings": True}}
 
 
-@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("changes", (MODELS | TIED).values(), ids=MODELS | TIED)
 def test_scores_are_those_of_autograd_on_the_whole_model(changes: dict[str, Any]) -> None:
     measured = measure(**changes)
     tensors = {name: tensor.requires_grad_() for name, tensor in measured.tensors.items()}

@@ -11,7 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.support.dense_models import LLAMA3_ROPE, config, weights, write, write_text
+from tests.support.dense_models import config, write, write_text
+from tests.support.exact_models import MODELS, exact_model, random_tokens
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression import calibrate as calibration
 from vllm_gac.compression.backward import entering_states, head_gradient
@@ -33,37 +34,11 @@ from vllm_gac.compression.reference_model import (
 from vllm_gac.compression.shrinkage import shrunk
 from vllm_gac.compression.statistics_file import check_stats, read_layer_stats
 from vllm_gac.errors import CheckpointError, PlanError
-from vllm_gac.layout.dims import LINEARS, layout_of
-from vllm_gac.layout.rope import inverse_frequencies
-from vllm_gac.layout.schema import HfConfig, validate
+from vllm_gac.layout.dims import LINEARS
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 
-MODELS: dict[str, dict[str, Any]] = {
-    "gqa": {},
-    "llama3": {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 4},
-    "mistral": {"model_type": "mistral", "sliding_window": 7},
-}
 RUN: dict[str, Any] = {"max_tokens": 512, "sequence_length": 64, "progress": False}
-
-
-def small_model(**changes: Any) -> tuple[Reference, Mapping[str, torch.Tensor]]:
-    """A model in fp64 and its tensors."""
-    raw = config(**changes)
-    layout, rope = layout_of(raw), validate(HfConfig, raw, "config").rope
-    model = Reference(
-        layout,
-        inverse_frequencies(rope, layout.head_dim),
-        1e-5,
-        raw.get("sliding_window"),
-        torch.float64,
-        torch.device("cpu"),
-    )
-    return model, {name: tensor.double() for name, tensor in weights(raw).items()}
-
-
-def random_tokens(count: int, length: int) -> torch.Tensor:
-    return torch.randint(128, (count, length), generator=torch.Generator().manual_seed(0))
 
 
 def measured_metrics(
@@ -76,7 +51,7 @@ def measured_metrics(
 
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
 def test_metrics_are_those_of_autograd_on_the_whole_model(changes: dict[str, Any]) -> None:
-    model, tensors = small_model(**changes)
+    model, tensors = exact_model(**changes)
     read, tokens = tensors.__getitem__, random_tokens(5, 40)
     found = measured_metrics(model, tensors, tokens)
     outputs: list[dict[str, torch.Tensor]] = [{}, {}]
@@ -103,7 +78,7 @@ def test_metrics_are_those_of_autograd_on_the_whole_model(changes: dict[str, Any
 
 
 def test_drawn_tokens_give_the_fisher_information_of_the_predictions() -> None:
-    model, tensors = small_model()
+    model, tensors = exact_model()
     read, tokens = tensors.__getitem__, random_tokens(1, 2)
     states = entering_states(model, read, tokens)[-1]
     logit = head(model, read, states)[0, 0]
@@ -123,7 +98,7 @@ def test_drawn_tokens_give_the_fisher_information_of_the_predictions() -> None:
 
 @pytest.mark.slow
 def test_the_error_of_a_rank_is_the_nats_per_token_that_it_loses() -> None:
-    model, tensors = small_model()
+    model, tensors = exact_model()
     read, tokens = tensors.__getitem__, random_tokens(64, 40)
     metrics = measured_metrics(model, tensors, tokens)
     dense = logits(model, read, tokens)[:, :-1].log_softmax(-1)

@@ -1,30 +1,15 @@
 """A small compressed model with misaligned dims of every kind, a dense teacher, and text."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.alignment.random_models import gac_config, random_weights
+from tests.alignment.random_models import gac_config
 from tests.support.dense_models import write_text, write_tokenizer
+from tests.support.misaligned_models import LAYERS, write_weights
 from vllm_gac.layout.dims import layout_of
-
-LAYERS: list[dict[str, Any]] = [
-    {
-        "key": {"form": "rotary", "heads": 2, "size": 18},
-        "value": {"heads": 1, "size": 13},
-        "intermediate_size": 21,
-        "ranks": {"self_attn.q_proj": 9, "mlp.down_proj": 13},
-    },
-    {
-        "key": {"form": "latent", "heads": 1, "size": 11},
-        "value": {"heads": 1, "size": 24},
-        "intermediate_size": 32,
-        "ranks": {"self_attn.k_proj": 10, "mlp.gate_proj": 16},
-    },
-]
 
 
 def compressed_config(**changes: Any) -> dict[str, Any]:
@@ -44,13 +29,7 @@ def write_model(
     directory: Path, raw: dict[str, Any], seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Path:
     """A model with random weights and a tokenizer."""
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(raw))
-    weights = {
-        name: tensor if name.endswith("rope_inv_freq") else tensor.to(dtype)
-        for name, tensor in random_weights(layout_of(raw).tensors().items(), seed).items()
-    }
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    write_weights(directory, raw, seed, dtype)
     write_tokenizer(directory / "tokenizer.json", raw["vocab_size"])
     return directory
 

@@ -1,6 +1,5 @@
 """`vllm-gac repair` writes a complete directory or none."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.alignment.random_models import DEFAULT_ROPE, TOKENS, gac_config, random_weights
+from tests.alignment.random_models import DEFAULT_ROPE, TOKENS, gac_config
 from tests.importers import low_rank_models, palu_models, tools
 from tests.support import dense_models
 from tests.support.command import error, result
+from tests.support.misaligned_models import LAYERS, write_weights
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.checkpoint import atomic_files
 from vllm_gac.checkpoint.open import faults, open_checkpoint
@@ -22,22 +22,6 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.repair import repair
 
-# Keys of the dense size and a pruned head, latent keys, and low-rank linears.
-LAYERS: list[dict[str, Any]] = [
-    {
-        "key": {"form": "rotary", "heads": 2, "size": 18},
-        "value": {"heads": 1, "size": 13},
-        "intermediate_size": 21,
-        "ranks": {"self_attn.q_proj": 9, "mlp.down_proj": 13},
-    },
-    {
-        "key": {"form": "latent", "heads": 1, "size": 11},
-        "value": {"heads": 1, "size": 24},
-        "intermediate_size": 32,
-        "ranks": {"self_attn.k_proj": 10, "mlp.gate_proj": 16},
-    },
-]
-
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -45,11 +29,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def write(directory: Path, raw: dict[str, Any]) -> Path:
-    directory.mkdir()
-    raw = raw | {"head_dim": layout_of(raw).cache_head_dim}
-    (directory / "config.json").write_text(json.dumps(raw))
-    weights = random_weights(layout_of(raw).tensors().items())
-    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    write_weights(directory, raw | {"head_dim": layout_of(raw).cache_head_dim})
     (directory / "generation_config.json").write_text('{"max_new_tokens": 7}')
     (directory / "README.md").write_text("dims that are no longer true")
     return directory
