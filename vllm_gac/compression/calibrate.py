@@ -11,7 +11,7 @@ fourth one, if asked for, gradients of the loss by weights (gradients.py).
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -180,10 +180,32 @@ def calibrate(
             for index in range(len(checkpoint.layout.layers)):
                 _metrics_path(file, index).unlink(missing_ok=True)
             file.start()
-        _measure_metrics(checkpoint, tokens, file, metadata, device, progress)
-        _stream(checkpoint, tokens, file, metadata, device, progress)
-        _measure_whole(checkpoint, tokens, file, metadata, device, progress)
+        run = _Run(checkpoint, tokens, file, metadata, device, progress)
+        _measure_metrics(run)
+        _stream(run)
+        _measure_whole(run)
         publish(file.path, out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What each pass over the model needs."""
+
+    checkpoint: Checkpoint
+    tokens: torch.Tensor  # [sequences, length]
+    file: StatsFile
+    metadata: Mapping[str, str]
+    device: str
+    progress: bool
+
+    @property
+    def model(self) -> Reference:
+        return reference(self.checkpoint, device=self.device)
+
+    def some(self, kind: str) -> torch.Tensor:
+        """The sequences that the metadata sets aside as `kind`, e.g. "probe_tokens"."""
+        wanted = int(self.metadata[kind]) // self.tokens.shape[1]
+        return self.tokens[evenly_spread(wanted, len(self.tokens))]
 
 
 def _few_tokens(tokens: int, width: int) -> str:
@@ -217,20 +239,13 @@ def _whole_sequences(tokens: int, length: int) -> int:
     return max(tokens // length, 1) * length if tokens else 0
 
 
-def _measure_metrics(
-    checkpoint: Checkpoint,
-    tokens: torch.Tensor,
-    file: StatsFile,
-    metadata: Mapping[str, str],
-    device: str,
-    progress: bool,
-) -> None:
+def _measure_metrics(run: _Run) -> None:
     """Write the metrics of every layer whose statistics are not on disk yet to a file of its own.
 
     A pass that was stopped begins anew: it takes much less time than the statistics.
     """
-    linears = kept_metrics(metadata)
-    missing = range(file.whole_layers(), len(checkpoint.layout.layers))
+    file, linears = run.file, kept_metrics(run.metadata)
+    missing = range(file.whole_layers(), len(run.checkpoint.layout.layers))
     if not linears or all(_metrics_path(file, index).exists() for index in missing):
         return
 
@@ -238,40 +253,32 @@ def _measure_metrics(
         stored = {metric_of(name): m.to("cpu", torch.float32) for name, m in metrics.items()}
         write_tensors(_metrics_path(file, index), stored)
 
-    model = reference(checkpoint, device=device)
-    some = _some(tokens, int(metadata["metric_tokens"]))
-    with checkpoint.reader() as read:
-        measure_output_metrics(model, read, some, linears, keep, progress=progress)
+    some = run.some("metric_tokens")
+    with run.checkpoint.reader() as read:
+        measure_output_metrics(run.model, read, some, linears, keep, progress=run.progress)
 
 
-def _stream(
-    checkpoint: Checkpoint,
-    tokens: torch.Tensor,
-    file: StatsFile,
-    metadata: Mapping[str, str],
-    device: str,
-    progress: bool,
-) -> None:
+def _stream(run: _Run) -> None:
     """For every layer not on disk yet: observe it, append its statistics, pass its output on."""
-    model = reference(checkpoint, device=device)
+    file, metadata, model = run.file, run.metadata, run.model
     layers, value_group = len(model.layout.layers), int(metadata["value_group"])
     linears, factorized = kept_covariances(metadata), kept_metrics(metadata)
     compressors = measured_methods(model.layout, metadata)
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
-    with checkpoint.reader() as read, torch.inference_mode():
+    with run.checkpoint.reader() as read, torch.inference_mode():
         if done:
             hidden = load_file(_hidden_path(file, done))["hidden"]
         else:
-            hidden = embed(model, read, tokens)
-        total = len(tokens) * (layers - done)
-        with tqdm(total=total, desc="calibrate", unit="seq", disable=not progress) as bar:
+            hidden = embed(model, read, run.tokens)
+        total = len(run.tokens) * (layers - done)
+        with tqdm(total=total, desc="calibrate", unit="seq", disable=not run.progress) as bar:
             for index in range(done, layers):
                 weights = layer_weights(model, read, index)
                 stats, hidden = observe_layer(
                     model, weights, hidden, value_group, bar.update, linears
                 )
-                stats = {**stats, **_read_metrics(file, index, factorized, device)}
+                stats = {**stats, **_read_metrics(file, index, factorized, run.device)}
                 steady = steadied(stats, int(metadata["tokens"]))
                 layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
                 errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
@@ -281,40 +288,28 @@ def _stream(
                 _metrics_path(file, index).unlink(missing_ok=True)
 
 
-def _measure_whole(
-    checkpoint: Checkpoint,
-    tokens: torch.Tensor,
-    file: StatsFile,
-    metadata: Mapping[str, str],
-    device: str,
-    progress: bool,
-) -> None:
+def _measure_whole(run: _Run) -> None:
     """Measure sensitivities and gradients on some of the sequences, and finish the file."""
-    layout, model = checkpoint.layout, reference(checkpoint, device=device)
+    file, metadata, layout = run.file, run.metadata, run.checkpoint.layout
     shapes = whole_model_shapes(layout, metadata)
-    measured = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"tokens": tokens}
+    measured = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"tokens": run.tokens}
     file.finish(measured)  # without its last tensor the file cannot be read
 
     def statistics(index: int) -> LayerStats:
-        stats = read_layer_stats(file.path, index, device)
+        stats = read_layer_stats(file.path, index, run.device)
         return steadied(stats, int(metadata["tokens"]))
 
-    with checkpoint.reader() as read:
-        some = _some(tokens, int(metadata["probe_tokens"]))
+    with run.checkpoint.reader() as read:
+        some = run.some("probe_tokens")
         if len(some):
             tried = probes(layout, methods_of(metadata))
             with torch.inference_mode():
-                found = measure(model, read, statistics, some, tried, progress=progress)
+                found = measure(run.model, read, statistics, some, tried, progress=run.progress)
             measured["probes"] = found
-        some = _some(tokens, int(metadata["gradient_tokens"]))
+        some = run.some("gradient_tokens")
         if len(some):
-            measured |= measure_gradients(model, read, some, progress=progress)
+            measured |= measure_gradients(run.model, read, some, progress=run.progress)
     file.finish(measured)
-
-
-def _some(sequences: torch.Tensor, tokens: int) -> torch.Tensor:
-    wanted = tokens // sequences.shape[1]
-    return sequences[evenly_spread(wanted, len(sequences))]
 
 
 def _read_metrics(
