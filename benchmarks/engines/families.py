@@ -169,7 +169,7 @@ def served(directory: str, tokens: int) -> dict[str, Any]:
         max_model_len=LENGTH + 1,
         max_num_seqs=16,
         kv_cache_memory_bytes=CACHE_BYTES,
-        gpu_memory_utilization=0.05,  # what must be free at the start; the line above sets the cache
+        gpu_memory_utilization=0.05,  # what must be free at the start
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
     )
