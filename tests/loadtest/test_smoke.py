@@ -36,7 +36,7 @@ def test_the_smoke_comparison_runs_and_says_how_much_room_each_server_has(
     misaligned = tmp_path / "demo-misaligned"
     compress = [programs / "vllm-gac", "compress", demo.MODEL, "--out", misaligned]
     ratios = ["--param-ratio", "0.85", "--kv-ratio", "0.75", "--align", "none"]
-    subprocess.run([*compress, *ratios], check=True)
+    subprocess.run([*compress, *ratios, "--max-tokens", "8192"], check=True)
     text = SMOKE.read_text()
     for made, here in (("demo-gac", compressed_demo), ("demo-misaligned", misaligned)):
         assert f"build/{made}" in text

@@ -64,7 +64,8 @@ class TestDemo:
     @staticmethod
     def stats(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out = tmp_path_factory.mktemp("demo") / "stats.safetensors"
-        calibrate(demo.MODEL, [demo.CALIBRATION], out, max_tokens=1 << 13, progress=False)
+        options = {"methods": PlanRequest().methods, "max_tokens": 1 << 13}
+        calibrate(demo.MODEL, [demo.CALIBRATION], out, **options, progress=False)
         return out
 
     @pytest.fixture(scope="class")
