@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.steps.healing_models import write_all
+from tests.steps.healing_models import write_all, write_near
 from vllm_gac.steps.heal import heal
 
 pytestmark = pytest.mark.slow
@@ -105,7 +106,9 @@ def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, t
 
 
 def test_what_two_processes_refuse_one_of_them_says(tmp_path: Path) -> None:
-    write_all(tmp_path)
+    student, teacher, _ = write_all(tmp_path)
+    shutil.rmtree(student)
+    write_near(student, teacher)
     ran = healed_by_two(tmp_path, "out", batch_tokens=96)
     assert ran.returncode != 0
     (said,) = (line for line in ran.stderr.splitlines() if line.startswith("vllm-gac: "))
@@ -113,5 +116,8 @@ def test_what_two_processes_refuse_one_of_them_says(tmp_path: Path) -> None:
         "vllm-gac: error: --batch-tokens 96: 3 sequences of 32 tokens cannot be shared evenly by "
         "2 processes; give --batch-tokens 128"
     )
+    ran = healed_by_two(tmp_path, "out", learning_rate=1000, train="whole")
+    (said,) = (line for line in ran.stderr.splitlines() if line.startswith("vllm-gac: error"))
+    assert "has not become better, so nothing was written" in said
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.partial").exists()
