@@ -13,6 +13,7 @@ _OPTIONS = {
     "tool_version": "vllm-gac",
     "torch_version": "PyTorch",
     "threads": "the number of threads",
+    "processes": "the number of processes",
     "config_sha256": "config.json",
     "model_config_sha256": "config.json",
 }

@@ -163,7 +163,8 @@ def together(device: str) -> Iterator[Processes]:
     level = log.level
     if rank:
         log.setLevel(logging.ERROR)
-    dist.init_process_group("nccl" if own.type == "cuda" else "gloo", timeout=_LONGEST_WAIT)
+    backend, bound = ("nccl", own) if own.type == "cuda" else ("gloo", None)
+    dist.init_process_group(backend, timeout=_LONGEST_WAIT, device_id=bound)
     try:
         mesh = init_device_mesh(own.type, (int(count),))
         yield Processes(own, int(count), rank, here, mesh)
