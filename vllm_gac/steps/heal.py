@@ -21,10 +21,10 @@ from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
-from vllm_gac.checkpoint.token_text import calibration_sequences, vocabulary
+from vllm_gac.checkpoint.token_text import vocabulary
 from vllm_gac.checkpoint.workspace import HEALING, finished_before, partial_of, workspace
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, write_index
-from vllm_gac.compression.reference_model import reference, refuse_unknown_tokens
+from vllm_gac.compression.reference_model import reference
 from vllm_gac.errors import CheckpointError, HealingError
 from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.guard import Guard, Score
@@ -37,6 +37,7 @@ from vllm_gac.healing.train import Healing
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.names import VERSION
 from vllm_gac.steps.calibration_text import sha256_of, text_files
+from vllm_gac.steps.healing_text import sequences
 from vllm_gac.steps.model_card import healed_card
 from vllm_gac.steps.rewritten import refuse_mixed, write_beside
 from vllm_gac.steps.threads import threads_of, use_threads
@@ -48,12 +49,6 @@ DEFAULT_SEQUENCE_LENGTH = 512
 DEFAULT_ADAPTER_RANK = 32
 # The highest learning rate. Of the demo model's whole weights, 5e-4 diverged.
 _RATE_OF_WEIGHTS, _RATE_OF_ADAPTERS = 1e-4, 4e-4
-# Tokens that are measured: a share of those that are trained on, within limits.
-_HELD_OUT_SHARE = 32
-_LEAST_HELD_OUT, _MOST_HELD_OUT = 1 << 12, 1 << 16
-# The tokens of few texts have more characters on average.
-_CHARACTERS_OF_A_TOKEN = 8
-_ALL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +174,7 @@ def heal(
                 sequence_length,
                 *(c.config.max_position_embeddings for c in (student, dense)),
             )
-            trained, measured = _sequences(student, texts, held_out_texts, length, tokens)
+            trained, measured = sequences(student, texts, held_out_texts, length, tokens)
             choice = _choice(student, dense, train, lora_rank, length, processes)
             rank = choice.adapter_rank
             rate = learning_rate or (_RATE_OF_WEIGHTS if rank is None else _RATE_OF_ADAPTERS)
@@ -289,50 +284,6 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
             f"{tokenizer}: numbers its tokens otherwise than {student.directory}; give the right "
             "--teacher"
         )
-
-
-def _sequences(
-    student: Checkpoint,
-    texts: Sequence[Path],
-    held_out: Sequence[Path],
-    length: int,
-    tokens: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [count, length] to train on, and to measure."""
-    if length < 2:
-        raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
-
-    def read(files: Sequence[Path], most: int | None) -> torch.Tensor:
-        found = calibration_sequences(
-            student.directory,
-            files,
-            length=length,
-            max_tokens=_ALL if most is None else max(most, length),
-            characters=None if most is None else most * _CHARACTERS_OF_A_TOKEN,
-        )
-        refuse_unknown_tokens(student.layout, found)
-        return found
-
-    if held_out:
-        found = read(texts, tokens)
-        return found, read(held_out, _held_out_tokens(tokens or found.numel()))
-    found = read(texts, None if tokens is None else tokens + _held_out_tokens(tokens))
-    count = _held_out_tokens(min(found.numel(), tokens or found.numel())) // length
-    count = min(max(count, 1), len(found) // 2)
-    if not count:
-        raise CheckpointError(
-            f"{', '.join(map(str, texts))}: one sequence of {length} tokens; one to train on and "
-            "one to measure are needed: give longer texts, --held-out or shorter sequences"
-        )
-    # From the middle of each of as many equal parts of the text.
-    measured = [(2 * part + 1) * len(found) // (2 * count) for part in range(count)]
-    aside = torch.zeros(len(found), dtype=torch.bool)
-    aside[measured] = True
-    return found[~aside], found[aside]
-
-
-def _held_out_tokens(tokens: int) -> int:
-    return min(max(tokens // _HELD_OUT_SHARE, _LEAST_HELD_OUT), _MOST_HELD_OUT)
 
 
 def _choice(
