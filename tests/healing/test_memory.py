@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.dense_models import config
 from vllm_gac.errors import HealingError
-from vllm_gac.healing.memory import Choice, chosen, memory
+from vllm_gac.healing.memory import chosen_rank, memory
 from vllm_gac.layout.dims import layout_of
 
 GB = 10**9
@@ -31,34 +31,28 @@ def test_the_parts_of_a_model_of_llama3_8bs_shape() -> None:
     assert WHOLE.activations < 25 * GB
 
 
-def choice(asked: str, free: float | None, on_host: float = 500) -> Choice:
-    """Of `free` GB and GB of host memory."""
-    given = None if free is None else round(free * GB)
-    return chosen(asked, 32, WHOLE, LORA, given, on_host * GB)
-
-
 def test_whole_weights_if_there_is_room_else_adapters() -> None:
-    for asked, free, rank in (
-        ("auto", 200, None),
-        ("auto", 80, 32),
-        ("lora", 200, 32),
-        ("whole", None, None),
-        ("auto", None, None),
-    ):
-        found = choice(asked, free)
-        assert (found.adapter_rank, found.averages_in_host_memory) == (rank, False)
+    assert chosen_rank("auto", 32, WHOLE, LORA, 200 * GB) is None
+    assert chosen_rank("auto", 32, WHOLE, LORA, 80 * GB) == 32
+    assert chosen_rank("lora", 32, WHOLE, LORA, 200 * GB) == 32
+    assert chosen_rank("whole", 32, WHOLE, LORA, None) is None
+    assert chosen_rank("auto", 32, WHOLE, LORA, None) is None
 
 
-def test_averages_go_to_host_memory_if_whole_weights_fit_then() -> None:
+def test_averages_in_host_memory_make_room_for_whole_weights() -> None:
     """An 8B model that lost nothing but its cache, on a GPU of 141 GB."""
-    found = choice("auto", 141)
-    assert (found.adapter_rank, found.averages_in_host_memory) == (None, True)
-    assert found.memory.trained == WHOLE.trained / 2
-    assert found.memory.host == WHOLE.host + WHOLE.trained / 2
-    assert found == choice("whole", 141)
-    assert choice("auto", 141, on_host=80).adapter_rank == 32
-    with pytest.raises(HealingError, match=r"it needs 83\.8 GB there, and 80"):
-        choice("whole", 141, on_host=80)
+    whole, lora = (m.with_averages_in_host_memory for m in (WHOLE, LORA))
+    assert whole.trained == WHOLE.trained / 2
+    assert whole.host == WHOLE.host + WHOLE.trained / 2
+    assert chosen_rank("auto", 32, WHOLE, LORA, 141 * GB) == 32
+    assert chosen_rank("auto", 32, whole, lora, 141 * GB, 90 * GB) is None
+    assert chosen_rank("auto", 32, whole, lora, 141 * GB, 80 * GB) == 32
+    with pytest.raises(
+        HealingError, match=r"give --offload, which takes 96\.9 GB, and 83\.8 GB of"
+    ):
+        chosen_rank("whole", 32, WHOLE, LORA, 141 * GB)
+    with pytest.raises(HealingError, match=r"needs 83\.8 GB of host memory .* 80\.0 GB are free"):
+        chosen_rank("whole", 32, whole, lora, 141 * GB, 80 * GB)
 
 
 def test_several_gpus_share_all_but_embeddings_and_activations() -> None:
@@ -71,8 +65,9 @@ def test_several_gpus_share_all_but_embeddings_and_activations() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_its_parts() -> None:
-    with pytest.raises(HealingError, match=r"55\.8 for what is trained.*; 75\.2 GB") as refused:
-        choice("whole", 80)
+    with pytest.raises(HealingError, match=r"111\.7 for what is trained.*; 75\.2 GB") as refused:
+        chosen_rank("whole", 32, WHOLE, LORA, 80 * GB)
     assert "give --train lora, which takes" in str(refused.value)
+    assert "--offload" not in str(refused.value)  # would not help
     with pytest.raises(HealingError, match=r"16\.1 other weights, 16\.1 the teacher"):
-        choice("auto", 24)
+        chosen_rank("auto", 32, WHOLE, LORA, 24 * GB)

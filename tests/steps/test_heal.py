@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from tests.support.dense_models import write_text, write_tokenizer
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError, HealingError
 from vllm_gac.healing import train
-from vllm_gac.healing.memory import Choice, chosen
 from vllm_gac.healing.state_file import write_state
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import layout_of
@@ -121,10 +119,11 @@ class Stopped(Exception):  # noqa: N818
     """Stands for a kill."""
 
 
-@pytest.mark.parametrize("kind", ["whole", "lora"])
+@pytest.mark.parametrize(("kind", "offload"), [("whole", True), ("lora", False)])
 def test_a_stopped_run_goes_on_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, offload: bool
 ) -> None:
+    """Where Adam's averages lie changes nothing."""
     _, teacher, _ = write_all(tmp_path)
     write_near(tmp_path / "near", teacher)
     shutil.rmtree(tmp_path / "student")
@@ -144,16 +143,11 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
         monkeypatch.setattr(train, "write_state", once)
         raise Stopped
 
-    def elsewhere(*arguments: Any) -> Choice:
-        return replace(chosen(*arguments), averages_in_host_memory=number % 2 > 0)
-
-    # Where Adam's averages lie changes nothing.
-    monkeypatch.setattr("vllm_gac.steps.heal.chosen", elsewhere)
     monkeypatch.setattr(train, "_SAVING", 0)  # save each time
     for number in range(20):
         monkeypatch.setattr(train, "write_state", after_saving)
         try:
-            healed(tmp_path, resume=number > 0, **options)
+            healed(tmp_path, resume=number > 0, offload=offload, **options)
         except Stopped:
             continue
         break
@@ -197,7 +191,7 @@ def test_the_command_prints_the_scores(tmp_path: Path, capsys: pytest.CaptureFix
     student, teacher, text = write_all(tmp_path)
     args = ("heal", student, "--teacher", teacher, "--text", text, "--out", tmp_path / "out")
     few = ("--sequence-length", 32, "--batch-tokens", 256, "--tokens", 1792, "--quiet")
-    done = result(capsys, *args, *few, "--learning-rate", 5e-3)
+    done = result(capsys, *args, *few, "--learning-rate", 5e-3, "--offload")
     assert done["after"]["divergence"] < done["before"]["divergence"]
     assert len(done["curve"]) == 7
     assert 0 < done["recovered"] < 1

@@ -90,6 +90,12 @@ def add_parser(verbs: Verbs) -> None:
         metavar="N",
         help="tokens of one step; default: a 256th of all, from 2048 to 65536",
     )
+    parser.add_argument(
+        "--offload",
+        action="store_true",
+        help="keep Adam's averages in host memory: half of what training takes of the GPU, and "
+        "slower steps",
+    )
     add_sequences(parser)
     add_restart(parser)
     add_json(parser)
@@ -112,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
         teacher_revision=args.teacher_revision,
         resume=args.resume,
         overwrite=args.overwrite,
+        offload=args.offload,
         **on_a_device(args),
         **given(
             args,

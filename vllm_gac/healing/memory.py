@@ -1,7 +1,7 @@
 """How much memory a healing needs, and what is trained if that is not said.
 
 A trained number takes 16 bytes of the GPU: itself, its gradient and Adam's two averages, each in
-fp32. The averages go to host memory if that is how whole weights fit. All other weights lie on the
+fp32. The averages may lie in host memory. All other weights lie on the
 GPU as they are stored, and so does the teacher. Where several processes heal together, each GPU has
 its share of all but embeddings and activations.
 """
@@ -37,6 +37,7 @@ class Memory:
         teacher: Weights of the teacher.
         activations: Hidden states, logits, and one layer's weights and gradients.
         host: Host memory: the best weights so far, and averages that are kept there.
+        offloaded: Whether they are.
     """
 
     trained: int
@@ -44,6 +45,7 @@ class Memory:
     teacher: int
     activations: int
     host: int
+    offloaded: bool = False
 
     @property
     def total(self) -> int:
@@ -54,7 +56,8 @@ class Memory:
     def with_averages_in_host_memory(self) -> "Memory":
         """The same if Adam's averages are kept there."""
         averages = self.trained * _AVERAGES // (_NUMBER + _GRADIENT + _AVERAGES)
-        return replace(self, trained=self.trained - averages, host=self.host + averages)
+        there = self.host + averages
+        return replace(self, trained=self.trained - averages, host=there, offloaded=True)
 
     def described(self) -> str:
         """The sum, and what it is made of."""
@@ -65,21 +68,6 @@ class Memory:
             (self.activations, "activations"),
         )
         return f"{_giga(self.total)} GB: " + ", ".join(f"{_giga(b)} {what}" for b, what in parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What is trained.
-
-    Attributes:
-        adapter_rank: The rank of the adapters; None: all weights of the layers.
-        averages_in_host_memory: Whether Adam's averages lie there.
-        memory: What that needs.
-    """
-
-    adapter_rank: int | None
-    averages_in_host_memory: bool
-    memory: Memory
 
 
 def memory(
@@ -118,15 +106,15 @@ def memory(
     )
 
 
-def chosen(
+def chosen_rank(
     asked: str,
     adapter_rank: int,
     whole: Memory,
     adapters: Memory,
     free: int | None,
-    free_on_host: float,
-) -> Choice:
-    """What to train.
+    free_on_host: float = math.inf,
+) -> int | None:
+    """The rank of the adapters to train, or None to train all weights of the layers.
 
     Args:
         asked: "whole", "lora", or "auto": all weights if there is room for them.
@@ -140,26 +128,28 @@ def chosen(
         HealingError: What was asked for does not fit.
     """
     room = math.inf if free is None else _SHARE_TO_USE * free
-    offloaded = whole.with_averages_in_host_memory
-    if asked != "lora" and whole.total <= room:
-        return Choice(None, False, whole)
-    if asked != "lora" and offloaded.total <= room and offloaded.host <= free_on_host:
-        return Choice(None, True, offloaded)
-    if asked != "whole" and adapters.total <= room:
-        return Choice(adapter_rank, False, adapters)
-    needed, hint = adapters, "heal on a larger GPU, or on several"
+    if asked != "lora" and whole.total <= room and whole.host <= free_on_host:
+        return None
+    if asked != "whole" and adapters.total <= room and adapters.host <= free_on_host:
+        return adapter_rank
+    needed, hints = adapters, ["heal on a larger GPU"]
     if asked == "whole":
-        needed = offloaded
-        hint += f", or give --train lora, which takes {_giga(adapters.total)} GB"
-    if asked == "whole" and offloaded.total <= room:
+        needed = whole
+        hints.append(f"give --train lora, which takes {_giga(adapters.total)} GB")
+        offloaded = whole.with_averages_in_host_memory
+        if offloaded.total <= room < whole.total and not whole.offloaded:
+            hints.append(
+                f"give --offload, which takes {_giga(offloaded.total)} GB, and "
+                f"{_giga(offloaded.host)} GB of host memory"
+            )
+    if needed.total <= room:
         raise HealingError(
-            f"too little memory: healing needs {whole.described()}; {_giga(int(room))} GB of the "
-            f"GPU's are free to use. With Adam's averages in host memory it needs "
-            f"{_giga(offloaded.host)} GB there, and {_giga(int(free_on_host))} GB are free; {hint}"
+            f"too little memory: healing needs {_giga(needed.host)} GB of host memory for each "
+            f"process, {_giga(int(free_on_host))} GB are free; {', or '.join(hints[1:] or hints)}"
         )
     raise HealingError(
         f"too little memory: healing needs {needed.described()}; {_giga(int(room))} GB of the "
-        f"GPU's are free to use; shorter sequences need less, or {hint}"
+        f"GPU's are free to use; shorter sequences need less, or {', or '.join(hints)}"
     )
 
 

@@ -28,7 +28,7 @@ from vllm_gac.compression.reference_model import reference
 from vllm_gac.errors import CheckpointError, HealingError
 from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.guard import Guard, Score
-from vllm_gac.healing.memory import Choice, Memory, chosen, free_host_memory, memory
+from vllm_gac.healing.memory import Memory, chosen_rank, free_host_memory, memory
 from vllm_gac.healing.processes import Processes, together
 from vllm_gac.healing.schedule import Schedule, schedule
 from vllm_gac.healing.student import Student
@@ -94,6 +94,7 @@ def heal(
     hidden_weight: float = 0.0,
     batch_tokens: int | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    offload: bool = False,
     device: str = "cpu",
     resume: bool = False,
     overwrite: bool = False,
@@ -124,6 +125,8 @@ def heal(
             both models, beside the divergence of their predictions.
         batch_tokens: Tokens of one step. None: a 256th of `tokens`, from 2,048 to 65,536.
         sequence_length: Tokens of one sequence; at most the model's context.
+        offload: Whether Adam's averages lie in host memory, which takes half of what is trained
+            from the GPU, and time for each step.
         device: The torch device to compute on.
         resume: Whether to continue a run that was stopped.
         overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
@@ -175,8 +178,7 @@ def heal(
                 *(c.config.max_position_embeddings for c in (student, dense)),
             )
             trained, measured = sequences(student, texts, held_out_texts, length, tokens)
-            choice = _choice(student, dense, train, lora_rank, length, processes)
-            rank = choice.adapter_rank
+            rank = _adapter_rank(student, dense, train, lora_rank, length, processes, offload)
             rate = learning_rate or (_RATE_OF_WEIGHTS if rank is None else _RATE_OF_ADAPTERS)
             amount = tokens or trained.numel()
             steps = schedule(len(trained), length, amount, batch_tokens, rate, processes.count)
@@ -199,6 +201,7 @@ def heal(
                 "hidden_weight": hidden_weight,
                 "batch_tokens": batch_tokens,
                 "sequence_length": sequence_length,
+                "offload": offload,
             }
             work = partial_of(out)
             finished = processes.is_first and resume and finished_before(out, "heal", run)
@@ -231,7 +234,7 @@ def heal(
             steps,
             state,
             _digest(run),
-            choice.averages_in_host_memory,
+            offload,
         )
         shown = progress and processes.is_first
         guard = healing.train(shown)
@@ -286,39 +289,36 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
         )
 
 
-def _choice(
+def _adapter_rank(
     student: Checkpoint,
     teacher: Checkpoint,
     train: Train,
     rank: int,
     length: int,
     processes: Processes,
-) -> Choice:
-    """What is trained, as far as there is room for it."""
+    offload: bool,
+) -> int | None:
+    """The rank of the adapters that are trained; None if whole weights are."""
     stored = _weight_bytes(student), _weight_bytes(teacher)
 
     def needed(of: int | None) -> Memory:
-        return memory(student.layout, teacher.layout, stored, length, of, processes.count)
+        found = memory(student.layout, teacher.layout, stored, length, of, processes.count)
+        return found.with_averages_in_host_memory if offload else found
 
     on_gpu = processes.device.type == "cuda"
     free = int(processes.least(torch.cuda.mem_get_info(processes.device)[0])) if on_gpu else None
     on_host = processes.least(free_host_memory()) / processes.on_this_host
-    choice = chosen(train, rank, needed(None), needed(rank), free, on_host)
-    logger.info("memory of the device: about %s", choice.memory.described())
-    if choice.averages_in_host_memory:
-        logger.info(
-            "Adam's averages are kept in host memory, %.1f GB with the best weights, because all "
-            "on the GPU would be %s",
-            choice.memory.host / 1e9,
-            needed(None).described(),
-        )
-    if choice.adapter_rank is not None and train == "auto":
+    chosen = chosen_rank(
+        train, rank, needed(None), needed(rank), free, on_host if offload else math.inf
+    )
+    logger.info("memory of the device: about %s", needed(chosen).described())
+    if chosen is not None and train == "auto":
         logger.info(
             "trains adapters of rank %d, because whole weights need %s",
             rank,
-            needed(None).with_averages_in_host_memory.described(),
+            needed(None).described(),
         )
-    return choice
+    return chosen
 
 
 def _weight_bytes(checkpoint: Checkpoint) -> int:
