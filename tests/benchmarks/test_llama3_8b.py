@@ -12,12 +12,23 @@ pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
 from loadtest.ab.comparison_file import load_comparison
 from loadtest.report.comparison import parse_ideals
+from vllm_gac.layout.dims import ModelLayout
 
+# The directory of the models, and their layouts.
+Written = tuple[Path, dict[str, ModelLayout]]
 COMPARISON = Path(loadtest.__file__).parent / "comparisons" / "h200-8b.yaml"
 
 
-def test_the_plan_keeps_its_budgets_and_the_misaligned_one_is_just_past_it(tmp_path: Path) -> None:
-    models = write_models(tmp_path)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    directory = tmp_path_factory.mktemp("models")
+    return directory, write_models(directory)
+
+
+def test_the_plan_keeps_its_budgets_and_the_misaligned_one_is_just_past_it(
+    written: Written,
+) -> None:
+    directory, models = written
     dense, gac, misaligned = models["dense"], models["gac"], models["misaligned"]
     assert gac.parameters <= 0.8 * dense.parameters
     assert gac.kv_elements <= 0.75 * dense.kv_elements
@@ -26,26 +37,26 @@ def test_the_plan_keeps_its_budgets_and_the_misaligned_one_is_just_past_it(tmp_p
         assert past.key.size - planned.key.size == 2  # rotary keys are pairs
         assert past.value.size - planned.value.size == 1
         assert past.intermediate_size - planned.intermediate_size == 1
-    for directory in tmp_path.iterdir():
-        assert {f.name for f in directory.iterdir()} == {
+    for made in directory.iterdir():
+        assert {f.name for f in made.iterdir()} == {
             "config.json",
             "tokenizer.json",
             "tokenizer_config.json",
         }
 
 
-def test_every_token_is_a_text(tmp_path: Path) -> None:
+def test_every_token_is_a_text(written: Written) -> None:
     from tokenizers import Tokenizer
 
-    write_models(tmp_path)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "gac" / "tokenizer.json"))
+    directory, _ = written
+    tokenizer = Tokenizer.from_file(str(directory / "gac" / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == DENSE["vocab_size"]
     assert tokenizer.decode([4096, DENSE["vocab_size"] - 1]) == "<4096><128255>"
 
 
-def test_the_comparison_names_these_models_and_their_ideals(tmp_path: Path) -> None:
+def test_the_comparison_names_these_models_and_their_ideals(written: Written) -> None:
     comparison = load_comparison(COMPARISON)
-    models = write_models(tmp_path)
+    _, models = written
     assert {server.label for server in comparison.servers} == set(models)
     for server in comparison.servers:
         command = shlex.split(server.command)
