@@ -33,9 +33,8 @@ from benchmarks.quality.trials import (
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.statistics_file import check_stats
-from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.planning.losses import MeasuredLosses, read_losses
-from vllm_gac.planning.plan_file import planned_layout
+from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.request import PlanRequest
 
@@ -147,11 +146,11 @@ def planned(
     ]
     expected, trials = {}, []
     with pool_of_workers() as pool:
-        for (stats, seed, case), (loss, layers) in zip(
-            tasks, pool.imap(_planned, tasks), strict=True
-        ):
+        plans = map(Plan.model_validate_json, pool.imap(_planned, tasks))
+        for (stats, seed, case), plan in zip(tasks, plans, strict=True):
             key = (case.name, case.params, case.cache, seed)
-            expected[key] = loss
+            expected[key] = plan.expected_loss or 0.0
+            layers = planned_layout(seeds[seed].model, plan).layers
             trials += [
                 Trial((*key, fit), layers, stats, options)
                 for fit, options in FITS.items()
@@ -164,12 +163,10 @@ def _is_main(case: Case) -> bool:
     return case.params in _MAIN_PARAMS and case.cache in _MAIN_CACHES
 
 
-def _planned(task: tuple[Path, int, Case]) -> tuple[float, Sequence[LayerLayout]]:
-    """The expected loss of the best plan for a case, and its layers."""
+def _planned(task: tuple[Path, int, Case]) -> str:
+    """The best plan for a case, as JSON: what a plan is made of cannot be pickled."""
     stats, _, case = task
-    model = open_checkpoint(demo.MODEL)
-    plan = best_plan(model, _losses(stats), case.request)
-    return plan.expected_loss or 0.0, planned_layout(model, plan).layers
+    return best_plan(open_checkpoint(demo.MODEL), _losses(stats), case.request).model_dump_json()
 
 
 @lru_cache
