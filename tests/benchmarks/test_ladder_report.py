@@ -121,18 +121,37 @@ def test_fp8_alone_and_gac_on_top_are_judged_by_the_rows() -> None:
         _row(SERVED),
         _row(f"{DENSE}{FP8}", 0.001, **eight),
         _row(goal, 0.01, weight_bytes=800),
-        _row(f"{goal}{FP8}", 0.01, weight_bytes=400, kv_bytes=25),
+        _row(f"{goal}{FP8}", 0.01, weight_bytes=400, kv_bytes=25, microseconds=40.0),
         _row(f"{other}{FP8}", 0.05, weight_bytes=400, kv_bytes=40),
     )
     text = "\n".join(what_to_buy(model))
     assert "better buy than 1 of the 1 rows of GAC in bf16" in text
-    assert f"- {goal}: 20 % less weight and 50 % less cache" in text
+    assert f"- {goal}: 20 % less weight, 50 % less cache" in text
     verdicts = [line.rsplit(": ", 1)[-1] for line in text.splitlines() if line.startswith("- ")]
     assert verdicts == ["pays.", "does not pay."]
     assert f"| {goal} |" not in text  # FP8 alone beats it
     assert what_to_buy(_model()) == [
         "No row of FP8 was measured, so nothing is said about FP8 alone."
     ]
+
+
+def test_gac_on_top_that_was_not_measured_is_added_up() -> None:
+    goal, other = list(GOALS)[:2]
+    eight = {"weight_bytes": 600, "kv_bytes": 50}
+    dense = _row(DENSE, parameters=500)
+    model = _model(
+        dense,
+        _row(SERVED),
+        _row(f"{DENSE}{FP8}", 0.001, **eight),
+        _row(goal, 0.01, parameters=400, kv_bytes=50, microseconds=40.0),
+        _row(other, 0.01, parameters=300, microseconds=80.0),
+    )
+    first, second = (line for line in what_to_buy(model)[-1].splitlines() if line[:2] == "- ")
+    # Of 600 bytes 100 stay in bf16; 400 + 100 are left.
+    assert first.startswith(f"- {goal}: 17 % less weight, 50 % less cache")
+    assert first.endswith("pays.")
+    assert "more predicted time" in second
+    assert second.endswith("pays for memory, not for time.")
 
 
 def test_fp8_weights_take_less_time_than_bf16_and_an_fp8_cache_alone_as_much() -> None:

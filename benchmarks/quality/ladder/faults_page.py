@@ -23,11 +23,12 @@ def faults_page(directory: Path) -> str:
     lines = [
         "# Faults of the fits, before and after",
         "",
-        "Each side of a case is compressed from three calibration texts, to the same dims. "
-        "Perplexity over the dense model's is a mean over the texts; its 95 % interval is over the "
-        "held-out documents. *By text* is after over before with each text. Below 1, the repair "
-        f"has gained. Massive tokens are planted: one in 4,096 counts {MASSIVE:g} times in every "
-        f"covariance. Few tokens are {FEW:g} for each channel of an MLP; the default is 16.",
+        "Each side of a case is compressed to the same dims, from three calibration texts if time "
+        "allowed. Perplexity over the dense model's is a mean over the texts; its 95 % interval is "
+        "over the held-out documents. *By text* is after over before with each text that was "
+        "measured. Below 1, the repair has gained. Massive tokens are planted: one in 4,096 counts "
+        f"{MASSIVE:g} times in every covariance. Few tokens are {FEW:g} for each channel of an "
+        "MLP; the default is 16.",
     ]
     for path in found:
         lines += ["", *_of_a_model(path.parent.name, lines_of(path))]

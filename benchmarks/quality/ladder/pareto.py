@@ -12,7 +12,7 @@ from statistics import geometric_mean, median
 
 from benchmarks.common.markdown import table
 from benchmarks.quality.ladder.results import Model, Row
-from benchmarks.quality.ladder.rows import DENSE, FP8, ROWS, SERVED, is_variant
+from benchmarks.quality.ladder.rows import DENSE, FP8, GOALS, ROWS, SERVED, is_variant
 from vllm_gac.checkpoint.strict_json import read_json
 
 # What a deployment that compresses at all is taken to put up with, in percent of the perplexity.
@@ -108,26 +108,65 @@ def _alone(costs: Mapping[str, tuple[float, float, float]]) -> str:
 
 def _on_top(model: Model, rows: Mapping[str, Row]) -> str:
     """What GAC on top of FP8 takes away, and what that costs, as a sentence for each plan."""
-    alone, parts = rows[_ALONE], []
-    for name, row in rows.items():
-        if not name.endswith(FP8) or name == _ALONE:
-            continue
-        middle, low, high = (100 * (value - 1) for value in model.over(row, alone))
-        saved = [100 * (1 - row[key] / alone[key]) for key in ("weight_bytes", "kv_bytes")]
-        faster = 100 * (1 - microseconds(row) / microseconds(alone))
-        verdict = "pays" if high <= BEARABLE else "does not pay" if low > BEARABLE else "may pay"
-        parts.append(
-            f"- {name.removesuffix(FP8)}: {saved[0]:.0f} % less weight and {saved[1]:.0f} % less "
-            f"cache than FP8 alone, {faster:+.0f} % of its predicted time saved, for "
-            f"{middle:+.2f} % ({low:+.2f} to {high:+.2f}) of perplexity: {verdict}."
+    alone = rows[_ALONE]
+    measured = [
+        _offer(
+            name.removesuffix(FP8),
+            saved=(
+                1 - row["weight_bytes"] / alone["weight_bytes"],
+                1 - row["kv_bytes"] / alone["kv_bytes"],
+                1 - microseconds(row) / microseconds(alone),
+            ),
+            lost=model.over(row, alone),
         )
-    if not parts:
-        return "No row of GAC on top of FP8 was measured."
+        for name, row in rows.items()
+        if name.endswith(FP8) and name != _ALONE
+    ]
+    said = "GAC on top of FP8 was measured"
+    if not measured:
+        measured = _expected(model, rows)
+        said = "GAC on top of FP8 was not measured here; this adds what both save and lose"
     return "\n".join(
         [
-            f"GAC on top of FP8, if up to {BEARABLE:g} % of perplexity may be given for bytes and "
-            "time:",
+            f"{said}. It pays if at most {BEARABLE:g} % of perplexity may be given for bytes, and "
+            "for time where it saves any:",
             "",
-            *parts,
+            *measured,
         ]
+    )
+
+
+def _expected(model: Model, rows: Mapping[str, Row]) -> list[str]:
+    """Offers of GAC on top of FP8 by the rows of each alone."""
+    dense, alone = model.dense, rows[_ALONE]
+    # What FP8 leaves in bf16: embeddings and norms, which compression leaves as they are.
+    kept = alone["weight_bytes"] - dense["parameters"]
+    return [
+        _offer(
+            name,
+            saved=(
+                1 - (rows[name]["parameters"] + kept) / alone["weight_bytes"],
+                1 - rows[name]["kv_bytes"] / dense["kv_bytes"],
+                1 - rows[name]["microseconds"] * _fp8_shares()["gac"] / microseconds(alone),
+            ),
+            lost=model.over_dense(rows[name]),
+        )
+        for name in GOALS
+        if name in rows
+    ]
+
+
+def _offer(name: str, saved: tuple[float, float, float], lost: tuple[float, float, float]) -> str:
+    """One plan beside FP8 alone: shares of weights, cache and time saved; the ratio lost."""
+    middle, low, high = (100 * (value - 1) for value in lost)
+    verdict = "pays" if high <= BEARABLE else "does not pay" if low > BEARABLE else "may pay"
+    if verdict != "does not pay" and saved[2] < 0:
+        verdict += " for memory, not for time"
+    changes = ", ".join(
+        f"{100 * abs(share):.0f} % {'less' if share >= 0 else 'more'} {what}"
+        for share, what in zip(saved, ("weight", "cache", "predicted time"), strict=True)
+    )
+    return (
+        f"- {name}: {changes} than FP8 alone, for {middle:+.2f} % ({low:+.2f} to {high:+.2f}) of "
+        f"perplexity: {verdict}."
     )

@@ -64,9 +64,9 @@ def published() -> list[str]:
     return [
         "## Published, of 7 and 8 B parameters",
         "",
-        "Perplexity on WikiText-2 without training after compression, as printed by others. These "
-        "models were trained on a trillion tokens and more. They say of what order a loss at 7 and "
-        "8 B is; the models of the ladder are much smaller.",
+        "Perplexity on WikiText-2, as printed by others, not measured here. These models were "
+        "trained on a trillion tokens and more. They say of what order a loss at 7 and 8 B is; the "
+        "models of the ladder are much smaller.",
         "",
         *table(heads, cells),
         "",
