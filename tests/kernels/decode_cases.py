@@ -191,7 +191,7 @@ def relative_error(batch: Batch, tiling: Tiling | None = None) -> float:
     expected = torch.zeros(output.shape, device=output.device)
     paged_attention(
         batch.query,
-        _dequantized(batch),
+        dequantized(batch),
         batch.block_table,
         batch.query_start_loc.tolist(),
         batch.seq_lens.tolist(),
@@ -218,7 +218,8 @@ def tolerance(batch: Batch) -> float:
     return 5e-3 if numbers >= 16 else 2e-2
 
 
-def _dequantized(batch: Batch) -> torch.Tensor:
+def dequantized(batch: Batch) -> torch.Tensor:
+    """The cache in numbers that kernels see: times its scales, if it has any."""
     if batch.k_scale is None or batch.v_scale is None:
         return batch.cache
     cache = batch.cache.float()

@@ -133,7 +133,7 @@ def decode_attention(
     kernel: Any = split_kv
     own: tuple[torch.Tensor, ...] = ()
     own_constants: dict[str, object] = {
-        "PAIRED": _is_paired(kv_cache, geometry),
+        "PAIRED": is_paired(kv_cache, geometry),
         "ASSEMBLY": capability_of(query.device) is not None,
     }
     if latent is not None:
@@ -288,7 +288,7 @@ def _grain(kv_cache: torch.Tensor) -> int:
     return 1
 
 
-def _is_paired(kv_cache: torch.Tensor, geometry: CacheGeometry) -> bool:
+def is_paired(kv_cache: torch.Tensor, geometry: CacheGeometry) -> bool:
     """Whether the cache is e4m3 and every key and value has its numbers in whole pairs."""
     is_even = geometry.key_size % 2 == geometry.value_size % 2 == 0
     return kv_cache.dtype == torch.float8_e4m3fn and is_even and _grain(kv_cache) > 1

@@ -1,0 +1,193 @@
+"""Split-KV decode attention for latent keys, with a softmax whose reference is rarely renewed.
+
+As vllm_gac/kernels/decode/latent_split_kv.py, whose names these are, and
+
+    reference, sums, tops, acc      what reference.py describes
+    careful                         1 if the unit's tiles are read once more, as described there
+"""
+
+# ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from benchmarks.kernels.rare_reference.keys import load_latents, rebuild_keys, side_by_side
+from benchmarks.kernels.rare_reference.reference import add_tile, renew_reference, was_exceeded
+from vllm_gac.kernels.decode.latent_keys import cos_sin, rotate, rotate_back, turned_queries
+from vllm_gac.kernels.decode.rows import locate, store_result, unit_rows
+from vllm_gac.kernels.decode.schedule import NOT_SPECIALIZED, leave_unit, next_unit, program_share
+from vllm_gac.kernels.decode.softmax import no_values, value_pieces, visible_scores
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def rare_split_kv(
+    query,
+    kv_cache,
+    block_table,
+    query_start_loc,
+    seq_lens,
+    k_scale,
+    v_scale,
+    output,
+    partial_values,
+    partial_log_sums,
+    programs,
+    multiprocessors,
+    sequences,
+    scale,
+    query_token_stride,
+    query_head_stride,
+    table_stride,
+    cache_block_stride,
+    cache_head_stride,
+    cache_token_stride,
+    output_token_stride,
+    output_head_stride,
+    up,
+    inv_freq,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    MAX_QUERIES: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    LEAST: tl.constexpr,
+    PARTS: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    GRAIN: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    REBUILT: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PADDED: tl.constexpr,
+    RENEW_EVERY: tl.constexpr,
+):
+    """One program: its share of the batch's tiles, unit by unit.
+
+    A row holds PARTS latents, of which each gives the keys of REBUILT original heads, PAIRS
+    rotary pairs each: up [HEADS * PARTS, REBUILT, 2, PAIRS, KEY_SIZE].
+    """
+    if OVERLAP:
+        gdc_launch_dependents()  # lets merge() start, and wait, while this kernel ends
+    position, end, sequence, before = program_share(
+        query_start_loc, seq_lens, programs, multiprocessors, sequences,
+        HEADS, SEQUENCES, TILE, WINDOW, LEAST,
+    )  # fmt: skip
+    # e4m3 converts to fp16 in one instruction for two numbers; to bf16 it takes a dozen.
+    fp8: tl.constexpr = kv_cache.dtype.element_ty.primitive_bitwidth == 8
+    dtype: tl.constexpr = tl.float16 if fp8 else query.dtype.element_ty
+    if k_scale is not None:
+        scale *= tl.load(k_scale)
+    row = tl.arange(0, ROWS)
+    row_token, row_head = row // GROUP, row % GROUP
+    original = row_head // (GROUP // (PARTS * REBUILT))
+    pair = tl.arange(0, PADDED)
+    frequency = tl.load(inv_freq + pair, mask=pair < PAIRS, other=0.0)
+    relative = tl.arange(0, TILE).to(tl.float32)[:, None] * frequency[None, :]
+    tile_cos, tile_sin = cos_sin(relative, ASSEMBLY)
+    step_cos, step_sin = tl.cos(frequency * TILE)[None, :], tl.sin(frequency * TILE)[None, :]
+    careful = 0
+    while position < end:
+        unit = next_unit(query_start_loc, seq_lens, position, end, sequence, before, TILE, WINDOW)
+        used = row_token < tl.minimum(unit.queries, MAX_QUERIES)
+        query_row = unit_rows(
+            query, unit, row_token, row_head, query_token_stride, query_head_stride, GROUP
+        )
+        start = (unit.first + unit.skipped) * TILE
+        known = used[:, None] & (pair < PAIRS)[None, :]
+        q_low, q_high = turned_queries(query_row, known, pair, frequency, start, scale, PAIRS)
+        row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
+
+        reference = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
+        sums = tl.zeros([TILE, ROWS], tl.float32)
+        tops = tl.full([TILE, ROWS], float("-inf"), tl.float32)
+        acc = no_values(ROWS, V, PAIRED)
+        table = block_table + sequence.to(tl.int64) * table_stride
+        head_cache = kv_cache + (unit.head * cache_head_stride).to(tl.int64) * GRAIN
+        token = start + tl.arange(0, TILE)
+        page, page_row = locate(token, unit, table, BLOCK_SIZE, WINDOW)
+        for tile in range(unit.here):
+            offset = page.to(tl.int64) * cache_block_stride + page_row * cache_token_stride
+            # One step ahead in registers, so that the pipeline's stages are all left to rows.
+            page, page_row = locate(token + TILE, unit, table, BLOCK_SIZE, WINDOW)
+            cache_row = head_cache + (offset * GRAIN)[:, None]
+            scores = _scores(
+                q_low, q_high, cache_row, up, unit.head, original, tile_cos, tile_sin,
+                PARTS, REBUILT, KEY_SIZE, K, PAIRS, PADDED, TILE, ROWS, dtype, PAIRED, ASSEMBLY,
+            )  # fmt: skip
+            q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
+            scores = visible_scores(scores, token, row_end, 0, WINDOW)
+            if (tile % RENEW_EVERY == 0) | (careful == 1):
+                reference, sums, acc = renew_reference(scores, reference, sums, acc, dtype)
+            sums, tops, acc = add_tile(
+                scores, reference, sums, tops, acc, cache_row + PARTS * KEY_SIZE,
+                V, VALUE_SIZE, dtype, PAIRED, ASSEMBLY,
+            )  # fmt: skip
+            token += TILE
+
+        if was_exceeded(tops, dtype) & (careful == 0):
+            careful = 1
+        else:
+            denominator = tl.sum(sums, 0)
+            output_row = unit_rows(
+                output, unit, row_token, row_head, output_token_stride, output_head_stride, GROUP
+            )
+            store_result(
+                output_row, partial_values, partial_log_sums, unit, row, used,
+                reference, denominator, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
+                V, VALUE_SIZE,
+            )  # fmt: skip
+            position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
+            careful = 0
+
+
+@triton.jit
+def _scores(
+    q_low,
+    q_high,
+    cache_row,
+    up,
+    head,
+    original,
+    tile_cos,
+    tile_sin,
+    PARTS: tl.constexpr,
+    REBUILT: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
+    K: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PADDED: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    dtype: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """Scores [TILE, ROWS] of a unit's queries with the keys that a tile's latents give.
+
+    q_low, q_high [ROWS, PADDED]: queries rotated backward by the position of the tile's first
+    token. up: the up-projections of the unit's latents begin at `head` * PARTS * REBUILT heads.
+    """
+    query = tl.trans(side_by_side(q_low.to(tl.float16), q_high.to(tl.float16)))
+    scores = tl.zeros([TILE, ROWS], tl.float32)
+    for part in tl.static_range(PARTS):
+        latent_row = cache_row + part * KEY_SIZE
+        latent = load_latents(latent_row, KEY_SIZE, K, dtype, PAIRED, ASSEMBLY)
+        for member in tl.static_range(REBUILT):
+            up_head = up + ((head * PARTS + part) * REBUILT + member) * 2 * PAIRS * KEY_SIZE
+            low, high = rebuild_keys(latent, up_head, PAIRS, PADDED, KEY_SIZE, K, PAIRED)
+            low, high = rotate(low, high, tile_cos, tile_sin, ASSEMBLY)
+            # One product, not two: threads wait for each, and fence the queries for each.
+            head_scores = tl.dot(side_by_side(low, high), query)
+            if part + member > 0:
+                # Rows of other heads keep what they have; later heads get their scores later.
+                is_own = (original == part * REBUILT + member)[None, :]
+                head_scores = tl.where(is_own, head_scores, scores)
+            scores = head_scores
+    return scores
