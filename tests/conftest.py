@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from vllm_gac import demo
 
-# No deadline: how long an example takes depends on what else the machine does.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# How long it takes to make and to try an example depends on what else the machine does.
+settings.register_profile("any time", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any time")
 
 # Folders with files that take minutes. Their tests come first: two processes share the files, and
 # if such a file came last, one of them would have nothing to do.
