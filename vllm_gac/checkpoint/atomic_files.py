@@ -73,21 +73,34 @@ def write_floats(
         tensors: The tensors in host memory, in the same order.
         metadata: What the header says beside them.
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    header = tensors_header({name: ("F32", shape) for name, shape in shapes.items()}, metadata)
 
     def write(partial: Path) -> None:
         with partial.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(header)
             for tensor in tensors:
                 file.write(tensor.contiguous().numpy().data)
 
     _write(path, write)
+
+
+def tensors_header(
+    tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]
+) -> bytes:
+    """What a safetensors file begins with whose tensors follow one another in this order.
+
+    Args:
+        tensors: By name, safetensors' name of the dtype, of four bytes a number, and the shape.
+        metadata: What the header says beside them.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 @contextmanager

@@ -29,7 +29,6 @@ the header is known beforehand, and a calibration that was stopped after k layer
 k whole layers, and continues with layer k.
 """
 
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,6 +41,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from vllm_gac.checkpoint.atomic_files import tensors_header
 from vllm_gac.checkpoint.headers import open_safetensors
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor
 from vllm_gac.compression.methods.compress_layer import measurable_methods
@@ -264,20 +264,12 @@ def stats_file(path: Path, layout: ModelLayout, metadata: Mapping[str, str]) -> 
     `metadata` says what is measured and how. Its "value_group", "methods" and "gradient_tokens"
     determine shapes.
     """
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    offset = 0
-    for name, shape in _shapes(layout, metadata).items():
-        end = offset + 4 * math.prod(shape)
-        header[name] = {"dtype": _dtype(name), "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    shapes = _shapes(layout, metadata)
+    header = tensors_header({n: (_dtype(n), shape) for n, shape in shapes.items()}, metadata)
     layers, last = len(layout.layers), whole_model_shapes(layout, metadata)
-    layer_bytes = (offset - 4 * sum(map(math.prod, last.values()))) // layers
-    header_bytes = len(text).to_bytes(8, "little") + text
-    return StatsFile(
-        path, header_bytes, layers, layer_bytes, tuple(last), len(header_bytes) + offset
-    )
+    numbers, of_last = (sum(map(math.prod, some.values())) for some in (shapes, last))
+    layer_bytes = 4 * (numbers - of_last) // layers
+    return StatsFile(path, header, layers, layer_bytes, tuple(last), len(header) + 4 * numbers)
 
 
 def _shapes(layout: ModelLayout, metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
