@@ -163,21 +163,21 @@ class Healing:
         due = begun - self._saved_at >= _SAVING * self._saving or step == self._schedule.steps
         if not self._processes.told(due):
             return
+        parameters = self._student.parameters()
+
+        def give(kind: str, name: str) -> torch.Tensor:
+            if kind == "weights":
+                share = parameters[name]
+            elif kind == "best":
+                share = self._best[name]
+            else:
+                share = self._adam.averages(kind, name)
+            return self._student.gathered(name, share)
+
         path = self._path if self._processes.is_first else None
-        shapes = self._student.shapes()
-        write_state(path, self._run, Progress(step, guard), shapes, self._whole)
+        write_state(path, self._run, Progress(step, guard), self._student.shapes(), give)
         self._saved_at = time.monotonic()
         self._saving = self._saved_at - begun
-
-    def _whole(self, kind: str, name: str) -> torch.Tensor:
-        """All of a tensor of the state, in host memory."""
-        if kind == "weights":
-            share = self._student.parameters()[name]
-        elif kind == "best":
-            share = self._best[name]
-        else:
-            share = self._adam.averages(kind, name)
-        return self._student.gathered(name, share)
 
     def _bar(self, step: int, progress: bool) -> "tqdm[Any]":
         step_tokens = self._schedule.batch * self._tokens.shape[1]
