@@ -10,7 +10,7 @@ from benchmarks.common.json_lines import lines_of
 from benchmarks.common.markdown import table
 from benchmarks.common.page import origin
 from benchmarks.quality.ladder.faults import AFTER, BEFORE, CASES, FEW, MASSIVE
-from benchmarks.quality.ladder.intervals import ratio
+from benchmarks.quality.ladder.intervals import ratio, shown
 
 _COMMAND = "python -m benchmarks.quality.ladder faults"
 
@@ -60,16 +60,12 @@ def _of_a_model(name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
             [
                 case.fault,
                 case.budget,
-                _interval(*ratio(before, dense["losses"], document)),
-                _interval(*ratio(after, dense["losses"], document)),
-                _interval(*ratio(after, before, document)),
+                shown(*ratio(before, dense["losses"], document)),
+                shown(*ratio(after, dense["losses"], document)),
+                shown(*ratio(after, before, document)),
                 ", ".join(f"{value:.4f}" for value in each),
             ]
         )
     heads = ["fault", "budget", "before", "after", "after over before", "by text"]
     about = origin({**dense, "command": _COMMAND})
     return [f"## {name}", "", f"{about}.", "", *table(heads, cells)]
-
-
-def _interval(middle: float, low: float, high: float) -> str:
-    return f"{middle:.4f} ({low:.4f} to {high:.4f})"

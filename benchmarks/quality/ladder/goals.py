@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from benchmarks.common.markdown import table
+from benchmarks.quality.ladder.intervals import shown
 from benchmarks.quality.ladder.results import Model
 from benchmarks.quality.ladder.rows import HEALED
 
@@ -59,4 +60,4 @@ def _goal(model: Model, name: str, most: float) -> list[str | None]:
     middle, low, high = model.over_dense(row)
     # An interval on both sides of the goal decides nothing.
     met = "yes" if high <= most else "no" if low > most else "within the error"
-    return [name, f"{most:g}", f"{middle:.4f} ({low:.4f} to {high:.4f})", met]
+    return [name, f"{most:g}", shown(middle, low, high), met]

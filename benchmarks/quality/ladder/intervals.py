@@ -32,3 +32,8 @@ def ratio(
     means = sums[drawn].sum(1) / counts[drawn].sum(1)
     low, high = np.exp(np.percentile(means, [2.5, 97.5]))
     return float(np.exp(differences.mean())), float(low), float(high)
+
+
+def shown(middle: float, low: float, high: float) -> str:
+    """A ratio and its interval, as tables have them."""
+    return f"{middle:.4f} ({low:.4f} to {high:.4f})"

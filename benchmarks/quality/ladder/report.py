@@ -17,6 +17,7 @@ from benchmarks.common.markdown import table
 from benchmarks.common.page import origin
 from benchmarks.quality.ladder.faults_page import faults_page
 from benchmarks.quality.ladder.goals import reached
+from benchmarks.quality.ladder.intervals import shown
 from benchmarks.quality.ladder.pareto import microseconds, what_to_buy
 from benchmarks.quality.ladder.published import published
 from benchmarks.quality.ladder.results import Model, Row, read_models
@@ -139,7 +140,7 @@ def _cells(model: Model, row: Row) -> list[str | None]:
         f"{row['kv_bytes'] / dense['kv_bytes']:.1%}",
         f"{row['weight_bytes'] / 1e6:.1f}",
         f"{microseconds(row) / dense['microseconds']:.1%}",
-        "1" if row is dense else _interval(*_over(model, row)),
+        "1" if row is dense else shown(*_over(model, row)),
         None if expected is None else f"{math.exp(expected):.4f}",
     ]
 
@@ -170,14 +171,10 @@ def _predictions(model: Model) -> list[str]:
 def _pairs(model: Model, end: str) -> list[list[str]]:
     """Each row over the one of the same name with this `end`."""
     return [
-        [name, _interval(*model.over(row, model.rows[name + end]))]
+        [name, shown(*model.over(row, model.rows[name + end]))]
         for name, row in model.rows.items()
         if "losses" in row and "losses" in model.rows.get(name + end, {})
     ]
-
-
-def _interval(middle: float, low: float, high: float) -> str:
-    return f"{middle:.4f} ({low:.4f} to {high:.4f})"
 
 
 def _picture(models: Sequence[Model]) -> Figure:
