@@ -5,34 +5,29 @@
 Needs no vLLM. All kernels of a case are measured in turn, on the same cache, in one run.
 """
 
-import os
-import statistics
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from triton.runtime._async_compile import AsyncCompileMode
 
 from benchmarks.common.page import measure_rows
+from benchmarks.kernels.latent_decoders import (
+    CASES,
+    CONTEXT,
+    HEAD_DIM,
+    KV_HEADS,
+    SEQUENCES,
+    Decoder,
+    random_batch,
+    rows,
+)
 from benchmarks.kernels.latent_spans.launch import decode_with_spans, tiling_for
 from benchmarks.kernels.latent_spans.slow_pairs import span_keys, split_pairs
 from vllm_gac.kernels.decode.launch import decode_attention, scratch_for
 from vllm_gac.kernels.decode.tiling import tiling_of
-from vllm_gac.kernels.torch_reference import paged_attention
-from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
-from vllm_gac.profiling.timing import copy_bandwidth, replay_microseconds
-
-SEQUENCES, CONTEXT = 64, 4096
-KV_HEADS, HEAD_DIM = 8, 128
-# 32 query heads, and 4 value heads of 128.
-CASES = {
-    "8 latents of 64": CacheGeometry(32, HEAD_DIM, 8, 64, 4, 128),
-    "4 latents of 128": CacheGeometry(32, HEAD_DIM, 4, 128, 4, 128),
-}
-ROUNDS = 15
+from vllm_gac.profiling.timing import copy_bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,62 +138,14 @@ def main() -> None:
 def _rows() -> Iterator[dict[str, Any]]:
     bandwidth = copy_bandwidth()
     for name, geometry in CASES.items():
-        torch.manual_seed(1)
-        batch = DecodeBatch(geometry, SEQUENCES, CONTEXT, head_dim=HEAD_DIM, kv_heads=KV_HEADS)
-        decoders: list[Served | WithSpans] = [Served(batch)]
+        batch = random_batch(geometry)
+        decoders: list[Decoder] = [Served(batch)]
         decoders += [WithSpans(batch, spans) for spans in CONFIGURATIONS]
-        _compile(decoders, batch)
-        errors = _errors(decoders, batch)
-        rounds = [[_microseconds(d, batch) for d in decoders] for _ in range(ROUNDS)]
-        served = statistics.median(times[0] for times in rounds)
-        for decoder, error, times in zip(decoders, errors, zip(*rounds, strict=True), strict=True):
-            middle = statistics.median(times)
-            yield (
-                {"keys": name}
-                | decoder.columns()
-                | {
-                    "us": round(middle, 1),
-                    "low": round(min(times), 1),
-                    "high": round(max(times), 1),
-                    "bytes / us": round(batch.bytes / bandwidth / 1e6 / middle, 3),
-                    "served / us": round(served / middle, 3),
-                    "error": f"{error:.1e}",
-                }
-            )
+        yield from rows({"keys": name}, batch, decoders, bandwidth)
 
 
 def _tiling_columns(tile: int, warps: int, stages: int, programs: int) -> dict[str, Any]:
     return {"tile": tile, "warps": warps, "stages": stages, "programs": programs}
-
-
-def _compile(decoders: Sequence[Served | WithSpans], batch: DecodeBatch) -> None:
-    """Compile all kernels at once, on all cores."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads, AsyncCompileMode(threads):
-        for decoder in decoders:
-            decoder.decode(batch.next_table(), only_compile=True)
-
-
-def _errors(decoders: Sequence[Served | WithSpans], batch: DecodeBatch) -> list[float]:
-    """Relative error of each kernel on the first two sequences, against fp32."""
-    table = batch.next_table()
-    expected = torch.zeros(batch.output[:2].shape, device=batch.output.device)
-    paged_attention(
-        batch.query[:2], batch.cache, table[:2], range(3), [batch.context] * 2,
-        batch.geometry, batch.scale, expected, latent=batch.latent,
-    )  # fmt: skip
-    errors = []
-    for decoder in decoders:
-        batch.output.fill_(float("nan"))  # stays, and shows, where a kernel writes nothing
-        decoder.decode(table)
-        errors.append(float((batch.output[:2].float() - expected).norm() / expected.norm()))
-    return errors
-
-
-def _microseconds(decoder: Served | WithSpans, batch: DecodeBatch) -> float:
-    (time,) = replay_microseconds(
-        lambda: decoder.decode(batch.next_table()), max(10, batch.copies), replays=1
-    )
-    return time
 
 
 if __name__ == "__main__":

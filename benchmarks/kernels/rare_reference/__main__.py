@@ -5,7 +5,6 @@
 Needs no vLLM. All kernels of a case are measured in turn, on the same cache, in one run.
 """
 
-import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,25 +12,24 @@ from typing import Any
 import torch
 
 from benchmarks.common.page import measure_rows
+from benchmarks.kernels.latent_decoders import (
+    CASES,
+    CONTEXT,
+    HEAD_DIM,
+    KV_HEADS,
+    SEQUENCES,
+    random_batch,
+    rows,
+)
 from benchmarks.kernels.rare_reference.launch import decode_with_rare_reference
 from vllm_gac.kernels.decode.launch import decode_attention, scratch_for
 from vllm_gac.kernels.decode.tiling import Tiling, tiling_of
-from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
-from vllm_gac.kernels.torch_reference import paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
-from vllm_gac.profiling.timing import copy_bandwidth, replay_microseconds
+from vllm_gac.profiling.timing import copy_bandwidth
 
-SEQUENCES, CONTEXT = 64, 4096
-KV_HEADS, HEAD_DIM = 8, 128
-# 32 query heads, and 4 value heads of 128.
-CASES = {
-    "8 latents of 64": CacheGeometry(32, HEAD_DIM, 8, 64, 4, 128),
-    "4 latents of 128": CacheGeometry(32, HEAD_DIM, 4, 128, 4, 128),
-}
 DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 RENEW_EVERY = (1, 8, 16, 64)
-ROUNDS = 15
 
 
 def tilings_of(geometry: CacheGeometry, dtype: torch.dtype) -> list[Tiling]:
@@ -77,25 +75,6 @@ class Decoder:
                 only_compile=only_compile,
             )  # fmt: skip
 
-    def error(self, block_table: torch.Tensor) -> float:
-        """Relative error on the first two sequences, against fp32."""
-        b = self._batch
-        expected = torch.zeros(b.output[:2].shape, device=b.output.device)
-        paged_attention(
-            b.query[:2], b.cache, block_table[:2], range(3), [b.context] * 2, b.geometry, b.scale,
-            expected, latent=b.latent,
-        )  # fmt: skip
-        b.output.fill_(float("nan"))  # stays, and shows, where a kernel writes nothing
-        self.decode(block_table)
-        return float((b.output[:2].float() - expected).norm() / expected.norm())
-
-    def microseconds(self) -> float:
-        """Time of one call."""
-        batch = self._batch
-        calls = max(10, batch.copies)
-        (time,) = replay_microseconds(lambda: self.decode(batch.next_table()), calls, replays=1)
-        return time
-
 
 def main() -> None:
     """Measure all cases."""
@@ -122,33 +101,9 @@ def _rows() -> Iterator[dict[str, Any]]:
     bandwidth = copy_bandwidth()
     for name, geometry in CASES.items():
         for dtype in DTYPES:
-            torch.manual_seed(1)
-            batch = DecodeBatch(
-                geometry, SEQUENCES, CONTEXT, dtype=dtype, head_dim=HEAD_DIM, kv_heads=KV_HEADS
-            )
-            decoders = decoders_of(batch, dtype)
-            table = batch.next_table()
-            with compiling_on_all_cores():
-                for decoder in decoders:
-                    decoder.decode(table, only_compile=True)
-            errors = [decoder.error(table) for decoder in decoders]
-            rounds = [[decoder.microseconds() for decoder in decoders] for _ in range(ROUNDS)]
-            served = statistics.median(times[0] for times in rounds)
-            measured = zip(*rounds, strict=True)
-            for decoder, error, times in zip(decoders, errors, measured, strict=True):
-                middle = statistics.median(times)
-                yield (
-                    {"keys": name, "cache": str(dtype).removeprefix("torch.")}
-                    | decoder.columns()
-                    | {
-                        "us": round(middle, 1),
-                        "low": round(min(times), 1),
-                        "high": round(max(times), 1),
-                        "bytes / us": round(batch.bytes / bandwidth / 1e6 / middle, 3),
-                        "served / us": round(served / middle, 3),
-                        "error": f"{error:.1e}",
-                    }
-                )
+            batch = random_batch(geometry, dtype)
+            about = {"keys": name, "cache": str(dtype).removeprefix("torch.")}
+            yield from rows(about, batch, decoders_of(batch, dtype), bandwidth)
 
 
 if __name__ == "__main__":
