@@ -12,10 +12,10 @@ import torch
 
 from benchmarks.kernels.latent_spans.launch import decode_with_spans, tiling_for
 from benchmarks.kernels.latent_spans.slow_pairs import span_keys, split_pairs
-from tests.kernels.decode_cases import INTERPRETER, Batch, random_batch, tolerance
+from tests.kernels.decode_cases import INTERPRETER, Batch, error_of, random_batch, tolerance
 from vllm_gac.kernels.decode.launch import scratch_for
 from vllm_gac.kernels.decode.tiling import Tiling
-from vllm_gac.kernels.torch_reference import LatentKeys, paged_attention
+from vllm_gac.kernels.torch_reference import LatentKeys
 
 LIMITS = replace(INTERPRETER, grain=16, latents=1.0)
 TILE = 16
@@ -43,19 +43,10 @@ def relative_error(batch: Batch, span: int, terms: int, *, left_out: bool = Fals
     decode_with_spans(
         batch.query, batch.cache, batch.block_table, batch.query_start_loc, batch.seq_lens,
         geometry, geometry.query_size**-0.5, output, scratch, keys, tiling,
-        max_query_len=batch.max_query_len, window=batch.window, without_slow_pairs=left_out,
+        max_query_len=batch.max_query_len, window=batch.window, k_scale=batch.k_scale,
+        v_scale=batch.v_scale, without_slow_pairs=left_out,
     )  # fmt: skip
-    expected = torch.zeros(shape)
-    paged_attention(
-        batch.query, batch.cache, batch.block_table, batch.query_start_loc.tolist(),
-        batch.seq_lens.tolist(), geometry, geometry.query_size**-0.5, expected, batch.window,
-        latent,
-    )  # fmt: skip
-    tokens = int(batch.query_start_loc[-1])
-    if not output[tokens:].isnan().all():
-        return float("nan")
-    difference = output[:tokens].float() - expected[:tokens]
-    return float(difference.norm() / expected[:tokens].norm())
+    return error_of(output, batch)
 
 
 def _tiling(batch: Batch, latent: LatentKeys) -> Tiling | None:

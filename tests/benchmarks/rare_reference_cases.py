@@ -18,14 +18,13 @@ from tests.kernels.decode_cases import (
     INTERPRETER,
     Batch,
     Limits,
-    dequantized,
+    error_of,
     random_batch,
     tolerance,
 )
 from vllm_gac.kernels.decode.launch import scratch_for
 from vllm_gac.kernels.decode.tiling import Tiling, tiling_of
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
-from vllm_gac.kernels.torch_reference import paged_attention
 
 RENEW_EVERY = 3
 OF_RISING = 2e-2  # the tolerance: fp16 keys change scores of a hundred by a few hundredths
@@ -48,23 +47,6 @@ def decode(batch: Batch, tiling: Tiling, *, only_compile: bool = False) -> torch
         k_scale=batch.k_scale, v_scale=batch.v_scale, only_compile=only_compile,
     )  # fmt: skip
     return output
-
-
-def relative_error(batch: Batch, tiling: Tiling) -> float:
-    """The kernel's error on `batch`. It is NaN if the kernel wrote too few or too many rows."""
-    geometry = batch.geometry
-    output = decode(batch, tiling)
-    expected = torch.zeros(output.shape, device=output.device)
-    paged_attention(
-        batch.query, dequantized(batch), batch.block_table, batch.query_start_loc.tolist(),
-        batch.seq_lens.tolist(), geometry, geometry.query_size**-0.5, expected, batch.window,
-        batch.latent,
-    )  # fmt: skip
-    tokens = int(batch.query_start_loc[-1])
-    if not output[tokens:].isnan().all():
-        return float("nan")
-    difference = output[:tokens].float() - expected[:tokens]
-    return float(difference.norm() / expected[:tokens].norm())
 
 
 def tiling_for(batch: Batch) -> Tiling:
@@ -107,7 +89,7 @@ class Case:
     def check(self) -> None:
         """Print the error; exit if it is too large."""
         batch, tiling = self.batch()
-        error = relative_error(batch, tiling)
+        error = error_of(decode(batch, tiling), batch)
         kind = f"{batch.cache.dtype}, window {batch.window}, {batch.max_query_len} queries"
         print(f"seed {self.seed}: relative error {error:.1e}, factor {self.factor}, {kind}")
         if not error < (OF_RISING if self.factor else tolerance(batch)):

@@ -7,18 +7,16 @@ Triton's interpreter (TRITON_INTERPRET=1), or on a GPU, for instance under compu
 """
 
 import math
-import os
 import random
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
-from triton.runtime._async_compile import AsyncCompileMode
 
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.tiling import Tiling
+from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 from vllm_gac.kernels.torch_reference import LatentKeys, paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
@@ -147,7 +145,7 @@ def _random_cache(
 
 def compile_all(batches: Iterable[Batch]) -> None:
     """Compile the kernels for `batches` on all cores. This takes most of the time of a GPU test."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads, AsyncCompileMode(threads):
+    with compiling_on_all_cores():
         for batch in batches:
             decode(batch, only_compile=True)
 
@@ -184,14 +182,21 @@ def decode(
 
 
 def relative_error(batch: Batch, tiling: Tiling | None = None) -> float:
-    """The kernel's error on `batch`. It is NaN if the kernel wrote too few or too many rows."""
+    """The kernel's error on `batch`."""
+    return error_of(decode(batch, tiling), batch)
+
+
+def error_of(output: torch.Tensor, batch: Batch) -> float:
+    """The error of a kernel's output on `batch`, which has an extra row and held NaN before.
+
+    It is NaN if the kernel wrote too few or too many rows.
+    """
     geometry = batch.geometry
     tokens = int(batch.query_start_loc[-1])
-    output = decode(batch, tiling)
     expected = torch.zeros(output.shape, device=output.device)
     paged_attention(
         batch.query,
-        dequantized(batch),
+        _dequantized(batch),
         batch.block_table,
         batch.query_start_loc.tolist(),
         batch.seq_lens.tolist(),
@@ -218,8 +223,7 @@ def tolerance(batch: Batch) -> float:
     return 5e-3 if numbers >= 16 else 2e-2
 
 
-def dequantized(batch: Batch) -> torch.Tensor:
-    """The cache in numbers that kernels see: times its scales, if it has any."""
+def _dequantized(batch: Batch) -> torch.Tensor:
     if batch.k_scale is None or batch.v_scale is None:
         return batch.cache
     cache = batch.cache.float()
