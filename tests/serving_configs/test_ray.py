@@ -222,7 +222,7 @@ def test_clients_that_vanish_leave_nothing_behind(app: App) -> None:
         if stream:
             connection.getresponse().read(10)
         else:
-            time.sleep(1)
+            time.sleep(0.2)
         connection.close()
 
     written = sum(app.metric(WRITTEN).values())
