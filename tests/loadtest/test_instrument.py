@@ -28,6 +28,9 @@ TRIES = 3
 # Where the p99 of waking an idle process, and of the mock's sending, is above these seconds,
 # tails and totals are the machine's. A machine left alone stays below a millisecond.
 IDLE_LATE, MOCK_LATE = 0.0025, 0.005
+# The share of tokens that may arrive together although they left apart. A machine that wakes the
+# client late once in a hundred times makes it 1 %. A reader into a buffer of 1 KB shows 86 %.
+HELD_BACK = 0.02
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,11 @@ def what_happened(run: Run, log: Path) -> tuple[Floats, Floats]:
     return arrived - start, np.array([answer["sent"] for answer in found]) - start
 
 
+def share_held_back(trial: Trial) -> float:
+    """Of all tokens, those that left over 10 ms after the one before and arrived with it."""
+    return float(np.mean((np.diff(trial.received) < 0.001) & (np.diff(trial.sent) > 0.010)))
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("instrument")
@@ -139,8 +147,7 @@ def test_a_run_is_right_or_says_that_it_is_not_on_any_machine(first: Trial) -> N
     itls, actual = np.diff(received), np.diff(sent)
     assert np.median(itls) == pytest.approx(np.median(actual), rel=0.02)
     assert np.mean(itls) == pytest.approx(np.mean(actual), rel=0.02)
-    # Tokens that left apart did not arrive together. Readers into a buffer of 1 KB show 86 % here.
-    assert np.mean((itls < 0.001) & (actual > 0.010)) < 0.005
+    assert share_held_back(first) < HELD_BACK
 
 
 @pytest.mark.slow
@@ -157,5 +164,5 @@ def test_a_server_that_keeps_time_is_measured_right(
     assert np.median(found.ttft) == pytest.approx(TTFT, rel=0.05)
     itls = np.diff(found.received)
     assert np.median(itls) == pytest.approx(ITL, rel=0.02)
-    assert np.mean(itls < 0.001) < 0.002
-    assert np.percentile(found.lags, 99) < 0.010
+    assert share_held_back(found) < HELD_BACK
+    assert np.percentile(found.lags, 99) < ITL
