@@ -109,13 +109,14 @@ def _laws(laws: Sequence[tuple[str, int, Law]]) -> list[str]:
         middle, low, high = law.at(LARGE, LARGE_TOKENS)
         useless += low == 0 or high / low > _SAYS_NOTHING
         _, size, tokens = law.coefficients
-        cells.append(
-            [name, count, f"{size:+.2f}", f"{tokens:+.2f}", _nats(middle), _range(low, high)]
-        )
+        # A number without an error says nothing, either.
+        there = (_nats(middle), f"{_nats(low)} to {_nats(high)}") if low else (None, None)
+        cells.append([name, count, f"{size:+.2f}", f"{tokens:+.2f}", *there])
     return [
         "Fitted: nats lost = a N^b D^c, with N parameters and D trained tokens, and extrapolated "
         f"to {LARGE / 1e9:.1f} B parameters and {LARGE_TOKENS / 1e12:.0f} T tokens. The error is "
-        "that of a prediction with the models beyond three as its degrees of freedom.",
+        "that of a prediction with the models beyond three as its degrees of freedom; three models "
+        "have none, and nothing is extrapolated from them.",
         "",
         *table(["row", "models", "b", "c", "nats lost at 8 B", "95 % interval"], cells),
         "",
@@ -142,7 +143,3 @@ def _exp(value: float) -> float:
 
 def _nats(value: float) -> str:
     return f"{value:.2g}"
-
-
-def _range(low: float, high: float) -> str:
-    return "none" if low == 0 else f"{_nats(low)} to {_nats(high)}"
