@@ -5,16 +5,26 @@ not compared with each other: papers differ in calibration text, sequence length
 a ratio.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.common.markdown import table
 
 _V2 = "[SVD-LLM V2](https://arxiv.org/abs/2503.12340)"
+_SURVEY = "[a survey's measurements](https://github.com/nyunAI/Faster-LLM-Survey), README"
+_MINITRON = "[Minitron](https://arxiv.org/abs/2408.11796), first table"
+_PUZZLETRON = (
+    "[Model Optimizer](https://github.com/NVIDIA/Model-Optimizer/blob/88ff5549bcea33a0b821b4a37a5c5b"
+    "2940de091f/examples/pruning/puzzletron/Llama-3.1-8B-Instruct.md)"
+)
+_QWEN, _LLAMA = "Qwen3-8B", "Llama-3.1-8B-Instruct"
+_WIDTH = "Minitron, width, distilled on 94 B tokens"
+_DEPTH = "Minitron, depth, distilled on 94 B tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A perplexity of WikiText-2, dense and compressed, and where it is printed."""
+    """A perplexity or an accuracy, dense and compressed, and where it is printed."""
 
     method: str
     model: str
@@ -24,7 +34,8 @@ class Published:
     source: str
 
 
-PUBLISHED = (
+# Perplexity of WikiText-2.
+PERPLEXITIES = (
     Published("SVD-LLM", "LLaMA-7B", "80 % of parameters", 5.68, 7.94, f"{_V2}, table 2"),
     Published("SVD-LLM V2", "LLaMA-7B", "80 % of parameters", 5.68, 7.12, f"{_V2}, table 2"),
     Published("SVD-LLM", "LLaMA-3-8B", "80 % of parameters", 6.14, 11.82, f"{_V2}, table 2"),
@@ -40,6 +51,27 @@ PUBLISHED = (
         9.07,
         "[Dobi-SVD](https://arxiv.org/abs/2502.02723), abstract; dense: SVD-LLM V2",
     ),
+    Published("FLAP", "LLaMA-7B", "20 % sparsity, 9.44 of 12.55 GB", 12.62, 14.62, _SURVEY),
+    Published("LLM-Pruner", "LLaMA-7B", "20 % sparsity, 10.09 of 12.55 GB", 12.62, 19.77, _SURVEY),
+    Published(
+        "LLM-Pruner, finetuned",
+        "LLaMA-7B",
+        "20 % sparsity, 10.09 of 12.55 GB",
+        12.62,
+        17.37,
+        _SURVEY,
+    ),
+)
+# Accuracy on MMLU, in %.
+ACCURACIES = (
+    Published("Puzzletron", _QWEN, "80 % of the size", 74.93, 59.10, _PUZZLETRON),
+    Published("Puzzletron, distilled", _QWEN, "80 % of the size", 74.93, 69.21, _PUZZLETRON),
+    Published("Puzzletron", _LLAMA, "about 69 % of the size", 68.39, 66.26, _PUZZLETRON),
+    Published("Puzzletron, distilled", _LLAMA, "about 69 % of the size", 68.39, 64.96, _PUZZLETRON),
+    Published("Puzzletron", _LLAMA, "50 % of the size", 68.39, 23.16, _PUZZLETRON),
+    Published("Puzzletron, distilled", _LLAMA, "50 % of the size", 68.39, 29.60, _PUZZLETRON),
+    Published(_WIDTH, "Llama-3.1-8B", "4.5 of 8 B parameters", 65.3, 60.5, _MINITRON),
+    Published(_DEPTH, "Llama-3.1-8B", "4.5 of 8 B parameters", 65.3, 58.7, _MINITRON),
 )
 # What is known of the others, or that nothing was found.
 _OTHERS = (
@@ -50,17 +82,18 @@ _OTHERS = (
     "hand.",
     "PaLU, half the cache, Llama-3-8B-Instruct: mean zero-shot accuracy of 66.2 (joint heads) and "
     "64.5 (groups of four) after 67.9, as table 5 of the paper on X-EcoMLA quotes it.",
-    "FLAP, Minitron and Puzzletron: no number was found at its source, so there is none here.",
+    "The survey's dense perplexity of LLaMA-7B is 12.62, and not 5.68 as elsewhere, so it must cut "
+    "the text otherwise. FLAP's own [README](https://github.com/CASIA-IVA-Lab/FLAP) has its tables "
+    "as pictures only. Its code [calibrates on "
+    "WikiText-2](https://github.com/CASIA-LMC-Lab/FLAP/issues/13), on which it is scored here.",
+    "Puzzletron's distilled models were trained for 100 iterations on WikiText-103, on which the "
+    "one of 69 % overfitted, as its page says. MMLU of that one is of 100 questions a subject.",
+    "Not had: the tables of MoDeGPT and PaLU, and perplexities of Minitron and Puzzletron.",
 )
 
 
 def published() -> list[str]:
-    """A table of `PUBLISHED`."""
-    cells = [
-        [p.method, p.model, p.kept, f"{p.dense:.2f}", f"{p.compressed:.2f}", _over(p), p.source]
-        for p in PUBLISHED
-    ]
-    heads = ["method", "model", "kept", "dense", "compressed", "over dense", "source"]
+    """Tables of `PERPLEXITIES` and `ACCURACIES`."""
     return [
         "## Published, of 7 and 8 B parameters",
         "",
@@ -68,11 +101,22 @@ def published() -> list[str]:
         "trained on a trillion tokens and more. They say of what order a loss at 7 and 8 B is; the "
         "models of the ladder are much smaller.",
         "",
-        *table(heads, cells),
+        *_table(PERPLEXITIES),
+        "",
+        "Accuracy on MMLU in %, likewise; chance is 25 %.",
+        "",
+        *_table(ACCURACIES),
         "",
         *(f"- {line}" for line in _OTHERS),
     ]
 
 
-def _over(found: Published) -> str:
-    return f"{found.compressed / found.dense:.3f}"
+def _table(rows: Sequence[Published]) -> list[str]:
+    heads = ["method", "model", "kept", "dense", "compressed", "over dense", "source"]
+    return table(heads, [_cells(row) for row in rows])
+
+
+def _cells(row: Published) -> list[str]:
+    numbers = (row.dense, row.compressed)
+    over = f"{row.compressed / row.dense:.3f}"
+    return [row.method, row.model, row.kept, *(f"{n:.2f}" for n in numbers), over, row.source]
