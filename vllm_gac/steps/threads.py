@@ -8,11 +8,16 @@ import torch
 
 from vllm_gac.checkpoint.workspace import recorded
 
+# More than any machine has. With a billion, OpenMP ends the process.
+_MOST_THREADS = 1 << 12
+
 
 def threads_of(out: Path) -> int:
     """The number of threads of the unfinished run that makes `out`, else torch's own."""
     threads = (recorded(out) or {}).get("threads")
-    return threads if isinstance(threads, int) and threads > 0 else torch.get_num_threads()
+    if isinstance(threads, int) and 0 < threads <= _MOST_THREADS:
+        return threads
+    return torch.get_num_threads()
 
 
 @contextmanager
