@@ -19,6 +19,7 @@ RUN: dict[str, Any] = {
     "stats": None,
     "calibration": ["b"],
     "max_tokens": None,
+    "offload": False,
 }
 PLAN = {"version": 1, "layers": [{"intermediate_size": 1}], "methods": []}
 
@@ -44,6 +45,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"calibration": ["c"]}, "with another --calibration"),
     "statistics": ({"stats": {"file": [1, 2]}}, "with another --stats"),
     "release": ({"tool_version": "2"}, "with vllm-gac 1, not 2"),
+    "a switch": ({"offload": True}, "without --offload, not with it"),
     "threads": ({"threads": 3}, "with the number of threads 2, not 3"),
     "model": ({"model": {"files": {}}}, "with other contents of the model's files"),
     "a plan": ({"plan": PLAN}, "without --plan, not with one"),

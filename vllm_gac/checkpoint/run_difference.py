@@ -53,6 +53,8 @@ def _difference(key: str, before: Any, now: Any) -> str:
         key = inner if key == "plan" else f"{key}.{inner}"
         before, now = before.get(inner), now.get(inner)
     name = _OPTIONS.get(key) or "--" + key.rpartition(".")[2].replace("_", "-")
+    if isinstance(before, bool) and isinstance(now, bool):
+        return f"with {name}, not without it" if before else f"without {name}, not with it"
     values = [_text(value) for value in (before, now)]
     if key.rpartition(".")[2] in _NOT_AS_GIVEN or None in values:
         return f"with another {name}"
