@@ -2,6 +2,7 @@
 
 import pytest
 
+from vllm_gac.errors import HealingError
 from vllm_gac.healing.schedule import Schedule, schedule
 
 
@@ -39,7 +40,8 @@ def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
         (100_000_000, None, 128, 1525),  # 65,536 tokens at most
         (100_000, 5000, 9, 21),
         (100_000, 100, 1, 195),  # a sequence at least
-        (100, 5000, 9, 1),  # a step at least
+        (1000, None, 1, 1),  # all tokens at most
+        (100, None, 1, 1),  # a step of one sequence at least
     ],
 )
 def test_how_many_sequences_a_step_has(
@@ -47,6 +49,11 @@ def test_how_many_sequences_a_step_has(
 ) -> None:
     made = schedule(1000, 512, tokens, batch_tokens, 1e-4)
     assert (made.batch, made.steps) == (batch, steps)
+
+
+def test_a_step_has_no_more_tokens_than_all_steps_together() -> None:
+    with pytest.raises(HealingError, match="5001: one step would take more than the 5000 tokens"):
+        schedule(1000, 512, 5000, 5001, 1e-4)
 
 
 def test_the_last_step_is_measured_and_about_sixteen_in_all() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.importers import low_rank_models, palu_models, tools
 from tests.steps.healing_models import (
@@ -63,10 +63,12 @@ def test_the_divergence_falls_and_all_dims_stay(tmp_path: Path, kind: Any) -> No
 def test_what_was_written_has_the_score_that_is_told(tmp_path: Path) -> None:
     """Healing the result again measures it before the first step."""
     write_all(tmp_path)
-    first = healed(tmp_path, held_out=[tmp_path / "text.txt"])
+    other = tmp_path / "other.txt"
+    other.write_text((tmp_path / "text.txt").read_text()[::-1])
+    first = healed(tmp_path, held_out=[other])
     (tmp_path / "student").rename(tmp_path / "before")
     (tmp_path / "out").rename(tmp_path / "student")
-    again = healed(tmp_path, held_out=[tmp_path / "text.txt"])
+    again = healed(tmp_path, held_out=[other])
     assert again.before == first.after
     entry = json.loads((tmp_path / "student" / "config.json").read_text())["gac"]["source"]["heal"]
     assert entry["divergence"] == {
@@ -275,6 +277,42 @@ def test_layers_of_the_pair_are_those_of_the_format() -> None:
     layout = layout_of(compressed_config())
     assert [layer.key.form for layer in layout.layers] == ["rotary", "latent"]
     assert sum(map(len, (layer.ranks for layer in layout.layers))) == 4
+
+
+def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    """They come from Python; the command line refuses some of them by itself."""
+    write_all(tmp_path)
+    for option, value, said in (
+        ("tokens", 0, "--tokens 0: must be from 1 to"),
+        ("learning_rate", -1e-3, "--learning-rate -0.001: must be from"),
+        ("learning_rate", float("nan"), "--learning-rate nan: must be from"),
+        ("temperature", 1e300, "--temperature 1e+300: must be from 0.01 to 100"),
+        ("hidden_weight", float("inf"), "--hidden-weight inf: must be from 0 to"),
+        ("lora_rank", 0, "--lora-rank 0: must be from 1 to"),
+        ("batch_tokens", 10**9, "--batch-tokens 1000000000: one step would take more than"),
+        ("held_out", [tmp_path / "text.txt"], "is given as --held-out and has the bytes of a"),
+        ("teacher_revision", "v1", "--teacher-revision v1: "),
+    ):
+        assert said in refused(tmp_path, **{option: value})
+
+
+def test_a_rank_that_has_no_effect_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_all(tmp_path)
+    healed(tmp_path, lora_rank=4)
+    assert "--lora-rank 4 has no effect: whole weights are trained" in caplog.text
+
+
+def test_a_teacher_that_computes_nan_is_refused(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    path = tmp_path / "teacher" / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, path, {"format": "pt"})
+    said = refused(tmp_path)
+    assert "the loss on the held-out text is not finite" in said
+    assert "nan of its teacher" in said
 
 
 @pytest.mark.gpu

@@ -78,14 +78,20 @@ def schedule(
         sequences: How many sequences there are to train on.
         length: Tokens of one sequence.
         tokens: Tokens to train on; more than there are means several passes.
-        batch_tokens: Tokens of one step. None: a 256th of all, from 2,048 to 65,536.
+        batch_tokens: Tokens of one step. None: a 256th of all, from 2,048 to 65,536, and at most
+            all of them.
         learning_rate: The highest learning rate.
         processes: How many processes share the sequences of a step.
 
     Raises:
-        HealingError: The sequences of `batch_tokens` cannot be shared evenly.
+        HealingError: `batch_tokens` is more than `tokens`, or cannot be shared evenly.
     """
-    wanted = batch_tokens or min(max(tokens // _STEPS, _SMALLEST_BATCH), _LARGEST_BATCH)
+    if batch_tokens and batch_tokens > tokens:
+        raise HealingError(
+            f"--batch-tokens {batch_tokens}: one step would take more than the {tokens} tokens to "
+            f"train on; give {tokens} at most, or more --tokens"
+        )
+    wanted = batch_tokens or min(max(tokens // _STEPS, _SMALLEST_BATCH), _LARGEST_BATCH, tokens)
     batch = max(1, wanted // length)
     if batch % processes:
         even = math.ceil(batch / processes) * processes

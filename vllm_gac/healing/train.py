@@ -19,9 +19,10 @@ from torch.nn.utils import get_total_norm
 from tqdm import tqdm
 
 from vllm_gac.compression.reference_model import batches
+from vllm_gac.errors import HealingError
 from vllm_gac.healing.adam import Adam
 from vllm_gac.healing.distillation import Distillation
-from vllm_gac.healing.guard import Guard
+from vllm_gac.healing.guard import Guard, Score
 from vllm_gac.healing.schedule import Schedule
 from vllm_gac.healing.state_file import Progress, read_state, write_state
 from vllm_gac.healing.student import Student
@@ -72,8 +73,8 @@ class Healing:
     def train(self, progress: bool) -> Guard:
         """Train until the steps are done or nothing helps; the student has the best weights then.
 
-        Raises DiskError if the state cannot be saved, and CheckpointError if the file that is there
-        is not this run's.
+        Raises DiskError if the state cannot be saved, CheckpointError if the file that is there is
+        not this run's, and HealingError if a model computes NaN or infinity before any training.
         """
         with deterministic(self._processes.device):
             step, guard = self._begin()
@@ -108,6 +109,8 @@ class Healing:
             progress = read_state(self._path, self._run, self._student.shapes(), take)
         if progress is None:
             before, teacher_loss = self._distillation.score(self._held_out)
+            with self._processes.agreeing():
+                _refuse_not_finite(before, teacher_loss)
             return 0, Guard(before, teacher_loss, best=before)
         if progress.guard.best_step == progress.step:
             self._best = self._student.copy()
@@ -188,6 +191,15 @@ class Healing:
             unit="tok",
             unit_scale=True,
             disable=not progress,
+        )
+
+
+def _refuse_not_finite(before: Score, teacher_loss: float) -> None:
+    if not all(map(math.isfinite, (before.divergence, before.loss, teacher_loss))):
+        raise HealingError(
+            "before any training, the loss on the held-out text is not finite: "
+            f"{before.loss:.4g} nats per token of the compressed model, {teacher_loss:.4g} of its "
+            "teacher; 'vllm-gac verify' says whether the weights of a model are finite"
         )
 
 

@@ -37,6 +37,7 @@ from vllm_gac.healing.train import Healing
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.names import VERSION
 from vllm_gac.steps.calibration_text import sha256_of, text_files
+from vllm_gac.steps.healing_options import refuse_impossible
 from vllm_gac.steps.healing_text import sequences
 from vllm_gac.steps.model_card import healed_card
 from vllm_gac.steps.rewritten import refuse_mixed, write_beside
@@ -123,7 +124,8 @@ def heal(
         temperature: What logits are divided by before they are compared.
         hidden_weight: The weight of the relative squared distance between the hidden states of
             both models, beside the divergence of their predictions.
-        batch_tokens: Tokens of one step. None: a 256th of `tokens`, from 2,048 to 65,536.
+        batch_tokens: Tokens of one step, at most `tokens`. None: a 256th of `tokens`, from 2,048 to
+            65,536.
         sequence_length: Tokens of one sequence; at most the model's context.
         offload: Whether Adam's averages lie in host memory, which takes half of what is trained
             from the GPU, and time for each step.
@@ -165,14 +167,30 @@ def heal(
     """
     with together(device) as processes, ExitStack() as stack:
         with processes.agreeing():
+            refuse_impossible(
+                {
+                    "--tokens": tokens,
+                    "--batch-tokens": batch_tokens,
+                    "--lora-rank": lora_rank,
+                    "--learning-rate": learning_rate,
+                    "--temperature": temperature,
+                    "--hidden-weight": hidden_weight,
+                }
+            )
             student = _student(model_directory(directory, revision))
-            dense = open_dense(model_directory(teacher, teacher_revision))
+            dense = open_dense(
+                model_directory(teacher, teacher_revision, flag="--teacher-revision")
+            )
             if overwrite and out.exists() and out.samefile(student.directory):
                 raise CheckpointError(
                     f"{out}: is the model to be healed; --overwrite replaces only other models"
                 )
             _check_teacher(student, dense)
             texts, held_out_texts = text_files(text, "heal on"), text_files(held_out, "measure")
+            text_sums, held_out_sums = (
+                [sha256_of(path) for path in paths] for paths in (texts, held_out_texts)
+            )
+            _check_held_out(held_out_texts, held_out_sums, text_sums)
             length = min(
                 sequence_length,
                 *(c.config.max_position_embeddings for c in (student, dense)),
@@ -191,11 +209,11 @@ def heal(
                 "processes": processes.count,
                 "model": fingerprint(student),
                 "teacher": fingerprint(dense),
-                "text": [sha256_of(path) for path in texts],
-                "held_out": [sha256_of(path) for path in held_out_texts],
+                "text": text_sums,
+                "held_out": held_out_sums,
                 "tokens": tokens,
+                "train": "whole" if rank is None else "lora",  # decides the default of the rate
                 "learning_rate": rate,
-                "train": "whole" if rank is None else "lora",
                 "lora_rank": rank,
                 "temperature": temperature,
                 "hidden_weight": hidden_weight,
@@ -289,6 +307,17 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
         )
 
 
+def _check_held_out(paths: Sequence[Path], sums: Sequence[str], trained: Sequence[str]) -> None:
+    """Raise CheckpointError if a text is both trained on and measured."""
+    for path, found in zip(paths, sums, strict=True):
+        if found in trained:
+            raise CheckpointError(
+                f"{path}: is given as --held-out and has the bytes of a --text; what is trained on "
+                "cannot tell whether the model has become better: give other text, or leave out "
+                "--held-out"
+            )
+
+
 def _adapter_rank(
     student: Checkpoint,
     teacher: Checkpoint,
@@ -312,6 +341,12 @@ def _adapter_rank(
         train, rank, needed(None), needed(rank), free, on_host if offload else math.inf
     )
     logger.info("memory of the device: about %s", needed(chosen).described())
+    if chosen is None and rank != DEFAULT_ADAPTER_RANK:
+        logger.warning(
+            "--lora-rank %d has no effect: whole weights are trained, because there is room for "
+            "them; --train lora trains adapters",
+            rank,
+        )
     if chosen is not None and train == "auto":
         logger.info(
             "trains adapters of rank %d, because whole weights need %s",
@@ -362,11 +397,16 @@ def _announcement(
 
 
 def _no_better(student: Checkpoint, guard: Guard) -> str:
-    lowest = min((divergence for _, divergence, _ in guard.curve), default=math.nan)
+    measured = [found for _, found, _ in guard.curve if math.isfinite(found)]
+    after = (
+        f"and by {min(measured):.4f} at best after training"
+        if measured
+        else "and after training that is not finite"
+    )
     return (
         f"{student.directory}: has not become better, so nothing was written: it diverges from the "
-        f"teacher by {guard.before.divergence:.4f} nats per token of the held-out text, and by "
-        f"{lowest:.4f} at best after training; give more or other text, or a lower --learning-rate"
+        f"teacher by {guard.before.divergence:.4f} nats per token of the held-out text, {after}; "
+        "give more or other text, or another --learning-rate"
     )
 
 
