@@ -10,7 +10,6 @@ a turn is of one kind of traffic: a measurement that is cut short has compared w
 """
 
 import contextlib
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from loadtest.report.capacity import Capacity, search
 from loadtest.report.power import Need, read_needs
 from loadtest.report.report import ReportOptions, refuse_twice, write_report
 from loadtest.report.summary import traffic_of
-from loadtest.runs.run import Run, load_run
+from loadtest.runs.run import Run, load_run, read_info
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario, find_scenario, load_scenario
 from loadtest.traffic.schedule import fingerprint, write_schedule
@@ -135,7 +134,7 @@ def _refuse_same_schedules(
     """Refuse a part that would repeat an earlier one: what it adds would be no new draw."""
     mine = {fingerprint(step.schedule) for staircase in staircases for step in staircase.steps}
     for run in earlier:
-        if json.loads((run / "run.json").read_text(encoding="utf-8"))["schedule_sha256"] in mine:
+        if read_info(run)["schedule_sha256"] in mine:
             raise LoadTestError(
                 f"{run}: has the schedules of --part {part} already; give this part a number "
                 "that no pooled part has"
@@ -165,7 +164,7 @@ def _runs_of(part: Path) -> list[Path]:
 
 
 def _is_of(run: Path, server: Server) -> bool:
-    label = json.loads((run / "run.json").read_text(encoding="utf-8"))["label"]
+    label = read_info(run)["label"]
     return bool(label == server.label)
 
 

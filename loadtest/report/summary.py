@@ -285,6 +285,12 @@ def _group(
             for measure, latencies in _latencies(record).items():
                 values[measure] += latencies
                 blocks[measure] += [number] * len(latencies)
+    if not kept_slo:
+        begin, end = windows[0]
+        raise LoadTestError(
+            f"{runs[0].directory}: no request that was due between {begin:g} and {end:g} s has a "
+            "record; the client was killed before it wrote one: leave the run out, or run it again"
+        )
     return PooledRuns(
         label=label,
         rate=at,

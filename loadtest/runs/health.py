@@ -13,8 +13,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from loadtest.errors import LoadTestError
 
@@ -32,6 +34,10 @@ class ProcessHealth:
             moment, because the process is not awake.
         wake_max: the longest time in seconds that it was not awake.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False
+    )
 
     process: int
     cpu: float
@@ -97,6 +103,10 @@ def write_health(health: ProcessHealth, path: Path) -> None:
 def read_health(path: Path) -> ProcessHealth:
     """Read the file of `write_health`. Raises LoadTestError for any other content."""
     try:
-        return ProcessHealth(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise LoadTestError(f"{path}: not the health of a client process: {error}") from error
+        return TypeAdapter(ProcessHealth).validate_json(path.read_bytes())
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(map(str, fault["loc"])) or "the file"
+        raise LoadTestError(
+            f"{path}: not the health of a client process: {key}: {fault['msg']}"
+        ) from error

@@ -8,13 +8,20 @@ histogram.
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, WrapValidator
 
 from loadtest.errors import LoadTestError
+
+# Files have null for what never was.
+_Time = Annotated[
+    float, WrapValidator(lambda value, check: math.nan if value is None else check(value))
+]
 
 
 @dataclass(slots=True)
@@ -25,13 +32,18 @@ class Record:
     tokens into one event; `completion_tokens` is the server's own count of tokens.
     """
 
+    # What pydantic, which reads the files, refuses: other fields, "1" for 1, NaN.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False
+    )
+
     index: int
     scheduled: float
     input_length: int
     output_length: int
-    sent: float = math.nan
+    sent: _Time = math.nan
     tokens: list[float] = field(default_factory=list)
-    ended: float = math.nan
+    ended: _Time = math.nan
     status: int | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -77,6 +89,9 @@ class Record:
         return len(self.tokens) if self.completion_tokens is None else self.completion_tokens
 
 
+_RECORD = TypeAdapter(Record)
+
+
 def to_line(record: Record) -> str:
     """The record as one line of JSON. Times are rounded to microseconds."""
     content = asdict(record)
@@ -98,37 +113,30 @@ def read_records(paths: Iterable[Path]) -> list[Record]:
     """
     records: dict[int, Record] = {}
     for path in paths:
-        for where, content in _lines(path):
-            record = _from_json(content, where)
-            if record.index in records:
-                raise LoadTestError(
-                    f"{where}: request {record.index} is recorded twice; the directory holds "
-                    "more than one run"
-                )
-            records[record.index] = record
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                where = f"{path}:{number}"
+                record = _record(line, where)
+                if record.index in records:
+                    raise LoadTestError(
+                        f"{where}: request {record.index} is recorded twice; the directory holds "
+                        "more than one run"
+                    )
+                records[record.index] = record
     return [records[index] for index in sorted(records)]
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            where = f"{path}:{number}"
-            try:
-                yield where, json.loads(line)
-            except ValueError as error:
-                raise LoadTestError(
-                    f"{where}: not JSON ({error}); the run was killed while writing? Delete the "
-                    "line to go on without it"
-                ) from error
-
-
-def _from_json(content: Any, where: str) -> Record:
+def _record(line: bytes, where: str) -> Record:
     try:
-        for key in ("sent", "ended"):
-            content[key] = math.nan if content[key] is None else float(content[key])
-        record = Record(**content)
-        if type(record.index) is not int or not all(type(t) is float for t in record.tokens):
-            raise TypeError("index or tokens of the wrong type")
-        return record
-    except (KeyError, TypeError, ValueError) as error:
-        raise LoadTestError(f"{where}: not a record of this load test: {error}") from error
+        return _RECORD.validate_json(line)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        if fault["type"] == "json_invalid":
+            raise LoadTestError(
+                f"{where}: not JSON ({fault['msg'].removeprefix('Invalid JSON: ')}); the run was "
+                "killed while writing? Delete the line to go on without it"
+            ) from error
+        key = ".".join(map(str, fault["loc"])) or "the line"
+        raise LoadTestError(
+            f"{where}: not a record of this load test: {key}: {fault['msg']}"
+        ) from error

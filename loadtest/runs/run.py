@@ -11,7 +11,9 @@ import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadtest.errors import LoadTestError
 from loadtest.runs.health import ProcessHealth, read_health
@@ -23,6 +25,25 @@ from loadtest.runs.verdict import Verdict, judge
 from loadtest.traffic.schedule import Schedule, fingerprint, read_schedule
 
 EARLIER = "earlier.jsonl"
+
+
+class _Info(BaseModel):
+    """What a report needs of run.json, which has more."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    label: str
+    start_at: float
+    processes: Annotated[int, Field(ge=1)]
+    schedule_sha256: str
+    base_url: str = ""
+    model: str = ""
+    endpoint: str = ""
+    command: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    hardware: dict[str, str] = Field(default_factory=dict)
+    gpus: Annotated[int, Field(ge=1)] = 1
+    window: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +97,34 @@ def begin_run(
 
 def load_run(directory: Path) -> Run:
     """Read a run's directory and judge the run. Raises LoadTestError if the files do not fit."""
-    try:
-        info = json.loads((directory / "run.json").read_text(encoding="utf-8"))
-        processes_expected = int(info["processes"])
-        missing = {"label", "start_at", "schedule_sha256"} - set(info)
-        if missing:
-            raise ValueError(f"lacks {', '.join(sorted(missing))}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LoadTestError(f"{directory}: not the directory of a run: {error}") from error
+    info = read_info(directory)
     schedule = read_schedule(directory / "schedule.jsonl")
     records = read_records(sorted(directory.glob("records.*.jsonl")))
     if not all(_belongs(record, schedule) for record in records):
         raise LoadTestError(f"{directory}: records of another schedule")
     processes = [read_health(path) for path in sorted(directory.glob("health.*.json"))]
-    verdict = judge(records, processes, len(schedule.requests), processes_expected)
+    verdict = judge(records, processes, len(schedule.requests), info["processes"])
     server, earlier = read_facts(directory), read_records(sorted(directory.glob(EARLIER)))
     return Run(directory, info, schedule, records, processes, verdict, server, earlier)
+
+
+def read_info(directory: Path) -> dict[str, Any]:
+    """The content of a run's run.json. Raises LoadTestError if it is none."""
+    path = directory / "run.json"
+    try:
+        return _Info.model_validate_json(path.read_bytes()).model_dump(exclude_none=True)
+    except OSError as error:
+        raise LoadTestError(
+            f"{directory}: not the directory of a run: {path.name}: {error.strerror or error}"
+        ) from error
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}"
+            for fault in error.errors()
+        )
+        raise LoadTestError(
+            f"{directory}: not the directory of a run: {path.name}: {faults}"
+        ) from error
 
 
 def _belongs(record: Record, schedule: Schedule) -> bool:

@@ -72,7 +72,7 @@ def test_a_part_with_the_schedules_of_a_pooled_one_is_refused(tmp_path: Path) ->
     staircases = _staircases(comparison, 1, 1, first)
     sha = fingerprint(staircases[0].steps[0].schedule)
     (first / "runs" / "slow-1" / "run.json").write_text(
-        json.dumps({"label": "slow", "schedule_sha256": sha})
+        json.dumps({"label": "slow", "schedule_sha256": sha, "start_at": 1.0, "processes": 1})
     )
     for pool, message in (
         ((first,), "has the schedules of --part 1 already"),

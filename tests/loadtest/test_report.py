@@ -144,6 +144,17 @@ def test_a_wrong_option_is_one_clear_error(
     assert not (tmp_path / "r.html").exists()
 
 
+def test_a_run_without_a_record_has_no_report(tmp_path: Path) -> None:
+    """Its client was killed early."""
+    run = write_run(tmp_path / "a")
+    lines = (run / "records.0.jsonl").read_text().splitlines(keepends=True)
+    for left, warmup in ((0, 0.0), (10, 60.0)):
+        (run / "records.0.jsonl").write_text("".join(lines[:left]))
+        with pytest.raises(LoadTestError, match="has a record; the client was killed"):
+            write_report([run], tmp_path / "r.html", ReportOptions(warmup=warmup))
+    assert not (tmp_path / "r.html").exists()
+
+
 def test_a_run_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     with pytest.raises(LoadTestError, match="this run is given twice"):

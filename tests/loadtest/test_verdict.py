@@ -1,5 +1,7 @@
 """A run is INVALID exactly when its client was late, busy or incomplete."""
 
+import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -101,8 +103,46 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadTestError, match="not the directory of a run"):
         load_run(tmp_path)
     (tmp_path / "run.json").write_text('{"processes": 1}')
-    with pytest.raises(LoadTestError, match="lacks label, schedule_sha256, start_at"):
+    with pytest.raises(LoadTestError, match="label: Field required; start_at: Field required"):
         load_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("run.json", "processes", 0),
+        ("run.json", "label", ["dense"]),
+        ("run.json", "start_at", math.nan),
+        ("run.json", "hardware", 5),
+        ("run.json", "versions", None),
+        ("run.json", "window", [0]),
+        ("health.0.json", "cpu", "high"),
+        ("health.0.json", "wake_p99", math.nan),
+        ("records.0.jsonl", "completion_tokens", "many"),
+        ("records.0.jsonl", "error", ["busy"]),
+        ("records.0.jsonl", "tokens", [1.5, None]),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(
+    file: str, key: str, value: object, tmp_path: Path
+) -> None:
+    path = write_run(tmp_path / "a") / file
+    first, *others = path.read_text().splitlines(keepends=True)
+    path.write_text(json.dumps(json.loads(first) | {key: value}) + "\n" + "".join(others))
+    with pytest.raises(LoadTestError, match=rf"{tmp_path / 'a'}.*(: {key}|number)"):
+        load_run(path.parent)
+
+
+@pytest.mark.parametrize("file", ["run.json", "records.0.jsonl", "health.0.json"])
+@pytest.mark.parametrize("content", [b"", b"\xff\n", b"[" * 100_000, b"[]"])
+def test_a_file_that_is_none_is_refused(file: str, content: bytes, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    (run / file).write_bytes(content)
+    if (file, content) == ("records.0.jsonl", b""):
+        assert load_run(run).verdict.reasons[0].endswith("scheduled requests left no record")
+        return
+    with pytest.raises(LoadTestError, match=r"not the (directory|health)|not JSON|not a record"):
+        load_run(run)
 
 
 @pytest.mark.parametrize("keep", [slice(5), slice(1, None)])
