@@ -173,23 +173,24 @@ def _report(options: argparse.Namespace) -> None:
 
 def _ab(options: argparse.Namespace) -> None:
     from loadtest.ab.ab import Extent, run_comparison
-    from loadtest.ab.comparison_file import load_comparison
+    from loadtest.ab.comparison_file import MOST_REPEATS, load_comparison
     from loadtest.ab.progress import prediction
 
     # SIGTERM exits as Ctrl-C does, so that the clean-up stops the server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    for option in ("until", "minutes"):
-        if (value := getattr(options, option)) is not None and not value > 0:
-            raise LoadTestError(f"--{option} {value:g}: expected a number above 0")
+    if options.until is not None:
+        _refuse_no_fraction("--until", options.until)
+    if options.minutes is not None and not 0 < options.minutes < math.inf:
+        raise LoadTestError(f"--minutes {options.minutes:g}: expected a number above 0")
     if options.minutes is not None and options.until is None:
         raise LoadTestError("--minutes needs --until: without it, the file says how often")
     if options.part < 1:
         raise LoadTestError(f"--part {options.part}: parts count from 1")
+    if options.repeats is not None and not 1 <= options.repeats <= MOST_REPEATS:
+        raise LoadTestError(f"--repeats {options.repeats}: expected 1 to {MOST_REPEATS}")
     extent = Extent(options.until, options.minutes, options.part, tuple(options.pool))
     comparison = load_comparison(options.comparison)
     if options.repeats is not None:
-        if options.repeats < 1:
-            raise LoadTestError(f"--repeats {options.repeats}: expected 1 or more")
         comparison = comparison.model_copy(update={"repeats": options.repeats})
     if options.port is not None:
         if not 1024 <= options.port <= 65000:
@@ -204,10 +205,15 @@ def _ab(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     from loadtest.report.power import read_needs
 
-    if not options.within > 0:
-        raise LoadTestError(f"--within {options.within:g}: expected a number above 0")
+    _refuse_no_fraction("--within", options.within)
     missing = read_needs(options.report, options.within)
     print("\n".join(map(str, missing)) or f"all are known within {options.within:.0%}")
+
+
+def _refuse_no_fraction(option: str, value: float) -> None:
+    """Intervals known within 1, that is between nothing and twice the value, tell nothing."""
+    if not 0 < value < 1:
+        raise LoadTestError(f"{option} {value:g}: expected a fraction above 0 and below 1")
 
 
 def _crosscheck(options: argparse.Namespace) -> None:

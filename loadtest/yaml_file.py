@@ -18,7 +18,11 @@ def load_yaml(path: Path, model: type[Model], **overrides: object) -> Model:
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise LoadTestError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise LoadTestError(f"{path}: not a readable YAML file: nested too deeply") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise LoadTestError(f"{path}: not a readable YAML file: {reason}") from error
     if not isinstance(content, dict):

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from loadtest.errors import LoadTestError
 from loadtest.yaml_file import load_yaml
 
+MOST_REPEATS = 100
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -82,7 +83,7 @@ class Comparison(_Strict):
     baseline: str
     together: bool = False
     at_once: bool = False
-    repeats: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
+    repeats: Annotated[int, Field(strict=True, ge=1, le=MOST_REPEATS)] = 3
     warmup: Seconds = 10.0
     processes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     port: Annotated[int, Field(strict=True, ge=1024, le=65000)] = 8100

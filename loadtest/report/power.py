@@ -54,8 +54,12 @@ def read_needs(path: Path, within: float) -> list[Need]:
     """As `needs`, of a report's file. Raises LoadTestError if it is none."""
     try:
         return needs(json.loads(path.read_text(encoding="utf-8")), within)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LoadTestError(f"{path}: not the .json of a report: {error!r}") from error
+    except OSError as error:
+        raise LoadTestError(f"{path}: not the .json of a report: {error.strerror}") from error
+    except KeyError as error:
+        raise LoadTestError(f"{path}: not the .json of a report: lacks {error}") from error
+    except (ValueError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
+        raise LoadTestError(f"{path}: not the .json of a report: {error}") from error
 
 
 def _needs(groups: Sequence[dict[str, Any]], within: float) -> Iterator[Need]:

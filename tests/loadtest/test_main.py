@@ -25,10 +25,18 @@ def test_a_shipped_scenario_becomes_a_schedule(
     ("arguments", "message"),
     [
         (["schedule", "azure", "s.jsonl"], "no scenario 'azure'; there are azure-code, azure-"),
-        (["schedule", "missing.yaml", "s.jsonl"], "missing.yaml: not a readable YAML file"),
+        (["schedule", "missing.yaml", "s.jsonl"], "missing.yaml: cannot be read: No such file"),
         (["schedule", "smoke", "s.jsonl", "--rate", "-1"], "rate: Input should be greater than 0"),
         (["schedule", "smoke", "/dev/null/s.jsonl"], "/dev/null/s.jsonl: Not a directory"),
         (["mock", "--port", "1", "--log", "/dev/null/log"], "/dev/null/log: Not a directory"),
+        (["ab", "missing.yaml", "out"], "missing.yaml: cannot be read: No such file"),
+        (["ab", "x.yaml", "out", "--until", "0"], "--until 0: expected a fraction above 0 and be"),
+        (["ab", "x.yaml", "out", "--until", "2"], "--until 2: expected a fraction above 0 and be"),
+        (["ab", "x.yaml", "out", "--until", "nan"], "--until nan: expected a fraction above 0"),
+        (["ab", "x.yaml", "out", "--repeats", "101"], "--repeats 101: expected 1 to 100"),
+        (["ab", "x.yaml", "out", "--minutes", "inf"], "--minutes inf: expected a number above 0"),
+        (["plan", "missing.json", "--within", "1"], "--within 1: expected a fraction above 0"),
+        (["plan", "missing.json"], "missing.json: not the .json of a report: No such file or dir"),
     ],
 )
 def test_a_mistake_is_one_line(
