@@ -2,61 +2,51 @@
 
     python -m benchmarks.quality.predicted_losses OUT [--device cuda]  # predicted_losses.json, .md
 
-Plans of many budgets and methods, each made from statistics of one part of the calibration text,
-are compressed and evaluated on held-out text. The expected loss of each stands beside the measured
-one. Those of the main budgets are made from other parts of the text, too, and with the fits of
-earlier releases: low rank without the metric of the output, and layers that are not refitted.
-A run that was stopped goes on with OUT/predicted_losses.jsonl.
+Plans of many budgets and methods are made from statistics of one part of the calibration text. The
+demo model is compressed by each and scored on held-out text. The expected loss of each stands
+beside the measured one. Those of the main budgets are also made with the fits of earlier releases
+(low rank without the metric of the output, layers that are not refitted) and from other parts of
+the text. A run that was stopped goes on with OUT/predicted_losses.jsonl, and the page can be
+written of what is there at any time.
 """
 
-import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import argparse
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
-from benchmarks.common.markdown import table
-from benchmarks.common.page import arguments, origin, provenance, save
-from benchmarks.quality.trials import (
-    Calibrated,
-    Trial,
-    calibrations,
-    dense_perplexity,
-    measured,
-    pool_of_workers,
-)
+from benchmarks.common.page import arguments, machine, save, source
+from benchmarks.quality.ladder.scores import runner
+from benchmarks.quality.predicted_losses_page import page
+from benchmarks.quality.trials import SEEDS, calibrated, pool_of_workers
 from vllm_gac import demo
-from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.statistics_file import check_stats
-from vllm_gac.planning.losses import MeasuredLosses, read_losses
-from vllm_gac.planning.plan_file import Plan, planned_layout
-from vllm_gac.planning.planner import best_plan
+from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.token_text import evenly_spread, windows
+from vllm_gac.errors import GacError
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.compress import compress
 
-COMMAND = "python -m benchmarks.quality.predicted_losses OUT --device cuda"
 _PARAMS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
 _CACHES = (0.9, 0.75, 0.625, 0.5, 0.375)
-# The budgets that are measured with all calibration texts.
+# The budgets that are measured with all fits and all calibration texts.
 _MAIN_PARAMS, _MAIN_CACHES = (1.0, 0.9, 0.8, 0.7), (1.0, 0.75, 0.5)
-# No correlation of fewer plans is shown.
-_FEWEST = 5
 # How the weights are made: arguments of `compress`.
 FITS: Mapping[str, Mapping[str, Any]] = {
     "now": {},
     "not refitted": {"refit": False},
     "as before": {"refit": False, "whitening": "svd-llm"},
 }
-# Requests where the second of two allows more than the first.
-FREEDOMS = (
-    ("heads,prune", "heads,prune,lowrank"),
-    ("heads, rotary keys", "heads, auto keys"),
-    ("heads, latent keys", "heads, auto keys"),
-)
+# Windows of so many tokens are scored: by default so many, and at least so many.
+_WINDOW, _WINDOWS, _FEWEST = 512, 128, 8
 
 
 @dataclass(frozen=True)
@@ -67,6 +57,28 @@ class Case:
     params: float
     cache: float
     request: PlanRequest
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is measured with all fits and all calibration texts."""
+        return self.params in _MAIN_PARAMS and self.cache in _MAIN_CACHES
+
+
+@dataclass(frozen=True)
+class Task:
+    """A case to measure with the statistics `stats` of calibration text `seed`, and one fit."""
+
+    case: Case
+    seed: int
+    fit: str
+    stats: Path
+    device: str
+    windows: int
+
+    def name(self) -> dict[str, Any]:
+        """What tells its row from others."""
+        about = {"case": self.case.name, "params": self.case.params, "cache": self.case.cache}
+        return {**about, "seed": self.seed, "fit": self.fit}
 
 
 def cases() -> Iterator[Case]:
@@ -91,195 +103,160 @@ def _case(methods: str, params: float, cache: float, form: str | None = None) ->
 
 
 def main() -> None:
-    """Measure every plan with each of the fits; write the tables."""
-    args = arguments(__doc__).parse_args()
+    """Measure every plan; write the tables."""
+    args = _arguments()
     args.out.mkdir(parents=True, exist_ok=True)
-    seeds = calibrations(args.out, args.device)
-    expected, trials = planned(seeds)
-    found = _found(args.out / "predicted_losses.jsonl", trials, args.device)
-    dense = dense_perplexity(args.device)
-    rows = [
-        {
-            "case": name,
-            "params": params,
-            "cache": cache,
-            "seed": seed,
-            "fit": fit,
-            "expected": expected[name, params, cache, seed],
-            "measured": math.log(perplexity / dense),
-        }
-        for (name, params, cache, seed, fit), perplexity in found.items()
-    ]
-    result = {**provenance(COMMAND, args.device, args.commit), "dense": dense, "rows": rows}
-    text = page(result)
-    save(args.out / "predicted_losses", result, text)
+    file = args.out / "predicted_losses.jsonl"
+    without_a_cut_line(file)
+    if not args.found:
+        _measure(args, file)
+    rows = lines_of(file)
+    if not rows:
+        raise GacError(f"{file}: nothing has been measured; leave --found out")
+    about = {"command": _command(args.device, rows), **source(args.commit), **_machine(args, rows)}
+    text = page(rows, about)
+    save(args.out / "predicted_losses", about | {"rows": rows}, text)
     print(text)
 
 
-def _found(file: Path, trials: Sequence[Trial], device: str) -> dict[tuple[Any, ...], float]:
-    """The perplexity of each trial by its name. Those in `file` are not measured again."""
-    without_a_cut_line(file)
-    found = {tuple(line["trial"]): line["perplexity"] for line in lines_of(file)}
+def _arguments() -> argparse.Namespace:
+    parser = arguments(__doc__)
+    parser.add_argument(
+        "--texts",
+        type=int,
+        default=SEEDS,
+        choices=range(1, SEEDS + 1),
+        help="how many calibration texts (default: all)",
+    )
+    parser.add_argument(
+        "--fits",
+        nargs="+",
+        choices=FITS,
+        default=list(FITS),
+        help="how the weights are made; the first fits all plans, the others the main budgets",
+    )
+    parser.add_argument(
+        "--windows", type=int, default=_WINDOWS, help=f"of {_WINDOW} tokens, to score"
+    )
+    parser.add_argument(
+        "--found",
+        action="store_true",
+        help="measure nothing; write the page of what is there, of --device",
+    )
+    return parser.parse_args()
 
-    def keep(name: tuple[Any, ...], values: Mapping[str, Any]) -> None:
-        found[name] = values["perplexity"]
-        append_line(file, {"trial": name, "perplexity": found[name]})
 
-    if left := [trial for trial in trials if trial.name not in found]:
-        measured(left, device, keep)
-    return {trial.name: found[trial.name] for trial in trials}
+def _command(device: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The command that measures `rows`, without paths of this machine."""
+    fits = list(dict.fromkeys(row["fit"] for row in rows[1:]))
+    options = {
+        "--device": (device, "cpu"),
+        "--windows": (len(rows[0]["losses"]), _WINDOWS),
+        "--texts": (len({row["seed"] for row in rows[1:]}), SEEDS),
+        "--fits": (shlex.join(fits), shlex.join(FITS)),
+    }
+    given = [f"{name} {value}" for name, (value, usual) in options.items() if value != usual]
+    return " ".join(["python -m benchmarks.quality.predicted_losses OUT", *given])
 
 
-def planned(
-    seeds: Sequence[Calibrated],
-) -> tuple[dict[tuple[Any, ...], float], list[Trial]]:
-    """The expected losses by case and seed, and the trials: each case with each fit.
+def _machine(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The machine that measured `rows`."""
+    found = {key: rows[0][key] for key in ("machine", "torch", "triton")}
+    if args.device == "cpu":
+        found["machine"] = f"CPU ({found['machine']})"
+    return found
 
-    Plans of budgets that are not among the main ones are made by the first of the calibrations
-    only, and with the present fits.
-    """
-    tasks = [
-        (calibrated.stats, seed, case)
-        for seed, calibrated in enumerate(seeds)
-        for case in cases()
-        if seed == 0 or _is_main(case)
+
+def _measure(args: argparse.Namespace, file: Path) -> None:
+    """Append what is not in `file` yet: the dense model's row, and one for each task."""
+    rows = lines_of(file)
+    if not rows:
+        about = {"case": "dense", **machine(args.device)}
+        append_line(file, about | _scores(demo.MODEL, args.device, args.windows))
+    elif len(rows[0]["losses"]) != args.windows:
+        raise GacError(
+            f"{file}: scored on {len(rows[0]['losses'])} windows, not {args.windows}: give "
+            f"--windows {len(rows[0]['losses'])}, or another OUT"
+        )
+    names = [
+        {key: row.get(key) for key in ("case", "params", "cache", "seed", "fit")} for row in rows
     ]
-    expected, trials = {}, []
     with pool_of_workers() as pool:
-        plans = map(Plan.model_validate_json, pool.imap(_planned, tasks))
-        for (stats, seed, case), plan in zip(tasks, plans, strict=True):
-            key = (case.name, case.params, case.cache, seed)
-            expected[key] = plan.expected_loss or 0.0
-            layers = planned_layout(seeds[seed].model, plan).layers
-            trials += [
-                Trial((*key, fit), layers, stats, options)
-                for fit, options in FITS.items()
-                if fit == "now" or _is_main(case)
+        for seed in range(args.texts):
+            stats = calibrated(args.out, seed, args.device).stats
+            tasks = [
+                Task(case, seed, fit, stats, args.device, args.windows)
+                for number, fit in enumerate(args.fits)
+                for case in cases()
+                if case.is_main or (seed == 0 and number == 0)
             ]
-    return expected, trials
+            for row in pool.imap_unordered(_row, [t for t in tasks if t.name() not in names]):
+                append_line(file, row)
+                print(row["case"], row["params"], row["cache"], row["fit"], flush=True)
 
 
-def _is_main(case: Case) -> bool:
-    return case.params in _MAIN_PARAMS and case.cache in _MAIN_CACHES
+def _row(task: Task) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "out"
+        compress(
+            demo.MODEL,
+            out,
+            task.case.request,
+            stats=task.stats,
+            device=task.device,
+            progress=False,
+            **FITS[task.fit],
+        )
+        expected = read_json(out / "plan.json")["expected_loss"]
+        return task.name() | {"expected": expected} | _scores(out, task.device, task.windows)
 
 
-def _planned(task: tuple[Path, int, Case]) -> str:
-    """The best plan for a case, as JSON: what a plan is made of cannot be pickled."""
-    stats, _, case = task
-    return best_plan(open_checkpoint(demo.MODEL), _losses(stats), case.request).model_dump_json()
+def _scores(directory: Path, device: str, count: int) -> dict[str, Any]:
+    """By window: the loss in nats per token, and the divergence from the dense model."""
+    predicted = _log_probabilities(directory, device)
+    losses, divergences = [], []
+    for window, dense in zip(_held_out(count), _dense(device, count), strict=True):
+        log_probabilities = predicted(window)
+        targets = window[1:, None].to(device)
+        losses.append(-float(log_probabilities.gather(1, targets).mean()))
+        divergences.append(float((dense.exp() * (dense - log_probabilities)).sum(1).mean()))
+    return {
+        "losses": [round(loss, 6) for loss in losses],
+        "divergences": [round(divergence, 7) for divergence in divergences],
+    }
 
 
 @lru_cache
-def _losses(stats: Path) -> MeasuredLosses:
-    model = open_checkpoint(demo.MODEL)
-    metadata = check_stats(stats, model.layout, model.config_sha256)
-    return read_losses(stats, model.layout, metadata)
+def _dense(device: str, count: int) -> list[Tensor]:
+    """What the dense model predicts in each window, log probabilities [length - 1, vocabulary]."""
+    predicted = _log_probabilities(demo.MODEL, device)
+    return [predicted(window) for window in _held_out(count)]
 
 
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's rank correlation of two lists without ties."""
-    ranks = [np.argsort(np.argsort(values)) for values in (first, second)]
-    return float(np.corrcoef(*ranks)[0, 1])
+def _log_probabilities(directory: Path, device: str) -> Callable[[Tensor], Tensor]:
+    logits_of = runner(directory, device)
+
+    @torch.inference_mode()
+    def predicted(window: Tensor) -> Tensor:
+        return logits_of(window[None])[0, :-1].float().log_softmax(-1)
+
+    return predicted
 
 
-def page(result: dict[str, Any]) -> str:
-    """The tables in Markdown."""
-    rows = result["rows"]
-    now = [row for row in rows if row["fit"] == "now" and row["seed"] == 0]
-    lines = [
-        "# Expected and measured losses of plans",
-        "",
-        f"Demo model, dense perplexity {result['dense']:.3f}, {len(now)} plans by one calibration "
-        "text, and some of them by two more. Losses are in nats per token: 0.01 is 1 % of the "
-        f"perplexity. {origin(result)}.",
-        "",
-        *_correlations(rows),
-        "",
-        "## More freedom",
-        "",
-        "The loss by methods or forms, and by a request that allows more, mean over the "
-        "calibration texts.",
-        "",
-        *_freedom(rows),
-        "",
-        "## The fits",
-        "",
-        "Mean measured losses over the calibration texts. *As before* is low rank by the inputs "
-        "alone, and no refit.",
-        "",
-        *_fits(rows),
-        "",
-        "## Every plan",
-        "",
-        *_plans(now),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _correlations(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    cells = []
-    first = [row for row in rows if row["seed"] == 0]
-    for name in ("all", *sorted({row["case"] for row in first})):
-        for fit in FITS:
-            some = [r for r in first if r["fit"] == fit and name in ("all", r["case"])]
-            pairs = [(r["expected"], r["measured"]) for r in some]
-            if len(pairs) < _FEWEST:
-                continue
-            ratios = sorted(real / max(hoped, 1e-6) for hoped, real in pairs)
-            cells.append(
-                [
-                    name,
-                    fit,
-                    len(pairs),
-                    f"{rank_correlation(*zip(*pairs, strict=True)):.3f}",
-                    f"{statistics.median(ratios):.2f}",
-                    f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
-                ]
-            )
-    columns = ["plans", "fits", "number", "rank correlation", "measured over expected", "range"]
-    return table(columns, cells)
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], **wanted: Any) -> float | None:
-    found = [
-        row["measured"] for row in rows if all(row[key] == value for key, value in wanted.items())
-    ]
-    return statistics.mean(found) if found else None
-
-
-def _freedom(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    cells = []
-    for less, more in FREEDOMS:
-        budgets = {(row["params"], row["cache"]) for row in rows if row["case"] == more}
-        for params, cache in sorted(budgets, reverse=True):
-            for fit in FITS:
-                where = {"params": params, "cache": cache, "fit": fit}
-                before, after = (_mean(rows, case=name, **where) for name in (less, more))
-                if before is not None and after is not None:
-                    gained = f"{after - before:+.4f}"
-                    numbers = (f"{before:.4f}", f"{after:.4f}", gained)
-                    cells.append([less, more, params, cache, fit, *numbers])
-    columns = ["allowed", "allowed more", "parameters", "KV", "fits", "loss", "with more", "change"]
-    return table(columns, cells)
-
-
-def _fits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    budgets = sorted({(r["case"], r["params"], r["cache"]) for r in rows if r["seed"] == 1})
-    cells = []
-    for name, params, cache in budgets:
-        where = {"case": name, "params": params, "cache": cache}
-        losses = [_mean(rows, **where, fit=fit) or 0.0 for fit in FITS]
-        cells.append([name, params, cache, *(f"{loss:.4f}" for loss in losses)])
-    return table(["methods", "parameters", "KV", *FITS], cells)
-
-
-def _plans(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    cells = [
-        [r["case"], r["params"], r["cache"], f"{r['expected']:.4f}", f"{r['measured']:.4f}"]
-        for r in sorted(rows, key=lambda r: float(r["measured"]))
-    ]
-    return table(["methods", "parameters", "KV", "expected", "measured"], cells)
+@lru_cache
+def _held_out(count: int) -> Tensor:
+    """Windows of the held-out text [count, length], spread evenly over it."""
+    parts = windows(demo.MODEL, [demo.HELD_OUT], length=_WINDOW, max_tokens=None)
+    whole = torch.cat([part for part in parts if part.shape[1] == _WINDOW])
+    if not _FEWEST <= count <= len(whole):
+        raise GacError(
+            f"--windows {count}: at least {_FEWEST}, and the held-out text has {len(whole)}"
+        )
+    return whole[evenly_spread(count, len(whole))]
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except GacError as error:
+        sys.exit(f"error: {error}")

@@ -52,20 +52,23 @@ def calibrations(
     directory: Path, device: str, probe_tokens: int = DEFAULT_PROBE_TOKENS
 ) -> list[Calibrated]:
     """Calibrate once for each seed, on parts of the text that do not overlap."""
+    return [calibrated(directory, seed, device, probe_tokens) for seed in range(SEEDS)]
+
+
+def calibrated(
+    directory: Path, seed: int, device: str, probe_tokens: int = DEFAULT_PROBE_TOKENS
+) -> Calibrated:
+    """Calibrate on part `seed` of the text, unless `directory` has its statistics."""
     model = open_checkpoint(demo.MODEL)
     blocks = demo.CALIBRATION.read_text(encoding="utf-8").split("\n\n\n")
-    found = []
-    for seed in range(SEEDS):
-        text, stats = directory / f"text-{seed}.txt", directory / f"stats-{seed}.safetensors"
-        text.write_text("\n\n\n".join(blocks[seed::SEEDS]), encoding="utf-8")
-        if not stats.exists():
-            calibrate(
-                demo.MODEL, [text], stats, probe_tokens=probe_tokens, device=device, progress=False
-            )
-        metadata = check_stats(stats, model.layout, model.config_sha256)
-        losses = read_losses(stats, model.layout, metadata)
-        found.append(Calibrated(model, stats, losses))
-    return found
+    text, stats = directory / f"text-{seed}.txt", directory / f"stats-{seed}.safetensors"
+    text.write_text("\n\n\n".join(blocks[seed::SEEDS]), encoding="utf-8")
+    if not stats.exists():
+        calibrate(
+            demo.MODEL, [text], stats, probe_tokens=probe_tokens, device=device, progress=False
+        )
+    metadata = check_stats(stats, model.layout, model.config_sha256)
+    return Calibrated(model, stats, read_losses(stats, model.layout, metadata))
 
 
 def dense_perplexity(device: str) -> float:
