@@ -120,7 +120,7 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> None:
         with contextlib.suppress(OSError, psutil.Error):
             if condition():
                 return
-        time.sleep(0.5)
+        time.sleep(0.1)  # requests that have to be seen running may take no longer than a second
     raise TimeoutError(f"not within {seconds} s: {what}")
 
 
