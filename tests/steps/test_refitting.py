@@ -21,11 +21,11 @@ def test_a_run_that_goes_on_reads_no_streams(
         written.append(path.name)
         write_tensors(path, tensors)
 
-    def not_read(path: Path) -> None:
+    def not_read(path: Path, shapes: object) -> None:
         raise AssertionError(path)
 
     monkeypatch.setattr(refitting, "write_tensors", kept)
-    monkeypatch.setattr(refitting, "load_file", not_read)
+    monkeypatch.setattr(refitting, "kept_tensors", not_read)
     write(tmp_path / "model", config(num_hidden_layers=3))
     write_text(tmp_path / "text.txt")
     compress(

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch.nn.functional import pad
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.hub import model_directory
+from vllm_gac.checkpoint.kept_tensors import kept_tensors
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences, evenly_spread
 from vllm_gac.checkpoint.workspace import (
@@ -268,7 +268,8 @@ def _stream(run: _Run) -> None:
     done = done if _hidden_path(file, done).exists() else 0
     with run.checkpoint.reader() as read, torch.inference_mode():
         if done:
-            hidden = load_file(_hidden_path(file, done))["hidden"]
+            shape = (*run.tokens.shape, model.layout.hidden_size)
+            hidden = kept_tensors(_hidden_path(file, done), {"hidden": shape})["hidden"]
         else:
             hidden = embed(model, read, run.tokens)
         total = len(run.tokens) * (layers - done)
@@ -278,7 +279,7 @@ def _stream(run: _Run) -> None:
                 stats, hidden = observe_layer(
                     model, weights, hidden, value_group, bar.update, linears
                 )
-                stats = {**stats, **_read_metrics(file, index, factorized, run.device)}
+                stats = {**stats, **_read_metrics(run, index, factorized)}
                 steady = steadied(stats, int(metadata["tokens"]))
                 layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
                 errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
@@ -312,14 +313,14 @@ def _measure_whole(run: _Run) -> None:
     file.finish(measured)
 
 
-def _read_metrics(
-    file: StatsFile, index: int, linears: Sequence[str], device: str
-) -> dict[str, torch.Tensor]:
+def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, torch.Tensor]:
     """The metrics of `linears` in layer `index` by `metric_of`, fp64."""
     if not linears:
         return {}
-    stored = load_file(_metrics_path(file, index))
-    return {name: stored[name].to(device, torch.float64) for name in map(metric_of, linears)}
+    shapes = metric_shapes(run.checkpoint.layout)
+    expected = {metric_of(name): shapes[name] for name in linears}
+    stored = kept_tensors(_metrics_path(run.file, index), expected)
+    return {name: tensor.to(run.device, torch.float64) for name, tensor in stored.items()}
 
 
 def _metrics_path(file: StatsFile, layer: int) -> Path:

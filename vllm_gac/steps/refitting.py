@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from vllm_gac.checkpoint.atomic_files import write_tensors
+from vllm_gac.checkpoint.kept_tensors import kept_tensors
 from vllm_gac.checkpoint.open import TensorReader
 from vllm_gac.checkpoint.token_text import evenly_spread
 from vllm_gac.compression.reference_model import Reference, embed
@@ -77,7 +77,8 @@ class Refitting:
 
     def _streams(self, index: int) -> Streams:
         if index:
-            return Streams(**load_file(self._path(index)))
+            shape = (*self._tokens.shape, self._layout.hidden_size)
+            return Streams(**kept_tensors(self._path(index), {"dense": shape, "small": shape}))
         hidden = embed(self._model, self._read, self._tokens).cpu()
         return Streams(hidden, hidden)
 
