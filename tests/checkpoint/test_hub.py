@@ -152,6 +152,13 @@ def test_what_the_hub_does_not_have(here: Hub) -> None:
     assert revision.startswith("--revision v9: org/model has no such branch, tag or commit")
 
 
+@pytest.mark.parametrize("revision", ["", " ", "v1\n"])
+def test_a_revision_has_a_name(revision: str, here: Hub) -> None:
+    """An empty one, as of a variable that is not set, is not main."""
+    assert "not the name of a branch, tag or commit" in refused("org/model", revision)
+    assert here.asked == []
+
+
 def test_pickles_are_not_fetched(here: Hub) -> None:
     assert "org/pickled: no *.safetensors at its top level" in refused("org/pickled")
     assert not any("pytorch_model.bin" in asked for asked in here.asked)

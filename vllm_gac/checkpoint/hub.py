@@ -50,10 +50,15 @@ def model_directory(
         `model` itself if it is not an id, else the directory of its revision in the Hub's cache.
 
     Raises:
-        HubError: The Hub or its cache does not have the model, or `model` is a path that has no
-            revisions.
+        HubError: The Hub or its cache does not have the model, `revision` cannot be a name, or
+            `model` is a path, which has no revisions.
     """
     name = str(model)
+    if revision is not None and (not revision.strip() or not revision.isprintable()):
+        raise HubError(
+            f"{flag} {shown(repr(revision))}: not the name of a branch, tag or commit; give one, "
+            f"or leave {flag} out for main"
+        )
     if os_path.lexists(name):
         if revision is not None:
             raise HubError(
