@@ -64,6 +64,10 @@ _CONFIGS: dict[str, tuple[Any, str]] = {
         changed(lambda layers: layers[0].update(rope_table=False)),
         "gac.layers.0.rope_table",
     ),
+    "RoPE frequencies of latent keys": (
+        changed(lambda layers: layers[1].update(rope_table=True)),
+        "gac.layers.1.rope_table: is true, but latent keys",
+    ),
     "rope_table 1": (changed(lambda layers: layers[0].update(rope_table=1)), "rope_table"),
     "width bomb": (
         changed(lambda layers: layers[0].update(intermediate_size=10**9)),

@@ -321,6 +321,11 @@ def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str)
     own = key.heads == config.num_key_value_heads and key.size == head_dim
     rope_table = section.rope_table if section.rope_table is not None else not own
     if key.form == "latent":
+        if section.rope_table:
+            raise CheckpointError(
+                f"{where}.rope_table: is true, but latent keys are rebuilt before RoPE and have no "
+                "table of their own; leave it out"
+            )
         if (family := FAMILIES[config.model_type]).has_qk_norm:
             raise CheckpointError(
                 f"{where}.key.form: latent keys are linear in the hidden state, and the keys of a "
