@@ -1,4 +1,4 @@
-"""Tokenizers that load but cannot tokenize. Each error of their Rust code becomes one sentence."""
+"""Each error of a tokenizer's Rust code becomes one sentence, and so does text that has no use."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.dense_models import write_tokenizer
 from vllm_gac.checkpoint.token_text import windows
 from vllm_gac.errors import CheckpointError
 
@@ -54,3 +55,17 @@ def test_running_out_of_memory_is_not_a_fault_of_the_tokenizer(
     monkeypatch.setattr("vllm_gac.checkpoint.token_text.growth", grow)
     with pytest.raises(MemoryError):
         windows(tmp_path, [tmp_path / "text"], length=8, max_tokens=None)
+
+
+@pytest.mark.parametrize(("length", "most", "said"), [(1, None, "length 1"), (8, 1, "tokens 1")])
+def test_one_token_cannot_be_predicted(
+    length: int, most: int | None, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=f"{said}: each token is predicted from those before"):
+        windows(tmp_path, [tmp_path / "text"], length=length, max_tokens=most)
+
+
+def test_a_text_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json", 128)
+    with pytest.raises(CheckpointError, match=r"text\.txt: cannot be read \(No such file"):
+        windows(tmp_path, [tmp_path / "text.txt"], length=8, max_tokens=None)

@@ -76,7 +76,9 @@ def _plain(path: Path, characters: int | None) -> Iterator[Block]:
                     )
                 yield Block(text + (file.readline(_BLOCK) if left else ""), first)
                 first = False
-    except (OSError, UnicodeDecodeError) as e:
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
+    except UnicodeDecodeError as e:
         raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({e})") from e
 
 

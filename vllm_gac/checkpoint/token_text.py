@@ -57,8 +57,14 @@ def windows(
 ) -> list[torch.Tensor]:
     """Split `texts`, or their first `max_tokens` tokens, into windows that do not overlap.
 
-    Each file gives its full windows [count, length], and the rest [1, n] if n is at least 2.
+    Each file gives its full windows [count, length], and the rest [1, n] if n is at least 2. Raises
+    CheckpointError if no token of the texts could be predicted.
     """
+    for flag, tokens in (("--sequence-length", length), ("--max-tokens", max_tokens)):
+        if tokens is not None and tokens < 2:
+            raise CheckpointError(
+                f"{flag} {tokens}: each token is predicted from those before it; give 2 or more"
+            )
     parts: list[torch.Tensor] = []
     left = max_tokens
     for path in local_texts(texts):
