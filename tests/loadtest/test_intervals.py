@@ -13,6 +13,8 @@ from loadtest.report.intervals import (
     Floats,
     Ints,
     Samples,
+    _Level,
+    clustering,
     percentile,
     proportion,
     rate,
@@ -101,6 +103,43 @@ def test_ratios_cover_the_truth_as_often_as_they_say(paired: bool) -> None:
     assert holds_at_least(covered, 300)
     # What both have in common by chance cancels.
     assert np.median(widths) < 0.15 if paired else np.median(widths) > 0.4
+
+
+@pytest.mark.parametrize("blocks", [4, 8])
+def test_ratios_of_few_blocks_cover_the_truth(blocks: int) -> None:
+    # Draws of few blocks differ less than blocks do, and end at the most extreme of them.
+    rng = np.random.default_rng(4)
+    covered = 0
+    for _ in range(300):
+        values, numbers = alike(rng, blocks, 25)
+        more = values + rng.normal(scale=0.1, size=blocks)[numbers]
+        base, other = Samples(np.exp(values), numbers), Samples(np.exp(more), numbers)
+        estimate = ratio(base, other, 50.0, (blocks, blocks), True)
+        covered += estimate.low <= 1.0 <= estimate.high
+    assert holds_at_least(covered, 300)
+
+
+@given(
+    values=st.lists(st.floats(0, 10) | st.just(math.inf), min_size=4, max_size=60),
+    percent=st.sampled_from([10.0, 50.0, 99.0]),
+    times=st.lists(st.integers(0, 3), min_size=4, max_size=4).filter(any),
+)
+def test_a_percentile_of_drawn_blocks_is_that_of_their_values(
+    values: list[float], percent: float, times: list[int]
+) -> None:
+    numbers = np.arange(len(values)) % 4
+    level = _Level.of(Samples(np.array(values), numbers), percent, 4)
+    drawn = np.repeat(values, np.array(times)[numbers])
+    expected = percentile(Samples(drawn, np.zeros(len(drawn), dtype=np.int64)), percent, 1).value
+    assert level.percentiles(np.array([times], dtype=np.float64)).tolist() == [expected]
+
+
+def test_clustering_is_1_for_independent_samples_and_grows_with_what_blocks_share() -> None:
+    rng = np.random.default_rng(6)
+    alone = Samples(rng.normal(size=3000), np.arange(3000) % 30)
+    assert clustering(alone, 50.0, 30) < 2
+    assert clustering(Samples(*alike(rng, 30, 100)), 50.0, 30) > 10
+    assert clustering(Samples(np.array([]), np.array([], dtype=np.int64)), 50.0, 30) == 1
 
 
 @pytest.mark.parametrize(("edges", "true"), [((0.05, -0.6), 0.4183), ((0.1, -0.3), 0.4266)])
