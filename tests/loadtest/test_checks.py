@@ -19,6 +19,7 @@ from loadtest.checks.coverage_page import write_page
 from loadtest.checks.faults import TRIALS, check_faults
 from loadtest.errors import LoadTestError
 from loadtest.report.power import needs
+from loadtest.report.report import ReportOptions, build_report
 
 
 def scenario(rate: float, **lengths: int) -> Scenario:
@@ -73,6 +74,18 @@ def test_intervals_hold_the_truth_of_a_simulated_server() -> None:
         assert found[name].experiments == experiments
         assert found[name].covered >= experiments - 4, (name, found[name].share)
     assert all(math.isfinite(found[name].half_width) for name in ("ttft p50", "goodput"))
+
+
+@pytest.mark.parametrize(("rate", "noted"), [(2.0, False), (12.0, True)])
+def test_a_report_says_where_rare_bursts_make_the_slowest_answers(rate: float, noted: bool) -> None:
+    runs = []
+    for seed in (1, 2):
+        chat = {"name": "x", "lengths": "azure-conversation", "arrivals": "azure-conversation"}
+        of_run = {"rate": rate, "duration": 125, "seed": seed, "scale": {"output": 0.2}}
+        traffic = Scenario.model_validate({**chat, **of_run, "max_model_len": 8192})
+        runs.append(simulated_run(traffic, Speed(), "a", (20.0, 120.0)))
+    notes = build_report(runs, ReportOptions()).notes
+    assert any("rare bursts" in note for note in notes) == noted
 
 
 @pytest.mark.slow
