@@ -111,8 +111,8 @@ def main() -> None:
     if not args.found:
         _measure(args, file)
     rows = lines_of(file)
-    if not rows:
-        raise GacError(f"{file}: nothing has been measured; leave --found out")
+    if len(rows) < 2:  # the dense model's, and a plan's
+        raise GacError(f"{file}: no plan has been measured; leave --found out")
     about = {"command": _command(args.device, rows), **source(args.commit), **_machine(args, rows)}
     text = page(rows, about)
     save(args.out / "predicted_losses", about | {"rows": rows}, text)
