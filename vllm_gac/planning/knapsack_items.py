@@ -1,15 +1,18 @@
 """The candidates for each part of a layer: its attention, its MLP, or a single linear.
 
 A candidate for the attention fixes everything about it: the form of the keys, the heads, r_k, r_v,
-and the ranks of its linears if the plan may factorize them. If the heads do not change, every
+and the ranks of its linears if the plan may factorize them. A candidate for an MLP that may be
+pruned is narrower or has factorized linears. If nothing else of attention or MLP may change, every
 linear is a part of its own. All layers of a dense model have the same dims. So costs are counted
 once, and only the losses differ from layer to layer.
 """
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from types import MappingProxyType
 
 import numpy as np
@@ -27,8 +30,9 @@ from vllm_gac.planning.request import Deployment, PlanRequest
 
 # The shares of its parameters that a factorized linear may keep in a layer with smaller heads.
 _SHARES = tuple(i / 16 for i in range(15, 3, -1))
-# At most this many ranks are tried for a linear. They are evenly spread.
-_MOST_RANKS = 48
+# At most this many ranks are tried for a linear, evenly spread; of fewer ones all combinations,
+# where the linears of an MLP are chosen together.
+_MOST_RANKS, _MOST_TOGETHER = 48, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def part_candidates(
         One entry for each part. An entry may have no candidates.
     """
     layer, dims, methods = dense.layers[0], request.allowed_dims, request.methods
-    linears = linears_to_factorize(methods)
+    linears = list(LINEARS) if "lowrank" in methods else []
     budgeted = deployment if request.limits_time else None
     parts: list[PartCandidates] = []
     if "heads" in methods:
@@ -88,13 +92,12 @@ def part_candidates(
         layers = [replace(layer, intermediate_size=width) for width in widths]
         if deployment is not None:
             layers = _worth_their_time(dense, layers, mlp_microseconds, deployment)
-        parts.append(_mlp(dense, layers, budgeted))
+        own = [name for name in linears if name.startswith("mlp.")]
+        each = [_factorized(dense, name, dims, _MOST_TOGETHER, deployment) for name in own]
+        parts.append(_mlp(dense, [*layers, *_combined(layer, each)], budgeted))
+        linears = [name for name in linears if name not in own]
     for name in linears:
-        ranks = evenly_spread(paying_ranks(dense, layer, name, dims), _MOST_RANKS)
-        layers = [replace(layer, ranks=MappingProxyType({name: rank})) for rank in ranks]
-        if deployment is not None:
-            time = attention_microseconds if name.startswith("self_attn.") else mlp_microseconds
-            layers = _worth_their_time(dense, layers, time, deployment)
+        layers = _factorized(dense, name, dims, _MOST_RANKS, deployment)
         parts.append(_linear(dense, name, [layer, *layers], budgeted))
     return parts
 
@@ -130,11 +133,24 @@ def _no_slower(
     return [layer for layer in layers if time(layer) <= longest] or list(layers)
 
 
-def linears_to_factorize(methods: Sequence[str]) -> list[str]:
-    """The linears that get ranks. If MLPs are pruned, their linears are not factorized."""
-    if "lowrank" not in methods:
-        return []
-    return [name for name in LINEARS if not ("prune" in methods and name.startswith("mlp."))]
+def _factorized(
+    dense: ModelLayout, name: str, dims: AllowedDims, most: int, deployment: Deployment | None
+) -> list[LayerLayout]:
+    """The dense layer with linear `name` of each of at most `most` ranks, in rising order."""
+    layer = dense.layers[0]
+    ranks = evenly_spread(paying_ranks(dense, layer, name, dims), most)
+    layers = [replace(layer, ranks=MappingProxyType({name: rank})) for rank in ranks]
+    if deployment is None:
+        return layers
+    time = attention_microseconds if name.startswith("self_attn.") else mlp_microseconds
+    return _worth_their_time(dense, layers, time, deployment)
+
+
+def _combined(layer: LayerLayout, each: Sequence[Sequence[LayerLayout]]) -> list[LayerLayout]:
+    """All combinations of the ranks of `each` linear or the whole one, but that of whole ones."""
+    ranks = [[{}, *(dict(choice.ranks) for choice in choices)] for choices in each]
+    together = (dict(ChainMap(*combination)) for combination in product(*ranks))
+    return [replace(layer, ranks=MappingProxyType(found)) for found in together if found]
 
 
 def _rank_variants(
@@ -181,15 +197,23 @@ def _attention(
 def _mlp(
     dense: ModelLayout, layers: Sequence[LayerLayout], deployment: Deployment | None
 ) -> PartCandidates:
+    """The candidates for the MLP: narrower, or with factorized linears, but not both."""
     widths = [layer.intermediate_size for layer in layers]
+    factorized = [name for name in LINEARS if any(name in layer.ranks for layer in layers)]
+
+    def of_layer(losses: Losses, index: int) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = losses.width(index)[widths].copy()
+        for name in factorized:
+            ranks = np.array([layer.ranks.get(name, 0) for layer in layers])
+            found += np.where(ranks > 0, losses.rank(index, name)[ranks], 0.0)
+        return found
 
     def put(layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
-        return replace(layer, intermediate_size=chosen.intermediate_size)
+        ranks = MappingProxyType({**layer.ranks, **chosen.ranks})
+        return replace(layer, intermediate_size=chosen.intermediate_size, ranks=ranks)
 
     costs = _costs(dense, "mlp.", layers, deployment)
-    return PartCandidates(
-        "mlp.", layers, costs, lambda losses, index: losses.width(index)[widths], put
-    )
+    return PartCandidates("mlp.", layers, costs, of_layer, put)
 
 
 def _linear(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vllm_gac.compression.statistics_file import read_gradients
 from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
-from vllm_gac.planning.knapsack_items import linears_to_factorize, part_parameters
+from vllm_gac.planning.knapsack_items import part_parameters
 from vllm_gac.planning.losses import Curve, Losses
 
 # With the linear objective, a candidate differs from the proportional dim by at most this share of
@@ -133,7 +133,9 @@ def proportional_layers(
         layers = _heads(dense, scores, layers, form, kv_elements)
     if "prune" in methods:
         layers = _widths(dense, scores, layers, parameters)
-    if linears := linears_to_factorize(methods):
+    if "lowrank" in methods:
+        # An MLP is either narrower or factorized.
+        linears = [n for n in LINEARS if not ("prune" in methods and n.startswith("mlp."))]
         layers = _ranks(dense, scores, layers, linears, parameters)
     return layers
 
@@ -149,8 +151,6 @@ def within_window(dense: ModelLayout, layer: LayerLayout, near: LayerLayout, pre
 
 def _kept_shares(dense: ModelLayout, layer: LayerLayout, prefix: str) -> list[float]:
     own = dense.layers[0]
-    if prefix == "mlp.":
-        return [layer.intermediate_size / own.intermediate_size]
     shares = [part_parameters(dense, layer, prefix) / part_parameters(dense, own, prefix)]
     if prefix == "self_attn.":
         for one, other in ((layer.key, own.key), (layer.value, own.value)):
