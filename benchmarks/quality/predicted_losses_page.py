@@ -16,6 +16,7 @@ Row: TypeAlias = Mapping[str, Any]
 # Requests where the second of two allows more than the first.
 FREEDOMS = (
     ("heads,prune", "heads,prune,lowrank"),
+    ("heads,lowrank", "heads,prune,lowrank"),
     ("heads, rotary keys", "heads, auto keys"),
     ("heads, latent keys", "heads, auto keys"),
 )

@@ -116,6 +116,26 @@ def test_it_is_the_best_of_all_choices(models: dict[str, Checkpoint]) -> None:
     assert plan.expected_loss == pytest.approx(best, abs=2e-6)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_pruning_beside_low_rank_loses_no_more_than_either(
+    models: dict[str, Checkpoint], seed: int
+) -> None:
+    demo = models["demo"]
+    losses = made_up_losses(demo.layout, seed)
+    plans = [
+        best_plan(demo, losses, PlanRequest(param_ratio=0.7, kv_ratio=0.75, methods=methods))
+        for methods in (("heads", "prune"), ("heads", "lowrank"), ("heads", "prune", "lowrank"))
+    ]
+    pruned, factorized, both = (plan.expected_loss or 0.0 for plan in plans)
+    assert both <= pruned
+    # Together, fewer ranks are tried.
+    assert both <= 1.01 * factorized
+    full = demo.layout.layers[0].intermediate_size
+    for layer in planned_layout(demo, plans[-1]).layers:
+        has_ranks = any(name.startswith("mlp.") for name in layer.ranks)
+        assert layer.intermediate_size == full or not has_ranks
+
+
 def test_a_layer_that_suffers_more_keeps_more(models: dict[str, Checkpoint]) -> None:
     demo = models["demo"]
     losses = made_up_losses(demo.layout)
