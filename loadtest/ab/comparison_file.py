@@ -1,17 +1,20 @@
 """The file of an A/B comparison: which servers, and what traffic at which rates."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from loadtest.errors import LoadTestError
+from loadtest.report.comparison import parse_ideals
+from loadtest.traffic.scenario import find_scenario, load_scenario
 from loadtest.yaml_file import load_yaml
 
 MOST_REPEATS = 100
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):
@@ -107,7 +110,31 @@ def load_comparison(path: Path) -> Comparison:
         raise LoadTestError(f"{path}: labels must differ, and one must be the baseline's")
     if comparison.at_once and not comparison.together:
         raise LoadTestError(f"{path}: at_once needs together: true, else one server runs at a time")
+    for server in comparison.servers:
+        _check_command(path, server)
+    try:
+        ideals = parse_ideals(comparison.ideal)
+        for traffic in comparison.traffic:
+            load_scenario(find_scenario(traffic.scenario))
+    except LoadTestError as error:
+        raise LoadTestError(f"{path}: {error}") from error
+    for label, _ in ideals:
+        if label not in labels:
+            raise LoadTestError(
+                f"{path}: ideal: no server {label!r}; there are {', '.join(labels)}"
+            )
     for traffic in comparison.traffic:
         if traffic.rates != sorted(set(traffic.rates)):
             raise LoadTestError(f"{path}: rates of {traffic.scenario} must ascend")
     return comparison
+
+
+def _check_command(path: Path, server: Server) -> None:
+    """Raise LoadTestError unless the command can start a server on the port that it gets."""
+    where = f"{path}: command of {server.label}"
+    if "{port}" not in server.command:
+        raise LoadTestError(f"{where}: has no {{port}}; put it where the server's port stands")
+    try:
+        shlex.split(server.command)
+    except ValueError as error:
+        raise LoadTestError(f"{where}: cannot be read as a shell does: {error}") from error

@@ -1,6 +1,7 @@
 """A/B files, and a complete comparison of two mock servers."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -53,12 +54,21 @@ def test_shipped_comparisons_are_right(path: Path) -> None:
         (TEXT.replace("label: fast", "label: ../fast"), "servers.1.label"),
         (TEXT.replace("[5, 8]", "[8, 5]"), "rates of smoke must ascend"),
         (TEXT.replace("at_once: {together}", "at_once: true"), "at_once needs together"),
+        (TEXT.replace("scenario: smoke", "scenario: nope"), "no scenario 'nope'; there are"),
+        (
+            TEXT.replace("--port {{port}} --itl 0.02", "--itl 0.02"),
+            "command of fast: has no {port}",
+        ),
+        (TEXT.replace("--itl 0.02", "'"), "fast: cannot be read as a shell does"),
+        (TEXT.replace('["fast:', '["quick:'), "no server 'quick'; there are slow, fast"),
+        (TEXT.replace('["fast:decode=2.0"]', '["x"]'), "--ideal 'x': expected LABEL:PHASE=RATIO"),
+        (TEXT.replace("duration: 2", "duration: 1e12"), "less than or equal to 604800"),
     ],
 )
 def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "ab.yaml"
     path.write_text(text.format(port=8100, python="python", together="false"))
-    with pytest.raises(LoadTestError, match=message):
+    with pytest.raises(LoadTestError, match=re.escape(message)):
         load_comparison(path)
 
 
