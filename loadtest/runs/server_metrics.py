@@ -10,11 +10,15 @@ import subprocess
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from loadtest.errors import LoadTestError
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_FACTS = TypeAdapter(dict[str, Annotated[float, Field(allow_inf_nan=False)]])
 Metrics = Mapping[str, float]
 
 
@@ -135,10 +139,11 @@ def read_facts(directory: Path) -> dict[str, float]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): float(number) for name, number in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise LoadTestError(f"{path}: not what a server said: {error}") from error
+        return _FACTS.validate_json(path.read_bytes())
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(map(str, fault["loc"])) or "the file"
+        raise LoadTestError(f"{path}: not what a server said: {key}: {fault['msg']}") from error
 
 
 def _grown(before: Metrics, after: Metrics, name: str) -> float:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadtest.errors import LoadTestError
+from loadtest.traffic.scenario import Slo
 
 _MAX_LINE = 16 << 20
 
@@ -30,6 +31,41 @@ class ScheduledRequest(BaseModel):
     input_length: Annotated[int, Field(ge=1, le=10_000_000)]
     output_length: Annotated[int, Field(ge=1, le=10_000_000)]
     hash_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
+
+
+_Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Scenario(BaseModel):
+    """What reports read of a scenario; the rest is for people."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    description: str = ""
+    rate: _Positive
+    duration: _Positive
+    slo: Slo = Slo()
+
+
+class _Lengths(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    mean: _Finite
+    p50: _Finite
+    p95: _Finite
+    p99: _Finite
+
+
+class _Traffic(BaseModel):
+    """What reports read of `Schedule.traffic`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    scenario: _Scenario
+    input_length: _Lengths
+    output_length: _Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +152,17 @@ def _read_sidecar(path: Path) -> tuple[PromptRules, dict[str, Any]]:
         numbers = (rules.block_tokens, rules.low, rules.high, rules.seed)
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("prompts: expected non-negative whole numbers")
-        if rules.block_tokens < 1 or rules.high <= rules.low or not isinstance(traffic, dict):
+        if rules.block_tokens < 1 or rules.high <= rules.low:
             raise ValueError("prompts: expected block_tokens >= 1 and low < high")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if traffic != {}:  # that of a staircase, whose steps have their own
+            traffic = _Traffic.model_validate(traffic).model_dump(mode="json")
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(map(str, ("traffic", *fault["loc"])))
+        raise LoadTestError(
+            f"{path}: not the companion of a schedule: {key}: {fault['msg']}"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise LoadTestError(f"{path}: not the companion of a schedule: {error}") from error
     return rules, traffic
 

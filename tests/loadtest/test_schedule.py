@@ -8,6 +8,9 @@ import pytest
 from loadtest.errors import LoadTestError
 from loadtest.traffic.schedule import PromptRules, fingerprint, read_schedule
 
+SCENARIO = {"name": "a", "rate": 2.0, "duration": 60.0}
+SPREAD = {"mean": 5.0, "p50": 5.0, "p95": 5.0, "p99": 5.0}
+LENGTHS = {"input_length": SPREAD, "output_length": SPREAD}
 GOOD = '{"timestamp": 27482, "input_length": 600, "output_length": 52, "hash_ids": [46, 47]}'
 
 
@@ -46,6 +49,16 @@ def test_a_malformed_schedule_is_refused(tmp_path: Path, lines: str, message: st
     assert message in str(caught.value)
 
 
+def test_a_companion_says_what_the_traffic_is(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(GOOD)
+    traffic = LENGTHS | {"scenario": SCENARIO, "attribution": "mine"}
+    path.with_suffix(".traffic.json").write_text(json.dumps({"prompts": {}, "traffic": traffic}))
+    found = read_schedule(path).traffic
+    assert found["attribution"] == "mine"
+    assert found["scenario"]["slo"] == {"ttft": 1.0, "tpot": 0.05}
+
+
 @pytest.mark.parametrize(
     "about",
     [
@@ -56,6 +69,12 @@ def test_a_malformed_schedule_is_refused(tmp_path: Path, lines: str, message: st
         {"prompts": {"seed": "1"}, "traffic": {}},
         {"prompts": {"size": 1}, "traffic": {}},
         {"prompts": {}, "traffic": 3},
+        {"prompts": {}, "traffic": {"requests": 5}},
+        {"prompts": {}, "traffic": LENGTHS | {"scenario": None}},
+        {"prompts": {}, "traffic": LENGTHS | {"scenario": {"name": "a", "rate": "x"}}},
+        {"prompts": {}, "traffic": LENGTHS | {"scenario": SCENARIO | {"rate": -1}}},
+        {"prompts": {}, "traffic": LENGTHS | {"scenario": SCENARIO | {"slo": {"ttft": 0}}}},
+        {"prompts": {}, "traffic": {"scenario": SCENARIO, "input_length": 5}},
     ],
 )
 def test_a_wrong_companion_is_refused(tmp_path: Path, about: object) -> None:
