@@ -23,7 +23,8 @@ FREEDOMS = (
 # No correlation of fewer plans is shown.
 _FEWEST = 5
 _SMALL = 0.01
-_SMALLEST = 1e-6
+# What is measured of a smaller loss is noise.
+_LEAST = 0.001
 _MEANING = {
     "now": "*Now* is as `vllm-gac compress` makes the weights.",
     "not refitted": "*Not refitted* leaves out the last step, which fits layers to what the "
@@ -51,12 +52,13 @@ def page(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
     ]
     first = [row for row in plans if row["seed"] == 0]
     fits = list(dict.fromkeys(row["fit"] for row in first))
+    others = len(plans) - len(first) or "none"
     lines = [
         "# Expected and measured losses of plans",
         "",
         f"Demo model, {len(first)} compressions by {len({_plan(r) for r in first})} plans of one "
-        f"calibration text, and {len(plans) - len(first)} of other texts. Each is scored on "
-        f"{len(dense)} windows of held-out text, where the dense model has a perplexity of "
+        f"calibration text, and {others} of other texts. Each is scored on {len(dense)} windows of "
+        f"held-out text, where the dense model has a perplexity of "
         f"{np.exp(dense.mean()):.3f}. Losses are in nats per token: 0.01 is 1 % of the perplexity. "
         "± is half of the 95 % interval over windows, of what is lost in the same windows. The "
         "divergence is that of the predictions from the dense model's, which has less noise. "
@@ -66,8 +68,9 @@ def page(rows: Sequence[Row], about: Mapping[str, Any]) -> str:
         "",
         "## Rank correlation",
         "",
-        f"Of the plans of the first text. *Small* are those that lose less than {_SMALL} by "
-        "expectation.",
+        "Of what the plans of the first text are expected to lose, with what is measured and with "
+        f"the divergence. *Small* are those that are expected to lose less than {_SMALL}. Measured "
+        f"over expected is of plans that are expected to lose {_LEAST} or more.",
         "",
         *_correlations(first, fits),
         "",
@@ -112,7 +115,7 @@ def _correlations(rows: Sequence[Row], fits: Sequence[str]) -> list[str]:
             expected = [row["expected"] for row in some]
             lost = [row["lost"].mean() for row in some]
             pairs = zip(expected, lost, strict=True)
-            over = sorted(real / max(hoped, _SMALLEST) for hoped, real in pairs)
+            over = sorted(real / hoped for hoped, real in pairs if hoped >= _LEAST)
             cells.append(
                 [
                     name,
@@ -120,8 +123,8 @@ def _correlations(rows: Sequence[Row], fits: Sequence[str]) -> list[str]:
                     len(some),
                     f"{_ranked(expected, lost):.3f}",
                     f"{_ranked(expected, [row['divergence'] for row in some]):.3f}",
-                    f"{statistics.median(over):.2f}",
-                    f"{over[0]:.2f} to {over[-1]:.2f}",
+                    f"{statistics.median(over):.2f}" if over else None,
+                    f"{over[0]:.2f} to {over[-1]:.2f}" if over else None,
                 ]
             )
     columns = ["plans", "fits", "number", "measured", "divergence"]

@@ -28,7 +28,8 @@ def faults_page(directory: Path) -> str:
         "over the held-out documents. *By text* is after over before with each text that was "
         "measured. Below 1, the repair has gained. Massive tokens are planted: one in 4,096 counts "
         f"{MASSIVE:g} times in every covariance. Few tokens are {FEW:g} for each channel of an "
-        "MLP; the default is 16.",
+        "MLP; the default is 16. Whether plans lose what they are expected to, and whether "
+        "allowing more ever loses more, is on [a page of its own](../predicted_losses.md).",
     ]
     for path in found:
         lines += ["", *_of_a_model(path.parent.name, lines_of(path))]
