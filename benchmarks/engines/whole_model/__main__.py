@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from benchmarks.common.page import add_commit, source
 from benchmarks.engines import whole_model
 from benchmarks.engines.whole_model.engine import measure
 from benchmarks.engines.whole_model.models import SHAPES, Model, models
+from benchmarks.engines.whole_model.roofs import measure_roofs
 from vllm_gac.checkpoint.atomic_files import write_json
 
 # These start once more at the end, with compiled code in the cache.
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
         facts = {"shape": args.shape, "engine": json.loads(args.engine), **source(args.commit)}
         write_json(runs / "run.json", facts)
     if not (runs / "roofs.json").exists():
-        _measure_roofs(runs, args.longest)
+        measure_roofs(runs / "roofs.json", runs / "logs" / "roofs.log", args.longest)
     alone = [task for task in tasks if task.model.name == "dense" and task.batches]
     together = [task for task in tasks if task.batches and task not in alone]
     again = [task for task in tasks if not task.batches]
@@ -119,13 +119,6 @@ def run(args: argparse.Namespace) -> None:
                 if timed and place + 1 < len(queue):  # it imports vLLM meanwhile
                     waiting = opened(queue[place + 1])
                 spent[timed] = _measure(args, task, engine)
-
-
-def _measure_roofs(runs: Path, longest: float) -> None:
-    module = "benchmarks.engines.whole_model.roofs"
-    with (runs / "logs" / "roofs.log").open("w") as log:
-        command = [sys.executable, "-m", module, str(runs / "roofs.json")]
-        subprocess.run(command, stdout=log, stderr=log, timeout=longest, check=True)
 
 
 def _measure(args: argparse.Namespace, task: Task, engine: Engine) -> float:

@@ -12,6 +12,7 @@ from benchmarks.engines.whole_model import ideal
 from benchmarks.engines.whole_model.engine import median
 from benchmarks.engines.whole_model.models import SHAPES, Batch, Model, models
 from benchmarks.engines.whole_model.plot import plot
+from benchmarks.engines.whole_model.roofs import read_roofs
 from benchmarks.engines.whole_model.trace import by_purpose
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 
@@ -47,8 +48,8 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
 def results(runs: Path, dense_runs: Path | None = None) -> dict[str, Any]:
     """Compare every model of `runs` with the dense one, from `dense_runs` if `runs` has none."""
     facts, roofs = _read(runs / "run.json"), _read(runs / "roofs.json")
+    rates = read_roofs(runs / "roofs.json")
     shape = SHAPES[facts["shape"]]
-    rates = ideal.Roofs(roofs["bytes_per_second"], roofs["flops_per_second"])
     every = {model.name: model for model in models(shape.dense)}
     measured = {n: _read(path) for n in every if (path := runs / f"{n}.json").exists()}
     if not (path := runs / "dense.json").exists() and dense_runs is not None:

@@ -1,53 +1,34 @@
-"""The rates of the machine, from which ideal times are computed.
+"""The file of the machine's rates, from which ideal times are computed."""
 
-python -m benchmarks.engines.whole_model.roofs OUT.json
-"""
-
-import argparse
-import time
+import json
+import subprocess
+import sys
 from pathlib import Path
 
-import torch
-import vllm
+from benchmarks.engines.whole_model.ideal import Roofs
 
-from vllm_gac.checkpoint.atomic_files import write_json
-from vllm_gac.profiling.timing import copy_bandwidth, microseconds, warm_up
+_MEASURING = "benchmarks.engines.whole_model.gpu_rates"
 
 
-def main() -> None:
-    """Write the rates. Importing vLLM here reads its files into memory before any engine does."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, metavar="OUT.json")
-    out = parser.parse_args().out
-    rates = _gpu_rates() if torch.cuda.is_available() else _cpu_rates()
-    facts = {"vllm": vllm.__version__, "torch": torch.__version__}
-    write_json(out, facts | rates)
+def measure_roofs(out: Path, log: Path, longest: float) -> None:
+    """Write the rates from a process of its own, which leaves the GPU as it found it.
+
+    Args:
+        out: JSON file.
+        log: File for what the process prints.
+        longest: Seconds after which it is given up.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        command = [sys.executable, "-m", _MEASURING, str(out)]
+        subprocess.run(command, stdout=output, stderr=output, timeout=longest, check=True)
 
 
-def _gpu_rates() -> dict[str, float]:
-    warm_up()
-    x = torch.randn(8192, 8192, device="cuda").bfloat16()
-    flops = 2 * 8192**3 / (microseconds(lambda: x @ x) * 1e-6)
-    return {"bytes_per_second": copy_bandwidth() * 1e12, "flops_per_second": flops}
-
-
-def _cpu_rates() -> dict[str, float]:
-    """Rates that say little, but are enough to try everything else on a CPU."""
-    x = torch.randn(1024, 1024)
-    y = torch.empty_like(x)
-    return {
-        "bytes_per_second": 2 * x.nbytes / _seconds(lambda: y.copy_(x)),
-        "flops_per_second": 2 * 1024**3 / _seconds(lambda: x @ x),
-    }
-
-
-def _seconds(call: object) -> float:
-    assert callable(call)
-    call()
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-if __name__ == "__main__":
-    main()
+def read_roofs(path: Path) -> Roofs:
+    """The rates in the file. Older files have none of FP8."""
+    rates = json.loads(path.read_text())
+    return Roofs(
+        rates["bytes_per_second"],
+        rates["flops_per_second"],
+        rates.get("fp8_flops_per_second"),
+    )
