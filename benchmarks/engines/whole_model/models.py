@@ -76,6 +76,7 @@ CLASSES = (
 
 # Ranks are multiples of a GPU's tile.
 RANK_MULTIPLE = 64
+RANK_PAST = 37  # by which misaligned ranks are larger
 
 
 class Dims(NamedTuple):
@@ -155,6 +156,11 @@ def models(dense: dict[str, Any]) -> list[Model]:
             f"{heads} latents of 64, {half} value heads of 128",
             *("latent", heads, 64, half, 128),
         ),
+        uniform(
+            "latent-128",
+            f"{half} latents of 128 for {heads} keys, {half} value heads of 128",
+            *("latent", half, 128, half, 128),
+        ),
         grouped(192),
         grouped(128),
         equal_heads(128, 128),
@@ -173,6 +179,12 @@ def models(dense: dict[str, Any]) -> list[Model]:
             [n for n in LINEARS if "mlp" in n],
             0.75,
         ),
+        Model(
+            "low-rank-misaligned",
+            f"low-rank-80, each rank + {RANK_PAST}, served unpadded",
+            _low_rank(dense, LINEARS, _share_of_linears(dense, 0.8), RANK_PAST),
+            unpadded,
+        ),
     ]
 
 
@@ -185,14 +197,19 @@ def _share_of_linears(dense: dict[str, Any], share: float) -> float:
     return 1 - (1 - share) * layout.parameters / linears
 
 
-def _low_rank(dense: dict[str, Any], linears: Iterable[str], share: float) -> dict[str, Any]:
-    """The config of the dense model with `share` of the parameters of `linears`, factorized."""
+def _low_rank(
+    dense: dict[str, Any], linears: Iterable[str], share: float, past: int = 0
+) -> dict[str, Any]:
+    """The config of the dense model with `share` of the parameters of `linears`, factorized.
+
+    Each rank is then larger by `past`.
+    """
     layout = layout_of(dense)
     layer = layout.layers[0]
     ranks = {}
     for name in linears:
         tiles = breakeven_rank(layout, layer, name, share) / RANK_MULTIPLE
-        ranks[name] = RANK_MULTIPLE * max(round(tiles), 1)
+        ranks[name] = RANK_MULTIPLE * max(round(tiles), 1) + past
     factorized = replace(layer, ranks=MappingProxyType(ranks)).section()
     return _with_layers(dense, [factorized] * len(layout.layers))
 

@@ -1,0 +1,51 @@
+"""Models whose dims the planner chooses, by the losses of other models."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines.whole_model.models import Model
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.layout.schema import HfConfig
+from vllm_gac.planning.planner import prior_plan
+from vllm_gac.planning.request import PlanRequest
+
+GPU = "h200"
+_HALF_CACHE = PlanRequest(param_ratio=0.8, kv_ratio=0.5, gpu=GPU)
+
+
+def _low_rank(share: float) -> PlanRequest:
+    return PlanRequest(param_ratio=share, methods=("lowrank",), gpu=GPU)
+
+
+REQUESTS = {
+    "planned": ("the planner's dims for 80 % of the parameters and half the cache", _HALF_CACHE),
+    **{
+        f"planned-low-rank-{percent}": (
+            f"every linear low rank, the planner's ranks for {percent} % of the parameters",
+            _low_rank(percent / 100),
+        )
+        for percent in (80, 90, 70)
+    },
+}
+
+
+def planned(name: str, dense: dict[str, Any]) -> Model:
+    """The model that REQUESTS names; a plan takes seconds."""
+    what, request = REQUESTS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        # A plan names the config that it is for. Dims are all that it needs beside.
+        (Path(folder) / "config.json").write_text(json.dumps(dense))
+        config = HfConfig.model_validate(dense)
+        plan = prior_plan(Checkpoint(Path(folder), dense, config, layout_of(dense), {}), request)
+    section = {
+        "version": 1,
+        "softmax_scale": dense["head_dim"] ** -0.5,
+        "head_dim": dense["head_dim"],
+        "layers": [layer.model_dump(mode="json") for layer in plan.layers],
+    }
+    own = dense | {"architectures": ["GacLlamaForCausalLM"], "gac": section}
+    own |= {"head_dim": layout_of(own).cache_head_dim}
+    return Model(name, what, own, {"weights": "dummy"})
