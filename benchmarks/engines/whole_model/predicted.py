@@ -1,0 +1,216 @@
+"""Steps of whole models, as a profile predicts them and as engines took them.
+
+    python -m benchmarks.engines.whole_model.predicted RESULT.json... --out OUT [--profile h200]
+
+Each RESULT.json is of `whole_model report` or of `grid report`; of the latter, only what is in
+bf16, because a profile has 16-bit times. Nothing is measured here, and no number of a profile was
+fitted to these engines. A decode step is predicted at the context halfway through the answers.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.markdown import table
+from benchmarks.common.page import add_commit, save, source
+from benchmarks.engines.whole_model.grid.cells import BF16, cells, models_by_name
+from benchmarks.engines.whole_model.models import SHAPES, Batch
+from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
+from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
+from vllm_gac.gpu.profile import GpuProfile
+from vllm_gac.gpu.profile_files import read_profile
+from vllm_gac.layout.dims import ModelLayout
+
+COMMAND = "python -m benchmarks.engines.whole_model.predicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that was measured: of decode for all prompts of a batch, or the prefill of one prompt.
+
+    Attributes:
+        result: The file that has it.
+        model: The name of the model.
+        batch: The batch.
+        microseconds: Its mean time.
+    """
+
+    result: str
+    model: str
+    batch: Batch
+    microseconds: float
+
+
+def main() -> None:
+    """Predict what was measured, and write both files."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
+    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
+    parser.add_argument("--profile", default="h200", help="name or path (h200)")
+    add_commit(parser)
+    args = parser.parse_args()
+    profile = read_profile(args.profile)
+    rows = [row for path in args.results for row in predict(list(steps_of(path)), profile)]
+    if not rows:
+        raise SystemExit(f"{', '.join(map(str, args.results))}: no steps in bf16")
+    result = {
+        "command": f"{COMMAND} {' '.join(map(str, args.results))}",
+        **source(args.commit),
+        "profile": {"gpu": profile.gpu, "measured": profile.measured},
+        "rows": rows,
+    }
+    text = page(result)
+    save(args.out, result, text)
+    print(text)
+
+
+def steps_of(path: Path) -> Iterator[Step]:
+    """The steps in bf16 that a result has."""
+    result = json.loads(path.read_text())
+    name, shape = path.stem, SHAPES[result["shape"]]
+    if "models" in result:
+        for row in result["models"]:
+            for batch in shape.batches[:4]:
+                phase = "prefill" if batch.output == 1 else f"decode at {batch.prompts}"
+                yield _step(name, row["name"], batch, row["phases"][phase]["seconds"])
+        return
+    batches = {b.name: b for cell in cells(result["shape"]) for b in cell.batches}
+    for row in result["rows"]:
+        model, types = row["cell"].split()
+        if "batch" in row and types == f"{BF16}+{BF16}":
+            batch = batches[row["batch"]]
+            key = "seconds" if batch.output == 1 else "decode_seconds"
+            yield _step(name, model, batch, statistics.median(row[key]))
+
+
+def _step(result: str, model: str, batch: Batch, seconds: float) -> Step:
+    count = batch.prompts if batch.output == 1 else batch.output - 1
+    return Step(result, model, batch, seconds / count * 1e6)
+
+
+def predict(steps: Sequence[Step], profile: GpuProfile) -> list[dict[str, Any]]:
+    """Predicted microseconds beside the measured ones, and the speedups over dense of both."""
+    by_name = models_by_name(SHAPES["llama3-8b"].dense)
+    layouts = {name: by_name[name]().layout for name in {"dense", *(s.model for s in steps)}}
+    dense = layouts["dense"]
+    predicted = [
+        step_microseconds(dense, layouts[step.model], step.batch, profile) for step in steps
+    ]
+    of_dense = {
+        (step.result, step.batch): (step.microseconds, time)
+        for step, time in zip(steps, predicted, strict=True)
+        if step.model == "dense"
+    }
+    rows = []
+    for step, time in zip(steps, predicted, strict=True):
+        row = asdict(step) | {
+            "batch": step.batch.name,
+            "phase": "prefill" if step.batch.output == 1 else "decode",
+            "microseconds": round(step.microseconds, 1),
+            "predicted": round(time, 1),
+            "error": round(time / step.microseconds - 1, 4),
+        }
+        before = of_dense.get((step.result, step.batch))
+        if step.model != "dense" and before is not None:
+            row["speedup"] = round(before[0] / step.microseconds, 4)
+            row["predicted_speedup"] = round(before[1] / time, 4)
+        rows.append(row)
+    return rows
+
+
+def step_microseconds(
+    dense: ModelLayout, model: ModelLayout, batch: Batch, profile: GpuProfile
+) -> float:
+    """The decoder layers, which is what `plan` predicts, with the last norm and the head."""
+    if batch.output == 1:
+        mix, tokens = BatchMix(prefill_tokens=batch.length, decode_weight=0), 1
+    else:
+        halfway = batch.length + batch.output // 2
+        mix, tokens = BatchMix(batch.prompts, halfway, prefill_weight=0), batch.prompts
+    head = gemm_microseconds(tokens, model.vocab_size, model.hidden_size, profile)
+    norm = roofline(profile).moving(4 * tokens * model.hidden_size)
+    kinds: dict[str, float] = {}
+    layers = 0.0
+    for layer in model.layers:
+        kind = str(layer)
+        if kind not in kinds:
+            kinds[kind] = layer_microseconds(dense, layer, mix, profile)
+        layers += kinds[kind]
+    return layers + norm + head
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """The page in Markdown."""
+    rows = result["rows"]
+    profile = result["profile"]
+    groups = {
+        "all": rows,
+        **{f"- of these {p}": [r for r in rows if r["phase"] == p] for p in ("prefill", "decode")},
+        **{
+            f"- of these {batch}": [r for r in rows if r["batch"] == batch]
+            for batch in dict.fromkeys(row["batch"] for row in rows)
+        },
+        **{
+            f"- of these {name}": [r for r in rows if r["result"] == name]
+            for name in dict.fromkeys(row["result"] for row in rows)
+        },
+    }
+    return "\n".join(
+        [
+            "# Steps of whole models, predicted and measured",
+            "",
+            f"{result['date']}, commit {result['commit']}, `{result['command']}`.",
+            f"Profile of {profile['gpu']}, measured {profile['measured']}; engines of the pages "
+            "whose names are below, in bf16. No",
+            "number of the profile was fitted to them. A decode step gives each prompt one token; "
+            "of prefill, the time is that of",
+            "one prompt. Predicted is what `plan` counts, all decoder layers, with the last norm "
+            "and the unembedding: nothing",
+            "between kernels, no sampling. Errors are predicted / measured - 1. Speedups are over "
+            "the dense model of the same page:",
+            "what a plan chooses by. To reach: 5 % (median) and 10 % (worst).",
+            "",
+            *table(
+                ("", "steps", "median of abs. error", "worst", "of speedups: median", "worst"),
+                ((name, *_summary(group)) for name, group in groups.items() if group),
+            ),
+            "",
+            "## Every step, microseconds",
+            "",
+            *table(
+                ("page", "model", "batch", "measured", "predicted", "error", "speedup",
+                 "predicted speedup"),
+                (
+                    (r["result"], r["model"], r["batch"], f"{r['microseconds']:,.0f}",
+                     f"{r['predicted']:,.0f}", f"{r['error']:+.1%}", _times(r, "speedup"),
+                     _times(r, "predicted_speedup"))
+                    for r in rows
+                ),
+            ),
+            "",
+        ]
+    )  # fmt: skip
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    def spread(errors: Sequence[float]) -> tuple[str, str]:
+        if not errors:
+            return "-", "-"
+        return f"{statistics.median(map(abs, errors)):.1%}", f"{max(errors, key=abs):+.1%}"
+
+    ratios = [r["predicted_speedup"] / r["speedup"] - 1 for r in rows if "speedup" in r]
+    return (str(len(rows)), *spread([row["error"] for row in rows]), *spread(ratios))
+
+
+def _times(row: Mapping[str, Any], name: str) -> str | None:
+    return f"{row[name]:.3f}" if name in row else None
+
+
+if __name__ == "__main__":
+    main()
