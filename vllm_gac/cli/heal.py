@@ -55,7 +55,7 @@ def add_parser(verbs: Verbs) -> None:
         nargs="+",
         type=path,
         metavar="FILE",
-        help="text that is only measured; default: sequences of --text that are set aside",
+        help="other text, which is only measured; default: sequences of --text that are set aside",
     )
     parser.add_argument(
         "--learning-rate",
@@ -88,7 +88,7 @@ def add_parser(verbs: Verbs) -> None:
         "--batch-tokens",
         type=positive,
         metavar="N",
-        help="tokens of one step; default: a 256th of all, from 2048 to 65536",
+        help="tokens of one step, at most all; default: a 256th of all, from 2048 to 65536",
     )
     parser.add_argument(
         "--offload",

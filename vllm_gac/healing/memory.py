@@ -1,9 +1,9 @@
 """How much memory a healing needs, and what is trained if that is not said.
 
 A trained number takes 16 bytes of the GPU: itself, its gradient and Adam's two averages, each in
-fp32. The averages may lie in host memory. All other weights lie on the
-GPU as they are stored, and so does the teacher. Where several processes heal together, each GPU has
-its share of all but embeddings and activations.
+fp32. The averages may lie in host memory. All other weights lie on the GPU as they are stored, and
+so does the teacher. Where several processes heal together, each GPU has its share of all but
+embeddings and activations.
 """
 
 import math
