@@ -150,7 +150,7 @@ def test_a_layer_that_suffers_more_keeps_more(models: dict[str, Checkpoint]) -> 
 def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) -> None:
     big = models["8B"]
     before = H200.dense_microseconds(big.layout)
-    for methods in (("heads", "prune"), ("lowrank",)):
+    for methods in (("heads", "prune"), ("lowrank",), ("prune", "lowrank")):
         request = PlanRequest(methods=methods, gpu="h200", latency=0.9 * before)
         plan = best_plan(big, made_up_losses(big.layout), request)
         layers = planned_layout(big, plan).layers
