@@ -290,10 +290,17 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ("hidden_weight", float("inf"), "--hidden-weight inf: must be from 0 to"),
         ("lora_rank", 0, "--lora-rank 0: must be from 1 to"),
         ("batch_tokens", 10**9, "--batch-tokens 1000000000: one step would take more than"),
+        ("train", "both", "--train both: expected one of auto, whole, lora"),
         ("held_out", [tmp_path / "text.txt"], "is given as --held-out and has the bytes of a"),
         ("teacher_revision", "v1", "--teacher-revision v1: "),
     ):
         assert said in refused(tmp_path, **{option: value})
+
+
+def test_a_text_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    student, teacher, text = write_all(tmp_path)
+    with pytest.raises(CheckpointError, match="a --text is given twice; what is set aside"):
+        heal(student, teacher, [text, text], tmp_path / "out", **FAST)
 
 
 def test_a_rank_that_has_no_effect_is_said(

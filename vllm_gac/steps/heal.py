@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
@@ -167,6 +167,9 @@ def heal(
     """
     with together(device) as processes, ExitStack() as stack:
         with processes.agreeing():
+            if train not in get_args(Train):
+                known = ", ".join(get_args(Train))
+                raise HealingError(f"--train {train}: expected one of {known}")
             refuse_impossible(
                 {
                     "--tokens": tokens,
@@ -309,6 +312,11 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
 
 def _check_held_out(paths: Sequence[Path], sums: Sequence[str], trained: Sequence[str]) -> None:
     """Raise CheckpointError if a text is both trained on and measured."""
+    if not paths and len(set(trained)) < len(trained):
+        raise CheckpointError(
+            "a --text is given twice; what is set aside of one of them would be trained on in the "
+            "other: give it once, with more --tokens for several passes, or give --held-out"
+        )
     for path, found in zip(paths, sums, strict=True):
         if found in trained:
             raise CheckpointError(
