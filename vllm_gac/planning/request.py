@@ -4,16 +4,20 @@ Every field of `PlanRequest` is also an option of the command line. The field's 
 flags, the help and the kind of value, and the CLI builds its parser from them.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
+from vllm_gac.errors import PlanError
+from vllm_gac.errors.shown import shown
 from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
 from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.schema import Strategy
+from vllm_gac.layout.schema import METHODS, Strategy
 from vllm_gac.planning.allowed_dims import AllowedDims
 
 # Where the losses of ranks come from: probes of whole layers, or one backward pass.
@@ -42,6 +46,22 @@ class Option:
     kind: Literal["ratio", "count", "microseconds", "methods", "text"] = "text"
     choices: Sequence[str | int] | None = None
     group: Literal["keep", "time", "time limit"] = "keep"
+
+    def expected(self, value: object) -> str | None:
+        """What is expected instead of `value`; None if it is allowed."""
+        number = float(value) if isinstance(value, Real) else math.nan
+        match self.kind:
+            case "ratio" if not 0 < number <= 1:
+                return "a number above 0 and at most 1"
+            case "count" if not (isinstance(value, Integral) and number >= 1):
+                return "an integer of at least 1"
+            case "microseconds" if not 0 < number < math.inf:
+                return "a number above 0"
+            case "methods" if isinstance(value, str) or not value or not _known_methods(value):
+                return f"some of {', '.join(METHODS)}"
+            case "text" if self.choices is not None and value not in self.choices:
+                return f"one of {', '.join(map(str, self.choices))}"
+        return None
 
 
 def _option(flags: str, help_text: str, **more: Any) -> dict[str, Option]:
@@ -199,6 +219,21 @@ class PlanRequest:
         ),
     )
 
+    def __post_init__(self) -> None:
+        """Refuse what the command line refuses by itself.
+
+        Raises:
+            PlanError: A value is not allowed.
+        """
+        for each in fields(self):
+            value, option = getattr(self, each.name), each.metadata["option"]
+            if value is None and each.default is None:
+                continue
+            if (expected := option.expected(value)) is not None:
+                raise PlanError(f"{option.flags[0]} {shown(value)}: expected {expected}")
+        if self.latency is not None and self.latency_ratio is not None:
+            raise PlanError("--latency and --latency-ratio: give one of them")
+
     @property
     def keeps_everything(self) -> bool:
         """Whether the request allows the whole dense model."""
@@ -239,6 +274,10 @@ class PlanRequest:
     def record(self) -> dict[str, Any]:
         """The request as JSON values. A resumed run compares them with its own."""
         return asdict(self) | {"methods": list(self.methods)}
+
+
+def _known_methods(value: object) -> bool:
+    return isinstance(value, Iterable) and all(name in METHODS for name in value)
 
 
 def plan_options() -> Mapping[str, Option]:
