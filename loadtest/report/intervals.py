@@ -286,10 +286,12 @@ class _Level:
 
         The last row has all values. A percentile of several blocks is between those of each block.
         """
-        of_blocks = [self.values[self.numbers == block] for block in range(self.blocks)]
-        alone = [_at(values, self.level) for values in of_blocks if len(values)]
-        first = int(np.searchsorted(self.values, min(alone)))
-        last = int(np.searchsorted(self.values, max(alone), side="right")) - 1
+        sizes = np.bincount(self.numbers, minlength=self.blocks)
+        ranks = np.maximum(np.ceil(self.level * sizes - 1e-9), 1).astype(int)
+        # Of each block, its values in ascending order; then where its own percentile is.
+        ordered = np.argsort(self.numbers, kind="stable")
+        alone = ordered[(np.cumsum(sizes) - sizes + ranks - 1)[sizes > 0]]
+        first, last = int(alone.min()), int(alone.max())
         places = np.unique(np.linspace(first, last, min(last - first + 1, _PLACES)).astype(int))
         part = np.searchsorted(places, np.arange(len(self.values)))
         shape = (len(places) + 1, self.blocks)
