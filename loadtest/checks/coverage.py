@@ -26,7 +26,7 @@ WARMUP, COOLDOWN = 30.0, 5.0
 # `map`, or that of a pool of processes.
 Map = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 _TRUE_RUNS = 1_000_000  # seeds of the runs that the truth is computed from
-_TRUE_PARTS = 3  # each in memory at a time
+TRUE_PARTS = 3  # of the truth; each is in memory as a whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +70,25 @@ def coverage(
     plan: Plan, experiments: int, true_seconds: float = 20_000.0, each: Map = map
 ) -> dict[str, Tally]:
     """Simulate `experiments` experiments. By the name of each number that a report prints."""
-    tallies = true_numbers(plan, true_seconds)
+    tallies = true_numbers([true_values(plan, i, true_seconds) for i in range(TRUE_PARTS)])
     count(plan, range(experiments), tallies, each)
     return tallies
 
 
-def true_numbers(plan: Plan, seconds: float = 20_000.0) -> dict[str, Tally]:
-    """What a report would print of much simulated time, without experiments yet.
-
-    It is the mean of what parts of `seconds` say: near saturation, 99th percentiles of one part
-    still differ by as much as half the standard error of an experiment.
-    """
+def true_values(plan: Plan, part: int, seconds: float = 20_000.0) -> dict[str, float]:
+    """What a report would print of `seconds` of simulated time, others for each part."""
     runs = 10
-    parts = [
-        dict(_numbers(plan, [_TRUE_RUNS + part * runs + i for i in range(runs)], seconds / runs))
-        for part in range(_TRUE_PARTS)
-    ]
-    return {name: Tally(float(np.mean([p[name].value for p in parts]))) for name in parts[0]}
+    seeds = [_TRUE_RUNS + part * runs + i for i in range(runs)]
+    return {name: found.value for name, found in _numbers(plan, seeds, seconds / runs)}
+
+
+def true_numbers(parts: Sequence[dict[str, float]]) -> dict[str, Tally]:
+    """The mean of what parts of the truth say, without experiments yet.
+
+    Near saturation, 99th percentiles of single parts still differ by as much as half the standard
+    error of an experiment.
+    """
+    return {name: Tally(float(np.mean([part[name] for part in parts]))) for name in parts[0]}
 
 
 def count(plan: Plan, numbers: range, tallies: dict[str, Tally], each: Map = map) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from loadtest.checks.coverage import (
+    TRUE_PARTS,
     Plan,
     Search,
     Tally,
@@ -14,6 +15,7 @@ from loadtest.checks.coverage import (
     count_capacities,
     true_capacity,
     true_numbers,
+    true_values,
 )
 
 # From light load to near the capacity of the slower server, which is about 8 requests/s.
@@ -27,9 +29,10 @@ def write_page(out: Path, experiments: int) -> None:
     """Write the page in Markdown, and again as experiments are added. All cores simulate."""
     began = time.monotonic()
     with ProcessPoolExecutor() as pool:
-        truths = [pool.submit(true_numbers, plan) for plan in _PLANS]
+        parts = [[pool.submit(true_values, p, i) for i in range(TRUE_PARTS)] for p in _PLANS]
         true = pool.submit(true_capacity)
-        columns, capacity = [truth.result() for truth in truths], true.result()
+        columns = [true_numbers([part.result() for part in of_plan]) for of_plan in parts]
+        capacity = true.result()
         for first in range(0, experiments, _BATCH):
             batch = range(first, min(first + _BATCH, experiments))
             for plan, column in zip(_PLANS, columns, strict=True):
