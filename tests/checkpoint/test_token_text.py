@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.dense_models import write_tokenizer
-from vllm_gac.checkpoint.token_text import windows
+from vllm_gac.checkpoint.token_text import calibration_sequences, windows
 from vllm_gac.errors import CheckpointError
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
@@ -69,3 +69,10 @@ def test_a_text_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json", 128)
     with pytest.raises(CheckpointError, match=r"text\.txt: cannot be read \(No such file"):
         windows(tmp_path, [tmp_path / "text.txt"], length=8, max_tokens=None)
+
+
+def test_no_tokens_and_no_list_of_texts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="--max-tokens 0: must be at least 1"):
+        calibration_sequences(tmp_path, [tmp_path / "text"], length=8, max_tokens=0)
+    with pytest.raises(CheckpointError, match=r"text\.txt: is one text, where a list"):
+        windows(tmp_path, "text.txt", length=8, max_tokens=None)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_gac.checkpoint.hub import HUB_ID, hub_faults
-from vllm_gac.errors import HubError
+from vllm_gac.errors import CheckpointError, HubError
 from vllm_gac.errors.shown import shown
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,10 @@ def local_texts(texts: Sequence[str | Path]) -> list[Path]:
     Raises:
         HubError: The Hub or its cache does not have a data set, or it is not clear which file of it
             is meant.
+        CheckpointError: `texts` is one string, whose letters would be taken for files.
     """
+    if isinstance(texts, str):
+        raise CheckpointError(f"{texts}: is one text, where a list of texts is expected")
     return [_fetched(str(text)) or Path(text) for text in texts]
 
 

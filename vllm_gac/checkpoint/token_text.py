@@ -34,6 +34,8 @@ def calibration_sequences(
     Only the first `characters` of each text are read; None: all. Raises CheckpointError if the
     texts do not fill one sequence.
     """
+    if max_tokens < 1:
+        raise CheckpointError(f"--max-tokens {max_tokens}: must be at least 1")
     parts = [
         ids[start : start + length]
         for ids in (_encode(model, path, characters) for path in local_texts(texts))
