@@ -26,6 +26,7 @@ from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import ModelLayout
 
 COMMAND = "python -m benchmarks.engines.whole_model.predicted"
+SHAPE = "llama3-8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +72,22 @@ def main() -> None:
 
 
 def steps_of(path: Path) -> Iterator[Step]:
-    """The steps in bf16 that a result has."""
+    """The steps in bf16 that a result has.
+
+    Raises:
+        SystemExit: The result is of another shape.
+    """
     result = json.loads(path.read_text())
-    name, shape = path.stem, SHAPES[result["shape"]]
+    if result["shape"] != SHAPE:
+        raise SystemExit(f"{path}: is of the shape {result['shape']}; predictions are of {SHAPE}")
+    name, shape = path.stem, SHAPES[SHAPE]
     if "models" in result:
         for row in result["models"]:
             for batch in shape.batches[:4]:
                 phase = "prefill" if batch.output == 1 else f"decode at {batch.prompts}"
                 yield _step(name, row["name"], batch, row["phases"][phase]["seconds"])
         return
-    batches = {b.name: b for cell in cells(result["shape"]) for b in cell.batches}
+    batches = {b.name: b for cell in cells(SHAPE) for b in cell.batches}
     for row in result["rows"]:
         model, types = row["cell"].split()
         if "batch" in row and types == f"{BF16}+{BF16}":
@@ -96,7 +103,7 @@ def _step(result: str, model: str, batch: Batch, seconds: float) -> Step:
 
 def predict(steps: Sequence[Step], profile: GpuProfile) -> list[dict[str, Any]]:
     """Predicted microseconds beside the measured ones, and the speedups over dense of both."""
-    by_name = models_by_name(SHAPES["llama3-8b"].dense)
+    by_name = models_by_name(SHAPES[SHAPE].dense)
     layouts = {name: by_name[name]().layout for name in {"dense", *(s.model for s in steps)}}
     dense = layouts["dense"]
     predicted = [

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -69,13 +70,18 @@ def run(args: argparse.Namespace) -> None:
     rows, known = open_rows(out, datetime.now(UTC).strftime("%Y-%m-%d %H:%M"))
     left = list(missing(chosen(cells(args.shape), args.cells), known))
     print(f"{len(left)} engines to start", flush=True)
-    if not (out / "roofs.json").exists():
-        measure_roofs(out / "roofs.json", out / "logs" / "roofs.log", args.longest)
     shape = SHAPES[args.shape]
     by_name = models_by_name(shape.dense)
     make = functools.cache(lambda name: by_name[name]())
-    for name in dict.fromkeys(cell.model for cell in left):
-        make(name)  # not while something is timed
+    measured: Future[None] | None = None
+    with ThreadPoolExecutor() as beside:  # both take seconds, one of them on the GPU
+        if not (out / "roofs.json").exists():
+            log = out / "logs" / "roofs.log"
+            measured = beside.submit(measure_roofs, out / "roofs.json", log, args.longest)
+        for name in dict.fromkeys(cell.model for cell in left):
+            make(name)  # not while something is timed
+        if measured is not None:
+            measured.result()
     engine = {**shape.engine, **json.loads(args.engine)}
     serving = Serving(out, make, engine, begun + args.seconds, args.longest)
     serve_all(left, args.gpus.split(","), serving, rows)
