@@ -1,6 +1,7 @@
 """The grid of forms and precisions: what is served, resumed, compared and shown."""
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -253,6 +254,32 @@ def test_each_gpu_serves_one_engine_at_a_time_and_a_failure_stops_nothing(tmp_pa
     assert "| dense | fp8+fp8 | 10 | 0.500 s; 0.00 |" in page
     assert "not measured" in page
     ElementTree.parse(tmp_path / "page.svg")
+
+
+@pytest.mark.usefixtures("fakes")
+def test_an_engine_that_ends_with_the_run_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = threading.Event()
+
+    def ask(*_: Any, **__: Any) -> Any:
+        closed.wait(60)
+        raise OSError("handle is closed")
+
+    def interrupted(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeEngine, "ask", ask)
+    monkeypatch.setattr(FakeEngine, "close", lambda *_: closed.set())
+    join = threading.Thread.join
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        serve(tmp_path, cells("tiny")[:1])
+    monkeypatch.setattr(threading.Thread, "join", join)
+    for thread in threading.enumerate():
+        if "_serve_on" in thread.name:
+            thread.join()
+    assert run.open_rows(tmp_path, "now")[1] == []
 
 
 @pytest.mark.usefixtures("fakes")

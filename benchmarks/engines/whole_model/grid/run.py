@@ -80,13 +80,12 @@ class Serving:
 
 def serve_all(cells: Sequence[Cell], gpus: Sequence[str], serving: Serving, rows: Rows) -> None:
     """Serve the cells on all GPUs at once. A GPU takes the next cell when it is done with one."""
-    queue, lock = iter(cells), threading.Lock()
+    queue, lock, ended = iter(cells), threading.Lock(), threading.Event()
 
     def following() -> Cell | None:
         with lock:
-            if serving.deadline - time.monotonic() < LEAST_SECONDS:
-                return None
-            return next(queue, None)
+            too_late = serving.deadline - time.monotonic() < LEAST_SECONDS
+            return None if too_late or ended.is_set() else next(queue, None)
 
     with contextlib.ExitStack() as engines:
 
@@ -98,14 +97,19 @@ def serve_all(cells: Sequence[Cell], gpus: Sequence[str], serving: Serving, rows
         # Daemons: whoever ends this process waits for none, and the stack ends their engines.
         threads = [
             threading.Thread(
-                target=_serve_on, args=(gpu, cores, following, opened, serving, rows), daemon=True
+                target=_serve_on,
+                args=(gpu, cores, following, opened, ended, serving, rows),
+                daemon=True,
             )
             for gpu, cores in zip(gpus, _cores(len(gpus)), strict=True)
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            ended.set()  # the stack now closes the engines, which is no failure of theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +132,26 @@ def _serve_on(
     cores: set[int],
     following: Callable[[], Cell | None],
     opened: Callable[[Cell, str], Opened],
+    ended: threading.Event,
     serving: Serving,
     rows: Rows,
 ) -> None:
     os.sched_setaffinity(0, cores)  # of this thread, and so of the engines that it starts
     cell, waiting = following(), None
-    while cell is not None and serving.deadline - time.monotonic() > LEAST_SECONDS:
+    while (
+        cell is not None
+        and not ended.is_set()
+        and serving.deadline - time.monotonic() > LEAST_SECONDS
+    ):
         own = waiting or opened(cell, gpu)
         own.engine.start(**_options(cell, own.model, serving))
         cell_after = following()
         waiting = opened(cell_after, gpu) if cell_after else None  # it imports vLLM meanwhile
         try:
             _serve(cell, gpu, own, serving, rows)
-        except EngineError as e:
+        except (EngineError, OSError) as e:  # OSError: the engine was closed meanwhile
+            if ended.is_set():
+                return
             if serving.deadline > time.monotonic():
                 rows.append(cell, gpu, error=str(e)[:500], log=own.engine.log.name)
         finally:
