@@ -119,6 +119,20 @@ def test_ratios_of_few_blocks_cover_the_truth(blocks: int) -> None:
     assert holds_at_least(covered, 300)
 
 
+def test_ratios_of_what_comes_in_bursts_cover_the_truth() -> None:
+    # One block in ten has a burst, which makes all of the slowest percent.
+    rng = np.random.default_rng(7)
+    covered = 0
+    for _ in range(100):
+        values, numbers = alike(rng, 24, 100)
+        values = values + np.where(rng.random(24) < 0.1, rng.exponential(3.0, 24), 0.0)[numbers]
+        one, two = (values + rng.normal(scale=0.3, size=24)[numbers] for _ in range(2))
+        base, other = Samples(np.exp(one), numbers), Samples(np.exp(two) / 1.5, numbers)
+        estimate = ratio(base, other, 99.0, (24, 24), True)
+        covered += estimate.low <= 1.5 <= estimate.high
+    assert holds_at_least(covered, 100)
+
+
 @given(
     values=st.lists(st.floats(0, 10) | st.just(math.inf), min_size=4, max_size=60),
     percent=st.sampled_from([10.0, 50.0, 99.0]),
