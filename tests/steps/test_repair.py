@@ -236,7 +236,7 @@ def test_a_run_stopped_after_the_renaming_only_cleans_up(
         patch.setattr("vllm_gac.checkpoint.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt):
             repair(model, tmp_path / "out", redecompose=True, progress=False)
-    with pytest.raises(CheckpointError, match="was started with --redecompose True, not False"):
+    with pytest.raises(CheckpointError, match="was started with --redecompose, not without it"):
         repair(model, tmp_path / "out", resume=True, progress=False)
     again = repair(model, tmp_path / "out", redecompose=True, resume=True, progress=False)
     assert again == done
