@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from vllm_gac.planning.binding import limited_by
+from vllm_gac.planning.binding import limited_by, tight
+from vllm_gac.planning.knapsack import choose
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,35 @@ def test_each_budget_may_rule_out_another_candidate() -> None:
 def test_where_nothing_is_better_no_budget_binds() -> None:
     costs, values = [np.array([[1, 1], [9, 9]])], [np.array([3.0, 3.0])]
     assert limited_by(costs, values, [0], {"a": 5, "b": 5}) == {"a": [], "b": []}
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"a": 19, "b": 10}, {"a": 0}),
+        ({"a": 20, "b": 9}, {"b": 1}),
+        ({"a": 19, "b": 9}, {"a": 0, "b": 1}),
+        ({"a": 20, "b": 10}, {"a": 0}),
+    ],
+)
+def test_a_budget_is_tight_if_a_choice_exceeds_it(
+    limits: dict[str, int], expected: dict[str, int]
+) -> None:
+    assert tight([np.array([[0, 0], [10, 5]])] * 2, limits) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_choice_within_tight_budgets_is_the_best_within_all(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    costs = [random.integers(0, 30, (8, 3)) for _ in range(4)]
+    values = [random.integers(0, 50, 8).astype(float) for _ in range(4)]
+    limits = dict(zip("abc", random.integers(60, 130, 3).tolist(), strict=True))
+    columns = tight(costs, limits)
+    few = [cost[:, list(columns.values())] for cost in costs]
+
+    def best(costs: list[np.ndarray], limits: dict[str, int]) -> float:
+        positions, gap = choose(costs, values, limits)
+        assert gap == 0
+        return sum(float(v[p]) for v, p in zip(values, positions, strict=True))
+
+    assert best(few, {name: limits[name] for name in columns}) == best(costs, limits)

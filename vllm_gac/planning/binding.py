@@ -1,10 +1,28 @@
-"""The budgets that keep a plan from using more of each budget."""
+"""The budgets that choices can exceed, and those that keep a plan from using more of each."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from vllm_gac.planning.knapsack.instance import Floats, Ints
+
+
+def tight(costs: Sequence[Ints], limits: Mapping[str, int]) -> dict[str, int]:
+    """Find the budgets that some choice exceeds, or the first one if there are none.
+
+    The best value within these is the best within all.
+
+    Args:
+        costs: [candidates, budgets] for each item.
+        limits: The limit of each budget by its name, in the order of the columns of `costs`.
+
+    Returns:
+        The column of each of these budgets by its name.
+    """
+    most = sum(cost.max(0) for cost in costs)
+    columns = dict(zip(limits, range(len(limits)), strict=True))
+    found = {name: k for name, k in columns.items() if most[k] > limits[name]}
+    return found or dict(list(columns.items())[:1])
 
 
 def limited_by(

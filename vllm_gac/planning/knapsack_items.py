@@ -199,18 +199,21 @@ def _mlp(
 ) -> PartCandidates:
     """The candidates for the MLP: narrower, or with factorized linears, but not both."""
     widths = [layer.intermediate_size for layer in layers]
-    factorized = [name for name in LINEARS if any(name in layer.ranks for layer in layers)]
+    ranks = {
+        name: np.array([layer.ranks.get(name, 0) for layer in layers])
+        for name in LINEARS
+        if any(name in layer.ranks for layer in layers)
+    }
 
     def of_layer(losses: Losses, index: int) -> NDArray[np.float64]:
         found: NDArray[np.float64] = losses.width(index)[widths].copy()
-        for name in factorized:
-            ranks = np.array([layer.ranks.get(name, 0) for layer in layers])
-            found += np.where(ranks > 0, losses.rank(index, name)[ranks], 0.0)
+        for name, of_name in ranks.items():
+            found += np.where(of_name > 0, losses.rank(index, name)[of_name], 0.0)
         return found
 
     def put(layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
-        ranks = MappingProxyType({**layer.ranks, **chosen.ranks})
-        return replace(layer, intermediate_size=chosen.intermediate_size, ranks=ranks)
+        both = MappingProxyType({**layer.ranks, **chosen.ranks})
+        return replace(layer, intermediate_size=chosen.intermediate_size, ranks=both)
 
     costs = _costs(dense, "mlp.", layers, deployment)
     return PartCandidates("mlp.", layers, costs, of_layer, put)

@@ -11,7 +11,7 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout
 from vllm_gac.layout.tensor_parallel import check_planned_for
-from vllm_gac.planning.binding import limited_by
+from vllm_gac.planning.binding import limited_by, tight
 from vllm_gac.planning.knapsack import choose
 from vllm_gac.planning.knapsack.instance import Ints
 from vllm_gac.planning.knapsack_items import PartCandidates, part_candidates, part_parameters
@@ -256,7 +256,11 @@ class Problem:
         costs = [cost[allowed] for cost, allowed in zip(every, by.allowed, strict=True)]
         values = [value[allowed] for value, allowed in zip(by.values, by.allowed, strict=True)]
         budgets = dict(zip(limits, self._unspent(limits).tolist(), strict=True))
-        positions, gap = choose(costs, values, budgets, tolerance=tolerance)
+        # The search would keep every partial choice that is cheaper by a budget that all keep.
+        columns = tight(costs, budgets)
+        within = {name: budgets[name] for name in columns}
+        few = [cost[:, list(columns.values())] for cost in costs]
+        positions, gap = choose(few, values, within, tolerance=tolerance)
         chosen = [int(a[position]) for a, position in zip(by.allowed, positions, strict=True)]
         layers = list(self._dense.layers)
         for number, position in enumerate(chosen):
