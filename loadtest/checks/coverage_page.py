@@ -25,12 +25,15 @@ _SEARCH_EACH = 4  # experiments: a search takes as long as several of them
 _BATCH = 40
 
 
-def write_page(out: Path, experiments: int) -> None:
-    """Write the page in Markdown, and again as experiments are added. All cores simulate."""
+def write_page(out: Path, experiments: int, truth: float = 20_000.0) -> None:
+    """Write the page in Markdown, and again as experiments are added. All cores simulate.
+
+    Each part of the truth is `truth` seconds of simulated time.
+    """
     began = time.monotonic()
     with ProcessPoolExecutor() as pool:
-        parts = [[pool.submit(true_values, p, i) for i in range(TRUE_PARTS)] for p in _PLANS]
-        true = pool.submit(true_capacity)
+        parts = [[pool.submit(true_values, p, i, truth) for i in range(TRUE_PARTS)] for p in _PLANS]
+        true = pool.submit(true_capacity, 0.3 * truth)
         columns = [true_numbers([part.result() for part in of_plan]) for of_plan in parts]
         capacity = true.result()
         for first in range(0, experiments, _BATCH):
