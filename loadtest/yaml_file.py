@@ -6,7 +6,7 @@ from typing import TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from loadtest.errors import LoadTestError
+from loadtest.errors import LoadTestError, faults
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -31,7 +31,4 @@ def load_yaml(path: Path, model: type[Model], **overrides: object) -> Model:
     try:
         return model.model_validate(content | given)
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
-        )
-        raise LoadTestError(f"{path}: {faults}") from error
+        raise LoadTestError(f"{path}: {'; '.join(faults(error, whole=''))}") from error

@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from loadtest.errors import LoadTestError
+from loadtest.errors import LoadTestError, faults
 
 NAP = 0.02
 
@@ -105,8 +105,6 @@ def read_health(path: Path) -> ProcessHealth:
     try:
         return TypeAdapter(ProcessHealth).validate_json(path.read_bytes())
     except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(map(str, fault["loc"])) or "the file"
         raise LoadTestError(
-            f"{path}: not the health of a client process: {key}: {fault['msg']}"
+            f"{path}: not the health of a client process: {faults(error)[0]}"
         ) from error

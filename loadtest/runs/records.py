@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, WrapValidator
 
-from loadtest.errors import LoadTestError
+from loadtest.errors import LoadTestError, faults
 
 # Files have null for what never was.
 _Time = Annotated[
@@ -136,7 +136,6 @@ def _record(line: bytes, where: str) -> Record:
                 f"{where}: not JSON ({fault['msg'].removeprefix('Invalid JSON: ')}); the run was "
                 "killed while writing? Delete the line to go on without it"
             ) from error
-        key = ".".join(map(str, fault["loc"])) or "the line"
         raise LoadTestError(
-            f"{where}: not a record of this load test: {key}: {fault['msg']}"
+            f"{where}: not a record of this load test: {faults(error, 'the line')[0]}"
         ) from error

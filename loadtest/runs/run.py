@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from loadtest.errors import LoadTestError
+from loadtest.errors import LoadTestError, faults
 from loadtest.runs.health import ProcessHealth, read_health
 from loadtest.runs.machine import hardware, server_version, versions
 from loadtest.runs.records import Record, read_records
@@ -118,12 +118,8 @@ def read_info(directory: Path) -> dict[str, Any]:
             f"{directory}: not the directory of a run: {path.name}: {error.strerror or error}"
         ) from error
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}"
-            for fault in error.errors()
-        )
         raise LoadTestError(
-            f"{directory}: not the directory of a run: {path.name}: {faults}"
+            f"{directory}: not the directory of a run: {path.name}: {'; '.join(faults(error))}"
         ) from error
 
 

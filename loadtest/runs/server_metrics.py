@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from loadtest.errors import LoadTestError
+from loadtest.errors import LoadTestError, faults
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -141,9 +141,7 @@ def read_facts(directory: Path) -> dict[str, float]:
     try:
         return _FACTS.validate_json(path.read_bytes())
     except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(map(str, fault["loc"])) or "the file"
-        raise LoadTestError(f"{path}: not what a server said: {key}: {fault['msg']}") from error
+        raise LoadTestError(f"{path}: not what a server said: {faults(error)[0]}") from error
 
 
 def _grown(before: Metrics, after: Metrics, name: str) -> float:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from loadtest.errors import LoadTestError
+from loadtest.errors import LoadTestError, faults
 from loadtest.traffic.scenario import Slo
 
 _MAX_LINE = 16 << 20
@@ -131,9 +131,7 @@ def _parse(line: str, where: str, before: Sequence[ScheduledRequest]) -> Schedul
     try:
         request = ScheduledRequest.model_validate_json(line)
     except ValidationError as error:
-        fault = error.errors()[0]
-        field = ".".join(map(str, fault["loc"])) or "line"
-        raise LoadTestError(f"{where}: {field}: {fault['msg']}") from error
+        raise LoadTestError(f"{where}: {faults(error, 'line')[0]}") from error
     if before and request.timestamp < before[-1].timestamp:
         raise LoadTestError(
             f"{where}: timestamp {request.timestamp} comes after {before[-1].timestamp}; "
@@ -157,11 +155,8 @@ def _read_sidecar(path: Path) -> tuple[PromptRules, dict[str, Any]]:
         if traffic != {}:  # that of a staircase, whose steps have their own
             traffic = _Traffic.model_validate(traffic).model_dump(mode="json")
     except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(map(str, ("traffic", *fault["loc"])))
-        raise LoadTestError(
-            f"{path}: not the companion of a schedule: {key}: {fault['msg']}"
-        ) from error
+        fault = faults(error, inside=("traffic",))[0]
+        raise LoadTestError(f"{path}: not the companion of a schedule: {fault}") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise LoadTestError(f"{path}: not the companion of a schedule: {error}") from error
     return rules, traffic
