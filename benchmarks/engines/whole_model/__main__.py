@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.common.engine_process import Engine, EngineError
 from benchmarks.common.page import add_commit, source
 from benchmarks.engines import whole_model
-from benchmarks.engines.whole_model.engine import measure
+from benchmarks.engines.whole_model.engine import arguments, caches, measure
 from benchmarks.engines.whole_model.models import SHAPES, Model, models
 from benchmarks.engines.whole_model.roofs import measure_roofs
 from vllm_gac.checkpoint.atomic_files import write_json
@@ -200,27 +200,12 @@ def _is_compiled(args: argparse.Namespace, model: Model) -> bool:
 def _open(args: argparse.Namespace, model: Model, log: str) -> Engine:
     """Write the model's directory, and start a process that imports vLLM and then waits."""
     model.write(args.runs / "models" / model.name)
-    cache = _cache(args, model)
-    return Engine(
-        model.name,
-        args.runs / "logs" / log,
-        VLLM_CACHE_ROOT=str(cache / "vllm"),
-        TRITON_CACHE_DIR=str(cache / "triton"),
-        TORCHINDUCTOR_CACHE_DIR=str(cache / "inductor"),
-    )
+    return Engine(model.name, args.runs / "logs" / log, **caches(_cache(args, model)))
 
 
 def _options(args: argparse.Namespace, model: Model, **more: Any) -> dict[str, Any]:
-    """Arguments of LLM(...): vLLM's defaults, except what the measurements need."""
-    weights: dict[str, Any] = {"load_format": "dummy"}
-    if model.options is not None:
-        weights = {"load_format": "gac", "model_loader_extra_config": model.options}
     return {
-        "model": str(args.runs / "models" / model.name),
-        "skip_tokenizer_init": True,
-        "disable_log_stats": False,  # requests then record when their tokens came
-        "seed": 0,
-        **weights,
+        **arguments(model, args.runs / "models" / model.name),
         **more,
         **SHAPES[args.shape].engine,
         **json.loads(args.engine),

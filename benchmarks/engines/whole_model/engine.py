@@ -3,15 +3,57 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.common.engine_process import Engine
 from benchmarks.common.engine_questions import batch_seconds, facts
-from benchmarks.engines.whole_model.models import Batch
+from benchmarks.engines.whole_model.models import Batch, Model
 from benchmarks.engines.whole_model.trace import kernel_times
 
 # Batches whose steps are traced: one of prefill and three of decoding.
 _TRACED = 4
+
+
+def caches(directory: Path) -> dict[str, str]:
+    """The environment in which all that an engine compiles is cached below `directory`."""
+    return {
+        "VLLM_CACHE_ROOT": str(directory / "vllm"),
+        "TRITON_CACHE_DIR": str(directory / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
+    }
+
+
+def arguments(model: Model, directory: Path) -> dict[str, Any]:
+    """Arguments of LLM(...): vLLM's defaults, except what the measurements need.
+
+    Args:
+        model: The model.
+        directory: Where it was written.
+    """
+    weights: dict[str, Any] = {"load_format": "dummy"}
+    if model.options is not None:
+        weights = {"load_format": "gac", "model_loader_extra_config": model.options}
+    return {
+        "model": str(directory),
+        "skip_tokenizer_init": True,
+        "disable_log_stats": False,  # requests then record when their tokens came
+        "seed": 0,
+        **weights,
+    }
+
+
+def run_once(ask: Callable[..., Any], batch: Batch, seed: int) -> dict[str, float]:
+    """The seconds of a batch; `ask` calls a function with the engine."""
+    size = {"prompts": batch.prompts, "length": batch.length, "output": batch.output}
+    times: dict[str, float] = ask(batch_seconds, **size, seed=seed)
+    return times
+
+
+def run_all(ask: Callable[..., Any], batch: Batch) -> list[dict[str, float]]:
+    """The seconds of each run of a batch, after a smaller one that warms up."""
+    run_once(ask, Batch(min(batch.prompts, 16), batch.length, min(batch.output, 8)), -1)
+    return [run_once(ask, batch, number) for number in range(batch.runs)]
 
 
 def measure(engine: Engine, batches: Sequence[Batch], deadline: float) -> dict[str, Any]:
@@ -34,15 +76,10 @@ def measure(engine: Engine, batches: Sequence[Batch], deadline: float) -> dict[s
         seconds = max(0.0, deadline - time.monotonic())
         return engine.ask(question, seconds=seconds, **arguments)
 
-    def run(batch: Batch, seed: int) -> dict[str, float]:
-        size = {"prompts": batch.prompts, "length": batch.length, "output": batch.output}
-        times: dict[str, float] = ask(batch_seconds, **size, seed=seed)
-        return times
-
     startup = engine.wait(max(0.0, deadline - time.monotonic()))
     ask(watch_compilations)
     # The first user waits for whatever is compiled only now.
-    first = run(Batch(2, 300, 4), 0)["seconds"]
+    first = run_once(ask, Batch(2, 300, 4), 0)["seconds"]
     result: dict[str, Any] = {
         "startup_seconds": startup,
         "first_answer_seconds": first,
@@ -51,8 +88,7 @@ def measure(engine: Engine, batches: Sequence[Batch], deadline: float) -> dict[s
         "batches": {},
     }
     for batch in batches:
-        run(Batch(min(batch.prompts, 16), batch.length, min(batch.output, 8)), -1)
-        runs = [run(batch, number) for number in range(batch.runs)]
+        runs = run_all(ask, batch)
         result["batches"][batch.name] = runs
         print(batch.name, [round(times["seconds"], 3) for times in runs], flush=True)
     result["compiled_after_startup"] = ask(compilations)

@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.engine_process import Engine, EngineError
-from benchmarks.common.engine_questions import batch_seconds, facts
+from benchmarks.common.engine_questions import facts
 from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
-from benchmarks.engines.whole_model.engine import cache_and_compilation
+from benchmarks.engines.whole_model.engine import (
+    arguments,
+    cache_and_compilation,
+    caches,
+    run_all,
+    run_once,
+)
 from benchmarks.engines.whole_model.grid.cells import Cell
 from benchmarks.engines.whole_model.ideal import cost
 from benchmarks.engines.whole_model.models import Batch, Model
@@ -167,11 +173,6 @@ def _serve(cell: Cell, gpu: str, own: Opened, serving: Serving, rows: Rows) -> N
         left = min(serving.longest, serving.deadline - time.monotonic())
         return engine.ask(question, seconds=max(0.0, left), **arguments)
 
-    def run(batch: Batch, seed: int) -> dict[str, float]:
-        size = {"prompts": batch.prompts, "length": batch.length, "output": batch.output}
-        times: dict[str, float] = ask(batch_seconds, **size, seed=seed)
-        return times
-
     startup = engine.wait(max(0.0, min(serving.longest, serving.deadline - time.monotonic())))
     about = ask(facts)
     memory = ask(cache_and_compilation)
@@ -189,10 +190,9 @@ def _serve(cell: Cell, gpu: str, own: Opened, serving: Serving, rows: Rows) -> N
         linears=about["linears"],
         **{name: about[name] for name in ("machine", "vllm", "torch", "triton")},
     )
-    run(Batch(2, min(300, cell.batches[0].length), 4), 0)
+    run_once(ask, Batch(2, min(300, cell.batches[0].length), 4), 0)
     for batch in cell.batches:
-        run(Batch(min(batch.prompts, 16), batch.length, min(batch.output, 8)), -1)
-        runs = [run(batch, number) for number in range(batch.runs)]
+        runs = run_all(ask, batch)
         rows.append(
             cell,
             gpu,
@@ -213,27 +213,14 @@ def _open(cell: Cell, gpu: str, serving: Serving) -> Opened:
         cell.name,
         serving.out / "logs" / f"{name}.log",
         CUDA_VISIBLE_DEVICES=gpu,
-        VLLM_CACHE_ROOT=str(cache / "vllm"),
-        TRITON_CACHE_DIR=str(cache / "triton"),
-        TORCHINDUCTOR_CACHE_DIR=str(cache / "inductor"),
+        **caches(cache),
     )
     return Opened(model, engine, is_cold=cell.starts_cold and not cache.exists())
 
 
 def _options(cell: Cell, model: Model, serving: Serving) -> dict[str, Any]:
-    """Arguments of LLM(...): vLLM's defaults, except what the measurements need."""
-    weights: dict[str, Any] = {"load_format": "dummy"}
-    if model.options is not None:
-        weights = {"load_format": "gac", "model_loader_extra_config": model.options}
-    return {
-        "model": str(serving.out / "models" / model.name),
-        "skip_tokenizer_init": True,
-        "disable_log_stats": False,  # requests then record when their tokens came
-        "seed": 0,
-        **weights,
-        **cell.options,
-        **serving.engine,
-    }
+    given = arguments(model, serving.out / "models" / model.name)
+    return {**given, **cell.options, **serving.engine}
 
 
 def _cores(shares: int) -> list[set[int]]:
