@@ -28,6 +28,11 @@ class Batch:
     def name(self) -> str:
         return f"{self.prompts}x{self.length}->{self.output}"
 
+    @property
+    def is_prefill(self) -> bool:
+        """Whether prefill alone is timed: each prompt is answered with one token."""
+        return self.output == 1
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:

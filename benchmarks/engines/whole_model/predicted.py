@@ -20,10 +20,11 @@ from benchmarks.common.page import add_commit, save, source
 from benchmarks.engines.whole_model.grid.cells import BF16, cells, models_by_name
 from benchmarks.engines.whole_model.models import SHAPES, Batch
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
-from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
+from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.planning.request import Deployment
 
 COMMAND = "python -m benchmarks.engines.whole_model.predicted"
 SHAPE = "llama3-8b"
@@ -84,7 +85,7 @@ def steps_of(path: Path) -> Iterator[Step]:
     if "models" in result:
         for row in result["models"]:
             for batch in shape.batches[:4]:
-                phase = "prefill" if batch.output == 1 else f"decode at {batch.prompts}"
+                phase = "prefill" if batch.is_prefill else f"decode at {batch.prompts}"
                 yield _step(name, row["name"], batch, row["phases"][phase]["seconds"])
         return
     batches = {b.name: b for cell in cells(SHAPE) for b in cell.batches}
@@ -92,12 +93,12 @@ def steps_of(path: Path) -> Iterator[Step]:
         model, types = row["cell"].split()
         if "batch" in row and types == f"{BF16}+{BF16}":
             batch = batches[row["batch"]]
-            key = "seconds" if batch.output == 1 else "decode_seconds"
+            key = "seconds" if batch.is_prefill else "decode_seconds"
             yield _step(name, model, batch, statistics.median(row[key]))
 
 
 def _step(result: str, model: str, batch: Batch, seconds: float) -> Step:
-    count = batch.prompts if batch.output == 1 else batch.output - 1
+    count = batch.prompts if batch.is_prefill else batch.output - 1
     return Step(result, model, batch, seconds / count * 1e6)
 
 
@@ -118,7 +119,7 @@ def predict(steps: Sequence[Step], profile: GpuProfile) -> list[dict[str, Any]]:
     for step, time in zip(steps, predicted, strict=True):
         row = asdict(step) | {
             "batch": step.batch.name,
-            "phase": "prefill" if step.batch.output == 1 else "decode",
+            "phase": "prefill" if step.batch.is_prefill else "decode",
             "microseconds": round(step.microseconds, 1),
             "predicted": round(time, 1),
             "error": round(time / step.microseconds - 1, 4),
@@ -135,21 +136,14 @@ def step_microseconds(
     dense: ModelLayout, model: ModelLayout, batch: Batch, profile: GpuProfile
 ) -> float:
     """The decoder layers, which is what `plan` predicts, with the last norm and the head."""
-    if batch.output == 1:
+    if batch.is_prefill:
         mix, tokens = BatchMix(prefill_tokens=batch.length, decode_weight=0), 1
     else:
         halfway = batch.length + batch.output // 2
         mix, tokens = BatchMix(batch.prompts, halfway, prefill_weight=0), batch.prompts
     head = gemm_microseconds(tokens, model.vocab_size, model.hidden_size, profile)
     norm = roofline(profile).moving(4 * tokens * model.hidden_size)
-    kinds: dict[str, float] = {}
-    layers = 0.0
-    for layer in model.layers:
-        kind = str(layer)
-        if kind not in kinds:
-            kinds[kind] = layer_microseconds(dense, layer, mix, profile)
-        layers += kinds[kind]
-    return layers + norm + head
+    return Deployment(profile, mix).nanoseconds(dense, model.layers) / 1000 + norm + head
 
 
 def page(result: Mapping[str, Any]) -> str:

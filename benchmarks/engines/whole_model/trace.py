@@ -34,7 +34,7 @@ def kernel_times(llm: Any, batches: Sequence[Batch]) -> dict[str, dict[str, list
     for batch in batches:
         tokens, prompts = batch.prompts, batch.prompts
         output = 64  # long enough that all prompts decode at once
-        if batch.output == 1:
+        if batch.is_prefill:
             # Enough prompts for whole steps.
             tokens, prompts = most, (_SKIPPED + _TRACED + 2) * most // batch.length + 1
             output = 1
