@@ -73,19 +73,38 @@ def write_models(
 ) -> dict[str, ModelLayout]:
     """Write dense, gac and misaligned below `out`, and return the layout of each."""
     _write(out / "dense", dense)
-    # Without tensors: a plan needs dims alone.
-    model = Checkpoint(
-        out / "dense", dense, HfConfig.model_validate(dense), layout_of(dense), tensors={}
-    )
-    plan = prior_plan(model, PlanRequest(param_ratio=PARAM_RATIO, kv_ratio=kv_ratio))
+    request = PlanRequest(param_ratio=PARAM_RATIO, kv_ratio=kv_ratio)
+    plan = prior_plan(without_weights(out / "dense", dense), request)
     configs = {
         "dense": dense,
-        "gac": _compressed(dense, plan, 0),
-        "misaligned": _compressed(dense, plan, 1),
+        "gac": _planned(dense, plan, 0),
+        "misaligned": _planned(dense, plan, 1),
     }
     for name, config in configs.items():
         _write(out / name, config)
     return {name: layout_of(config) for name, config in configs.items()}
+
+
+def without_weights(directory: Path, config: dict[str, Any]) -> Checkpoint:
+    """The model of the config.json in `directory`; a plan needs dims alone."""
+    return Checkpoint(directory, config, HfConfig.model_validate(config), layout_of(config), {})
+
+
+def compressed(dense: dict[str, Any], layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The config of a compressed model.
+
+    Args:
+        dense: The config of the dense model.
+        layers: The section of each layer in the `gac` object.
+    """
+    section = {
+        "version": 1,
+        "softmax_scale": dense["head_dim"] ** -0.5,
+        "head_dim": dense["head_dim"],
+        "layers": layers,
+    }
+    config = dense | {"architectures": ["GacLlamaForCausalLM"], "gac": section}
+    return config | {"head_dim": layout_of(config).cache_head_dim}
 
 
 def ideals(dense: ModelLayout, layout: ModelLayout) -> dict[str, float]:
@@ -102,7 +121,7 @@ def ideals(dense: ModelLayout, layout: ModelLayout) -> dict[str, float]:
     return {"prefill": flops(dense) / flops(layout), "decode": step(dense) / step(layout)}
 
 
-def _compressed(dense: dict[str, Any], plan: Plan, past: int) -> dict[str, Any]:
+def _planned(dense: dict[str, Any], plan: Plan, past: int) -> dict[str, Any]:
     """The config of `plan` with each planned dim larger by `past`.
 
     Rotary keys consist of pairs, so they grow by twice as much.
@@ -112,15 +131,7 @@ def _compressed(dense: dict[str, Any], plan: Plan, past: int) -> dict[str, Any]:
         layer["key"]["size"] += past * (2 if layer["key"]["form"] == "rotary" else 1)
         layer["value"]["size"] += past
         layer["intermediate_size"] += past
-    head_dim = dense["head_dim"]
-    section = {
-        "version": 1,
-        "softmax_scale": head_dim**-0.5,
-        "head_dim": head_dim,
-        "layers": layers,
-    }
-    config = dense | {"architectures": ["GacLlamaForCausalLM"], "gac": section}
-    return config | {"head_dim": layout_of(config).cache_head_dim}
+    return compressed(dense, layers)
 
 
 def _write(directory: Path, config: dict[str, Any]) -> None:

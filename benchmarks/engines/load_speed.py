@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.common.llama3_8b import compressed
 from benchmarks.common.markdown import table
 from benchmarks.common.page import add_commit, origin, provenance, save
 from vllm_gac.layout.dims import layout_of
@@ -113,14 +114,7 @@ def gac_config(hidden: int, gigabytes: float) -> dict[str, Any]:
     }
 
     def of(layers: int) -> dict[str, Any]:
-        gac = {
-            "version": 1,
-            "softmax_scale": _HEAD**-0.5,
-            "head_dim": _HEAD,
-            "layers": [layer] * layers,
-        }
-        config = {**dense, "architectures": ["GacLlamaForCausalLM"], "gac": gac}
-        return config | {"num_hidden_layers": layers, "head_dim": _HEAD * 3 // 4}
+        return compressed(dense | {"num_hidden_layers": layers}, [layer] * layers)
 
     return nearest(of, gigabytes)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
-from benchmarks.common.llama3_8b import DENSE
+from benchmarks.common.llama3_8b import DENSE, without_weights
 from benchmarks.common.markdown import table
 from benchmarks.common.page import add_commit, source
 from vllm_gac.checkpoint.atomic_files import write_text
@@ -24,8 +24,7 @@ from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.layout.dims import layout_of
-from vllm_gac.layout.schema import HfConfig, LayerSection
+from vllm_gac.layout.schema import LayerSection
 from vllm_gac.planning.plan_file import Plan
 from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.prior_losses import PriorLosses
@@ -78,8 +77,7 @@ def search(gpu: str, known: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         # A plan names the config that it is for. Dims are all that it needs beside.
         (Path(folder) / "config.json").write_text(json.dumps(DENSE))
-        config = HfConfig.model_validate(DENSE)
-        model = Checkpoint(Path(folder), DENSE, config, layout_of(DENSE), {})
+        model = without_weights(Path(folder), DENSE)
         for mix, sizes in MIXES.items():
             for loss in LOSSES:
                 for form, asked in FORMS.items():

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.llama3_8b import DENSE
+from benchmarks.common.llama3_8b import DENSE, without_weights
 from benchmarks.planning.forms import FORMS, LOSSES, fastest, page
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.layout.dims import layout_of
-from vllm_gac.layout.schema import HfConfig
 
 ASKED: dict[str, Any] = {"methods": ("prune",), "gpu": "h200"}
 
@@ -19,7 +17,7 @@ ASKED: dict[str, Any] = {"methods": ("prune",), "gpu": "h200"}
 def model(tmp_path: Path) -> Checkpoint:
     small = DENSE | {"num_hidden_layers": 2, "vocab_size": 512}
     (tmp_path / "config.json").write_text(json.dumps(small))
-    return Checkpoint(tmp_path, small, HfConfig.model_validate(small), layout_of(small), {})
+    return without_weights(tmp_path, small)
 
 
 def test_a_plan_that_may_lose_more_is_faster(model: Checkpoint) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks.common.llama3_8b import DENSE
+from benchmarks.common.llama3_8b import DENSE, compressed
 from vllm_gac.layout.dims import LINEARS, ModelLayout, breakeven_rank, layout_of
 
 
@@ -216,22 +216,11 @@ def _low_rank(
         tiles = breakeven_rank(layout, layer, name, share) / RANK_MULTIPLE
         ranks[name] = RANK_MULTIPLE * max(round(tiles), 1) + past
     factorized = replace(layer, ranks=MappingProxyType(ranks)).section()
-    return _with_layers(dense, [factorized] * len(layout.layers))
+    return compressed(dense, [factorized] * len(layout.layers))
 
 
 def _config(dense: dict[str, Any], layers: list[Dims]) -> dict[str, Any]:
-    return _with_layers(dense, [_section(dense, dims) for dims in layers])
-
-
-def _with_layers(dense: dict[str, Any], layers: list[dict[str, Any]]) -> dict[str, Any]:
-    section = {
-        "version": 1,
-        "softmax_scale": dense["head_dim"] ** -0.5,
-        "head_dim": dense["head_dim"],
-        "layers": layers,
-    }
-    config = dense | {"architectures": ["GacLlamaForCausalLM"], "gac": section}
-    return config | {"head_dim": layout_of(config).cache_head_dim}
+    return compressed(dense, [_section(dense, dims) for dims in layers])
 
 
 def _section(dense: dict[str, Any], dims: Dims) -> dict[str, Any]:

@@ -5,10 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.llama3_8b import compressed, without_weights
 from benchmarks.engines.whole_model.models import Model
-from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.layout.dims import layout_of
-from vllm_gac.layout.schema import HfConfig
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
 
@@ -38,14 +36,6 @@ def planned(name: str, dense: dict[str, Any]) -> Model:
     with tempfile.TemporaryDirectory() as folder:
         # A plan names the config that it is for. Dims are all that it needs beside.
         (Path(folder) / "config.json").write_text(json.dumps(dense))
-        config = HfConfig.model_validate(dense)
-        plan = prior_plan(Checkpoint(Path(folder), dense, config, layout_of(dense), {}), request)
-    section = {
-        "version": 1,
-        "softmax_scale": dense["head_dim"] ** -0.5,
-        "head_dim": dense["head_dim"],
-        "layers": [layer.model_dump(mode="json") for layer in plan.layers],
-    }
-    own = dense | {"architectures": ["GacLlamaForCausalLM"], "gac": section}
-    own |= {"head_dim": layout_of(own).cache_head_dim}
-    return Model(name, what, own, {"weights": "dummy"})
+        plan = prior_plan(without_weights(Path(folder), dense), request)
+    layers = [layer.model_dump(mode="json") for layer in plan.layers]
+    return Model(name, what, compressed(dense, layers), {"weights": "dummy"})
