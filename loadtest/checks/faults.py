@@ -29,7 +29,7 @@ from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import write_schedule
 
 _RATE, _OUTPUT, _TTFT, _ITL = 20.0, 30, 0.1, 0.02
-_DRAIN = 4.0
+DRAIN = 4.0  # seconds
 _FILES = 24  # so few that 20 requests a second of 0.7 s run out of them
 _FROZEN, _EVERY = 0.09, 2.3  # seconds
 
@@ -173,7 +173,7 @@ def _schedule(out: Path, seconds: float) -> Path:
 
 
 def _client(trial: Trial, schedule: Path, url: str, out: Path) -> None:
-    command = client_command(url, "mock", schedule, out, "--drain", str(_DRAIN))
+    command = client_command(url, "mock", schedule, out, "--drain", str(DRAIN))
     few = trial.client == "few files"
     with subprocess.Popen(
         command,

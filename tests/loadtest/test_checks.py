@@ -1,13 +1,17 @@
 """The simulator batches as a server does, intervals hold on it, and reports say what mocks know."""
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loadtest.__main__ import main
 from loadtest.checks.simulator import Speed, serve, simulated_run
+from loadtest.runs.run import load_run
+from loadtest.traffic import prompts
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario
 from tests.loadtest.locusts import is_installed
@@ -16,7 +20,7 @@ pytest.importorskip("scipy", reason="needs the extra `loadtest`")
 
 from loadtest.checks.coverage import Plan, coverage
 from loadtest.checks.coverage_page import write_page
-from loadtest.checks.faults import TRIALS, check_faults
+from loadtest.checks.faults import DRAIN, TRIALS, check_faults
 from loadtest.errors import LoadTestError
 from loadtest.report.power import needs
 from loadtest.report.report import ReportOptions, build_report
@@ -151,22 +155,57 @@ def test_an_unknown_fault_is_named(tmp_path: Path) -> None:
         check_faults(tmp_path, 5.0, ["x"])
 
 
+# A token that arrives later than this after it left, in seconds, was delayed by the machine. The
+# client that the trial freezes is 0.09 s late at most.
+LATE = 0.2
+
+
+def undecided(trial: Path) -> int:
+    """The requests that the client may rightly judge differently than the server.
+
+    The client saw one of their tokens late, or its run ended before the last one, or their times
+    are close to the limits of 1 s to the first token and 0.05 s for each token after it. A machine
+    left alone has none.
+    """
+    run = load_run(trial / "run")
+    lines = [json.loads(line) for line in (trial / "sent.jsonl").read_text().splitlines()]
+    sent_by = {tuple(line["opening"]): np.array(line["sent"]) for line in lines}
+    rules, start, number = run.schedule.prompts, run.info["start_at"], 0
+    end = run.schedule.traffic["scenario"]["duration"] + DRAIN
+    for index, (request, record) in enumerate(zip(run.schedule.requests, run.records, strict=True)):
+        opening = tuple(prompts.token_ids(request, index, rules)[:8])
+        sent = sent_by.get(opening, np.array([])) - start
+        if len(sent) == 0:
+            continue
+        ttft, tpot = sent[0] - request.timestamp / 1000, np.diff(sent).mean()
+        close = abs(ttft - 1.0) < LATE or abs(tpot - 0.05) < LATE / (len(sent) - 1)
+        late = any(seen - left > LATE for seen, left in zip(record.tokens, sent, strict=False))
+        number += close or late or bool(sent[-1] > end - LATE)
+    return number
+
+
 @pytest.mark.slow
 def test_the_report_says_what_the_server_knows(tmp_path: Path) -> None:
     if not is_installed():
         pytest.skip("needs the extra `loadtest` (locust)")
-    lines = check_faults(tmp_path, 8.0).read_text().splitlines()
+    seconds = 8.0
+    lines = check_faults(tmp_path, seconds).read_text().splitlines()
     assert lines[0].startswith("# ")
     rows = [line for line in lines if line.startswith("|")][2:]
     cells = {row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ") for row in rows}
     assert list(cells) == [trial.name for trial in TRIALS]
+    unclear = {name: undecided(tmp_path / name.replace(" ", "-")) for name in cells}
     for name, (_, verdict, failed, goodput, *_) in cells.items():
-        for reported, true in (failed.split(" / "), goodput.split(" / ")):
-            assert reported == true, name
+        reported, true = map(int, failed.split(" / "))
+        assert abs(reported - true) <= unclear[name], name
+        reported_rate, true_rate = map(float, goodput.split(" / "))
+        # The page rounds to 0.01 requests/s.
+        assert abs(reported_rate - true_rate) * seconds <= unclear[name] + 0.1, name
         if name.startswith("client"):
             assert verdict.startswith("INVALID"), name
     assert "own fault" in cells["client out of files"][1]
     assert cells["half refused"][5] == "∞ / ∞"
     stall = cells["stalls in 2 %"][7].split(" / ")
     assert float(stall[1]) > 500
-    assert float(stall[0]) > 490
+    if unclear["stalls in 2 %"] == 0:
+        assert float(stall[0]) > 500 - 1000 * LATE
