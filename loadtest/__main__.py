@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import math
+import os
 import signal
 import sys
 from pathlib import Path
@@ -35,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
 
     schedule = steps.add_parser("schedule", help="write the schedule of a scenario")
     schedule.add_argument("scenario", help="a .yaml file, or the name of a shipped scenario")
-    schedule.add_argument("out", type=Path, help="the schedule to write (.jsonl)")
+    schedule.add_argument("out", type=Path, help="the schedule to write (.jsonl), a new file")
     schedule.add_argument("--rate", type=float, help="mean requests per second")
     schedule.add_argument("--duration", type=float, help="seconds")
     schedule.add_argument("--seed", type=int)
@@ -43,7 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     schedule.set_defaults(step=_schedule)
 
     report = steps.add_parser("report", help="one report of one or many runs")
-    report.add_argument("out", type=Path, help="the report (.html; .json and .csv beside it)")
+    report.add_argument(
+        "out",
+        type=Path,
+        help="the report (.html; .json and .csv beside it); an older one is replaced",
+    )
     report.add_argument("runs", type=Path, nargs="+", help="directories of runs")
     report.add_argument("--title", default="Load test")
     report.add_argument("--baseline", help="label of the runs that others are compared with")
@@ -122,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     coverage = steps.add_parser(
         "coverage", help="how often the report's intervals cover the truth, by simulation"
     )
-    coverage.add_argument("out", type=Path, help="the page to write (.md)")
+    coverage.add_argument("out", type=Path, help="the page (.md); an older one is replaced")
     coverage.add_argument("--experiments", type=int, default=400)
     coverage.set_defaults(step=_coverage)
     return parser
@@ -131,8 +136,12 @@ def _parser() -> argparse.ArgumentParser:
 def _schedule(options: argparse.Namespace) -> None:
     from loadtest.traffic.generate import generate
     from loadtest.traffic.scenario import find_scenario, load_scenario
-    from loadtest.traffic.schedule import write_schedule
+    from loadtest.traffic.schedule import traffic_file, write_schedule
 
+    # Another server may still be measured under it.
+    for path in (options.out, traffic_file(options.out)):
+        if os.path.lexists(path):
+            raise LoadTestError(f"{path}: exists already; remove it, or name another schedule")
     scenario = load_scenario(
         find_scenario(options.scenario),
         rate=options.rate,

@@ -22,7 +22,7 @@ from loadtest.runs.records import Record, read_records
 from loadtest.runs.server_metrics import read_facts
 from loadtest.runs.target import Target
 from loadtest.runs.verdict import Verdict, judge
-from loadtest.traffic.schedule import Schedule, fingerprint, read_schedule
+from loadtest.traffic.schedule import Schedule, fingerprint, read_schedule, traffic_file
 
 EARLIER = "earlier.jsonl"
 
@@ -77,8 +77,8 @@ def begin_run(
     directory.mkdir(parents=True, exist_ok=True)
     copy = directory / "schedule.jsonl"
     shutil.copyfile(schedule, copy)
-    if (about := schedule.with_suffix(".traffic.json")).exists():
-        shutil.copyfile(about, copy.with_suffix(".traffic.json"))
+    if (about := traffic_file(schedule)).exists():
+        shutil.copyfile(about, traffic_file(copy))
     info = {
         "label": label or target.model,
         "command": shlex.join(sys.argv),

@@ -97,7 +97,7 @@ def write_schedule(schedule: Schedule, path: Path) -> None:
     lines = (request.model_dump_json(exclude_defaults=True) for request in schedule.requests)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     about = {"prompts": asdict(schedule.prompts), "traffic": schedule.traffic}
-    _sidecar(path).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    traffic_file(path).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
 def read_schedule(path: Path) -> Schedule:
@@ -115,7 +115,7 @@ def read_schedule(path: Path) -> Schedule:
         raise LoadTestError(f"{path}: cannot be read: {error}") from error
     if not requests:
         raise LoadTestError(f"{path}: no requests; expected one JSON object a line")
-    prompts, traffic = _read_sidecar(_sidecar(path))
+    prompts, traffic = _read_about(traffic_file(path))
     _check_blocks(path, requests, prompts.block_tokens)
     return Schedule(tuple(requests), prompts, traffic)
 
@@ -140,7 +140,7 @@ def _parse(line: str, where: str, before: Sequence[ScheduledRequest]) -> Schedul
     return request
 
 
-def _read_sidecar(path: Path) -> tuple[PromptRules, dict[str, Any]]:
+def _read_about(path: Path) -> tuple[PromptRules, dict[str, Any]]:
     if not path.exists():
         return PromptRules(), {}
     try:
@@ -172,5 +172,6 @@ def _check_blocks(path: Path, requests: Sequence[ScheduledRequest], block_tokens
             )
 
 
-def _sidecar(path: Path) -> Path:
+def traffic_file(path: Path) -> Path:
+    """The file beside the schedule `path` that says where its requests come from."""
     return path.with_suffix(".traffic.json")

@@ -21,6 +21,16 @@ def test_a_shipped_scenario_becomes_a_schedule(
     assert f"{len(schedule.requests)} requests in 20 s" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("there", ["s.jsonl", "s.traffic.json"])
+def test_a_schedule_that_is_there_is_kept(
+    there: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / there).write_text("mine")
+    assert main(["schedule", "smoke", str(tmp_path / "s.jsonl")]) == 1
+    assert f"{there}: exists already; remove it" in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
