@@ -76,11 +76,13 @@ def test_a_data_set_is_its_first_file_to_train_on_or_the_one_that_is_named(
         ("hf://datasets/org/many/c", "no .txt, .jsonl, .jsonl.gz, .json.gz or .parquet file"),
         ("hf://datasets/org/none", "org/none: neither a path on this machine nor a data set"),
         ("hf://datasets/org/one@v9", "hf://datasets/org/one@v9: v9: org/one has no such branch"),
-        ("hf://datasets/one", "expected hf://datasets/ORGANIZATION/NAME"),
-        ("hf://models/org/one", "expected hf://datasets/ORGANIZATION/NAME"),
+        ("hf://datasets/one", "hf://datasets/one: expected hf://datasets/ORGANIZATION/NAME"),
+        (Path("hf://models/org/one"), "hf://models/org/one: expected hf://datasets/ORGANIZATION/N"),
     ],
 )
-def test_what_is_not_clear_or_not_there_is_refused(text: str, message: str, here: Hub) -> None:
+def test_what_is_not_clear_or_not_there_is_refused(
+    text: str | Path, message: str, here: Hub
+) -> None:
     with pytest.raises(HubError) as refused:
         local_texts([text])
     assert message in str(refused.value)

@@ -15,7 +15,6 @@ from vllm_gac.errors.shown import shown
 
 logger = logging.getLogger(__name__)
 
-# As a path, "//" is "/".
 _DATA_SET = re.compile(rf"hf:/{{1,2}}datasets/({HUB_ID})(?:@([^/@]{{1,200}}))?(?:/(.*))?")
 _KINDS = (".txt", ".jsonl", ".jsonl.gz", ".json.gz", ".parquet")
 _MOST_NAMED = 8
@@ -35,7 +34,12 @@ def local_texts(texts: Sequence[str | Path]) -> list[Path]:
     """
     if isinstance(texts, str):
         raise CheckpointError(f"{texts}: is one text, where a list of texts is expected")
-    return [_fetched(str(text)) or Path(text) for text in texts]
+    return [_fetched(as_given(text)) or Path(text) for text in texts]
+
+
+def as_given(text: str | Path) -> str:
+    """The name of a text as whoever made `text` wrote it: a Path makes one "/" of "hf://"."""
+    return text if isinstance(text, str) else re.sub(r"^hf:/(?!/)", "hf://", str(text))
 
 
 def is_data_set(text: str | Path) -> bool:

@@ -15,6 +15,7 @@ from vllm_gac.cli.options import (
     methods,
     on_a_device,
     path,
+    text_file,
 )
 from vllm_gac.cli.output import named, print_json, quoted
 from vllm_gac.errors.shown import one_line
@@ -33,7 +34,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--text",
         nargs="+",
-        type=path,
+        type=text_file,
         default=(),
         metavar="FILE",
         help=f"{TEXTS}; default: Python code that comes with vllm-gac",

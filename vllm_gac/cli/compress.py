@@ -19,6 +19,7 @@ from vllm_gac.cli.options import (
     on_a_device,
     path,
     plan_request,
+    text_file,
 )
 from vllm_gac.cli.output import named, print_json, quoted, serve_hint
 from vllm_gac.planning.request import plan_options
@@ -64,7 +65,7 @@ def add_parser(verbs: Verbs) -> None:
     data.add_argument(
         "--calibration",
         nargs="+",
-        type=path,
+        type=text_file,
         metavar="FILE",
         help=f"to calibrate on: {TEXTS}; default: Python code that comes with vllm-gac",
     )

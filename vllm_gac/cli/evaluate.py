@@ -16,6 +16,7 @@ from vllm_gac.cli.options import (
     on_a_device,
     path,
     run_arguments,
+    text_file,
 )
 from vllm_gac.cli.output import print_json
 
@@ -35,7 +36,9 @@ def add_parser(verbs: Verbs) -> None:
         help=f"{MODEL}; with --server only its tokenizer.json is read",
     )
     add_revision(parser)
-    parser.add_argument("--text", nargs="+", type=path, required=True, metavar="FILE", help=TEXTS)
+    parser.add_argument(
+        "--text", nargs="+", type=text_file, required=True, metavar="FILE", help=TEXTS
+    )
     by = parser.add_mutually_exclusive_group()
     by.add_argument(
         "--engine",

@@ -18,6 +18,7 @@ from vllm_gac.cli.options import (
     on_a_device,
     path,
     positive,
+    text_file,
 )
 from vllm_gac.cli.output import print_json, print_table, serve_hint
 
@@ -42,7 +43,9 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--teacher-revision", metavar="REVISION", help="its branch, tag or commit on the Hub"
     )
-    parser.add_argument("--text", nargs="+", type=path, required=True, metavar="FILE", help=TEXTS)
+    parser.add_argument(
+        "--text", nargs="+", type=text_file, required=True, metavar="FILE", help=TEXTS
+    )
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the new one")
     parser.add_argument(
         "--tokens",
@@ -53,7 +56,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--held-out",
         nargs="+",
-        type=path,
+        type=text_file,
         metavar="FILE",
         help="other text, which is only measured; default: sequences of --text that are set aside",
     )

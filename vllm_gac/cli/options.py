@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES
+from vllm_gac.checkpoint.hub_texts import is_data_set
 from vllm_gac.errors import GacError
 from vllm_gac.layout.schema import Method
 from vllm_gac.planning.request import PlanRequest, plan_options
@@ -184,10 +185,23 @@ def device(text: str) -> str:
 
 
 def path(text: str) -> Path:
-    """Parse a path that the operating system can have."""
+    """Parse a path that the operating system can have, or the id of a model on the Hub."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"{text!r} is not a path")
+    if re.match(r"[A-Za-z][\w+.-]*://", text):  # as a path, its "//" would become "/"
+        raise argparse.ArgumentTypeError(
+            f"{text} is an address, not a path; a model on the Hub is ORGANIZATION/NAME, and text "
+            "on the Hub is hf://datasets/ORGANIZATION/NAME"
+        )
     return Path(text)
+
+
+def text_file(text: str) -> str | Path:
+    """Parse the path of a text file, or the name of a data set on the Hub, which is kept as it is.
+
+    Whether a data set's name is well-formed is checked where it is looked up.
+    """
+    return text if is_data_set(text) else path(text)
 
 
 def _check_cuda(name: str) -> None:

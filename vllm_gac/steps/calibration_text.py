@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_gac import demo
-from vllm_gac.checkpoint.hub_texts import is_data_set, local_texts
+from vllm_gac.checkpoint.hub_texts import as_given, is_data_set, local_texts
 from vllm_gac.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def described(given: Sequence[str | Path]) -> str:
     """What the card of a model says it was calibrated on; files of this machine are not named."""
     if not given:
         return BUILT_IN
-    names = [str(text).replace("hf:/d", "hf://d") for text in given if is_data_set(text)]
+    names = [as_given(text) for text in given if is_data_set(text)]
     files = len(given) - len(names)
     own = [] if not files else ["a text file" if files == 1 else f"{files} text files"]
     return " and ".join([*names, *own])
