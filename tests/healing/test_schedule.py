@@ -1,6 +1,10 @@
 """Every step's sequences and learning rate follow from its number."""
 
+import re
+
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from vllm_gac.errors import HealingError
 from vllm_gac.healing.schedule import Schedule, schedule
@@ -39,9 +43,8 @@ def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
         (4_000_000, None, 30, 260),  # a 256th
         (100_000_000, None, 128, 1525),  # 65,536 tokens at most
         (100_000, 5000, 9, 21),
-        (100_000, 100, 1, 195),  # a sequence at least
+        (100_000, 512, 1, 195),
         (1000, None, 1, 1),  # all tokens at most
-        (100, None, 1, 1),  # a step of one sequence at least
     ],
 )
 def test_how_many_sequences_a_step_has(
@@ -54,6 +57,38 @@ def test_how_many_sequences_a_step_has(
 def test_a_step_has_no_more_tokens_than_all_steps_together() -> None:
     with pytest.raises(HealingError, match="5001: one step would take more than the 5000 tokens"):
         schedule(1000, 512, 5000, 5001, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch_tokens", "processes", "said"),
+    [
+        (
+            1,
+            None,
+            1,
+            "too few tokens to train on, 1: one step takes a whole sequence of 512 tokens; ",
+        ),
+        (511, 100, 1, "give --tokens 512 or more, or a smaller --sequence-length"),
+        (2047, None, 4, "of 512 tokens for each of 4 processes; give --tokens 2048 or more"),
+        (9000, 100, 1, "--batch-tokens 100: one step takes whole sequences of 512 tokens; give 51"),
+    ],
+)
+def test_less_than_a_sequence_is_refused(
+    tokens: int, batch_tokens: int | None, processes: int, said: str
+) -> None:
+    with pytest.raises(HealingError, match=re.escape(said)):
+        schedule(1000, 512, tokens, batch_tokens, 1e-4, processes)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 600), st.integers(1, 9))
+def test_no_more_tokens_are_trained_on_than_were_asked_for(
+    tokens: int, length: int, processes: int
+) -> None:
+    assume(tokens >= processes * length)
+    made = schedule(1000, length, tokens, None, 1e-4, processes)
+    step = made.batch * length
+    assert made.batch % processes == 0
+    assert tokens - step < made.steps * step <= tokens
 
 
 def test_the_last_step_is_measured_and_about_sixteen_in_all() -> None:

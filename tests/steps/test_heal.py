@@ -288,8 +288,10 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ("learning_rate", float("nan"), "--learning-rate nan: must be from"),
         ("temperature", 1e300, "--temperature 1e+300: must be from 0.01 to 100"),
         ("hidden_weight", float("inf"), "--hidden-weight inf: must be from 0 to"),
+        ("tokens", 1, "too few tokens to train on, 1: one step takes a whole sequence of 32"),
         ("lora_rank", 0, "--lora-rank 0: must be from 1 to"),
         ("batch_tokens", 10**9, "--batch-tokens 1000000000: one step would take more than"),
+        ("batch_tokens", 31, "--batch-tokens 31: one step takes whole sequences of 32 tokens"),
         ("train", "both", "--train both: expected one of auto, whole, lora"),
         ("held_out", [tmp_path / "text.txt"], "is given as --held-out and has the bytes of a"),
         ("teacher_revision", "v1", "--teacher-revision v1: "),
@@ -309,6 +311,26 @@ def test_a_rank_that_has_no_effect_is_said(
     write_all(tmp_path)
     healed(tmp_path, lora_rank=4)
     assert "--lora-rank 4 has no effect: whole weights are trained" in caplog.text
+
+
+def test_a_rank_that_no_adapter_can_have_is_refused(tmp_path: Path) -> None:
+    student, _, _ = write_all(tmp_path)
+    matrices = [
+        info.shape
+        for name, info in open_checkpoint(student).tensors.items()
+        if name.startswith("model.layers.") and len(info.shape) > 1
+    ]
+    most = max(min(shape[-2:]) for shape in matrices)
+    said = refused(tmp_path, train="lora", lora_rank=most + 1)
+    assert said.startswith(f"--lora-rank {most + 1}: no matrix of ")
+    assert said.endswith(f" has an adapter of more than rank {most}; give {most} or less")
+    assert healed(tmp_path, train="lora", lora_rank=most).adapter_rank == most
+
+
+def test_paths_may_be_strings(tmp_path: Path) -> None:
+    student, teacher, text = map(str, write_all(tmp_path))
+    heal(student, teacher, [text], str(tmp_path / "out"), **FAST)
+    assert open_checkpoint(tmp_path / "out").layout == open_checkpoint(Path(student)).layout
 
 
 def test_a_teacher_that_computes_nan_is_refused(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def schedule(
     learning_rate: float,
     processes: int = 1,
 ) -> Schedule:
-    """The schedule that trains on about `tokens` tokens, in whole steps and one at least.
+    """The schedule that trains on at most `tokens` tokens, in as many whole steps as they have.
 
     Args:
         sequences: How many sequences there are to train on.
@@ -84,12 +84,25 @@ def schedule(
         processes: How many processes share the sequences of a step.
 
     Raises:
-        HealingError: `batch_tokens` is more than `tokens`, or cannot be shared evenly.
+        HealingError: `tokens` or `batch_tokens` have no sequence for each process, `batch_tokens`
+            is more than `tokens`, or cannot be shared evenly.
     """
+    least = processes * length
+    if tokens < least:
+        shared = f" for each of {processes} processes" if processes > 1 else ""
+        raise HealingError(
+            f"too few tokens to train on, {tokens}: one step takes a whole sequence of {length} "
+            f"tokens{shared}; give --tokens {least} or more, or a smaller --sequence-length"
+        )
     if batch_tokens and batch_tokens > tokens:
         raise HealingError(
             f"--batch-tokens {batch_tokens}: one step would take more than the {tokens} tokens to "
             f"train on; give {tokens} at most, or more --tokens"
+        )
+    if batch_tokens and batch_tokens < length:
+        raise HealingError(
+            f"--batch-tokens {batch_tokens}: one step takes whole sequences of {length} tokens; "
+            f"give {least} or more, or a smaller --sequence-length"
         )
     wanted = batch_tokens or min(max(tokens // _STEPS, _SMALLEST_BATCH), _LARGEST_BATCH, tokens)
     batch = max(1, wanted // length)
@@ -100,8 +113,8 @@ def schedule(
                 f"--batch-tokens {batch_tokens}: {batch} sequences of {length} tokens cannot be "
                 f"shared evenly by {processes} processes; give --batch-tokens {even * length}"
             )
-        batch = even
-    return Schedule(sequences, batch, max(1, tokens // (batch * length)), learning_rate)
+        batch = min(even, tokens // least * processes)
+    return Schedule(sequences, batch, tokens // (batch * length), learning_rate)
 
 
 @lru_cache(maxsize=2)

@@ -177,6 +177,12 @@ def is_trained(name: str) -> bool:
     return layers or name == "model.norm.weight"
 
 
+def largest_adapter_rank(layout: ModelLayout) -> int:
+    """The highest rank that the adapter of any trained matrix can have."""
+    shapes = [s for name, s in layout.tensors().items() if is_trained(name) and len(s) > 1]
+    return max(min(shape[-2:]) for shape in shapes)
+
+
 def _adapters(weight: Tensor, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """A [..., rank, in] with rows of length about 1, and B [..., out, rank] of zeros."""
     *heads, out_size, in_size = weight.shape

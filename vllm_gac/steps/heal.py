@@ -31,7 +31,7 @@ from vllm_gac.healing.guard import Guard, Score
 from vllm_gac.healing.memory import Memory, chosen_rank, free_host_memory, memory
 from vllm_gac.healing.processes import Processes, together
 from vllm_gac.healing.schedule import Schedule, schedule
-from vllm_gac.healing.student import Student
+from vllm_gac.healing.student import Student, largest_adapter_rank
 from vllm_gac.healing.teacher import Teacher
 from vllm_gac.healing.train import Healing
 from vllm_gac.importers.open_any import open_any_format
@@ -82,7 +82,7 @@ def heal(
     directory: str | Path,
     teacher: str | Path,
     text: Sequence[str | Path],
-    out: Path,
+    out: str | Path,
     *,
     revision: str | None = None,
     teacher_revision: str | None = None,
@@ -90,7 +90,7 @@ def heal(
     held_out: Sequence[str | Path] = (),
     learning_rate: float | None = None,
     train: Train = "auto",
-    lora_rank: int = DEFAULT_ADAPTER_RANK,
+    lora_rank: int | None = None,
     temperature: float = 1.0,
     hidden_weight: float = 0.0,
     batch_tokens: int | None = None,
@@ -113,14 +113,15 @@ def heal(
         out: The directory to write; it appears only when it is complete.
         revision: A branch, tag or commit of a `directory` on the Hub. None: main.
         teacher_revision: The same of a `teacher` on the Hub.
-        tokens: How many tokens to train on; more than the text has means several passes. None: the
-            text once.
+        tokens: How many tokens to train on at most, in whole steps and in one at least; more than
+            the text has means several passes. None: the text once.
         held_out: Text that is only measured, like `text`; a 32nd of `tokens` of it, from 4,096 to
             65,536. Empty: as much of `text` is set aside.
         learning_rate: The highest learning rate. None: 1e-4 for whole weights, 4e-4 for adapters.
         train: "whole" trains all weights of the layers, "lora" adapters, which are merged in the
             end. "auto": whole weights if the GPU has room for them.
-        lora_rank: The rank of the adapters.
+        lora_rank: The rank of the adapters; smaller matrices have adapters of their full rank.
+            None: 32, or the full rank of the largest matrix.
         temperature: What logits are divided by before they are compared.
         hidden_weight: The weight of the relative squared distance between the hidden states of
             both models, beside the divergence of their predictions.
@@ -140,7 +141,8 @@ def heal(
     Raises:
         CheckpointError: A model or a text cannot be used, the teacher is another model's, or
             `out`.partial holds the work of another run.
-        HealingError: There is too little memory, or the model has not become better.
+        HealingError: An option cannot be honoured, there is too little memory, or the model has not
+            become better.
         DiskError: `out` exists, or the disk is full.
 
     Examples:
@@ -165,6 +167,7 @@ def heal(
         >>> healed.after.divergence < healed.before.divergence
         True
     """
+    out = Path(out)
     with together(device) as processes, ExitStack() as stack:
         with processes.agreeing():
             if train not in get_args(Train):
@@ -330,12 +333,14 @@ def _adapter_rank(
     student: Checkpoint,
     teacher: Checkpoint,
     train: Train,
-    rank: int,
+    asked: int | None,
     length: int,
     processes: Processes,
     offload: bool,
 ) -> int | None:
     """The rank of the adapters that are trained; None if whole weights are."""
+    most = largest_adapter_rank(student.layout)
+    rank = min(DEFAULT_ADAPTER_RANK, most) if asked is None else asked
     stored = _weight_bytes(student), _weight_bytes(teacher)
 
     def needed(of: int | None) -> Memory:
@@ -349,11 +354,16 @@ def _adapter_rank(
         train, rank, needed(None), needed(rank), free, on_host if offload else math.inf
     )
     logger.info("memory of the device: about %s", needed(chosen).described())
-    if chosen is None and rank != DEFAULT_ADAPTER_RANK:
+    if chosen is None and asked is not None:
         logger.warning(
             "--lora-rank %d has no effect: whole weights are trained, because there is room for "
             "them; --train lora trains adapters",
             rank,
+        )
+    if chosen is not None and rank > most:
+        raise HealingError(
+            f"--lora-rank {rank}: no matrix of {student.directory} has an adapter of more than "
+            f"rank {most}; give {most} or less"
         )
     if chosen is not None and train == "auto":
         logger.info(
