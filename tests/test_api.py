@@ -48,3 +48,20 @@ def test_the_example_of_its_docstring(
     said: list[str] = []
     result = doctest.DocTestRunner(verbose=False).run(examples[0], out=said.append)
     assert result.failed == 0, "".join(said)
+
+
+def test_what_is_written_may_be_named_by_strings(tmp_path: Path) -> None:
+    """heal: tests/steps/test_heal.py."""
+    model = str(write(tmp_path / "llama", config(intermediate_size=93)))
+    text = str(write_text(tmp_path / "text.txt"))
+    pickle = str(saved(tmp_path, svd_llm()))
+    stats, compressed, repaired, imported = (
+        str(tmp_path / name) for name in ("stats", "compressed", "repaired", "imported")
+    )
+    vllm_gac.calibrate(model, [text], stats, max_tokens=256, probe_tokens=0, progress=False)
+    vllm_gac.compress(model, compressed, progress=False)
+    vllm_gac.repair(compressed, repaired, progress=False)
+    vllm_gac.import_model(pickle, imported, progress=False)
+    assert Path(stats).is_file()
+    for directory in (compressed, repaired, imported):
+        assert vllm_gac.verify(directory).faults == []

@@ -184,6 +184,14 @@ KEPT = {
 }
 
 
+@pytest.mark.parametrize("methods", ["heads", ("heads", "svd"), ()])
+def test_unknown_methods_and_none_are_refused(
+    model: Path, text: Path, tmp_path: Path, methods: Any
+) -> None:
+    with pytest.raises(CheckpointError, match=r"--method .*: expected some of heads, prune, lowr"):
+        calibrate(model, [text], tmp_path / "stats", methods=methods, **RUN)
+
+
 @pytest.mark.parametrize("methods", KEPT)
 def test_what_the_methods_need_is_kept_once(
     methods: str, model: Path, text: Path, tmp_path: Path

@@ -86,7 +86,7 @@ _METRIC_TOKENS = 1 << 14
 def calibrate(
     model: str | Path,
     texts: Sequence[str | Path],
-    out: Path,
+    out: str | Path,
     *,
     revision: str | None = None,
     max_tokens: int | None = None,
@@ -128,8 +128,8 @@ def calibrate(
         progress: Whether to show a progress bar on stderr.
 
     Raises:
-        CheckpointError: The model is not dense or of an unknown family, the texts are too short, or
-            `out` exists.
+        CheckpointError: The model is not dense or of an unknown family, a method is unknown, the
+            texts are too short, or `out` exists.
 
     Examples:
         >>> from pathlib import Path
@@ -140,6 +140,8 @@ def calibrate(
         >>> Path("stats.safetensors").exists()
         True
     """
+    out = Path(out)
+    _check_methods(methods, empty=linears is not None or factorized is not None)
     finished_before(out, "calibrate", {})
     refuse_existing(out)
     model = model_directory(model, revision)
@@ -185,6 +187,12 @@ def calibrate(
         _stream(run)
         _measure_whole(run)
         publish(file.path, out)
+
+
+def _check_methods(methods: Sequence[str], empty: bool) -> None:
+    """Raise CheckpointError for unknown methods, or for none unless they may be `empty`."""
+    if isinstance(methods, str) or not set(methods) <= set(METHODS) or not (methods or empty):
+        raise CheckpointError(f"--method {methods}: expected some of {', '.join(METHODS)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from vllm_gac.steps.write_compressed import write_compressed
 
 def compress(
     model: str | Path,
-    out: Path,
+    out: str | Path,
     request: PlanRequest | None = None,
     *,
     revision: str | None = None,
@@ -106,6 +106,7 @@ def compress(
         >>> layout.parameters <= 0.9 * 57744, layout.kv_elements <= 0.75 * 128
         (True, True)
     """
+    out = Path(out)
     model = model_directory(model, revision)
     checkpoint, request = open_dense(model), request or PlanRequest()
     companions_of(model)  # refuses files that cannot be copied before the work begins

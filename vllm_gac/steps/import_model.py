@@ -56,7 +56,7 @@ class Conversion:
 
 def import_model(
     source: str | Path,
-    out: Path,
+    out: str | Path,
     *,
     revision: str | None = None,
     format: str = "auto",
@@ -102,6 +102,7 @@ def import_model(
         >>> done.layout.layers[0].ranks["self_attn.q_proj"]
         19
     """
+    out = Path(out)
     source = model_directory(source, revision)
     if base is not None:
         base = model_directory(base, base_revision, weights=False, flag="--base-revision")

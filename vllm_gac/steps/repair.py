@@ -38,7 +38,7 @@ class Repaired:
 
 def repair(
     model: str | Path,
-    out: Path,
+    out: str | Path,
     *,
     revision: str | None = None,
     strategy: Strategy = "minimal",
@@ -85,6 +85,7 @@ def repair(
         >>> [layer.intermediate_size for layer in repaired.after.layers]
         [96, 96]
     """
+    out = Path(out)
     model = model_directory(model, revision)
     if overwrite and out.exists() and out.samefile(model):
         raise CheckpointError(
