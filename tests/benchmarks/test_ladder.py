@@ -308,21 +308,23 @@ def test_vllm_serves_a_row_with_the_losses_of_the_reference(
 def test_a_fault_is_measured_from_every_text_on_both_sides(
     text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted tokens and unshrunk covariances make other weights of the same dims."""
+    """Planted tokens, unshrunk covariances and free dims make other weights."""
     budget = GOALS["heads + MLP .8, KV .75"]
     cases = [
         replace(case, request=budget)
         for case in faults.CASES
-        if case.before.measured in {"massive", "few"}
-    ]
+        if case.before.measured in {"massive", "few"} or not case.before.aligned
+    ][:3]
     monkeypatch.setattr(faults, "CASES", cases)
     monkeypatch.setattr(faults, "CALIBRATIONS", 1)
     out = tmp_path / "faults.jsonl"
     command = ["faults", str(trained / "model"), str(out), "--text", str(text)]
+    command += ["--budgets", "heads*", "all methods .8, KV .75"]
     assert main([*command, "--max-tokens", "2048"]) == 0
     assert main([*command, "--max-tokens", "2048"]) == 0
     dense, *rows = map(json.loads, out.read_text().splitlines())
     assert dense["side"] == "dense"
+    assert dense["command"].endswith(" faults --budgets 'heads*' 'all methods .8, KV .75'")
     assert [(row["fault"], row["side"]) for row in rows] == [
         (case.fault, side) for case in cases for side in (faults.BEFORE, faults.AFTER)
     ]
@@ -337,6 +339,9 @@ def test_an_unknown_row_is_one_clear_error(
     command = ["measure", str(trained), str(tmp_path / "out.jsonl"), "--text", str(text)]
     assert main([*command, "--rows", "half"]) == 1
     assert capsys.readouterr().err.startswith("error: half: no such row; ")
+    command = ["faults", str(trained / "model"), str(tmp_path / "out.jsonl"), "--text", str(text)]
+    assert main([*command, "--budgets", "half"]) == 1
+    assert capsys.readouterr().err.startswith("error: half: no such budget; there are low rank .8;")
 
 
 def test_an_interval_is_of_documents_and_holds_the_ratio() -> None:

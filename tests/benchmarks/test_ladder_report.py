@@ -15,7 +15,7 @@ from benchmarks.quality.ladder.faults_page import faults_page
 from benchmarks.quality.ladder.goals import MOST, reached
 from benchmarks.quality.ladder.pareto import microseconds, unbeaten, what_to_buy
 from benchmarks.quality.ladder.results import Model
-from benchmarks.quality.ladder.rows import DENSE, FP8, GOALS, ROWS, SERVED
+from benchmarks.quality.ladder.rows import DENSE, FP8, GOALS, OTHER_DIMS, ROWS, SERVED
 from benchmarks.quality.ladder.scaling import LARGE, LARGE_TOKENS, by_size, fitted
 
 _DOCUMENTS = [n // 2 for n in range(60)]
@@ -33,6 +33,7 @@ def _row(name: str, lost: float = 0.0, **others: Any) -> dict[str, Any]:
         "weight_bytes": 1000,
         "kv_bytes": 100,
         "microseconds": 50.0,
+        "commit": "0",
         **others,
     }
 
@@ -205,3 +206,11 @@ def test_the_page_of_faults_compares_both_sides_of_each_case(tmp_path: Path) -> 
     before, after, change = map(float, ratios)
     assert before > after > 1 > change
     assert change == pytest.approx(after / before, abs=1e-4)
+
+
+def test_rows_that_would_have_other_dims_today_are_said() -> None:
+    name = "all methods .8, KV .5"
+    for commit, said in (("f5049a0e23cf", True), ("0ac9f74cd270", False)):
+        rows = [_row(name, commit=commit), _row("low rank .8", commit=commit)]
+        assert (OTHER_DIMS in reached([_model(*rows)])) == said
+        assert OTHER_DIMS not in reached([_model(*rows[1:])])

@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("out", type=Path, metavar="OUT.jsonl", help="rows are appended to it")
     verb.add_argument("--text", type=Path, required=True)
     verb.add_argument("--max-tokens", type=int, help="of calibration")
+    verb.add_argument("--budgets", nargs="*", default=["*"], help="or patterns (default: all)")
     _add_machine(verb)
     verb.set_defaults(run=_faults)
     verb = verbs.add_parser("report", help="write the page, the picture and the cards")
@@ -155,6 +156,7 @@ def _faults(options: argparse.Namespace) -> None:
         workers=options.workers,
         max_tokens=options.max_tokens,
         commit=options.commit,
+        budgets=options.budgets,
     )
 
 

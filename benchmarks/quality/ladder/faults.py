@@ -4,14 +4,16 @@ Every case is made from each of the calibration texts, so that a difference is n
 sides of a case have the same dims, those that are planned today. What is now the default is taken
 away: the gradients by which low rank weighs outputs, the refit of layers, the limit of massive
 tokens, and the shrinkage of covariances. The last two concern the covariances, so there nothing is
-refitted.
+refitted. What aligned dims cost is measured in the same way; there the side before has free dims.
 """
 
+import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -35,6 +37,7 @@ from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps import write_compressed
 from vllm_gac.steps.compress import compress
 
+COMMAND = "python -m benchmarks.quality.ladder faults"
 BEFORE, AFTER = "before", "after"
 Measured = Literal["all", "few", "massive", "limited"]
 _ALL: Measured = "all"
@@ -55,11 +58,13 @@ class Side:
             tokens of massive activations, as they are or limited.
         options: More arguments of `compress`.
         shrunk: Whether covariances are shrunk.
+        aligned: Whether dims are those that kernels like, and not any.
     """
 
     measured: Measured = _ALL
     options: Mapping[str, Any] = field(default_factory=dict)
     shrunk: bool = True
+    aligned: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,9 @@ class Case:
     after: Side
 
 
-_THREE_METHODS = PlanRequest(param_ratio=0.8, kv_ratio=0.75, methods=("heads", "prune", "lowrank"))
+ALIGNED = "dims that kernels like, and not any"
+_KV_HALF, _KV_MORE = "all methods .8, KV .5", "all methods .8, KV .75"
+_THREE_METHODS = {_KV_MORE: replace(GOALS[_KV_HALF], kv_ratio=0.75), _KV_HALF: GOALS[_KV_HALF]}
 _UNMETRIC = "low rank is weighted by its input alone"
 _UNREFITTED = "layers are fitted on the dense model's inputs"
 CASES = (
@@ -81,7 +88,7 @@ CASES = (
         Case(_UNMETRIC, budget, request, Side(options=_WITHOUT_METRIC), Side(options=_UNFITTED))
         for budget, request in (
             ("low rank .8", GOALS["low rank .8"]),
-            ("all methods .8, KV .75", _THREE_METHODS),
+            (_KV_MORE, _THREE_METHODS[_KV_MORE]),
         )
     ),
     *(
@@ -102,6 +109,10 @@ CASES = (
                 Side("few", _UNFITTED),
             ),
         )
+    ),
+    *(
+        Case(ALIGNED, budget, request, Side(aligned=False), Side())
+        for budget, request in _THREE_METHODS.items()
     ),
 )
 
@@ -141,8 +152,9 @@ def measure_faults(
     workers: int = 1,
     max_tokens: int | None = None,
     commit: str | None = None,
+    budgets: Sequence[str] = ("*",),
 ) -> None:
-    """Append both sides of every case with every calibration text, and the dense model, to `out`.
+    """Append both sides of cases with every calibration text, and the dense model, to `out`.
 
     Statistics are kept beside `out`, and what is there is not measured again.
 
@@ -154,11 +166,17 @@ def measure_faults(
         workers: Processes that each measure a row at a time.
         max_tokens: Of calibration; None: as `vllm-gac compress`.
         commit: Of the sources, where they came without .git.
+        budgets: The budgets of the cases, or patterns of them.
 
     Raises:
-        GacError: There is no such text or model.
+        GacError: There is no such text, model or budget.
     """
-    about = source(commit) | machine(device)
+    for pattern in budgets:
+        if not any(fnmatch(case.budget, pattern) for case in CASES):
+            known = "; ".join(dict.fromkeys(case.budget for case in CASES))
+            raise GacError(f"{pattern}: no such budget; there are {known}")
+    asked = "" if "*" in budgets else f" --budgets {shlex.join(budgets)}"
+    about = {"command": f"{COMMAND}{asked}", **source(commit), **machine(device)}
     without_a_cut_line(out)
     work = out.with_suffix(".work")
     work.mkdir(parents=True, exist_ok=True)
@@ -177,7 +195,8 @@ def measure_faults(
             _Trial(*task, number, index, side)
             for index, case in enumerate(CASES)
             for side in (BEFORE, AFTER)
-            if (case.fault, case.budget, side, number) not in there
+            if any(fnmatch(case.budget, pattern) for pattern in budgets)
+            and (case.fault, case.budget, side, number) not in there
         ]
         wanted: set[Measured] = {_side(trial).measured for trial in trials}
         if trials:
@@ -246,7 +265,10 @@ def _compressed(task: _Trial, out: Path) -> dict[str, Any]:
     )
     measured = check_stats(of_all, model.layout, model.config_sha256)
     losses = read_losses(of_all, model.layout, measured)
-    plan = best_plan(model, losses, CASES[task.case].request)
+    request = CASES[task.case].request
+    if not side.aligned:
+        request = replace(request, align="none")
+    plan = best_plan(model, losses, request)
     options: dict[str, Any] = {"device": task.device, "overwrite": True, "progress": False}
     with ExitStack() as stack:
         if not side.shrunk:

@@ -9,10 +9,21 @@ import numpy as np
 from benchmarks.common.json_lines import lines_of
 from benchmarks.common.markdown import table
 from benchmarks.common.page import origin
-from benchmarks.quality.ladder.faults import AFTER, BEFORE, CASES, FEW, MASSIVE
+from benchmarks.quality.ladder.faults import (
+    AFTER,
+    ALIGNED,
+    BEFORE,
+    CASES,
+    COMMAND,
+    FEW,
+    MASSIVE,
+    Case,
+)
 from benchmarks.quality.ladder.intervals import ratio, shown
+from benchmarks.quality.ladder.rows import OTHER_DIMS, had_other_dims
 
-_COMMAND = "python -m benchmarks.quality.ladder faults"
+_ALIGNMENTS = [case for case in CASES if case.fault == ALIGNED]
+_FAULTS = [case for case in CASES if case.fault != ALIGNED]
 
 
 def faults_page(directory: Path) -> str:
@@ -38,35 +49,42 @@ def faults_page(directory: Path) -> str:
 
 def _of_a_model(name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
     (dense,) = [row for row in rows if row["side"] == "dense"]
-    cells = []
-    for case in CASES:
-        sides = {
-            side: {
-                row["text"]: row["losses"]
-                for row in rows
-                if (row["fault"], row["budget"], row["side"]) == (case.fault, case.budget, side)
-                and "losses" in row
-            }
-            for side in (BEFORE, AFTER)
+    lines = [f"## {name}", "", f"{origin({'command': COMMAND, **dense})}."]
+    if any(row["budget"] and had_other_dims(row["budget"], row["commit"]) for row in rows):
+        lines += ["", OTHER_DIMS]
+    for heads, cases in (
+        (["fault", "budget", "before", "after", "after over before"], _FAULTS),
+        (["question", "budget", "free dims", "aligned", "aligned over free"], _ALIGNMENTS),
+    ):
+        if cells := [found for case in cases if (found := _cells(case, dense, rows))]:
+            lines += ["", *table([*heads, "by text"], cells)]
+    return lines
+
+
+def _cells(case: Case, dense: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The row of the table of a case; empty if no text has both of its sides."""
+    sides = {
+        side: {
+            row["text"]: row["losses"]
+            for row in rows
+            if (row["fault"], row["budget"], row["side"]) == (case.fault, case.budget, side)
+            and "losses" in row
         }
-        texts = sorted(sides[BEFORE].keys() & sides[AFTER].keys())
-        if not texts:
-            continue
-        before, after = (
-            np.mean([sides[side][text] for text in texts], axis=0) for side in (BEFORE, AFTER)
-        )
-        document = dense["document"]
-        each = [ratio(sides[AFTER][t], sides[BEFORE][t], document)[0] for t in texts]
-        cells.append(
-            [
-                case.fault,
-                case.budget,
-                shown(*ratio(before, dense["losses"], document)),
-                shown(*ratio(after, dense["losses"], document)),
-                shown(*ratio(after, before, document)),
-                ", ".join(f"{value:.4f}" for value in each),
-            ]
-        )
-    heads = ["fault", "budget", "before", "after", "after over before", "by text"]
-    about = origin({**dense, "command": _COMMAND})
-    return [f"## {name}", "", f"{about}.", "", *table(heads, cells)]
+        for side in (BEFORE, AFTER)
+    }
+    texts = sorted(sides[BEFORE].keys() & sides[AFTER].keys())
+    if not texts:
+        return []
+    before, after = (
+        np.mean([sides[side][text] for text in texts], axis=0) for side in (BEFORE, AFTER)
+    )
+    document = dense["document"]
+    each = [ratio(sides[AFTER][t], sides[BEFORE][t], document)[0] for t in texts]
+    return [
+        case.fault,
+        case.budget,
+        shown(*ratio(before, dense["losses"], document)),
+        shown(*ratio(after, dense["losses"], document)),
+        shown(*ratio(after, before, document)),
+        ", ".join(f"{value:.4f}" for value in each),
+    ]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.common.markdown import table
 from benchmarks.quality.ladder.intervals import shown
 from benchmarks.quality.ladder.results import Model
-from benchmarks.quality.ladder.rows import HEALED
+from benchmarks.quality.ladder.rows import HEALED, OTHER_DIMS, had_other_dims
 
 RUNG = "130m"
 # At most so much perplexity over the dense model's, for models of the rung RUNG.
@@ -35,8 +35,15 @@ def reached(models: Sequence[Model]) -> list[str]:
             f"{measured} goals that were measured are met.{_healing(model)}",
             "",
             *table(["row", "at most", "reached, 95 % interval", "met"], cells),
+            *other_dims(model),
         ]
     return ["## Goals", *lines] if lines else []
+
+
+def other_dims(model: Model) -> list[str]:
+    """A paragraph on rows that would have other dims today, if there are any."""
+    old = any(had_other_dims(name, row["commit"]) for name, row in model.scored.items())
+    return ["", OTHER_DIMS] if old else []
 
 
 def _healing(model: Model) -> str:

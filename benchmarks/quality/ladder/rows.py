@@ -13,6 +13,12 @@ HEALED, FP8 = ", healed", ", FP8 + FP8 KV"
 # The dense model as vLLM computes it in bf16.
 SERVED = f"{DENSE}, served"
 _ALL = ("heads", "prune", "lowrank")
+# A commit before the planner could choose between narrower MLPs and low-rank linears of them.
+_PRUNED_ONLY = "f5049a0"
+OTHER_DIMS = (
+    "Rows of all methods were planned when no MLP that might be pruned could have low-rank "
+    "linears. Today's plans may have other dims, and lose less."
+)
 _FP8, _FP8_CACHE = "fp8_per_tensor", "fp8"
 
 
@@ -87,6 +93,14 @@ ROWS: Mapping[str, Row] = {
     **_fp8(DENSE, None),
     **{name: row for goal, request in GOALS.items() for name, row in _fp8(goal, request).items()},
 }
+
+
+def had_other_dims(budget: str, commit: str) -> bool:
+    """Whether rows of `budget` that `commit` measured have dims that are not planned any more.
+
+    Then an MLP that might be pruned could not have low-rank linears.
+    """
+    return budget.startswith("all methods") and commit.startswith(_PRUNED_ONLY)
 
 
 def is_variant(name: str) -> bool:
