@@ -7,7 +7,9 @@ torch's zip file.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from fuzz.framing import SEPARATOR, data_size
 from fuzz.mutations import mutated
@@ -20,6 +22,7 @@ from vllm_gac.errors import GacError, PlanError
 from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.importers.pickled_model import open_pickled_model
+from vllm_gac.layout.dims import LINEARS
 from vllm_gac.layout.schema import validate
 from vllm_gac.planning.knapsack import solve
 from vllm_gac.planning.knapsack.problem import KnapsackProblem
@@ -84,8 +87,10 @@ def _profile(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     profile = read_profile.__wrapped__(str(path))  # without the cache
     dense = _model(path).layout
-    time = layer_microseconds(dense, dense.layers[0], BatchMix(), profile)
-    assert 0 < time < math.inf
+    whole = dense.layers[0]
+    low = replace(whole, ranks=MappingProxyType(dict.fromkeys(LINEARS, 8)))
+    for layer in (whole, low):
+        assert 0 < layer_microseconds(dense, layer, BatchMix(), profile) < math.inf
 
 
 def _statistics(path: Path, content: bytes) -> None:

@@ -87,6 +87,18 @@ _PROFILE: dict[str, Any] = {
         _SWEEP | {"kernel": "k", "batch": 1, "length": 64, "heads": 4, "causal": True},
     ],
     "linear": [_SWEEP | {"axis": axis, "m": m, "fixed": 32} for axis in "nk" for m in (1, 64)],
+    "low_rank": [
+        {
+            "tokens": tokens,
+            "in_size": 32,
+            "out_sizes": [64] * count,
+            "ranks": [8] * count,
+            "is_gated": count == 2,
+            "microseconds": 10.0 * count,
+        }
+        for tokens in (1, 64)
+        for count in (1, 2)
+    ],
 }
 
 

@@ -27,6 +27,7 @@ from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ValueLayout, layout_of
 
 H200 = read_profile("h200")
+GEMMS_ALONE = H200.model_copy(update={"low_rank": []})  # as profiles were before it
 DENSE = layout_of(
     {
         "model_type": "llama",
@@ -255,23 +256,23 @@ def test_gate_and_up_and_q_k_v_are_one_gemm_each() -> None:
 def test_a_low_rank_linear_takes_both_its_gemms(rank: int, mix: BatchMix) -> None:
     m = mix.decode_batch if mix is DECODE else mix.prefill_tokens
     factors = [gemm(m, rank, 14336), gemm(m, 4096, rank)]
-    whole = mlp_microseconds(DENSE, LAYER, mix, H200)
-    low = mlp_microseconds(DENSE, low_rank(down=rank), mix, H200)
+    whole = mlp_microseconds(DENSE, LAYER, mix, GEMMS_ALONE)
+    low = mlp_microseconds(DENSE, low_rank(down=rank), mix, GEMMS_ALONE)
     assert low - whole == pytest.approx(sum(factors) - gemm(m, 4096, 14336), abs=1e-6)
     assert low > max(factors)
 
 
 def test_one_low_rank_linear_parts_the_ones_beside_it() -> None:
-    whole = mlp_microseconds(DENSE, LAYER, DECODE, H200)
-    parted = mlp_microseconds(DENSE, low_rank(gate=1024), DECODE, H200)
+    whole = mlp_microseconds(DENSE, LAYER, DECODE, GEMMS_ALONE)
+    parted = mlp_microseconds(DENSE, low_rank(gate=1024), DECODE, GEMMS_ALONE)
     expected = gemm(64, 1024, 4096) + gemm(64, 14336, 1024) + gemm(64, 14336, 4096)
     assert parted - whole == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)
 
 
 @pytest.mark.parametrize(("up", "firsts"), [(512, [1536]), (513, [1024, 513])])
 def test_aligned_down_factors_of_one_input_are_one_gemm(up: int, firsts: list[int]) -> None:
-    whole = mlp_microseconds(DENSE, LAYER, DECODE, H200)
-    both = mlp_microseconds(DENSE, low_rank(gate=1024, up=up), DECODE, H200)
+    whole = mlp_microseconds(DENSE, LAYER, DECODE, GEMMS_ALONE)
+    both = mlp_microseconds(DENSE, low_rank(gate=1024, up=up), DECODE, GEMMS_ALONE)
     expected = sum(gemm(64, rank, 4096) for rank in firsts)
     expected += gemm(64, 14336, 1024) + gemm(64, 14336, up)
     assert both - whole == pytest.approx(expected - gemm(64, 28672, 4096), abs=1e-6)

@@ -58,6 +58,29 @@ class LinearSweep(Sweep):
     fixed: Dim
 
 
+class LowRankTime(StrictModel):
+    """Low-rank linears of one input as a server runs them: both factors, and SwiGLU if gated.
+
+    `tokens` get y = B A x by each linear, with A [rank, in_size] and B [out_size, rank]. Two are
+    gate and up if `is_gated`. It is timed as `LinearSweep` is.
+    """
+
+    tokens: Dim
+    in_size: Dim
+    out_sizes: Annotated[list[Dim], Field(min_length=1, max_length=3)]
+    ranks: list[Dim]
+    is_gated: bool
+    microseconds: Positive
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(self.ranks) != len(self.out_sizes):
+            raise ValueError(f"{len(self.ranks)} ranks for {len(self.out_sizes)} linears")
+        if self.is_gated and (len(self.out_sizes) != 2 or len(set(self.out_sizes)) != 1):
+            raise ValueError(f"gate and up of {self.out_sizes} features: two equal ones expected")
+        return self
+
+
 class DecodeTime(StrictModel):
     """Decode attention: `batch` sequences of `context` tokens get one new token each.
 
@@ -118,7 +141,7 @@ class GpuProfile(StrictModel):
     `attention` and `gemm` say which dims are fast (alignment/fastest_dim.py). The rest may be
     missing: it predicts how long a layer takes (gpu/latency/) and chooses the kernels that serve it
     (gpu/attention_choice.py). `prefill` holds causal sweeps over head sizes; it is only used if
-    there are no `prefill_kernels`.
+    there are no `prefill_kernels`. Without `low_rank`, a low-rank linear is two GEMMs.
     """
 
     version: Version
@@ -126,12 +149,15 @@ class GpuProfile(StrictModel):
     measured: str  # ISO date
     software: dict[str, str]  # name -> version
     method: str
+    # By name of a list of times that was not measured with the rest: where its times are from.
+    sources: dict[str, str] = Field(default_factory=dict)
     # Relative difference below which two times are equal.
     noise: Annotated[float, Field(ge=0, lt=1)]
     attention: list[AttentionSweep]
     gemm: list[GemmSweep]
     ceilings: Ceilings | None = None
     linear: list[LinearSweep] = Field(default_factory=list)
+    low_rank: list[LowRankTime] = Field(default_factory=list)
     decode: list[DecodeTime] = Field(default_factory=list)
     prefill: list[AttentionSweep] = Field(default_factory=list)
     prefill_kernels: list[PrefillTime] = Field(default_factory=list)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.decode import decode_microseconds
-from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
+from vllm_gac.gpu.latency.gemm import roofline
+from vllm_gac.gpu.latency.linears import Linear, linears_microseconds
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
 from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -112,7 +113,6 @@ def mlp_microseconds(
         return (
             _norm(dense, tokens, profile)
             + _linears(dense, layer, _GATE_UP, tokens, profile)
-            + roofline(profile).moving(3 * tokens * layer.intermediate_size)
             + _linears(dense, layer, ("mlp.down_proj",), tokens, profile)
         )
 
@@ -126,23 +126,12 @@ def _linears(
     tokens: int,
     profile: GpuProfile,
 ) -> float:
-    """Microseconds of linears that share one input.
-
-    They are one fused GEMM, unless one of them has low rank; then each is its own GEMM. A linear of
-    low rank is two GEMMs, and the first GEMMs of several such linears are fused if their ranks are
-    multiples of 8 (serving/model/linear.py).
-    """
-    shapes = {name: dense.linear_shape(layer, name) for name in names}
-    _, in_size = shapes[names[0]]
-    ranks = {name: layer.ranks[name] for name in names if name in layer.ranks}
-    if not ranks:
-        return gemm_microseconds(tokens, sum(n for n, _ in shapes.values()), in_size, profile)
-    aligned = all(rank % 8 == 0 for rank in ranks.values())
-    firsts = [sum(ranks.values())] if aligned else list(ranks.values())
-    time = sum(gemm_microseconds(tokens, rank, in_size, profile) for rank in firsts)
-    for name, (out_size, _) in shapes.items():
-        time += gemm_microseconds(tokens, out_size, ranks.get(name, in_size), profile)
-    return time
+    """Microseconds of linears that share one input; gate and up with SwiGLU."""
+    linears = [
+        Linear(*dense.linear_shape(layer, name), layer.ranks.get(name), dense.has_bias(name))
+        for name in names
+    ]
+    return linears_microseconds(tokens, linears, profile, is_gated=names == _GATE_UP)
 
 
 def _norm(dense: ModelLayout, tokens: int, profile: GpuProfile) -> float:

@@ -1,0 +1,205 @@
+"""Low-rank linears are predicted as a server runs them: by our kernel, or as GEMMs."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.imports import ROOT
+from vllm_gac.errors import ProfileError
+from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
+from vllm_gac.gpu.latency.linears import Linear, linears_microseconds
+from vllm_gac.gpu.profile import GpuProfile, LowRankTime
+from vllm_gac.gpu.profile_files import read_profile
+from vllm_gac.layout.schema import validate
+
+H200 = read_profile("h200")
+PAGE = ROOT / "benchmarks" / "results" / "low_rank_h200.json"
+O_PROJ = (Linear(4096, 4096, 1600),)
+GATE_UP = (Linear(14336, 4096, 2432),) * 2
+
+
+def entry(tokens: int, linears: Sequence[Linear], time: float, is_gated: bool) -> LowRankTime:
+    return LowRankTime(
+        tokens=tokens,
+        in_size=linears[0].in_size,
+        out_sizes=[linear.out_size for linear in linears],
+        ranks=[linear.rank or 0 for linear in linears],
+        is_gated=is_gated,
+        microseconds=time,
+    )
+
+
+def with_times(*entries: LowRankTime) -> GpuProfile:
+    return H200.model_copy(update={"low_rank": list(entries)})
+
+
+def linears_of(found: LowRankTime) -> list[Linear]:
+    pairs = zip(found.out_sizes, found.ranks, strict=True)
+    return [Linear(out, found.in_size, rank) for out, rank in pairs]
+
+
+def predicted(found: LowRankTime, profile: GpuProfile) -> float:
+    return linears_microseconds(found.tokens, linears_of(found), profile, is_gated=found.is_gated)
+
+
+GEMMS = with_times()
+
+
+def by_kernel(found: LowRankTime) -> bool:
+    """Whether our kernel has a part in it."""
+    return predicted(found, H200) != predicted(found, GEMMS)
+
+
+# ---- the shipped profile ---------------------------------------------------------------------
+
+
+def test_the_shipped_times_are_those_of_the_page() -> None:
+    result = json.loads(PAGE.read_text())
+    about = H200.sources["low_rank"]
+    assert result["date"] in about
+    assert result["commit"] in about
+    assert about.startswith("benchmarks/results/low_rank_h200.json: NVIDIA H200")
+    names = {(4096, 3): "q, k, v", (4096, 1): "o", (4096, 2): "gate, up", (14336, 1): "down"}
+    shipped = {(names[t.in_size, len(t.ranks)], t.tokens): t.microseconds for t in H200.low_rank}
+    assert shipped == {
+        (row["linears"], row["tokens"]): row["served"]
+        for row in result["rows"]
+        if row["tokens"] <= 256 and row["linears"] != "layer"
+    }
+
+
+def test_what_our_kernel_computes_takes_about_as_long_as_measured() -> None:
+    found = [t for t in H200.low_rank if by_kernel(t)]
+    assert len(found) > 30
+    for time in found:
+        assert predicted(time, H200) == pytest.approx(time.microseconds, rel=0.05), time
+
+
+def test_a_whole_layer_takes_about_as_long_as_measured() -> None:
+    """The fit has not seen these: all four groups of linears one after the other."""
+    result = json.loads(PAGE.read_text())
+    layers = {r["tokens"]: r["served"] for r in result["rows"] if r["linears"] == "layer"}
+    for tokens in (1, 2, 4, 8, 16, 32, 64, 128):
+        time = sum(predicted(t, H200) for t in H200.low_rank if t.tokens == tokens)
+        assert time == pytest.approx(layers[tokens], rel=0.08), tokens
+
+
+# ---- the fit ---------------------------------------------------------------------------------
+
+
+def test_an_overhead_and_a_slowdown_are_found_again() -> None:
+    """Each factor is one launch at one token: times that follow the law are predicted exactly."""
+
+    def law(linear: Linear) -> float:
+        assert linear.rank
+        shapes = [(linear.rank, linear.in_size), (linear.out_size, linear.rank)]
+        return sum(2.5 + 1.3 * roofline(H200).gemm(1, n, k) for n, k in shapes)
+
+    known = [Linear(4096, 4096, 1600), Linear(4096, 14336, 2432)]
+    profile = with_times(*(entry(1, [linear], law(linear), False) for linear in known))
+    for linear in (*known, Linear(2048, 8192, 512), Linear(8192, 2048, 1024)):
+        assert linears_microseconds(1, [linear], profile) == pytest.approx(law(linear), rel=1e-3)
+
+
+def test_one_measurement_takes_the_overhead_of_fewer_tokens() -> None:
+    entries = [t for t in H200.low_rank if t.tokens == 2]
+    (alone,) = (t for t in H200.low_rank if t.tokens == 64 and len(t.ranks) == 3)
+    profile = with_times(*entries, alone)
+    assert predicted(alone, profile) == pytest.approx(alone.microseconds)
+    small = [Linear(64, 64, 8)] * 3  # nearly all of it is the overhead
+    few, more = (linears_microseconds(n, small, profile) for n in (2, 64))
+    cublas = [gemm_microseconds(n, 24, 64, H200) for n in (2, 64)]
+    assert few - cublas[0] == pytest.approx(more - cublas[1], rel=0.1)
+
+
+@given(st.integers(33, 128), st.integers(1, 512), st.integers(1, 512))
+def test_a_larger_rank_takes_no_less_time_by_our_kernel(tokens: int, low: int, high: int) -> None:
+    def gate_and_up(rank: int) -> float:
+        """Without the down factors, which are a GEMM with so many tokens."""
+        time = linears_microseconds(tokens, [Linear(14336, 4096, rank)] * 2, H200, is_gated=True)
+        return time - gemm_microseconds(tokens, 2 * rank, 4096, H200)
+
+    low, high = sorted((512 + 8 * low, 512 + 8 * high))
+    assert gate_and_up(low) <= gate_and_up(high) + 1e-9
+
+
+@pytest.mark.parametrize("time", [1e-300, 1e300])
+def test_impossible_times_are_refused(time: float) -> None:
+    profile = with_times(entry(1, O_PROJ, time, False), entry(1, GATE_UP, time, True))
+    with pytest.raises(ProfileError, match="low-rank linears of 1 tokens that cannot be"):
+        linears_microseconds(1, O_PROJ, profile)
+
+
+def test_our_kernel_is_not_predicted_below_the_roofline() -> None:
+    profile = with_times(entry(64, GATE_UP, 1.0, True))  # less than its down factors take alone
+    found = linears_microseconds(64, GATE_UP, profile, is_gated=True)
+    least = 2 * roofline(H200).gemm(64, 14336, 2432)
+    assert found == pytest.approx(least + gemm_microseconds(64, 4864, 4096, H200))
+
+
+# ---- what is computed how --------------------------------------------------------------------
+
+
+def test_with_more_tokens_than_the_kernel_takes_factors_are_gemms() -> None:
+    for tokens in (257, 2048):
+        found = linears_microseconds(tokens, GATE_UP, H200, is_gated=True)
+        assert found == linears_microseconds(tokens, GATE_UP, GEMMS, is_gated=True)
+    assert linears_microseconds(1, O_PROJ, H200) < linears_microseconds(1, O_PROJ, GEMMS)
+
+
+def test_swiglu_is_part_of_the_launch_of_gate_and_up() -> None:
+    silu = roofline(H200).moving(3 * 64 * 14336)
+    plain = linears_microseconds(64, GATE_UP, H200)
+    assert linears_microseconds(64, GATE_UP, GEMMS, is_gated=True) == pytest.approx(
+        linears_microseconds(64, GATE_UP, GEMMS) + silu
+    )
+    # Two up factors of one input are one launch without it, too.
+    assert linears_microseconds(64, GATE_UP, H200, is_gated=True) == pytest.approx(plain)
+
+
+def test_a_bias_or_a_misaligned_rank_keeps_up_factors_on_cublas() -> None:
+    ups = 2 * gemm_microseconds(64, 14336, 1024, H200)
+    down = gemm_microseconds(64, 2048, 4096, H200)
+    biased = [Linear(14336, 4096, 1024, has_bias=True)] * 2
+    assert linears_microseconds(64, biased, H200) == pytest.approx(down + ups)
+    odd = [Linear(14336, 4096, 1001)] * 2
+    ups = 2 * gemm_microseconds(64, 14336, 1001, H200)
+    downs = linears_microseconds(64, odd, H200) - ups
+    # Each down factor is a launch of its own, and ours: its input is aligned.
+    assert 0 < downs < 2 * gemm_microseconds(64, 1001, 4096, H200)
+
+
+def test_a_whole_linear_beside_low_rank_ones_is_a_gemm_of_its_own() -> None:
+    parted = linears_microseconds(1, [Linear(1024, 4096), *O_PROJ], H200)
+    alone = linears_microseconds(1, O_PROJ, H200)
+    assert parted == pytest.approx(alone + gemm_microseconds(1, 1024, 4096, H200))
+
+
+# ---- the file --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ranks": [8]}, "1 ranks for 2 linears"),
+        ({"out_sizes": [64, 32]}, "two equal ones expected"),
+        ({"out_sizes": [64], "ranks": [8]}, "two equal ones expected"),
+        ({"out_sizes": [8] * 4, "ranks": [8] * 4, "is_gated": False}, "at most 3"),
+        ({"microseconds": 0.0}, "greater than 0"),
+    ],
+)
+def test_an_impossible_entry_is_refused(changes: dict[str, Any], message: str) -> None:
+    raw = entry(1, GATE_UP, 10.0, True).model_dump() | changes
+    with pytest.raises(ProfileError, match=message):
+        validate(LowRankTime, raw, "profile.json", ProfileError)
+
+
+def test_tokens_are_measured_where_tilings_change() -> None:
+    counts = sorted({t.tokens for t in H200.low_rank})
+    assert {1, 2, 16, 32, 64, 128, 256} <= set(counts)
+    assert all(high <= 2 * low for low, high in pairwise(counts))

@@ -1,0 +1,219 @@
+"""Predicted time of linears that share one input, whole or of low rank.
+
+Whole linears are one GEMM. The two factors of a low-rank linear are GEMMs, too, but with few tokens
+a server runs most of them by our own kernel (kernels/few_tokens/), which computes several at once.
+A launch of it takes its overhead and the roofline's time of its linears, times a slowdown. Both are
+fitted, at each number of tokens, to what a profile has measured of low-rank linears as served. What
+cuBLAS computes of them is subtracted before.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from vllm_gac.errors import ProfileError
+from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
+from vllm_gac.gpu.latency.interpolation import interpolate
+from vllm_gac.gpu.profile import GpuProfile, LowRankTime
+from vllm_gac.kernels.few_tokens.tiling import faster_than_cublas
+
+# Numbers that are 16 bytes. Factors are only fused, and run by our kernel, if parts of their input
+# and output begin at multiples of it.
+_GRANULE = 8
+# Of two columns of the fit: the squared sine of the angle below which they tell the same.
+_PARALLEL = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear [out_size, in_size], as two factors if it has a rank. The up factor has its bias."""
+
+    out_size: int
+    in_size: int
+    rank: int | None = None
+    has_bias: bool = False
+
+
+def linears_microseconds(
+    tokens: int, linears: Sequence[Linear], profile: GpuProfile, *, is_gated: bool = False
+) -> float:
+    """Time of linears of one input as served in 16-bit types, with SwiGLU if they are gated.
+
+    Args:
+        tokens: rows of the input.
+        linears: the linears; all have the same `in_size`.
+        profile: the GPU.
+        is_gated: whether they are gate and up, with SwiGLU on top.
+
+    Returns:
+        Microseconds.
+
+    Raises:
+        ProfileError: if the profile has no GEMM times.
+    """
+    swiglu = roofline(profile).moving(3 * tokens * linears[0].out_size) if is_gated else 0.0
+    if all(linear.rank is None for linear in linears):
+        out_size = sum(linear.out_size for linear in linears)
+        return gemm_microseconds(tokens, out_size, linears[0].in_size, profile) + swiglu
+    kernel, time = _kernel_times(profile), 0.0
+    for launch in _launches(linears, is_gated):
+        if kernel.computes(launch, tokens):
+            time += kernel.microseconds(launch, tokens)
+            if launch.is_gated:
+                swiglu = 0.0
+        else:
+            time += launch.by_cublas(tokens, profile)
+    return time + swiglu
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """Matrices [features, width], each with its own columns of one input, that may be one launch.
+
+    Attributes:
+        features: outputs of each.
+        widths: inputs of each.
+        is_gated: whether they are gate and up, and their launch computes SwiGLU, too.
+        is_plain: whether they are factors that only multiply; our kernel computes no others.
+    """
+
+    features: tuple[int, ...]
+    widths: tuple[int, ...]
+    is_gated: bool = False
+    is_plain: bool = True
+
+    def by_cublas(self, tokens: int, profile: GpuProfile) -> float:
+        """Microseconds of a GEMM for each, without SwiGLU."""
+        return sum(gemm_microseconds(tokens, n, k, profile) for n, k in self._shapes())
+
+    def roofline(self, tokens: int, profile: GpuProfile) -> float:
+        """Least possible microseconds."""
+        return sum(roofline(profile).gemm(tokens, n, k) for n, k in self._shapes())
+
+    def _shapes(self) -> Iterator[tuple[int, int]]:
+        return zip(self.features, self.widths, strict=True)
+
+
+def _launches(linears: Sequence[Linear], is_gated: bool) -> Iterator[_Launch]:
+    """What computes linears of which at least one has low rank (serving/model/linear.py).
+
+    The down factors of several are one matrix if their ranks are aligned, and their up factors are
+    computed at once, if that is faster.
+    """
+    low = [(linear, linear.rank) for linear in linears if linear.rank is not None]
+    fused = len(low) > 1 and all(rank % _GRANULE == 0 for _, rank in low)
+    for group in [low] if fused else [[pair] for pair in low]:
+        ranks = tuple(rank for _, rank in group)
+        yield _Launch((sum(ranks),), (group[0][0].in_size,))
+        outs = tuple(linear.out_size for linear, _ in group)
+        is_plain = not any(linear.has_bias for linear, _ in group)
+        yield _Launch(outs, ranks, is_gated and fused, is_plain)
+    for linear in linears:
+        if linear.rank is None:
+            yield _Launch((linear.out_size,), (linear.in_size,), is_plain=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Launches of our kernel in one measurement: how many, and their times together.
+
+    All but `launches` are in microseconds: the roofline's time, the one that was measured, and the
+    one of the whole measurement, cuBLAS included.
+    """
+
+    launches: int
+    roofline: float
+    time: float
+    whole: float
+
+
+class _KernelTimes:
+    """Times of our kernel for few tokens, computed once per profile."""
+
+    def __init__(self, profile: GpuProfile) -> None:
+        self.profile = profile
+        by_tokens: dict[int, list[_Measured]] = defaultdict(list)
+        for entry in profile.low_rank:
+            if (found := self._own(entry)).launches:
+                by_tokens[entry.tokens].append(found)
+        self.log_tokens = [math.log(tokens) for tokens in sorted(by_tokens)]
+        self.overheads: list[float] = []
+        self.slowdowns: list[float] = []
+        overhead = 0.0
+        for tokens in sorted(by_tokens):
+            overhead, slowdown = _fit(by_tokens[tokens], overhead)
+            if not math.isfinite(overhead + slowdown):
+                raise ProfileError(
+                    f"the profile of {profile.gpu} has times of low-rank linears of {tokens} "
+                    "tokens that cannot be; measure again with vllm-gac profile"
+                )
+            self.overheads.append(overhead)
+            self.slowdowns.append(slowdown)
+
+    def computes(self, launch: _Launch, tokens: int) -> bool:
+        """Whether a server runs `launch` by our kernel; never if the profile has no times of it."""
+        return bool(self.log_tokens) and _is_ours(launch, tokens)
+
+    def microseconds(self, launch: _Launch, tokens: int) -> float:
+        """Between measured numbers of tokens, overhead and slowdown are interpolated over logs."""
+        overhead, slowdown = (
+            interpolate(self.log_tokens, values, math.log(tokens))
+            for values in (self.overheads, self.slowdowns)
+        )
+        return overhead + slowdown * launch.roofline(tokens, self.profile)
+
+    def _own(self, entry: LowRankTime) -> _Measured:
+        """What our kernel did in a measurement."""
+        tokens, profile = entry.tokens, self.profile
+        linears = [
+            Linear(out, entry.in_size, rank)
+            for out, rank in zip(entry.out_sizes, entry.ranks, strict=True)
+        ]
+        launches = list(_launches(linears, entry.is_gated))
+        ours = [launch for launch in launches if _is_ours(launch, tokens)]
+        others = [launch for launch in launches if not _is_ours(launch, tokens)]
+        rest = sum(launch.by_cublas(tokens, profile) for launch in others)
+        if entry.is_gated and not any(launch.is_gated for launch in ours):
+            rest += roofline(profile).moving(3 * tokens * entry.out_sizes[0])
+        return _Measured(
+            len(ours),
+            sum(launch.roofline(tokens, profile) for launch in ours),
+            entry.microseconds - rest,
+            entry.microseconds,
+        )
+
+
+@cache
+def _kernel_times(profile: GpuProfile) -> _KernelTimes:
+    return _KernelTimes(profile)
+
+
+def _is_ours(launch: _Launch, tokens: int) -> bool:
+    """Whether our kernel accepts `launch` and is faster than cuBLAS, as the server decides."""
+    return (
+        launch.is_plain
+        and all(width % _GRANULE == 0 for width in launch.widths)
+        and faster_than_cublas(tokens, launch.features, launch.widths, launch.is_gated) is not None
+    )
+
+
+def _fit(measured: Sequence[_Measured], known: float) -> tuple[float, float]:
+    """The overhead of a launch and its slowdown, by least squares of relative errors.
+
+    If `measured` does not tell them apart, or one would be negative, the overhead is `known`, and
+    no launch is faster than the roofline. Not finite if no time can be as it is measured.
+    """
+    rows = [(m.launches / m.whole, m.roofline / m.whole, m.time / m.whole) for m in measured]
+    aa, bb = sum(a * a for a, _, _ in rows), sum(b * b for _, b, _ in rows)
+    ab = sum(a * b for a, b, _ in rows)
+    ay, by = sum(a * y for a, _, y in rows), sum(b * y for _, b, y in rows)
+    if not 0 < aa * bb < math.inf:
+        return known, math.nan
+    if (determinant := aa * bb - ab * ab) > _PARALLEL * aa * bb:
+        overhead = (ay * bb - by * ab) / determinant
+        slowdown = (by * aa - ay * ab) / determinant
+        if min(overhead, slowdown) >= 0:
+            return overhead, slowdown
+    return known, max(1.0, (by - known * ab) / bb)
