@@ -15,10 +15,9 @@ from torch.nn.functional import linear
 from vllm import _custom_ops  # noqa: F401 -- brings torch.ops._C
 
 from benchmarks.common.page import measure_rows
-from vllm_gac.kernels.few_tokens.launch import faster_tiling, gated_linears, linears
 from vllm_gac.kernels.few_tokens.tiling import MOST_TILES
-from vllm_gac.kernels.silu_mul import silu_mul
 from vllm_gac.layout.rounding import ceil_div
+from vllm_gac.profiling.low_rank import Factors
 from vllm_gac.profiling.timing import MORE_THAN_L2, copy_bandwidth, microseconds
 
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 2048, 16384)
@@ -34,20 +33,10 @@ GROUPS = {
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Linears of one input: the dense one, the down factors as one, and each up factor."""
+    """Linears of one input: the dense one, and their factors."""
 
-    is_gated: bool
     dense: torch.Tensor
-    down: torch.Tensor
-    ups: tuple[torch.Tensor, ...]
-
-    @property
-    def ranks(self) -> list[int]:
-        return [up.shape[1] for up in self.ups]
-
-    @property
-    def factor_bytes(self) -> int:
-        return self.down.nbytes + sum(up.nbytes for up in self.ups)
+    factors: Factors
 
 
 def main() -> None:
@@ -69,7 +58,7 @@ def _rows() -> Iterator[dict[str, Any]]:
     counters = torch.zeros(MOST_TILES, dtype=torch.int32, device="cuda")
     for tokens in TOKENS:
         for names in (*([name] for name in GROUPS), list(GROUPS)):
-            bytes_read = sum(layers[0][name].factor_bytes for name in names)
+            bytes_read = sum(layers[0][name].factors.nbytes for name in names)
             copies = max(2, ceil_div(MORE_THAN_L2, bytes_read))
             groups = [[layers[i % 2][name] for name in names] for i in range(copies)]
             if len(names) == 1:  # both layers' groups fit into the L2: use more copies
@@ -82,12 +71,12 @@ def _layer() -> dict[str, Group]:
     made = {}
     for name, shapes in GROUPS.items():
         width = shapes[0][1]
-        made[name] = Group(
-            name == "gate, up",
-            _random(sum(rows for rows, _, _ in shapes), width),
+        factors = Factors(
             _random(sum(rank for _, _, rank in shapes), width),
             tuple(_random(rows, rank) for rows, _, rank in shapes),
+            name == "gate, up",
         )
+        made[name] = Group(_random(sum(rows for rows, _, _ in shapes), width), factors)
     return made
 
 
@@ -96,18 +85,19 @@ def _random(rows: int, columns: int) -> torch.Tensor:
 
 
 def _copied(group: Group) -> Group:
-    ups = tuple(up.clone() for up in group.ups)
-    return Group(group.is_gated, group.dense.clone(), group.down.clone(), ups)
+    factors = group.factors
+    ups = tuple(up.clone() for up in factors.ups)
+    return Group(group.dense.clone(), Factors(factors.down.clone(), ups, factors.is_gated))
 
 
 def _measure(
     copies: Sequence[Sequence[Group]], tokens: int, counters: torch.Tensor, bytes_time: float
 ) -> dict[str, object]:
-    inputs = [_random(tokens, group.down.shape[1]) for group in copies[0]]
+    inputs = [_random(tokens, group.factors.down.shape[1]) for group in copies[0]]
     ways: dict[str, Callable[[torch.Tensor, Group], object]] = {
         "dense": _dense,
         "GEMMs": _gemms,
-        "served": lambda x, group: _served(x, group, counters),
+        "served": lambda x, group: group.factors.served(x, counters),
     }
     times = {}
     for name, way in ways.items():
@@ -129,27 +119,14 @@ def _measure(
 
 def _dense(x: torch.Tensor, group: Group) -> torch.Tensor:
     out = linear(x, group.dense)
-    return _swiglu(out) if group.is_gated else out
+    return _swiglu(out) if group.factors.is_gated else out
 
 
 def _gemms(x: torch.Tensor, group: Group) -> object:
-    parts = linear(x, group.down).split(group.ranks, dim=-1)
-    outs = [linear(part, up) for part, up in zip(parts, group.ups, strict=True)]
-    return _swiglu(torch.cat(outs, dim=-1)) if group.is_gated else outs
-
-
-def _served(x: torch.Tensor, group: Group, counters: torch.Tensor) -> object:
-    """What serving/model/one_launch.py does with plain linears, without vLLM's modules."""
-    down, ups = faster_tiling(x, [group.down], False), group.ups
-    latents = linear(x, group.down) if down is None else linears(x, [group.down], down, counters)
-    tiling = faster_tiling(latents, ups, group.is_gated)
-    if tiling is not None and group.is_gated:
-        return gated_linears(latents, *ups, tiling)
-    if tiling is not None:
-        return linears(latents, ups, tiling, counters)
-    parts = latents.split(group.ranks, dim=-1)
-    outs = [linear(part, up) for part, up in zip(parts, ups, strict=True)]
-    return silu_mul(*outs) if group.is_gated else outs
+    factors = group.factors
+    parts = linear(x, factors.down).split(factors.ranks, dim=-1)
+    outs = [linear(part, up) for part, up in zip(parts, factors.ups, strict=True)]
+    return _swiglu(torch.cat(outs, dim=-1)) if factors.is_gated else outs
 
 
 def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:

@@ -15,9 +15,10 @@ from vllm_gac.gpu.attention_choice import Gpu
 from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile, write_profile
 from vllm_gac.layout.schema import validate
-from vllm_gac.profiling import attention, decode, gemms, prefill, profile
+from vllm_gac.profiling import attention, decode, gemms, low_rank, prefill, profile
 from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
 from vllm_gac.profiling.gemms import dim_plans, linear_plans
+from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
 from vllm_gac.profiling.prefill import prefill_plans, worth_measuring
 
 H200 = read_profile("h200")
@@ -52,10 +53,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Made Up 100")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
-    for module in (attention, gemms, decode):
+    for module in (attention, gemms, low_rank, decode):
         monkeypatch.setattr(module, "microseconds", microseconds)
     for module in (attention, gemms):
         monkeypatch.setattr(module, "_random", random)
+    monkeypatch.setattr(low_rank, "_random", lambda *shape: random(shape))
+    monkeypatch.setattr(low_rank, "is_hopper", lambda device: True)
+    monkeypatch.setattr(low_rank, "compile_ahead", lambda kinds, most, device: len(list(kinds)))
+    monkeypatch.setattr(low_rank, "silu_mul", lambda gate, up: gate)
     monkeypatch.setattr(decode.DecodePlan, "decode_batch", lambda plan: Batch())
     monkeypatch.setattr(prefill, "_measure", prefill_times)
     monkeypatch.setattr(profile, "compile_kernels", lambda kernels, tick: None)
@@ -80,6 +85,8 @@ def test_the_file_it_writes_is_a_profile(
     stock = [point for point in found.decode if point.kernel == "stock"]
     assert len(stock) == len(stock_plans(decode_plans(quick=True))) > 0
     assert len(found.prefill_kernels) == 3 * len(prefill_plans(quick=True))
+    expected = len(low_rank_shapes(quick=True)) * len(low_rank_tokens(quick=True))
+    assert len(found.low_rank) == expected
     assert result(capsys, "align", 1001, "--strategy", "measured", "--gpu", out) == {"1001": 1008}
 
 
@@ -193,6 +200,32 @@ def test_fa4_is_measured_where_fa3_pads_and_fa2_where_there_is_neither() -> None
     assert worth_measuring((80, 64), hopper) == ["FA3", "xformers"]
     assert worth_measuring((192, 128), hopper) == ["FA3", "xformers"]
     assert worth_measuring((96, 64), Gpu((8, 0), ("FA2", "xformers"))) == ["FA2", "xformers"]
+
+
+def test_low_rank_linears_are_measured_as_shipped_and_with_other_ranks() -> None:
+    shipped = {(t.in_size, tuple(t.out_sizes), tuple(t.ranks), t.is_gated) for t in H200.low_rank}
+    shapes = [(s.in_size, s.out_sizes, s.ranks, s.is_gated) for s in low_rank_shapes(quick=False)]
+    assert shipped < set(shapes)
+    assert low_rank_tokens(quick=False) == tuple(sorted({t.tokens for t in H200.low_rank}))
+    assert low_rank_shapes(quick=True) == low_rank_shapes(quick=False)[:4]
+    assert set(low_rank_tokens(quick=True)) < set(low_rank_tokens(quick=False))
+
+
+def test_without_our_kernel_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_rank, "is_hopper", lambda device: False)
+    ticks: list[None] = []
+    shapes = low_rank_shapes(quick=True)
+    assert measure_low_rank(shapes, (1,), lambda: ticks.append(None)) == []
+    assert len(ticks) == len(shapes)
+
+
+def test_what_is_timed_computes_the_linears() -> None:
+    x, down = torch.randn(3, 16), torch.randn(12, 16)
+    ups = (torch.randn(5, 8), torch.randn(7, 4))
+    found = low_rank.Factors(down, ups, is_gated=False).served(x, torch.zeros(1))
+    assert isinstance(found, list)
+    torch.testing.assert_close(found[0], x @ down[:8].t() @ ups[0].t())
+    torch.testing.assert_close(found[1], x @ down[8:].t() @ ups[1].t())
 
 
 @pytest.mark.parametrize("quick", [True, False])

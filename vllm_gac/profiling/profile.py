@@ -28,6 +28,7 @@ from vllm_gac.profiling.gemms import (
     linear_plans,
     linear_sweep,
 )
+from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
 from vllm_gac.profiling.prefill import measure_prefill, prefill_plans
 from vllm_gac.profiling.timing import copy_bandwidth, warm_up
 
@@ -36,7 +37,7 @@ _PEAK = 8192  # of a square GEMM
 _NOISE = 0.02
 _METHOD = (
     "medians of CUDA graph replays, weights and caches rotated past L2, the GPU at rest as long as "
-    "it is busy; torch.mm in bfloat16, "
+    "it is busy; torch.mm and low-rank linears as served in bfloat16, "
     "scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), decode and prefill "
     "kernels in bfloat16"
 )
@@ -67,9 +68,11 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
     heads, causal = dim_plan(quick), causal_plans(quick)
     decode, prefill = decode_plans(quick), prefill_plans(quick)
     kernels, stock = kernels_of(decode), stock_plans(decode)
+    factored = low_rank_shapes(quick)
     gemms = sum(len(plan.dims) for plan in by_dim + linear)
     sizes = sum(len(plan.dims) for plan in [heads, *causal])
-    steps = len(kernels) + gemms + sizes + len(decode) + len(stock) + len(prefill)
+    steps = len(kernels) + gemms + len(factored) + sizes
+    steps += len(decode) + len(stock) + len(prefill)
     with tqdm(total=steps, disable=not progress, unit="kernel") as bar:
         bar.set_description("compiling decode kernels")
         compile_kernels(kernels, bar.update)
@@ -78,6 +81,8 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
         bandwidth = copy_bandwidth()
         bar.set_description("linears")
         peak, gemm, linears = _gemms(by_dim, linear, bar)
+        bar.set_description("low-rank linears")
+        low_rank = measure_low_rank(factored, low_rank_tokens(quick), bar.update)
         bar.set_description("attention by head size")
         attention = attention_sweep(heads, bar.update)
         causals = [attention_sweep(plan, bar.update) for plan in causal]
@@ -101,6 +106,7 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
         gemm=gemm,
         ceilings=Ceilings(terabytes_per_second=round(bandwidth, 3), teraflops=round(peak, 1)),
         linear=linears,
+        low_rank=low_rank,
         decode=decoded,
         prefill=causals,
         prefill_kernels=prefilled,

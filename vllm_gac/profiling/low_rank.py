@@ -1,0 +1,162 @@
+"""Times of low-rank linears of one input with few tokens, computed as the server does."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear
+
+from vllm_gac.gpu.profile import LowRankTime
+from vllm_gac.kernels.few_tokens.compile_ahead import LaunchKind, compile_ahead
+from vllm_gac.kernels.few_tokens.launch import faster_tiling, gated_linears, linears
+from vllm_gac.kernels.few_tokens.tiling import MOST_TILES, MOST_TOKENS
+from vllm_gac.kernels.silu_mul import silu_mul
+from vllm_gac.kernels.swiglu import is_hopper
+from vllm_gac.layout.rounding import ceil_div
+from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds
+
+# Where tilings change (kernels/few_tokens/tiling.py), and between.
+_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, MOST_TOKENS)
+_QUICK_TOKENS = (1, 16, 64, MOST_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankShape:
+    """Low-rank linears of one input. Two are gate and up if they are gated."""
+
+    in_size: int
+    out_sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+    is_gated: bool = False
+
+
+# Llama-3-8B's linears, with ranks that keep about 80, 50 and 25 % of their parameters. The first
+# four are those of benchmarks/kernels/low_rank.py.
+_SHAPES = (
+    LowRankShape(4096, (4096, 1024, 1024), (1600, 640, 640)),
+    LowRankShape(4096, (4096,), (1600,)),
+    LowRankShape(4096, (14336, 14336), (2432, 2432), is_gated=True),
+    LowRankShape(14336, (4096,), (2432,)),
+    LowRankShape(4096, (4096, 1024, 1024), (1024, 384, 384)),
+    LowRankShape(4096, (4096,), (1024,)),
+    LowRankShape(4096, (14336, 14336), (1536, 1536), is_gated=True),
+    LowRankShape(14336, (4096,), (1536,)),
+    LowRankShape(4096, (4096, 1024, 1024), (512, 192, 192)),
+    LowRankShape(4096, (4096,), (512,)),
+    LowRankShape(4096, (14336, 14336), (768, 768), is_gated=True),
+    LowRankShape(14336, (4096,), (768,)),
+)
+_QUICK_SHAPES = 4
+
+
+def low_rank_shapes(quick: bool) -> list[LowRankShape]:
+    """What is measured, at each of `low_rank_tokens`."""
+    return list(_SHAPES[:_QUICK_SHAPES] if quick else _SHAPES)
+
+
+def low_rank_tokens(quick: bool) -> tuple[int, ...]:
+    """The rows of the input at which each shape is measured, rising."""
+    return _QUICK_TOKENS if quick else _TOKENS
+
+
+def measure_low_rank(
+    shapes: Iterable[LowRankShape], tokens: Iterable[int], tick: Callable[[], object]
+) -> list[LowRankTime]:
+    """Times of `shapes` at each of `tokens`; `tick` is called after each shape.
+
+    Empty on a GPU for which we have no kernel: there a low-rank linear is two GEMMs.
+    """
+    times: list[LowRankTime] = []
+    for shape in shapes:
+        if is_hopper(torch.device("cuda")):
+            times += _measure(shape, tokens)
+        tick()
+    return times
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Low-rank linears of one input.
+
+    down: [sum of the ranks, in]. ups: [out, rank] of each. is_gated: whether they are gate and up.
+    """
+
+    down: torch.Tensor
+    ups: tuple[torch.Tensor, ...]
+    is_gated: bool
+
+    @property
+    def ranks(self) -> list[int]:
+        """The rank of each linear."""
+        return [up.shape[1] for up in self.ups]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all factors."""
+        return self.down.nbytes + sum(up.nbytes for up in self.ups)
+
+    def served(self, x: torch.Tensor, counters: torch.Tensor) -> object:
+        """What serving/model/linear.py does with plain linears, without vLLM's modules.
+
+        Args:
+            x: [tokens, in].
+            counters: as for `kernels.few_tokens.launch.linears`.
+        """
+        down, ups = faster_tiling(x, [self.down], False), self.ups
+        latents = linear(x, self.down) if down is None else linears(x, [self.down], down, counters)
+        tiling = faster_tiling(latents, ups, self.is_gated)
+        if tiling is not None and self.is_gated:
+            gate, up = ups
+            return gated_linears(latents, gate, up, tiling)
+        if tiling is not None:
+            return linears(latents, ups, tiling, counters)
+        parts = torch.split(latents, self.ranks, dim=-1)
+        outs = [linear(part, up) for part, up in zip(parts, ups, strict=True)]
+        return silu_mul(*outs) if self.is_gated else outs
+
+
+def _measure(shape: LowRankShape, tokens: Iterable[int]) -> Iterator[LowRankTime]:
+    first = _factors(shape)
+    copies = max(2, ceil_div(MORE_THAN_L2, first.nbytes))
+    factors = [first, *(_factors(shape) for _ in range(copies - 1))]
+    device = first.down.device
+    counters = torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
+    compile_ahead(_kinds(first), MOST_TOKENS, device)
+    for count in tokens:
+        x, turn = _random(count, shape.in_size), itertools.cycle(factors)
+        time = _time(x, turn, counters, copies)
+        yield LowRankTime(
+            tokens=count,
+            in_size=shape.in_size,
+            out_sizes=list(shape.out_sizes),
+            ranks=list(shape.ranks),
+            is_gated=shape.is_gated,
+            microseconds=round(time, 2),
+        )
+
+
+def _time(x: torch.Tensor, turn: Iterator[Factors], counters: torch.Tensor, calls: int) -> float:
+    return microseconds(lambda: next(turn).served(x, counters), calls)
+
+
+def _kinds(factors: Factors) -> Iterator[LaunchKind]:
+    down, ups = factors.down, factors.ups
+    yield LaunchKind((down.shape[0],), (down.shape[1],), False, down.dtype)
+    outs = tuple(up.shape[0] for up in ups)
+    yield LaunchKind(outs, tuple(factors.ranks), factors.is_gated, down.dtype)
+
+
+def _factors(shape: LowRankShape) -> Factors:
+    ups = zip(shape.out_sizes, shape.ranks, strict=True)
+    return Factors(
+        _random(sum(shape.ranks), shape.in_size),
+        tuple(_random(out, rank) for out, rank in ups),
+        shape.is_gated,
+    )
+
+
+def _random(rows: int, columns: int) -> torch.Tensor:
+    """Random numbers, so small that no sum of products overflows."""
+    return (torch.randn(rows, columns, device="cuda") / math.sqrt(columns)).bfloat16()
