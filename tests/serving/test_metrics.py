@@ -19,6 +19,9 @@ def published(
     engine: int = 1,
     rank: int = 0,
     twice: bool = True,
+    skipped: tuple[str, ...] = (),
+    window: int | None = None,
+    dtype: str = "bfloat16",
 ) -> dict[str, dict[str, float]]:
     """The gauges after an engine has started: {metric: {labels without the model's: value}}.
 
@@ -35,8 +38,13 @@ def published(
     hf_config = SimpleNamespace(
         architectures=raw["architectures"], name_or_path="", to_dict=lambda: raw
     )
-    model = SimpleNamespace(hf_config=hf_config, served_model_name="m", dtype=torch.bfloat16)
-    cache = SimpleNamespace(cache_dtype=cache_dtype, kv_cache_size_tokens=1000)
+    model = SimpleNamespace(hf_config=hf_config, served_model_name="m", dtype=getattr(torch, dtype))
+    cache = SimpleNamespace(
+        cache_dtype=cache_dtype,
+        kv_cache_size_tokens=1000,
+        kv_cache_dtype_skip_layers=list(skipped),
+        sliding_window=window,
+    )
     load = SimpleNamespace(model_loader_extra_config={})
     vllm_config: Any = SimpleNamespace(
         model_config=model,
@@ -84,6 +92,28 @@ def test_an_fp8_cache_takes_one_byte_per_number() -> None:
     layout = layout_of(gac_config())
     found = published(gac_config(), cache_dtype="fp8_e4m3")
     assert found["gac_kv_token_bytes"] == {"": layout.kv_elements}
+
+
+@pytest.mark.parametrize(
+    ("skipped", "window", "wide"),
+    [(("1",), None, {1}), (("0", "sliding_window"), None, {0}), (("sliding_window",), 64, {0, 1})],
+)
+def test_layers_that_are_not_quantized_take_the_models_dtype(
+    skipped: tuple[str, ...], window: int | None, wide: set[int]
+) -> None:
+    layers = layout_of(gac_config()).layers
+    found = published(gac_config(), "fp8", skipped=skipped, window=window)
+    bytes_ = sum(layer.kv_elements * (1 + (i in wide)) for i, layer in enumerate(layers))
+    assert found["gac_kv_token_bytes"] == {"": bytes_}
+
+
+def test_a_half_precision_cache_of_an_fp32_model_takes_two_bytes_per_number() -> None:
+    layout = layout_of(gac_config())
+    found = published(gac_config(), "bfloat16", dtype="float32")
+    assert found["gac_kv_token_bytes"] == {"": 2 * layout.kv_elements}
+    assert published(gac_config(), dtype="float32")["gac_kv_token_bytes"] == {
+        "": 4 * layout.kv_elements
+    }
 
 
 def test_layers_are_counted_by_kernels_and_heads() -> None:

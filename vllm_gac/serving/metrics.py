@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import torch
 from prometheus_client import REGISTRY, Gauge
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
@@ -52,21 +51,34 @@ class GacStatLogger(StatLoggerBase):
             return
         layout = layout_of_hf(model_config.hf_config)
         dense = _dense(model_config.hf_config.to_dict(), layout)
-        dtype = cache_config.cache_dtype
-        element_bytes = 1 if dtype.startswith(("fp8", "int8")) else _bytes(model_config.dtype)
+        kv_bytes = _kv_bytes(layout, self.vllm_config), _kv_bytes(dense, self.vllm_config)
         kernels = _kernels(layout, self.vllm_config.load_config.model_loader_extra_config)
-        _publish(layout, dense, model, element_bytes)
+        _publish(layout, dense, model, kv_bytes)
         _publish_kernels(kernels, model)
         # Other data-parallel engines and API servers would repeat the line.
         if self.engine_index == 0 and is_first_api_server(self.vllm_config):
-            logger.info("%s", start_line(layout, dense, element_bytes, room, kernels))
+            logger.info("%s", start_line(layout, dense, kv_bytes, room, kernels))
 
     def record(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: no value changes from step to step."""
 
 
-def _bytes(dtype: torch.dtype) -> int:
-    return torch.empty(0, dtype=dtype).element_size()
+def _kv_bytes(layout: ModelLayout, vllm_config: VllmConfig) -> int:
+    """Bytes of KV cache that one token takes in all layers of `layout`.
+
+    vLLM leaves the layers of --kv-cache-dtype-skip-layers in the model's dtype: those whose index
+    is listed, and with "sliding_window" all that have a window.
+    """
+    cache, model_dtype = vllm_config.cache_config, vllm_config.model_config.dtype
+    skipped = set(cache.kv_cache_dtype_skip_layers)
+    if "sliding_window" in skipped and cache.sliding_window is not None:
+        skipped |= set(map(str, range(len(layout.layers))))
+    own = model_dtype.itemsize
+    cached = {"auto": own, "float16": 2, "bfloat16": 2}.get(cache.cache_dtype, 1)
+    return sum(
+        layer.kv_elements * (own if str(index) in skipped else cached)
+        for index, layer in enumerate(layout.layers)
+    )
 
 
 def _dense(raw_config: Mapping[str, Any], layout: ModelLayout) -> ModelLayout:
@@ -78,7 +90,7 @@ def _dense(raw_config: Mapping[str, Any], layout: ModelLayout) -> ModelLayout:
 def start_line(
     layout: ModelLayout,
     dense: ModelLayout,
-    element_bytes: int,
+    kv_bytes: tuple[int, int],
     room: int | None,
     kernels: _Kernels,
 ) -> str:
@@ -87,16 +99,15 @@ def start_line(
     Args:
         layout: The served layout.
         dense: The layout before compression.
-        element_bytes: Bytes of one number in the KV cache.
+        kv_bytes: Bytes of KV cache that one token takes, and would take before compression.
         room: Tokens that fit in the KV cache; None if it is not known.
         kernels: Number of layers by backend, kernels and heads.
     """
-    share = layout.kv_elements / dense.kv_elements
+    share = kv_bytes[0] / kv_bytes[1]
     parts = [
         f"{layout.parameters:,} parameters, {layout.parameters / dense.parameters:.1%} of "
         f"{dense.parameters:,} before compression",
-        f"{layout.kv_elements * element_bytes:,} bytes of KV cache per token, {share:.1%} of "
-        f"{dense.kv_elements * element_bytes:,}",
+        f"{kv_bytes[0]:,} bytes of KV cache per token, {share:.1%} of {kv_bytes[1]:,}",
     ]
     if room is not None:
         parts.append(
@@ -110,7 +121,9 @@ def start_line(
     return f"vllm-gac {VERSION}: {'; '.join(parts)}; attention by layer: {layers}"
 
 
-def _publish(layout: ModelLayout, dense: ModelLayout, model: str, element_bytes: int) -> None:
+def _publish(
+    layout: ModelLayout, dense: ModelLayout, model: str, kv_bytes: tuple[int, int]
+) -> None:
     aligned, dims = aligned_dims(layout)
     text = "Always 1; its label is the version of vllm-gac that serves the model."
     _gauge("gac_model_info", text, "version").labels(model, VERSION).set(1)
@@ -118,12 +131,12 @@ def _publish(layout: ModelLayout, dense: ModelLayout, model: str, element_bytes:
         (
             "gac_kv_token_bytes",
             "Bytes of KV cache that one token takes, all layers together.",
-            layout.kv_elements * element_bytes,
+            kv_bytes[0],
         ),
         (
             "gac_dense_kv_token_bytes",
             "Bytes of KV cache that one token would take in the model before compression.",
-            dense.kv_elements * element_bytes,
+            kv_bytes[1],
         ),
         ("gac_parameters", "Number of parameters of the served model.", layout.parameters),
         (
