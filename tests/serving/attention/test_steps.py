@@ -124,6 +124,21 @@ def test_long_contexts_are_gathered_in_parts(backend: ModuleType) -> None:
     assert whole.parts[1][1].block_table[0].tolist() == [16, 17, 18, 19]
 
 
+def test_lengths_of_drafts_among_prompts_are_those_of_the_device(backend: ModuleType) -> None:
+    """The host's lengths of requests that verify drafts are bounds: all drafts may be accepted."""
+    common = step([1, 20, 5, 30], [50, 20, 40, 70])
+    common.seq_lens_cpu_upper_bound = torch.tensor([53, 20, 43, 70], dtype=torch.int32)
+    ((_, prefill),) = backend.step_of(common, 8, 0).prefills
+    assert prefill.context_starts.tolist() == [0, 20, 60, 130]
+
+
+def test_lengths_of_prompts_are_read_on_the_host(backend: ModuleType) -> None:
+    common = step([1, 5, 20, 30], [50, 40, 20, 70])
+    common.seq_lens_cpu_upper_bound = torch.tensor([53, 43, 21, 71], dtype=torch.int32)
+    ((_, prefill),) = backend.step_of(common, 8, 0).prefills
+    assert prefill.context_starts.tolist() == [0, 21, 92]
+
+
 def test_a_decoding_batch_has_no_prefill(backend: ModuleType) -> None:
     batch = backend.step_of(step([1, 1], [50, 9]), 1, 0)
     assert batch.prefills == ()

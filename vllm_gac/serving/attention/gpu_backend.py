@@ -169,22 +169,29 @@ def _build_step(
         decode_lengths=common.seq_lens[:decodes],
         decode_block_table=common.block_table_tensor[:decodes],
         max_decode_query=max_decode_query,
-        prefills=_prefills(common, decodes, decodes + prefills, most_gathered),
+        prefills=_prefills(common, decodes, decodes + prefills, max_decode_query, most_gathered),
     )
 
 
 def _prefills(
-    common: CommonAttentionMetadata, first: int, last: int, most_gathered: int
+    common: CommonAttentionMetadata,
+    first: int,
+    last: int,
+    max_decode_query: int,
+    most_gathered: int,
 ) -> tuple[tuple[slice, PrefillBatch], ...]:
     """Requests `first` to `last`, in batches small enough for the kernels compiled ahead."""
     if first == last:
         return ()
-    lengths = common.seq_lens_cpu_upper_bound  # exact for prefilling requests
-    if lengths is None:
+    starts, lengths = common.query_start_loc_cpu, common.seq_lens_cpu_upper_bound
+    # The bound is exact for prefilling requests, not for those that verify drafts. These come
+    # before them, unless the backend of other layers orders the batch otherwise.
+    fewest = int((starts[first + 1 : last + 1] - starts[first:last]).min())
+    if lengths is None or 1 < max_decode_query >= fewest:
         lengths = common.seq_lens.cpu()
     begins = range(first, last, MOST_SEQUENCES)
     return prefill_batches(
-        common.query_start_loc_cpu,
+        starts,
         lengths,
         common.seq_lens,
         common.block_table_tensor,
