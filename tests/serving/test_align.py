@@ -76,6 +76,7 @@ class ConfigStub(SimpleNamespace):
         tp: int = 1,
         quantization: str | None = None,
         cache_dtype: str = "auto",
+        trainer: object = None,
     ) -> None:
         hf_config = AutoConfig.from_pretrained(directory)
         super().__init__(
@@ -90,6 +91,7 @@ class ConfigStub(SimpleNamespace):
             load_config=LoadConfig(load_format="gac", model_loader_extra_config=options),
             parallel_config=SimpleNamespace(tensor_parallel_size=tp),
             cache_config=SimpleNamespace(cache_dtype=cache_dtype),
+            weight_transfer_config=trainer,
         )
 
     @property
@@ -130,6 +132,14 @@ def test_the_layout_to_serve_is_written_beside_the_stored_one(
     align_config(config)
     assert config.stored == on_disk
     assert config.served == padded_layout(on_disk, strategy)
+
+
+def test_weights_from_a_trainer_are_refused_where_dims_are_padded(model: Path) -> None:
+    trained = {"trainer": SimpleNamespace(backend="nccl")}
+    with pytest.raises(CheckpointError, match=r"^--weight-transfer-config: .* would not fit; "):
+        aligned(model, trained)
+    config = aligned(model, trained, align="none")
+    assert config.served == config.stored
 
 
 def test_the_config_travels_with_both_layouts(model: Path) -> None:

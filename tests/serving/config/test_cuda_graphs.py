@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from vllm.config import CompilationMode
+from vllm.config.vllm import OptimizationLevel
 
 from vllm_gac.serving.config import cuda_graphs
 
 SWITCH = "VLLM_USE_BREAKABLE_CUDAGRAPH"
 
 
-def _asked(mode: object = None, eager: bool = False, **graphs: object) -> Any:
+def _asked(mode: object = None, eager: bool = False, level: int = 2, **graphs: object) -> Any:
     graphs = {
         "cudagraph_mode": None,
         "cudagraph_capture_sizes": None,
@@ -25,6 +26,7 @@ def _asked(mode: object = None, eager: bool = False, **graphs: object) -> Any:
         model_config=SimpleNamespace(enforce_eager=eager),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=1024),
         speculative_config=None,
+        optimization_level=OptimizationLevel(level),
     )
 
 
@@ -53,7 +55,7 @@ def test_the_users_capture_sizes_are_kept() -> None:
     assert config.compilation_config.cudagraph_capture_sizes is None
 
 
-@pytest.mark.parametrize("asked", [_asked(mode=3), _asked(eager=True)])
+@pytest.mark.parametrize("asked", [_asked(mode=3), _asked(eager=True), _asked(level=0)])
 def test_the_users_choice_is_kept(asked: Any) -> None:
     cuda_graphs.choose_cuda_graphs(asked)
     assert SWITCH not in os.environ

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("vllm")
 
-from vllm.config import CacheConfig, ParallelConfig
+from vllm.config import AttentionConfig, CacheConfig, ParallelConfig
 from vllm.platforms.interface import DeviceCapability
 
 from tests.support.dense_models import config
@@ -18,12 +18,19 @@ from vllm_gac.gpu.attention_choice import LARGEST_HEAD
 from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout, layout_of
 from vllm_gac.serving.config import engine_options
 from vllm_gac.serving.loading import decode_fit
+from vllm_gac.serving.plugin import register
+from vllm_gac.serving.registration import BACKENDS
 
 
 @pytest.fixture(autouse=True)
 def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     _on_a_gpu(monkeypatch, (9, 0))
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+
+
+@pytest.fixture
+def registered() -> None:
+    register()
 
 
 def _on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
@@ -38,6 +45,8 @@ def _asked(
     cache_dtype: Any = "auto",
     drafted: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    attention: Any = None,
+    mfu: bool = False,
     **parallel: int,
 ) -> Any:
     speculative = None if drafted is None else SimpleNamespace(num_speculative_tokens=drafted)
@@ -46,6 +55,8 @@ def _asked(
         cache_config=CacheConfig(cache_dtype=cache_dtype),
         parallel_config=SimpleNamespace(**vars(ParallelConfig()) | parallel),
         speculative_config=speculative,
+        attention_config=attention or AttentionConfig(),
+        observability_config=SimpleNamespace(enable_mfu_metrics=mfu),
     )
 
 
@@ -57,7 +68,20 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", engine_options.KV_CACHE_DTYPES)
 def test_supported_cache_dtypes_pass(dtype: str) -> None:
-    engine_options.check_engine_options(_asked(dtype))
+    of_model = torch.float16 if dtype == "float16" else torch.bfloat16
+    engine_options.check_engine_options(_asked(dtype, dtype=of_model))
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "bfloat16"), ("bfloat16", "float16")])
+def test_a_cache_of_another_half_precision_is_refused_on_a_gpu(
+    dtypes: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, model = dtypes
+    asked = _asked(cache, dtype=getattr(torch, model))
+    with pytest.raises(CheckpointError, match=rf"is {cache}, and --dtype is {model}; .* or fp8$"):
+        engine_options.check_engine_options(asked)
+    _on_a_cpu(monkeypatch)  # the reference converts
+    engine_options.check_engine_options(asked)
 
 
 def test_other_cache_dtypes_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +132,37 @@ def test_layers_too_large_for_the_gpu_are_refused_by_index(
     assert decode_fit.fits_decode_kernel(small, small.layers[1])
     _on_a_cpu(monkeypatch)
     decode_fit.check_decode_kernel(_asked(), large)
+
+
+def test_our_own_backends_cannot_be_asked_for(registered: None) -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    for name in BACKENDS:
+        backend = AttentionBackendEnum[name]
+        for attention in (
+            AttentionConfig(backend=backend),
+            AttentionConfig(backend_per_kind={"full_attention": backend}),
+        ):
+            with pytest.raises(CheckpointError, match=rf"^--attention-backend {name}: .*leave it"):
+                engine_options.check_engine_options(_asked(attention=attention))
+
+
+def test_a_choice_of_kernels_that_our_layers_do_not_follow_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    logger = SimpleNamespace(warning=lambda text, *values: told.append(text % values))
+    monkeypatch.setattr(engine_options, "logger", logger)
+    engine_options.check_engine_options(_asked())
+    assert told == []
+    attention: Any = {"backend": "TRITON_ATTN", "flash_attn_version": 2}
+    engine_options.check_engine_options(_asked(attention=AttentionConfig(**attention)))
+    assert told[0].startswith("TRITON_ATTN, FlashAttention 2: not for the layers that GAC serves;")
+
+
+def test_numbers_that_vllm_would_count_wrongly_are_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"^--enable-mfu-metrics: .* as if all layers were"):
+        engine_options.check_engine_options(_asked(mfu=True))
 
 
 @pytest.mark.parametrize("dtype", engine_options.DTYPES)

@@ -38,7 +38,13 @@ def model(tmp_path: Path) -> Path:
 
 
 def config(
-    directory: Path, *, tp: int = 1, pp: int = 1, load_format: str = "gac", lora: bool = False
+    directory: Path,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    load_format: str = "gac",
+    lora: bool = False,
+    trained: bool = False,
 ) -> Any:
     """The fields of vLLM's config that hook and loader read, for the model in `directory`."""
     hf_config = AutoConfig.from_pretrained(directory)
@@ -55,6 +61,7 @@ def config(
         load_config=LoadConfig(load_format=load_format),
         parallel_config=SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=pp),
         lora_config=SimpleNamespace() if lora else None,
+        weight_transfer_config=SimpleNamespace() if trained else None,
         cache_config=SimpleNamespace(cache_dtype="auto"),
         quant_config=None,
     )
@@ -95,6 +102,7 @@ def test_the_loader_streams_padded_and_repeated_tensors(model: Path, tp: int) ->
     ("change", "why"),
     [
         ({"lora": True}, "LoRA adapters would not fit"),
+        ({"trained": True}, "weights that a trainer sends would not fit"),
     ],
 )
 def test_heads_that_cannot_be_repeated_are_refused(

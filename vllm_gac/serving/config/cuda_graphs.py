@@ -51,7 +51,8 @@ def choose_cuda_graphs(vllm_config: "VllmConfig") -> None:
     if ours and mode not in (None, CompilationMode.NONE):
         del os.environ[_SWITCH]  # it would override the mode that the user asks for
     decided = mode is not None or (_SWITCH in os.environ and not ours)
-    if not decided and not vllm_config.model_config.enforce_eager:
+    eager = vllm_config.model_config.enforce_eager or vllm_config.optimization_level == 0
+    if not decided and not eager:
         os.environ[_SWITCH] = "1"
         _switched_on = True
         logger.info(

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING
 import torch
 from vllm import envs
 from vllm.config.cache import CacheDType
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.kernels.gpu_limits import converts_e4m3
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.loading.decode_fit import gpu_capability
+from vllm_gac.serving.registration import BACKENDS
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
 # The values of --dtype and --kv-cache-dtype that our attention on a GPU supports.
 DTYPES = (torch.float16, torch.bfloat16)
@@ -62,6 +66,11 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
                 f"--{flag.replace('_', '-')}: is {size}; gac models do not support context "
                 "parallelism; use --tensor-parallel-size"
             )
+    if vllm_config.observability_config.enable_mfu_metrics:
+        raise CheckpointError(
+            "--enable-mfu-metrics: vLLM counts operations and bytes by config.json, as if all "
+            "layers were alike, so the numbers of a gac model would be wrong; leave it out"
+        )
     if not current_platform.is_cuda():
         return
     # vLLM captures verification steps of any length in full CUDA graphs, where only the decode
@@ -86,6 +95,12 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
             f"--kv-cache-dtype: is {cache_dtype}; on a GPU the cache of a gac model takes "
             f"{', '.join(KV_CACHE_DTYPES)}"
         )
+    if cache_dtype in ("float16", "bfloat16") and cache_dtype != model_dtype:
+        raise CheckpointError(
+            f"--kv-cache-dtype: is {cache_dtype}, and --dtype is {model_dtype}; on a GPU prefill "
+            f"reads cached keys in the dtype of the queries; use {model_dtype} or fp8"
+        )
+    _check_backend(vllm_config)
     capability = gpu_capability()
     if cache_dtype.startswith("fp8") and not converts_e4m3(capability):
         raise CheckpointError(
@@ -97,4 +112,27 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
         raise CheckpointError(
             "VLLM_BATCH_INVARIANT is 1; a gac model splits its attention and chooses its GEMM "
             "kernels by the whole batch, so its results depend on other requests; unset it"
+        )
+
+
+def _check_backend(vllm_config: "VllmConfig") -> None:
+    """Check the choice of an attention backend. It holds for the layers that vLLM's own serves.
+
+    Raises:
+        CheckpointError: It names a backend of ours, which no layer of vLLM's can use.
+    """
+    attention = vllm_config.attention_config
+    backends = [attention.backend, *attention.backend_per_kind.values()]
+    chosen = [backend.name for backend in backends if backend is not None]
+    if ours := [name for name in chosen if name in BACKENDS]:
+        raise CheckpointError(
+            f"--attention-backend {ours[0]}: the layers that need it take it by themselves, and no "
+            "other layer can; leave it out"
+        )
+    if attention.flash_attn_version is not None:
+        chosen.append(f"FlashAttention {attention.flash_attn_version}")
+    if chosen:
+        logger.warning(
+            "%s: not for the layers that GAC serves; the lines 'Attention of ...' say which",
+            ", ".join(chosen),
         )

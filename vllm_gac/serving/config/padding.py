@@ -23,7 +23,8 @@ def align_config(vllm_config: "VllmConfig") -> None:
     Tensors that a quantizer has packed cannot be padded. They keep their dims by default.
 
     Raises:
-        CheckpointError: `align` is given for a model whose tensors are packed.
+        CheckpointError: `align` is given for a model whose tensors are packed, or a trainer is to
+            send weights, which do not pass through our loader.
     """
     model_config = vllm_config.model_config
     options = loader_options(vllm_config.load_config.model_loader_extra_config)
@@ -42,6 +43,12 @@ def align_config(vllm_config: "VllmConfig") -> None:
             )
         logger.info("Serving misaligned dims as they are: quantized tensors cannot be padded")
         return
+    if vllm_config.weight_transfer_config is not None:
+        raise CheckpointError(
+            "--weight-transfer-config: dims of this model are padded at load time, and weights "
+            "that a trainer sends would not fit; serve what 'vllm-gac repair' makes of it, or give "
+            '--model-loader-extra-config \'{"align": "none"}\''
+        )
     serve_as(model_config, padded)
     pairs = zip(stored.dims(), padded.dims(), strict=True)
     logger.info(

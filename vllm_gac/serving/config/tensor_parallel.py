@@ -22,7 +22,8 @@ def shard_config(vllm_config: "VllmConfig") -> None:
 
     Raises:
         CheckpointError: A layer cannot be split, or its heads would have to be repeated and cannot
-            be, because they are quantized or because LoRA adapters are made for them.
+            be, because they are quantized, or because LoRA adapters or the weights that a trainer
+            sends are made for them.
     """
     model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
     layout = layout_of_hf(model_config.hf_config)
@@ -47,4 +48,6 @@ def _unrepeatable(vllm_config: "VllmConfig") -> str | None:
     """Why heads cannot be repeated; None if they can."""
     if getattr(vllm_config.model_config.hf_config, "quantization_config", None) is not None:
         return "quantized tensors cannot be"
+    if vllm_config.weight_transfer_config is not None:
+        return "weights that a trainer sends would not fit"
     return "LoRA adapters would not fit" if vllm_config.lora_config is not None else None

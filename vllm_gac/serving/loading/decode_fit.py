@@ -41,14 +41,16 @@ def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
         return
     speculative = vllm_config.speculative_config
     queries = 1 if speculative is None else 1 + speculative.num_speculative_tokens
-    itemsize = 1 if vllm_config.cache_config.cache_dtype.startswith("fp8") else 2
+    cache = vllm_config.cache_config
+    fp8, mixed = cache.cache_dtype.startswith("fp8"), bool(cache.kv_cache_dtype_skip_layers)
+    itemsizes = (1, 2) if fp8 and mixed else (1,) if fp8 else (2,)
     checked = set()  # many layers have the same heads
     for index, layer in enumerate(layout.layers):
         attention = layer.query_heads, layer.key, layer.value
         if attention in checked:
             continue
         try:
-            _check(layout, layer, queries, (itemsize,))
+            _check(layout, layer, queries, itemsizes)
         except GacError as error:
             raise CheckpointError(f"layer {index}: {error}") from None
         checked.add(attention)
