@@ -87,6 +87,7 @@ _PROFILE: dict[str, Any] = {
         _SWEEP | {"kernel": "k", "batch": 1, "length": 64, "heads": 4, "causal": True},
     ],
     "linear": [_SWEEP | {"axis": axis, "m": m, "fixed": 32} for axis in "nk" for m in (1, 64)],
+    "sustained": [{"m": 64, "n": 64, "k": 64, "seconds": 1.0, "microseconds": 4.0}],
     "low_rank": [
         {
             "tokens": tokens,

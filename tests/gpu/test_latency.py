@@ -22,7 +22,7 @@ from vllm_gac.gpu.latency.layer import (
     mlp_microseconds,
 )
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
-from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime
+from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime, SustainedTime
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ValueLayout, layout_of
 
@@ -102,6 +102,43 @@ def test_a_gemm_of_twice_the_size_is_hardly_faster(m: int, n: int, k: int) -> No
 def test_between_measured_batches_time_is_in_between(m: int, n: int) -> None:
     low, high = sorted(gemm(measured, 64 * n, 4096) for measured in (16, 64))
     assert 0.95 * low <= gemm(m, 64 * n, 4096) <= 1.05 * high
+
+
+def sustained(*times: tuple[int, int, int, float]) -> GpuProfile:
+    """The profile of an H200 with these {m, n, k, microseconds} of GEMMs that run for long."""
+    entries = [
+        SustainedTime(m=m, n=n, k=k, seconds=1.0, microseconds=time) for m, n, k, time in times
+    ]
+    return H200.model_copy(update={"sustained": entries})
+
+
+def test_a_gemm_that_runs_for_long_takes_as_long_as_measured() -> None:
+    m, n, k = 8192, 28672, 4096
+    profile = sustained((m, n, k, 1.1 * gemm(m, n, k)))
+    assert gemm_microseconds(m, n, k, profile) == gemm(m, n, k)
+    slow = partial(gemm_microseconds, profile=profile, is_sustained=True)
+    assert slow(m, n, k) == pytest.approx(1.1 * gemm(m, n, k))
+    assert slow(2048, 4096, 4096) == pytest.approx(1.1 * gemm(2048, 4096, 4096), rel=0.02)
+    # What waits for memory, or is misaligned, does not take the power that lowers clocks.
+    assert slow(1, n, k) == pytest.approx(gemm(1, n, k), rel=1e-3)
+    assert slow(2048, 4096, 12185) < 1.03 * gemm(2048, 4096, 12185)
+    # A profile whose GPU holds its rate, or one without such times, predicts as before.
+    for same in (sustained((m, n, k, 0.99 * gemm(m, n, k))), H200):
+        assert gemm_microseconds(m, n, k, same, is_sustained=True) == gemm(m, n, k)
+
+
+def test_prefill_is_at_the_rate_that_gemms_hold_and_decode_is_not() -> None:
+    profile = sustained((8192, 28672, 4096, 1.2 * gemm(8192, 28672, 4096)))
+    for layer in (LAYER, low_rank(gate=1024, up=1024, down=1024)):
+        times = [layer_microseconds(DENSE, layer, PREFILL, p) for p in (H200, profile)]
+        assert 1.1 < times[1] / times[0] < 1.2
+        times = [layer_microseconds(DENSE, layer, DECODE, p) for p in (H200, profile)]
+        assert times[0] == times[1]
+
+
+def test_a_sustained_time_out_of_proportion_is_refused() -> None:
+    with pytest.raises(ProfileError, match="out of all proportion"):
+        layer_microseconds(DENSE, LAYER, PREFILL, sustained((64, 64, 64, 1e9)))
 
 
 # ---- attention kernels -----------------------------------------------------------------------

@@ -15,9 +15,9 @@ from vllm_gac.gpu.attention_choice import Gpu
 from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile, write_profile
 from vllm_gac.layout.schema import validate
-from vllm_gac.profiling import attention, decode, gemms, low_rank, prefill, profile
+from vllm_gac.profiling import attention, decode, gemms, low_rank, prefill, profile, timing
 from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
-from vllm_gac.profiling.gemms import dim_plans, linear_plans
+from vllm_gac.profiling.gemms import dim_plans, linear_plans, measure_sustained, sustained_shapes
 from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
 from vllm_gac.profiling.prefill import prefill_plans, worth_measuring
 
@@ -53,6 +53,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Made Up 100")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
+    monkeypatch.setattr(gemms, "sustained_microseconds", microseconds)
     for module in (attention, gemms, low_rank, decode):
         monkeypatch.setattr(module, "microseconds", microseconds)
     for module in (attention, gemms):
@@ -87,6 +88,7 @@ def test_the_file_it_writes_is_a_profile(
     assert len(found.prefill_kernels) == 3 * len(prefill_plans(quick=True))
     expected = len(low_rank_shapes(quick=True)) * len(low_rank_tokens(quick=True))
     assert len(found.low_rank) == expected
+    assert [(time.n, time.k) for time in found.sustained] == [*sustained_shapes(quick=True)]
     assert result(capsys, "align", 1001, "--strategy", "measured", "--gpu", out) == {"1001": 1008}
 
 
@@ -209,6 +211,33 @@ def test_low_rank_linears_are_measured_as_shipped_and_with_other_ranks() -> None
     assert low_rank_tokens(quick=False) == tuple(sorted({t.tokens for t in H200.low_rank}))
     assert low_rank_shapes(quick=True) == low_rank_shapes(quick=False)[:4]
     assert set(low_rank_tokens(quick=True)) < set(low_rank_tokens(quick=False))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_gemms_that_run_for_long_fit_into_their_buffers() -> None:
+    times = measure_sustained(sustained_shapes(quick=False), lambda: None, 0.25)
+    assert {(time.m, time.seconds, time.microseconds) for time in times} == {(8192, 0.25, 10.0)}
+    assert [(time.n, time.k) for time in times] == [*sustained_shapes(quick=False)]
+
+
+def test_of_a_long_run_the_second_half_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replay takes 2 ms at first, and 3 ms after half of the time."""
+    replays: list[None] = []
+
+    class Graph:
+        def replay(self) -> None:
+            replays.append(None)
+
+    def milliseconds(call: Callable[[], object]) -> float:
+        before = len(replays)
+        call()
+        return sum(2.0 if at < 2 + 100 else 3.0 for at in range(before, len(replays)))
+
+    monkeypatch.setattr(timing, "_captured", lambda call, calls: Graph())
+    monkeypatch.setattr(timing, "_milliseconds", milliseconds)
+    found = timing.sustained_microseconds(lambda: None, calls=4, seconds=0.4)
+    assert found == pytest.approx(3000 / 4)
+    assert len(replays) == 2 + 2 * 100
 
 
 def test_without_our_kernel_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,20 @@ class LinearSweep(Sweep):
     fixed: Dim
 
 
+class SustainedTime(StrictModel):
+    """y[m, n] = x[m, k] w over and over, without a rest: the mean of the second half of `seconds`.
+
+    An engine under load runs so, and a GPU at its power limit lowers its clocks. All other times
+    are of a GPU that has rested.
+    """
+
+    m: Dim
+    n: Dim
+    k: Dim
+    seconds: Positive
+    microseconds: Positive
+
+
 class LowRankTime(StrictModel):
     """Low-rank linears of one input as a server runs them: both factors, and SwiGLU if gated.
 
@@ -141,7 +155,8 @@ class GpuProfile(StrictModel):
     `attention` and `gemm` say which dims are fast (alignment/fastest_dim.py). The rest may be
     missing: it predicts how long a layer takes (gpu/latency/) and chooses the kernels that serve it
     (gpu/attention_choice.py). `prefill` holds causal sweeps over head sizes; it is only used if
-    there are no `prefill_kernels`. Without `low_rank`, a low-rank linear is two GEMMs.
+    there are no `prefill_kernels`. Without `low_rank`, a low-rank linear is two GEMMs; without
+    `sustained`, GEMMs of prefill are as fast as those of a GPU that has rested.
     """
 
     version: Version
@@ -158,6 +173,7 @@ class GpuProfile(StrictModel):
     ceilings: Ceilings | None = None
     linear: list[LinearSweep] = Field(default_factory=list)
     low_rank: list[LowRankTime] = Field(default_factory=list)
+    sustained: list[SustainedTime] = Field(default_factory=list)
     decode: list[DecodeTime] = Field(default_factory=list)
     prefill: list[AttentionSweep] = Field(default_factory=list)
     prefill_kernels: list[PrefillTime] = Field(default_factory=list)

@@ -7,9 +7,9 @@ from typing import Literal
 
 import torch
 
-from vllm_gac.gpu.profile import GemmSweep, LinearSweep
+from vllm_gac.gpu.profile import GemmSweep, LinearSweep, SustainedTime
 from vllm_gac.layout.rounding import ceil_div, round_up
-from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds
+from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds, sustained_microseconds
 
 FIXED = 4096  # the other dim of a sweep, except for coarse ones
 
@@ -43,6 +43,9 @@ _CLASS_AT = (192, 576, 1088, 4160, 12352)
 _CLASSES = (1, 2, 4, 8, 16, 32)
 _COARSE = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 14336, 28672)
 _QUICK_BATCHES = (1, 64, 2048)
+# For the rate that GEMMs hold for long: [n, k] of Llama-3-8B's linears, in chunks of many prompts.
+_SUSTAINED_SHAPES = ((28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
+_SUSTAINED_BATCH = 8192
 _LONG = 1024  # from here on, one call is long enough to be timed alone
 
 
@@ -100,14 +103,22 @@ class Gemms:
 
     def measure(self, m: int, n: int, k: int) -> float:
         """Microseconds of x[m, k] @ w[n, k].T, as in torch's linear."""
+        call, copies = self._call(m, n, k)
+        return microseconds(call, max(copies, 4) if m < _LONG else copies, replays=5)
+
+    def sustain(self, m: int, n: int, k: int, seconds: float) -> float:
+        """The same after it ran for about half of `seconds`, without a rest."""
+        return sustained_microseconds(*self._call(m, n, k), seconds)
+
+    def _call(self, m: int, n: int, k: int) -> tuple[Callable[[], object], int]:
+        """A function that multiplies by the next of several copies of w, and their number."""
         size = round_up(n * k, 64)  # each weight begins at a cache line
         copies = min(256, ceil_div(MORE_THAN_L2, 2 * size))
         weights = [self.weights[i * size :][: n * k].view(n, k).t() for i in range(copies)]
         x = self.inputs[: m * k].view(m, k)
         y = self.outputs[: m * n].view(m, n)
         turn = itertools.cycle(weights)
-        calls = max(copies, 4) if m < _LONG else copies
-        return microseconds(lambda: torch.mm(x, next(turn), out=y), calls, replays=5)
+        return lambda: torch.mm(x, next(turn), out=y), copies
 
     def sweep(self, plan: GemmPlan, tick: Callable[[], object]) -> list[float]:
         """Microseconds at each dim of `plan`. `tick` is called after each."""
@@ -139,6 +150,28 @@ def linear_sweep(plan: GemmPlan, times: list[float]) -> LinearSweep:
     return LinearSweep(
         axis=plan.axis, m=plan.m, fixed=plan.fixed, dims=list(plan.dims), microseconds=times
     )
+
+
+def sustained_shapes(quick: bool) -> tuple[tuple[int, int], ...]:
+    """[n, k] of the GEMMs that are measured while they run for long."""
+    return _SUSTAINED_SHAPES[:1] if quick else _SUSTAINED_SHAPES
+
+
+def measure_sustained(
+    shapes: Iterable[tuple[int, int]], tick: Callable[[], object], seconds: float = 1.0
+) -> list[SustainedTime]:
+    """Times of large GEMMs that run for `seconds` each; `tick` is called after each.
+
+    They leave the GPU warm, at its power limit: measure everything else before.
+    """
+    m = _SUSTAINED_BATCH
+    gemms = Gemms([GemmPlan("n", m, (n,), fixed=k) for n, k in _SUSTAINED_SHAPES])
+    times = []
+    for n, k in shapes:
+        time = round(gemms.sustain(m, n, k, seconds), 2)
+        times.append(SustainedTime(m=m, n=n, k=k, seconds=seconds, microseconds=time))
+        tick()
+    return times
 
 
 def _random(count: int) -> torch.Tensor:

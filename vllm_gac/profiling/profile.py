@@ -27,6 +27,8 @@ from vllm_gac.profiling.gemms import (
     dim_sweep,
     linear_plans,
     linear_sweep,
+    measure_sustained,
+    sustained_shapes,
 )
 from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
 from vllm_gac.profiling.prefill import measure_prefill, prefill_plans
@@ -37,9 +39,9 @@ _PEAK = 8192  # of a square GEMM
 _NOISE = 0.02
 _METHOD = (
     "medians of CUDA graph replays, weights and caches rotated past L2, the GPU at rest as long as "
-    "it is busy; torch.mm and low-rank linears as served in bfloat16, "
-    "scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), decode and prefill "
-    "kernels in bfloat16"
+    "it is busy (sustained times: means, without a rest); torch.mm and low-rank linears as served "
+    "in bfloat16, scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), decode "
+    "and prefill kernels in bfloat16"
 )
 
 
@@ -66,13 +68,14 @@ def measure_profile(*, quick: bool = False, progress: bool = True) -> GpuProfile
 def _measure(quick: bool, progress: bool) -> GpuProfile:
     by_dim, linear = dim_plans(quick), linear_plans(quick)
     heads, causal = dim_plan(quick), causal_plans(quick)
+    sustained = sustained_shapes(quick)
     decode, prefill = decode_plans(quick), prefill_plans(quick)
     kernels, stock = kernels_of(decode), stock_plans(decode)
     factored = low_rank_shapes(quick)
     gemms = sum(len(plan.dims) for plan in by_dim + linear)
     sizes = sum(len(plan.dims) for plan in [heads, *causal])
     steps = len(kernels) + gemms + len(factored) + sizes
-    steps += len(decode) + len(stock) + len(prefill)
+    steps += len(decode) + len(stock) + len(prefill) + len(sustained)
     with tqdm(total=steps, disable=not progress, unit="kernel") as bar:
         bar.set_description("compiling decode kernels")
         compile_kernels(kernels, bar.update)
@@ -91,6 +94,8 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
         decoded += measure_stock_decode(stock, bar.update)
         bar.set_description("prefill attention")
         prefilled = measure_prefill(prefill, bar.update)
+        bar.set_description("linears without a rest")
+        held = measure_sustained(sustained, bar.update)
     return GpuProfile(
         version=1,
         gpu=torch.cuda.get_device_name(),
@@ -107,6 +112,7 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
         ceilings=Ceilings(terabytes_per_second=round(bandwidth, 3), teraflops=round(peak, 1)),
         linear=linears,
         low_rank=low_rank,
+        sustained=held,
         decode=decoded,
         prefill=causals,
         prefill_kernels=prefilled,

@@ -23,17 +23,34 @@ def replay_microseconds(call: Callable[[], object], calls: int, replays: int) ->
     After each replay the GPU rests for as long: a GPU that is always busy runs into its power
     limit, and then a kernel's time depends on what ran before it.
     """
-    call()  # compiles, and picks algorithms
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
+    graph = _captured(call, calls)
     for _ in range(2):
         graph.replay()
     times = [_milliseconds(graph.replay) for _ in range(replays)]
     time.sleep(min(sum(times) * 1e-3, _LONGEST_REST))
     return [time * 1e3 / calls for time in times]
+
+
+def sustained_microseconds(call: Callable[[], object], calls: int, seconds: float) -> float:
+    """Time of one `call`, repeated for `seconds` without a rest; the mean of the second half.
+
+    By then the power limit has lowered the clocks, if it does so at all.
+
+    Args:
+        call: what is timed.
+        calls: calls in one CUDA graph, which is replayed.
+        seconds: how long, on the GPU.
+    """
+    graph = _captured(call, calls)
+    graph.replay()
+    replays = max(1, round(seconds * 1e3 / 2 / _milliseconds(graph.replay)))
+
+    def half() -> None:
+        for _ in range(replays):
+            graph.replay()
+
+    _milliseconds(half)
+    return _milliseconds(half) * 1e3 / (replays * calls)
 
 
 def copy_bandwidth() -> float:
@@ -52,6 +69,16 @@ def warm_up() -> None:
     elapsed = 0.0
     while elapsed < _WARM_SECONDS * 1e3:
         elapsed += _milliseconds(lambda: [x @ x for _ in range(50)])
+
+
+def _captured(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
+    call()  # compiles, and picks algorithms
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    return graph
 
 
 def _milliseconds(call: Callable[[], object]) -> float:

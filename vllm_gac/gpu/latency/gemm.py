@@ -7,6 +7,7 @@ measured cost of its alignment class (the largest power of two that divides it).
 """
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -25,10 +26,13 @@ Curve: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 # Within multiples of 64 the alignment of a dim decides; beyond, the number of whole tiles, which
 # the curves contain.
 _TILE = 64
+_MOST_EXCESS = 10.0  # of a time; real ones are about 0.1
 _BYTES = 2  # of a weight or an activation
 
 
-def gemm_microseconds(m: int, n: int, k: int, profile: GpuProfile) -> float:
+def gemm_microseconds(
+    m: int, n: int, k: int, profile: GpuProfile, *, is_sustained: bool = False
+) -> float:
     """Time of y[m, n] = x[m, k] w in 16-bit types, with weights that are read from memory.
 
     Between measured m, slowdowns are interpolated over log m. No prediction is below the fastest
@@ -39,14 +43,19 @@ def gemm_microseconds(m: int, n: int, k: int, profile: GpuProfile) -> float:
         n: output features.
         k: input features.
         profile: the GPU.
+        is_sustained: whether GEMMs run for long without a rest, as in prefill under load.
 
     Returns:
         Microseconds.
 
     Raises:
-        ProfileError: if the profile has no ceilings, no sweep over n or no sweep over k.
+        ProfileError: if the profile has no ceilings, no sweep over n or no sweep over k, or
+            sustained times that cannot be.
     """
-    return _gemm_times(profile).microseconds(m, n, k)
+    time = _gemm_times(profile).microseconds(m, n, k)
+    if not (is_sustained and profile.sustained):
+        return time
+    return time + _excess(profile) * roofline(profile).multiplying(m, n, k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,11 @@ class Roofline:
     def gemm(self, m: int, n: int, k: int) -> float:
         """Least possible microseconds of y[m, n] = x[m, k] w in 16-bit types."""
         moved = _BYTES * (m * k + k * n + m * n)
-        return max(moved / self.bandwidth, 2 * m * n * k / self.peak)
+        return max(moved / self.bandwidth, self.multiplying(m, n, k))
+
+    def multiplying(self, m: int, n: int, k: int) -> float:
+        """Microseconds of the FLOP of y[m, n] = x[m, k] w."""
+        return 2 * m * n * k / self.peak
 
     def moving(self, elements: float) -> float:
         """Microseconds of reading or writing `elements` 16-bit numbers."""
@@ -146,6 +159,26 @@ class _GemmTimes:
         fastest: float = low.fastest ** (1 - weight) * high.fastest**weight
         ideal = self.roofline.gemm(m, _next_tile(n), _next_tile(k))
         return max(ideal * math.exp(slowdown), fastest)
+
+
+@cache
+def _excess(profile: GpuProfile) -> float:
+    """How much longer GEMMs take that run for long, relative to the time of their FLOP.
+
+    FLOP take power. So a GEMM that lies far above their time, because it is small or misaligned,
+    loses a smaller part of its rate.
+    """
+    excesses = [
+        (time.microseconds - gemm_microseconds(time.m, time.n, time.k, profile))
+        / roofline(profile).multiplying(time.m, time.n, time.k)
+        for time in profile.sustained
+    ]
+    if max(excesses) > _MOST_EXCESS:
+        raise ProfileError(
+            f"the profile of {profile.gpu} has sustained times of linears that are out of all "
+            "proportion to its other times; measure again with vllm-gac profile"
+        )
+    return max(0.0, statistics.mean(excesses))
 
 
 @cache

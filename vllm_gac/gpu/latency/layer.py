@@ -86,21 +86,21 @@ def attention_microseconds(
 ) -> float:
     """Microseconds of a layer's norm, q, k, v and o projections, RoPE and attention kernel."""
 
-    def step(tokens: int, kernel: float) -> float:
+    def step(tokens: int, kernel: float, is_prefill: bool) -> float:
         projected = sum(dense.linear_shape(layer, name)[0] for name in _QKV)
         rotated = layer.query_heads * dense.query_size(layer) + layer.key.heads * layer.key.size
         return (
             _norm(dense, tokens, profile)
-            + _linears(dense, layer, _QKV, tokens, profile)
+            + _linears(dense, layer, _QKV, tokens, profile, is_prefill)
             + roofline(profile).moving(tokens * (projected + rotated))
             + kernel
-            + _linears(dense, layer, ("self_attn.o_proj",), tokens, profile)
+            + _linears(dense, layer, ("self_attn.o_proj",), tokens, profile, is_prefill)
         )
 
     batch, context, chunk = mix.decode_batch, mix.decode_context, mix.prefill_tokens
     return mix.mean(
-        lambda: step(batch, decode_microseconds(dense, layer, batch, context, profile)),
-        lambda: step(chunk, prefill_microseconds(dense, layer, chunk, profile)),
+        lambda: step(batch, decode_microseconds(dense, layer, batch, context, profile), False),
+        lambda: step(chunk, prefill_microseconds(dense, layer, chunk, profile), True),
     )
 
 
@@ -109,14 +109,14 @@ def mlp_microseconds(
 ) -> float:
     """Microseconds of a layer's norm, gate, up and down projections and SiLU."""
 
-    def step(tokens: int) -> float:
+    def step(tokens: int, is_prefill: bool) -> float:
         return (
             _norm(dense, tokens, profile)
-            + _linears(dense, layer, _GATE_UP, tokens, profile)
-            + _linears(dense, layer, ("mlp.down_proj",), tokens, profile)
+            + _linears(dense, layer, _GATE_UP, tokens, profile, is_prefill)
+            + _linears(dense, layer, ("mlp.down_proj",), tokens, profile, is_prefill)
         )
 
-    return mix.mean(lambda: step(mix.decode_batch), lambda: step(mix.prefill_tokens))
+    return mix.mean(lambda: step(mix.decode_batch, False), lambda: step(mix.prefill_tokens, True))
 
 
 def _linears(
@@ -125,13 +125,20 @@ def _linears(
     names: tuple[str, ...],
     tokens: int,
     profile: GpuProfile,
+    is_prefill: bool,
 ) -> float:
-    """Microseconds of linears that share one input; gate and up with SwiGLU."""
+    """Microseconds of linears that share one input; gate and up with SwiGLU.
+
+    Where prompts are prefilled under load, one long GEMM follows another; while sequences decode,
+    linears wait for memory, and the GPU stays below its power limit.
+    """
     linears = [
         Linear(*dense.linear_shape(layer, name), layer.ranks.get(name), dense.has_bias(name))
         for name in names
     ]
-    return linears_microseconds(tokens, linears, profile, is_gated=names == _GATE_UP)
+    return linears_microseconds(
+        tokens, linears, profile, is_gated=names == _GATE_UP, is_sustained=is_prefill
+    )
 
 
 def _norm(dense: ModelLayout, tokens: int, profile: GpuProfile) -> float:

@@ -37,7 +37,12 @@ class Linear:
 
 
 def linears_microseconds(
-    tokens: int, linears: Sequence[Linear], profile: GpuProfile, *, is_gated: bool = False
+    tokens: int,
+    linears: Sequence[Linear],
+    profile: GpuProfile,
+    *,
+    is_gated: bool = False,
+    is_sustained: bool = False,
 ) -> float:
     """Time of linears of one input as served in 16-bit types, with SwiGLU if they are gated.
 
@@ -46,6 +51,7 @@ def linears_microseconds(
         linears: the linears; all have the same `in_size`.
         profile: the GPU.
         is_gated: whether they are gate and up, with SwiGLU on top.
+        is_sustained: whether GEMMs run for long without a rest, as in prefill under load.
 
     Returns:
         Microseconds.
@@ -56,7 +62,9 @@ def linears_microseconds(
     swiglu = roofline(profile).moving(3 * tokens * linears[0].out_size) if is_gated else 0.0
     if all(linear.rank is None for linear in linears):
         out_size = sum(linear.out_size for linear in linears)
-        return gemm_microseconds(tokens, out_size, linears[0].in_size, profile) + swiglu
+        in_size = linears[0].in_size
+        gemm = gemm_microseconds(tokens, out_size, in_size, profile, is_sustained=is_sustained)
+        return gemm + swiglu
     kernel, time = _kernel_times(profile), 0.0
     for launch in _launches(linears, is_gated):
         if kernel.computes(launch, tokens):
@@ -64,7 +72,7 @@ def linears_microseconds(
             if launch.is_gated:
                 swiglu = 0.0
         else:
-            time += launch.by_cublas(tokens, profile)
+            time += launch.by_cublas(tokens, profile, is_sustained)
     return time + swiglu
 
 
@@ -84,9 +92,12 @@ class _Launch:
     is_gated: bool = False
     is_plain: bool = True
 
-    def by_cublas(self, tokens: int, profile: GpuProfile) -> float:
+    def by_cublas(self, tokens: int, profile: GpuProfile, is_sustained: bool = False) -> float:
         """Microseconds of a GEMM for each, without SwiGLU."""
-        return sum(gemm_microseconds(tokens, n, k, profile) for n, k in self._shapes())
+        return sum(
+            gemm_microseconds(tokens, n, k, profile, is_sustained=is_sustained)
+            for n, k in self._shapes()
+        )
 
     def roofline(self, tokens: int, profile: GpuProfile) -> float:
         """Least possible microseconds."""
