@@ -49,6 +49,9 @@ def test_every_verb_explains_itself_and_has_json(
         (["align", "0"], "0: must be at least 1"),
         (["align", "1.5"], "'1.5' is not a number"),
         (["align", "8", "--strategy", "best"], "invalid choice: 'best'"),
+        (["align", "8", "--gpu", "h200"], "--gpu has no effect without --strategy measured"),
+        (["align", "8", "--heads", "2"], "--heads has no effect without --quantization"),
+        (["align", "8", "--tp", "2"], "--tensor-parallel-size has no effect without --role width"),
         (["inspect", ""], "'' is not a path"),
         (["inspect", "hf://o/m"], "hf://o/m is an address, not a path; a model on the Hub is ORGA"),
         (["compress", "m", "--out", "s3://b/m"], "argument --out: s3://b/m is an address, not a p"),
@@ -352,4 +355,4 @@ def test_verify_names_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_verify_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path)]) == 1
-    assert "config.json: cannot be read" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"{tmp_path}: there is no config.json, so this is no model\n"

@@ -39,7 +39,7 @@ def nothing_but_pickles(directory: Path) -> None:
 
 
 CASES: dict[str, Case] = {
-    "no config.json": Case(without_config, ("config.json: cannot be read",)),
+    "no config.json": Case(without_config, ("there is no config.json",)),
     "nothing but pickles": Case(nothing_but_pickles, ("pytorch_model",)),
     **{f"config.json: {name}": written("config.json", *case) for name, case in _TEXTS.items()},
     **{f"index: {name}": written(INDEX, *case) for name, case in _TEXTS.items()},

@@ -165,7 +165,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: {not_a_directory(directory)}")
     path = directory / "config.json"
-    if not os.path.lexists(path) and (fault := without_config(directory)):
+    if not os.path.lexists(path):
+        fault = without_config(directory) or "there is no config.json, so this is no model"
         raise CheckpointError(f"{directory}: {fault}")
     refuse_escape(directory, path)
     return read_json(path)

@@ -45,8 +45,16 @@ def run(args: argparse.Namespace) -> int:
     """Print each dim and the allowed dim that it is rounded to."""
     from vllm_gac.alignment.rules import align
 
+    tp = args.tensor_parallel_size
+    for option, is_idle, needed in (
+        ("--gpu", args.gpu is not None and args.strategy != "measured", "--strategy measured"),
+        ("--heads", args.heads > 1 and args.quantization is None, "--quantization"),
+        ("--tensor-parallel-size", tp > 1 and args.role != "width", "--role width"),
+    ):
+        if is_idle:
+            args.usage_error(f"{option} has no effect without {needed}")
     more = {
-        "tensor_parallel_size": args.tensor_parallel_size,
+        "tensor_parallel_size": tp,
         "multiple": quantized_as(args.quantization).multiple(args.role, args.heads),
     }
     aligned = {dim: align(dim, args.strategy, args.role, args.gpu, **more) for dim in args.dims}
