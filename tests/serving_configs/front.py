@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tests.serving_configs.debian import CONFIGS, program
 
-GAP = 0.4  # seconds between two streamed tokens
+GAP = 0.4  # seconds between two tokens of a long stream
+PATIENCE = 120.0  # seconds until what a busy machine has not done counts as not done
 KEEP_ALIVE = 5  # seconds after which vLLM closes an idle connection, and the stand-in too
 
 
@@ -27,6 +28,8 @@ class Upstream:
     port: int = 0
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     client_left: threading.Event = field(default_factory=threading.Event)
+    # /v1/one-by-one sends a token after the one before was read, which a test says here.
+    token_read: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     # Who closed a connection that had been idle for KEEP_ALIVE seconds or less.
     closed_by: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
 
@@ -70,7 +73,10 @@ class _StandIn(http.server.BaseHTTPRequestHandler):
                 event = b"data: %d\n\n" % token
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
                 self.wfile.flush()
-                time.sleep(GAP)
+                if self.path == "/v1/one-by-one":
+                    self.seen.token_read.acquire(timeout=PATIENCE)
+                elif self.path == "/v1/long":
+                    time.sleep(GAP)
             self.wfile.write(b"0\r\n\r\n")
         except OSError:
             self.seen.client_left.set()
@@ -161,7 +167,7 @@ def nginx(directory: Path, servers: str = "servers.conf", **upstreams: int) -> I
     with (directory / "error.log").open("w") as log:
         process = subprocess.Popen(command, stderr=log)
     try:
-        give_up = time.monotonic() + 10
+        give_up = time.monotonic() + PATIENCE
         while time.monotonic() < give_up and process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break

@@ -15,9 +15,9 @@ import pytest
 
 from tests.serving_configs.debian import program
 from tests.serving_configs.front import (
-    GAP,
     KEEP_ALIVE,
     NGINX,
+    PATIENCE,
     Upstream,
     free_port,
     nginx,
@@ -46,7 +46,7 @@ def front(vllm: Upstream, directory: Path) -> Iterator[int]:
 def answer(
     port: int, method: str, path: str, body: bytes = b"", **headers: str
 ) -> tuple[int, bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         connection.request(method, path, body, headers)
         response = connection.getresponse()
@@ -98,31 +98,33 @@ def test_idle_connections_are_closed_before_vllm_closes_them() -> None:
 
 def test_of_an_idle_connection_the_front_lets_go_first(front: int, vllm: Upstream) -> None:
     """Else a POST can meet a connection that vLLM is closing, and cannot be sent again."""
-    while not vllm.closed_by.empty():
-        vllm.closed_by.get()
-    assert answer(front, "POST", "/v1/completions", b"{}")[0] == 200
-    assert vllm.closed_by.get(timeout=30) == "front"
+    closed_by = []
+    # The front is a second earlier. A busy machine may hold it up for that long, but not each time.
+    while "front" not in closed_by and len(closed_by) < 3:
+        while not vllm.closed_by.empty():
+            vllm.closed_by.get()
+        assert answer(front, "POST", "/v1/completions", b"{}")[0] == 200
+        closed_by.append(vllm.closed_by.get(timeout=PATIENCE))
+    assert "front" in closed_by
 
 
-def test_tokens_come_one_by_one(front: int) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", front, timeout=30)
-    connection.request("POST", "/v1/completions", b"{}")
+def test_tokens_come_one_by_one(front: int, vllm: Upstream) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", front, timeout=PATIENCE / 4)
+    connection.request("POST", "/v1/one-by-one", b"{}")
     response = connection.getresponse()
-    times, text = [], b""
-    while piece := response.read1(1 << 16):
-        times.append(time.monotonic())
-        text += piece
+    for token in range(3):
+        # The next is sent only after this one is here: a front that collects them never answers.
+        assert response.read1(1 << 16) == b"data: %d\n\n" % token
+        vllm.token_read.release()
+    assert response.read1(1 << 16) == b""
     connection.close()
-    assert text == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
-    assert len(times) == 3
-    assert times[1] - times[0] > GAP / 2
 
 
 def test_a_client_that_leaves_is_gone_for_vllm_too(front: int, vllm: Upstream) -> None:
     with socket.create_connection(("127.0.0.1", front)) as client:
         client.sendall(b"POST /v1/long HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         assert b"data: 0" in client.recv(1 << 16) + client.recv(1 << 16)
-    assert vllm.client_left.wait(10 * GAP)
+    assert vllm.client_left.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/docs", "/tokenize", "/", "/v2/x", "/v1/../metrics"])
@@ -186,7 +188,7 @@ def test_keys_and_ids_reach_vllm_and_neither_keys_nor_prompts_the_log(
 
 def _log_with(path: Path, text: str) -> str:
     """The log once `text` is in it: nginx writes it after the client has its answer."""
-    for _ in range(100):
+    for _ in range(round(PATIENCE / 0.1)):
         if text in (log := path.read_text()):
             break
         time.sleep(0.1)
@@ -200,7 +202,7 @@ def test_errors_of_vllm_stay_as_they_are(front: int) -> None:
 
 def test_half_a_header_is_dropped_and_does_not_reach_vllm(front: int, vllm: Upstream) -> None:
     before = len(vllm.requests)
-    with socket.create_connection(("127.0.0.1", front), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", front), timeout=PATIENCE) as client:
         began = time.monotonic()
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
         received = b""
@@ -209,7 +211,8 @@ def test_half_a_header_is_dropped_and_does_not_reach_vllm(front: int, vllm: Upst
                 received += piece
         except ConnectionResetError:
             pass
-        assert time.monotonic() - began < 15
+        # After 5 s, and not after the 60 s that nginx waits unless it is told otherwise.
+        assert time.monotonic() - began < 50
     assert received == b"" or b" 408 " in received
     assert len(vllm.requests) == before
 
@@ -226,7 +229,7 @@ def test_a_flood_from_one_address_is_429(vllm: Upstream, tmp_path: Path) -> None
     with nginx(tmp_path, local=vllm.port) as port:
 
         def ask(_: int) -> list[tuple[int, bytes, dict[str, str]]]:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
             got = []
             for _ in range(100):
                 connection.request("GET", "/v1/models")
@@ -257,7 +260,7 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Upst
 
 def many(port: int, headers: list[dict[str, str]]) -> list[int]:
     """The statuses of GETs over one connection, one for each of `headers`, at 40 a second."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     statuses = []
     for one in headers:
         connection.request("GET", "/v1/models", headers=one)

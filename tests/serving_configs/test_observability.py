@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from loadtest.traffic.scenario import find_scenario, load_scenario
 from tests.serving.server import Server, serve
 from tests.serving_configs.dashboard import expressions
 from tests.serving_configs.debian import CONFIGS, program
-from tests.serving_configs.front import free_port
+from tests.serving_configs.front import PATIENCE, free_port
 from vllm_gac.checkpoint.open import open_checkpoint
 
 SECONDS = 15  # of traffic
@@ -77,6 +77,12 @@ class Prometheus:
         numbers = (float(series["value"][1]) for series in result)
         return [number for number in numbers if not math.isnan(number)]
 
+    def wait_for(self, seen: Callable[[], bool]) -> None:
+        """Return when it has seen that, or when it should have: what lacks is for a test to say."""
+        give_up = time.monotonic() + PATIENCE
+        while not seen() and time.monotonic() < give_up:
+            time.sleep(0.2)
+
 
 @contextlib.contextmanager
 def prometheus(
@@ -107,7 +113,7 @@ def prometheus(
             stderr=out,
         )
     try:
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + PATIENCE
         while time.monotonic() < give_up and process.poll() is None:
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"http://{url}/-/ready", timeout=5).close()
@@ -148,10 +154,15 @@ def watched(
     with exported(live, 0) as port:
         targets = {"vllm": server.url.removeprefix("http://"), "loadtest": f"127.0.0.1:{port}"}
         with prometheus(tmp_path_factory.mktemp("prometheus"), targets) as running:
-            time.sleep(2)  # a scrape before the first request: rates need two
+            # A scrape before the first request: rates need two.
+            running.wait_for(lambda: running.values("sum(up)") == [len(targets)])
             target = Target(server.url, "demo")
             replay(schedule, target, Share(), time.time(), 60.0, on_record)
-            time.sleep(4)  # a scrape after the last, and rules that read rules
+            # A scrape after the last.
+            sent = sum(record.completion_tokens or 0 for record in records)
+            running.wait_for(lambda: running.values("vllm:generation_tokens_total") == [sent])
+            running.wait_for(lambda: sum(running.values("loadtest_requests_total")) == len(records))
+            time.sleep(4)  # rules that read rules
             yield running, records
     monitor.stop()
 
@@ -161,11 +172,14 @@ def test_both_targets_are_scraped_without_a_complaint(
     watched: tuple[Prometheus, list[Record]],
 ) -> None:
     running, _ = watched
-    targets = running.ask("targets")["activeTargets"]
-    assert {target["labels"]["job"]: target["health"] for target in targets} == {
-        "vllm": "up",
-        "loadtest": "up",
-    }
+
+    def health() -> dict[str, str]:
+        targets = running.ask("targets")["activeTargets"]
+        return {target["labels"]["job"]: target["health"] for target in targets}
+
+    both_up = {"vllm": "up", "loadtest": "up"}
+    running.wait_for(lambda: health() == both_up)  # a scrape has a second, or fails
+    assert health() == both_up
     complaints = [line for line in running.log.read_text().splitlines() if "level=info" not in line]
     assert complaints == []
 
@@ -267,13 +281,13 @@ def test_series_that_nobody_asks_for_are_not_kept(
 def test_a_server_that_is_gone_is_noticed(tmp_path: Path) -> None:
     gone = {"vllm": f"127.0.0.1:{free_port()}", "loadtest": f"127.0.0.1:{free_port()}"}
     with prometheus(tmp_path, gone) as running:
-        give_up = time.monotonic() + 60
-        states: dict[str, str] = {}
-        while "ServerDown" not in states and time.monotonic() < give_up:
-            time.sleep(0.5)
+
+        def states() -> dict[str, str]:
             alerts = running.ask("alerts")["alerts"]
-            states = {alert["labels"]["alertname"]: alert["state"] for alert in alerts}
-    assert states.get("ServerDown") == "pending"  # it fires after two minutes
+            return {alert["labels"]["alertname"]: alert["state"] for alert in alerts}
+
+        running.wait_for(lambda: "ServerDown" in states())
+        assert states().get("ServerDown") == "pending"  # it fires after two minutes
 
 
 def test_alerts_are_sent(tmp_path: Path) -> None:
@@ -296,7 +310,7 @@ def test_alerts_are_sent(tmp_path: Path) -> None:
         threading.Thread(target=receiver.serve_forever, daemon=True).start()
         gone = {job: f"127.0.0.1:{free_port()}" for job in ("vllm", "loadtest")}
         with prometheus(tmp_path, gone, (f"127.0.0.1:{receiver.server_port}",)):
-            alerts = sent.get(timeout=60)
+            alerts = sent.get(timeout=PATIENCE)
         receiver.shutdown()
     (watchdog,) = [alert for alert in alerts if alert["labels"]["alertname"] == "Watchdog"]
     assert watchdog["labels"]["severity"] == "heartbeat"
