@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from vllm_gac.checkpoint.layer_shards import read_layer
 from vllm_gac.checkpoint.open import Checkpoint
@@ -204,13 +204,16 @@ def attention(
     keys = rotate(keys, cos, sin)
     queries = rotate(queries, _each_query(cos, layer), _each_query(sin, layer))
 
+    size = values.shape[-1]
+    # torch has a fast kernel for a CPU only if all heads are of one size.
+    common = max(queries.shape[-1], size) if normed.device.type == "cpu" else None
     attended = scaled_dot_product_attention(
-        queries.transpose(1, 2),
-        _each_query(keys, layer).transpose(1, 2),
-        _each_query(values, layer).transpose(1, 2),
+        _heads_of(queries, common),
+        _heads_of(_each_query(keys, layer), common),
+        _heads_of(_each_query(values, layer), common),
         attn_mask=_mask(length, model.window, normed.device),
         scale=model.layout.softmax_scale,
-    )
+    )[..., :size]
     return attended.transpose(1, 2).reshape(batch, length, -1)
 
 
@@ -259,6 +262,11 @@ def _each_query(x: Tensor, layer: LayerLayout) -> Tensor:
     """Repeat each of the heads [..., heads, size] for the query heads that share it."""
     heads = x.shape[-2]
     return x if heads == 1 and x.ndim == 3 else x.repeat_interleave(layer.query_heads // heads, -2)
+
+
+def _heads_of(x: Tensor, size: int | None) -> Tensor:
+    """[batch, heads, tokens, size] of [batch, tokens, heads, less], with zeros; None: no zeros."""
+    return (x if size is None else pad(x, (0, size - x.shape[-1]))).transpose(1, 2)
 
 
 def _mask(length: int, window: int | None, device: torch.device) -> Tensor:
