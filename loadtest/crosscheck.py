@@ -103,7 +103,8 @@ def _bench(
     found: dict[str, float] = json.loads((out / "vllm-bench.json").read_text(encoding="utf-8"))
     if found["completed"] != len(read.requests):
         raise LoadTestError(
-            f"vllm bench serve: {found['completed']} of {len(read.requests)} requests answered"
+            f"{base_url}: answered {found['completed']} of {len(read.requests)} requests of "
+            "vllm bench serve; clients are compared by requests that were all answered"
         )
     return found
 

@@ -14,7 +14,7 @@ Model = TypeVar("Model", bound=BaseModel)
 def load_yaml(path: Path, model: type[Model], **overrides: object) -> Model:
     """Read `path` as a `model`; `overrides` that are not None replace what it says.
 
-    Raises LoadTestError naming the file and every field that is wrong.
+    Raises LoadTestError naming the file, the overrides and every field that is wrong.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -31,4 +31,6 @@ def load_yaml(path: Path, model: type[Model], **overrides: object) -> Model:
     try:
         return model.model_validate(content | given)
     except ValidationError as error:
-        raise LoadTestError(f"{path}: {'; '.join(faults(error, whole=''))}") from error
+        instead = ", ".join(f"{key} {value}" for key, value in given.items())
+        where = f"{path} with {instead}" if instead else str(path)
+        raise LoadTestError(f"{where}: {'; '.join(faults(error, whole=''))}") from error

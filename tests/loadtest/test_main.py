@@ -36,7 +36,7 @@ def test_a_schedule_that_is_there_is_kept(
     [
         (["schedule", "azure", "s.jsonl"], "no scenario 'azure'; there are azure-code, azure-"),
         (["schedule", "missing.yaml", "s.jsonl"], "missing.yaml: cannot be read: No such file"),
-        (["schedule", "smoke", "s.jsonl", "--rate", "-1"], "rate: Input should be greater than 0"),
+        (["schedule", "smoke", "s.jsonl", "--rate", "-1"], "smoke.yaml with rate -1.0: rate: Inp"),
         (["schedule", "smoke", "/dev/null/s.jsonl"], "/dev/null/s.jsonl: Not a directory"),
         (["mock", "--port", "1", "--log", "/dev/null/log"], "/dev/null/log: Not a directory"),
         (["ab", "missing.yaml", "out"], "missing.yaml: cannot be read: No such file"),
