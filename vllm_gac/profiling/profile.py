@@ -40,8 +40,8 @@ _NOISE = 0.02
 _METHOD = (
     "medians of CUDA graph replays, weights and caches rotated past L2, the GPU at rest as long as "
     "it is busy (sustained times: means, without a rest); torch.mm and low-rank linears as served "
-    "in bfloat16, scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), decode "
-    "and prefill kernels in bfloat16"
+    "in bfloat16, scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), "
+    "decode and prefill kernels in bfloat16"
 )
 
 
