@@ -111,8 +111,8 @@ def page(result: Mapping[str, Any]) -> str:
             f"linears: {profile['times']}.",
             "Errors are predicted / measured - 1: by all times, without those of the same shape, "
             "without those of as many tokens,",
-            "and by the GEMMs' times alone. Gate and up are the largest shape by far, and one token "
-            "has a kernel of its own:",
+            "and by the GEMMs' times alone. Gate and up are the largest shape by far, and one "
+            "token has a kernel of its own:",
             "without their own times, these are extrapolated.",
             "",
             *table(

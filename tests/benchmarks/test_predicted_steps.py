@@ -77,7 +77,10 @@ def test_speedups_are_over_the_dense_model_of_the_same_page() -> None:
     assert rows[2]["predicted_speedup"] == pytest.approx(exact / rows[2]["predicted"], rel=1e-3)
     assert "speedup" not in rows[3]
     about = {"date": "d", "commit": "c", "command": "x"}
-    profile = {"gpu": "H200", "measured": "m"}
-    text = page(about | {"profile": profile, "rows": rows})
+    profile = {"gpu": "H200", "measured": "m", "sources": {"low_rank": "a page"}}
+    text = page(about | {"profile": profile | {"sustained": False}, "rows": rows})
+    assert "`low_rank` is of a page." in text
+    assert "no `sustained` times" in text
+    assert "worst at most 10% (missed: 50.0%)" in text
     assert "| - of these b | 2 | " in text
     assert f"| b | dense | 1x128->256 | {2 * exact:,.0f} | {exact:,.0f} | -50.0% | - | - |" in text
