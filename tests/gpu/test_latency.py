@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from vllm_gac.errors import PlanError, ProfileError
 from vllm_gac.gpu.latency.decode import decode_microseconds
-from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
+from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
 from vllm_gac.gpu.latency.layer import (
     BatchMix,
     attention_microseconds,
@@ -279,14 +279,20 @@ def test_a_layer_is_the_sum_of_its_parts() -> None:
 
 
 def test_gate_and_up_and_q_k_v_are_one_gemm_each() -> None:
-    moving = roofline(H200).moving
-    mlp = gemm(64, 2 * 14336, 4096) + gemm(64, 4096, 14336)
-    mlp += moving(64 * (4 * 4096 + 3 * 14336))
+    norm = moving_microseconds(64 * 4 * 4096, H200)
+    mlp = norm + gemm(64, 2 * 14336, 4096) + gemm(64, 4096, 14336)
+    mlp += roofline(H200).moving(64 * 3 * 14336)
     assert mlp_microseconds(DENSE, LAYER, DECODE, H200) == pytest.approx(mlp)
     attention = gemm(64, 6144, 4096) + gemm(64, 4096, 4096)
     attention += decode_microseconds(DENSE, LAYER, 64, 2048, H200)
-    attention += moving(64 * (4 * 4096 + 2 * (4096 + 1024) + 1024))
+    attention += norm + moving_microseconds(64 * (2 * (4096 + 1024) + 1024), H200)
     assert attention_microseconds(DENSE, LAYER, DECODE, H200) == pytest.approx(attention)
+
+
+def test_a_kernel_that_moves_little_takes_as_long_as_a_launch() -> None:
+    fastest = min(min(sweep.microseconds) for sweep in H200.linear)
+    assert moving_microseconds(1, H200) == fastest
+    assert moving_microseconds(1e9, H200) == roofline(H200).moving(1e9) > fastest
 
 
 @given(st.integers(1, 4096), st.sampled_from([DECODE, PREFILL]))

@@ -19,7 +19,7 @@ from benchmarks.common.markdown import table
 from benchmarks.common.page import add_commit, save, source
 from benchmarks.engines.whole_model.grid.cells import BF16, cells, models_by_name
 from benchmarks.engines.whole_model.models import SHAPES, Batch
-from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
+from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.gpu.profile_files import read_profile
@@ -148,7 +148,7 @@ def step_microseconds(
         halfway = batch.length + batch.output // 2
         mix, tokens = BatchMix(batch.prompts, halfway, prefill_weight=0), batch.prompts
     head = gemm_microseconds(tokens, model.vocab_size, model.hidden_size, profile)
-    norm = roofline(profile).moving(4 * tokens * model.hidden_size)
+    norm = moving_microseconds(4 * tokens * model.hidden_size, profile)
     return Deployment(profile, mix).nanoseconds(dense, model.layers) / 1000 + norm + head
 
 

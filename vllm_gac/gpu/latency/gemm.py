@@ -58,6 +58,15 @@ def gemm_microseconds(
     return time + _excess(profile) * roofline(profile).multiplying(m, n, k)
 
 
+def moving_microseconds(elements: float, profile: GpuProfile) -> float:
+    """Time of a kernel that only reads and writes `elements` 16-bit numbers.
+
+    With few of them it is the time of a launch: that of the fastest measured GEMM, which is hardly
+    more. Raises ProfileError as `gemm_microseconds` does.
+    """
+    return max(roofline(profile).moving(elements), _gemm_times(profile).fastest)
+
+
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """The two ceilings of a GPU: bytes and FLOP per microsecond."""
@@ -150,6 +159,7 @@ class _GemmTimes:
             )
         self.surfaces = [_surface(self.roofline, m, by_m[m]) for m in sorted(by_m)]
         self.log_m = [math.log(m) for m in sorted(by_m)]
+        self.fastest = min(surface.fastest for surface in self.surfaces)
 
     @lru_cache(maxsize=1 << 16)  # noqa: B019 -- lives as long as the profile it belongs to
     def microseconds(self, m: int, n: int, k: int) -> float:

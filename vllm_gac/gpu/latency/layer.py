@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from vllm_gac.errors import PlanError
 from vllm_gac.gpu.latency.decode import decode_microseconds
-from vllm_gac.gpu.latency.gemm import roofline
+from vllm_gac.gpu.latency.gemm import moving_microseconds
 from vllm_gac.gpu.latency.linears import Linear, linears_microseconds
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
 from vllm_gac.gpu.profile import GpuProfile
@@ -92,7 +92,7 @@ def attention_microseconds(
         return (
             _norm(dense, tokens, profile)
             + _linears(dense, layer, _QKV, tokens, profile, is_prefill)
-            + roofline(profile).moving(tokens * (projected + rotated))
+            + moving_microseconds(tokens * (projected + rotated), profile)
             + kernel
             + _linears(dense, layer, ("self_attn.o_proj",), tokens, profile, is_prefill)
         )
@@ -143,4 +143,4 @@ def _linears(
 
 def _norm(dense: ModelLayout, tokens: int, profile: GpuProfile) -> float:
     """Microseconds of RMSNorm with residual addition: it reads two tensors and writes two."""
-    return roofline(profile).moving(4 * tokens * dense.hidden_size)
+    return moving_microseconds(4 * tokens * dense.hidden_size, profile)
