@@ -201,7 +201,9 @@ def test_the_page_of_faults_compares_both_sides_of_each_case(tmp_path: Path) -> 
     (tmp_path / "a model").mkdir()
     file = tmp_path / "a model" / "faults.jsonl"
     file.write_text("".join(json.dumps(about | row) + "\n" for row in rows))
-    (line,) = [line for line in faults_page(tmp_path).splitlines() if case.budget in line]
+    text = faults_page(tmp_path)
+    assert "60 windows of 30 documents of [this text](text.json). none, today" in text
+    (line,) = [line for line in text.splitlines() if case.budget in line]
     ratios = [cell.split()[0] for cell in line.split("|")[3:6]]
     before, after, change = map(float, ratios)
     assert before > after > 1 > change

@@ -43,13 +43,18 @@ def faults_page(directory: Path) -> str:
         "allowing more ever loses more, is on [a page of its own](../predicted_losses.md).",
     ]
     for path in found:
-        lines += ["", *_of_a_model(path.parent.name, lines_of(path))]
+        lines += ["", *_of_a_model(path.parent, lines_of(path))]
     return "\n".join(lines) + "\n"
 
 
-def _of_a_model(name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+def _of_a_model(folder: Path, rows: Sequence[dict[str, Any]]) -> list[str]:
     (dense,) = [row for row in rows if row["side"] == "dense"]
-    lines = [f"## {name}", "", f"{origin({'command': COMMAND, **dense})}."]
+    text = f"{folder.name}/text.json" if (folder / "text.json").exists() else "text.json"
+    about = (
+        f"{len(dense['losses'])} windows of {len(set(dense['document']))} documents of "
+        f"[this text]({text}). {origin({'command': COMMAND, **dense})}."
+    )
+    lines = [f"## {folder.name}", "", about]
     if any(row["budget"] and had_other_dims(row["budget"], row["commit"]) for row in rows):
         lines += ["", OTHER_DIMS]
     for heads, cases in (
