@@ -30,6 +30,7 @@ from tools.demo_model.llama import Llama
 from vllm_gac import demo
 from vllm_gac.errors import GacError
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps import compress as compressing
 from vllm_gac.steps.evaluate import evaluate
 
 WORDS = ["alpha", "beta", "gamma", "index", "value", "result", "count", "buffer", "parse", "read"]
@@ -309,6 +310,10 @@ def test_a_fault_is_measured_from_every_text_on_both_sides(
     text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted tokens, unshrunk covariances and free dims make other weights."""
+
+    def stop(*inputs: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
     budget = GOALS["heads + MLP .8, KV .75"]
     cases = [
         replace(case, request=budget)
@@ -320,6 +325,10 @@ def test_a_fault_is_measured_from_every_text_on_both_sides(
     out = tmp_path / "faults.jsonl"
     command = ["faults", str(trained / "model"), str(out), "--text", str(text)]
     command += ["--budgets", "heads*", "all methods .8, KV .75"]
+    with monkeypatch.context() as patch:
+        patch.setattr(compressing, "write_compressed", stop)  # leaves unfinished work
+        with pytest.raises(KeyboardInterrupt):
+            main([*command, "--max-tokens", "2048"])
     assert main([*command, "--max-tokens", "2048"]) == 0
     assert main([*command, "--max-tokens", "2048"]) == 0
     dense, *rows = map(json.loads, out.read_text().splitlines())

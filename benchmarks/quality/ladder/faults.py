@@ -273,8 +273,8 @@ def _compressed(task: _Trial, out: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         if not side.shrunk:
             stack.enter_context(patch.object(write_compressed, "steadied", _as_measured))
-        compress(task.model, out, plan=plan, stats=stats, **side.options, **options)
-    return _scored(out, task.text, task.device)
+        compress(task.model, out / "model", plan=plan, stats=stats, **side.options, **options)
+    return _scored(out / "model", task.text, task.device)
 
 
 def _scored(directory: Path, text: Path, device: str) -> dict[str, Any]:
