@@ -23,6 +23,7 @@ def faults(
         inside: The fields around what was validated, outermost first.
     """
     return [
-        f"{'.'.join(map(str, (*inside, *fault['loc']))) or whole}: {fault['msg']}"
+        f"{'.'.join(map(str, (*inside, *fault['loc']))) or whole}: "
+        + ("unknown key" if fault["type"] == "extra_forbidden" else fault["msg"])
         for fault in error.errors()
     ]

@@ -123,7 +123,7 @@ def test_a_run_without_a_request_is_refused() -> None:
     [
         ("- 1", "expected a mapping"),
         ("name: [", "not a readable YAML file"),
-        ("{name: x, lengths: azure-code, rate: 1, duration: 1, tempo: 3}", "tempo: Extra inputs"),
+        ("{name: x, lengths: azure-code, rate: 1, duration: 1, tempo: 3}", "tempo: unknown key"),
         ("{name: x, lengths: azure, rate: 1, duration: 1}", "no length table 'azure'"),
         ("{name: x, lengths: azure-code, rate: 0, duration: 1}", "rate: Input should be greater"),
         ("{name: x, lengths: azure-code, rate: .nan, duration: 1}", "rate: Input should be"),

@@ -38,7 +38,7 @@ def test_a_plan_survives_being_written_and_read() -> None:
         ({"methods": ["magic"]}, "plan.json: methods.0: "),
         ({"param_ratio": 0}, "plan.json: param_ratio: "),
         ({"param_ratio": "0.8"}, "plan.json: param_ratio: "),
-        ({"param_ratios": 0.8}, "plan.json: param_ratios: Extra inputs are not permitted"),
+        ({"param_ratios": 0.8}, "plan.json: param_ratios: unknown key"),
         ({"layers": []}, "plan.json: layers: "),
         ({"parameters": {"dense": 10, "allowed": 8, "used": -1}}, "plan.json: parameters.used: "),
     ],

@@ -119,7 +119,7 @@ class TestReading:
             self.refused(match, layers=self.section(**section))
 
     def test_what_is_no_plan(self) -> None:
-        self.refused("Extra inputs", extra=1)
+        self.refused("extra: unknown key, got 1", extra=1)
         self.refused("layers.0.key.size", layers=self.section(key={"form": "rotary", "heads": 4}))
         self.path.write_text("{")
         with pytest.raises(PlanError, match="not valid JSON"):

@@ -299,6 +299,7 @@ def _agree(rope: dict[str, Any], given: dict[str, Any], where: str) -> None:
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _FAULT_BYTES = 800
+_MOST_KEYS = 8  # that a message lists
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
 
@@ -322,6 +323,10 @@ def validate(
     except ValidationError as e:
         first = e.errors(include_url=False)[0]
         message = shown(first["msg"].removeprefix("Value error, "), _FAULT_BYTES)
+        if first["type"] == "extra_forbidden":
+            message = "unknown key"
+            if len(first["loc"]) == 1 and len(model.model_fields) <= _MOST_KEYS:
+                message += f"; known are {', '.join(model.model_fields)}"
         if first["loc"]:
             key = ".".join(shown(part) for part in first["loc"])
             message = f"{key}: {message}, got {shown(_short.repr(first['input']))}"
