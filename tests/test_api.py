@@ -50,18 +50,21 @@ def test_the_example_of_its_docstring(
     assert result.failed == 0, "".join(said)
 
 
-def test_what_is_written_may_be_named_by_strings(tmp_path: Path) -> None:
+def test_files_and_directories_may_be_named_by_strings(tmp_path: Path) -> None:
     """heal: tests/steps/test_heal.py."""
     model = str(write(tmp_path / "llama", config(intermediate_size=93)))
     text = str(write_text(tmp_path / "text.txt"))
     pickle = str(saved(tmp_path, svd_llm()))
-    stats, compressed, repaired, imported = (
-        str(tmp_path / name) for name in ("stats", "compressed", "repaired", "imported")
+    stats, first, second, repaired, imported = (
+        str(tmp_path / name) for name in ("stats", "first", "second", "repaired", "imported")
     )
-    vllm_gac.calibrate(model, [text], stats, max_tokens=256, probe_tokens=0, progress=False)
-    vllm_gac.compress(model, compressed, progress=False)
-    vllm_gac.repair(compressed, repaired, progress=False)
+    request = vllm_gac.PlanRequest(param_ratio=0.9)
+    vllm_gac.calibrate(model, [text], stats, max_tokens=512, progress=False)
+    vllm_gac.compress(model, first, request, stats=stats, progress=False)
+    vllm_gac.compress(model, second, plan=f"{first}/plan.json", stats=stats, progress=False)
+    vllm_gac.repair(first, repaired, progress=False)
     vllm_gac.import_model(pickle, imported, progress=False)
-    assert Path(stats).is_file()
-    for directory in (compressed, repaired, imported):
+    for directory in (first, second, repaired, imported):
         assert vllm_gac.verify(directory).faults == []
+    planned = vllm_gac.plan(model, request, stats).layers
+    assert planned == vllm_gac.plan(model, request, Path(stats)).layers

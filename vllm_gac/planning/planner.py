@@ -29,7 +29,7 @@ _PRIOR_TOLERANCE = 1e-4
 def plan(
     model: str | Path,
     request: PlanRequest | None = None,
-    stats: Path | None = None,
+    stats: str | Path | None = None,
     *,
     revision: str | None = None,
 ) -> Plan:
@@ -64,7 +64,7 @@ def plan(
     request = request or PlanRequest()
     if stats is None:
         return prior_plan(checkpoint, request)
-    return measured_plan(checkpoint, stats, request)
+    return measured_plan(checkpoint, Path(stats), request)
 
 
 def measured_plan(model: Checkpoint, stats: Path, request: PlanRequest) -> Plan:

@@ -43,12 +43,12 @@ def compress(
     request: PlanRequest | None = None,
     *,
     revision: str | None = None,
-    plan: Plan | Path | None = None,
+    plan: Plan | str | Path | None = None,
     whitening: Whitening = "kfac",
     prune_criterion: Criterion = "obs",
     refit: bool = True,
     calibration: Sequence[str | Path] = (),
-    stats: Path | None = None,
+    stats: str | Path | None = None,
     max_tokens: int | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     device: str = "cpu",
@@ -106,7 +106,7 @@ def compress(
         >>> layout.parameters <= 0.9 * 57744, layout.kv_elements <= 0.75 * 128
         (True, True)
     """
-    out = Path(out)
+    out, stats = Path(out), None if stats is None else Path(stats)
     model = model_directory(model, revision)
     checkpoint, request = open_dense(model), request or PlanRequest()
     companions_of(model)  # refuses files that cannot be copied before the work begins
@@ -115,7 +115,7 @@ def compress(
         check_plan(plan, checkpoint)
         chosen = plan
     elif plan is not None:
-        chosen = read_plan(plan, checkpoint)
+        chosen = read_plan(Path(plan), checkpoint)
     elif request.keeps_everything:
         chosen = dense_plan(checkpoint)
     else:
