@@ -289,6 +289,8 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ("temperature", 1e300, "--temperature 1e+300: must be from 0.01 to 100"),
         ("hidden_weight", float("inf"), "--hidden-weight inf: must be from 0 to"),
         ("tokens", 1, "too few tokens to train on, 1: one step takes a whole sequence of 32"),
+        ("tokens", 1e4, "--tokens 10000.0: expected a whole number"),
+        ("temperature", "2", "--temperature '2': expected a number"),
         ("lora_rank", 0, "--lora-rank 0: must be from 1 to"),
         ("batch_tokens", 10**9, "--batch-tokens 1000000000: one step would take more than"),
         ("batch_tokens", 31, "--batch-tokens 31: one step takes whole sequences of 32 tokens"),

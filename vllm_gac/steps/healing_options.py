@@ -14,6 +14,7 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
     "--temperature": (0.01, 100),
     "--hidden-weight": (0, 1e6),
 }
+_COUNTS = ("--tokens", "--batch-tokens", "--lora-rank")
 
 
 def refuse_impossible(options: Mapping[str, float | None]) -> None:
@@ -23,6 +24,9 @@ def refuse_impossible(options: Mapping[str, float | None]) -> None:
     from Python anything may come.
     """
     for flag, value in options.items():
+        if value is not None and not isinstance(value, int if flag in _COUNTS else (int, float)):
+            number = "whole number" if flag in _COUNTS else "number"
+            raise HealingError(f"{flag} {value!r}: expected a {number}")
         lowest, highest = _LIMITS[flag]
         if value is not None and not lowest <= value <= highest:  # also if NaN
             raise HealingError(f"{flag} {value:g}: must be from {lowest:g} to {highest:g}")
