@@ -26,7 +26,7 @@ from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime, SustainedT
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ValueLayout, layout_of
 
-H200 = read_profile("h200")
+H200 = read_profile("h200").model_copy(update={"sustained": []})  # each test adds its own
 GEMMS_ALONE = H200.model_copy(update={"low_rank": []})  # as profiles were before it
 DENSE = layout_of(
     {

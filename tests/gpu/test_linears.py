@@ -180,6 +180,17 @@ def test_a_whole_linear_beside_low_rank_ones_is_a_gemm_of_its_own() -> None:
     assert parted == pytest.approx(alone + gemm_microseconds(1, 1024, 4096, H200))
 
 
+def test_queries_keys_and_values_gain_only_together() -> None:
+    """Their up factors are one launch. One of them alone parts the GEMM of the three."""
+    sizes = ((4096, 1600), (1024, 640), (1024, 640))
+    whole = [Linear(out, 4096) for out, _ in sizes]
+    low = [Linear(out, 4096, rank) for out, rank in sizes]
+    together, dense, one = (
+        linears_microseconds(1, linears, H200) for linears in (low, whole, [low[0], *whole[1:]])
+    )
+    assert together < dense < one
+
+
 # ---- the file --------------------------------------------------------------------------------
 
 

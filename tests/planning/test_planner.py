@@ -27,9 +27,9 @@ from vllm_gac.gpu.latency.layer import (
     layer_microseconds,
     mlp_microseconds,
 )
-from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.layout.dims import LayerLayout, layout_of
-from vllm_gac.planning.knapsack_items import part_candidates
+from vllm_gac.gpu.profile_files import read_profile, write_profile
+from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
+from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.problem import Problem
@@ -194,6 +194,43 @@ def test_a_dim_that_takes_as_long_as_a_larger_one_is_not_chosen(
     for layer in dropped:
         larger = [a for a in item.layers if a.intermediate_size > layer.intermediate_size]
         assert min(map(time, larger)) <= time(layer)
+
+
+def test_low_rank_is_chosen_where_its_kernels_make_it_faster(
+    models: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    """One sequence: as plain GEMMs, small factors would take longer than the linear itself."""
+    big = models["8B"]
+    losses = made_up_losses(big.layout)
+    alone = H200.profile.model_copy(update={"low_rank": []})
+    write_profile(tmp_path / "gemms.json", alone)
+
+    def plan(gpu: str) -> Plan:
+        request = PlanRequest(methods=("lowrank",), gpu=gpu, decode_batch=1, latency_ratio=0.85)
+        return best_plan(big, losses, request)
+
+    before, after = plan(str(tmp_path / "gemms.json")), plan("h200")
+    assert before.expected_loss is not None
+    assert after.expected_loss is not None
+    assert after.expected_loss < 0.9 * before.expected_loss
+    assert after.parameters.used > before.parameters.used
+
+
+@pytest.mark.parametrize("limit", [{}, {"latency_ratio": 0.9}])
+def test_linears_are_parts_of_their_own_unless_time_counts(
+    models: dict[str, Checkpoint], limit: dict[str, float]
+) -> None:
+    big = models["8B"].layout
+    request = PlanRequest(methods=("lowrank",), gpu="h200", **limit)  # type: ignore[arg-type]
+    parts = part_candidates(big, request, H200)
+    assert len(parts) == (4 if limit else 7)
+    assert sorted(name for part in parts for name in part.prefix) == sorted(LINEARS)
+    whole = sum(part_parameters(big, big.layers[0], part.prefix) for part in parts)
+    assert whole == part_parameters(big, big.layers[0], ("self_attn.", "mlp."))
+    for part in parts:
+        assert part.layers[0] == big.layers[0]
+        assert all(layer.ranks.keys() <= set(part.prefix) for layer in part.layers)
+        assert not limit or part.costs[0, 2] == 0
 
 
 def test_free_to_choose_it_takes_no_attention_slower_than_the_dense_one(

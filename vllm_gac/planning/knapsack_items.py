@@ -3,7 +3,8 @@
 A candidate for the attention fixes everything about it: the form of the keys, the heads, r_k, r_v,
 and the ranks of its linears if the plan may factorize them. A candidate for an MLP that may be
 pruned is narrower or has factorized linears. If nothing else of attention or MLP may change, every
-linear is a part of its own. All layers of a dense model have the same dims. So costs are counted
+linear is a part of its own; under a budget of time, the linears of one input are one part, because
+they are computed together. All layers of a dense model have the same dims. So costs are counted
 once, and only the losses differ from layer to layer.
 """
 
@@ -14,11 +15,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_gac.gpu.latency.layer import BatchMix, attention_microseconds, mlp_microseconds
+from vllm_gac.gpu.latency.layer import (
+    ONE_INPUT,
+    BatchMix,
+    attention_microseconds,
+    mlp_microseconds,
+)
 from vllm_gac.gpu.profile import GpuProfile
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
@@ -30,9 +37,12 @@ from vllm_gac.planning.request import Deployment, PlanRequest
 
 # The shares of its parameters that a factorized linear may keep in a layer with smaller heads.
 _SHARES = tuple(i / 16 for i in range(15, 3, -1))
-# At most this many ranks are tried for a linear, evenly spread; of fewer ones all combinations,
-# where the linears of an MLP are chosen together.
-_MOST_RANKS, _MOST_TOGETHER = 48, 12
+# At most this many ranks are tried for a linear, evenly spread: for one that is chosen alone, and
+# where two or three are chosen together, in all combinations.
+_MOST_RANKS = {1: 48, 2: 24, 3: 12}
+
+# The beginning of linears' names, or several, as str.startswith takes them.
+Prefix: TypeAlias = str | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ class PartCandidates:
     """The candidates for one part of a layer. They are the same in every layer.
 
     Attributes:
-        prefix: The names of the part's linears begin with this.
+        prefix: The names of the part's linears begin with this, or with one of these.
         layers: The candidates. Each is a dense layer in which only this part is changed.
         costs: [candidates, budgets] the parameters of the part, its numbers in the KV cache per
             token and, if there is a budget of time, the time of the layer minus that of the dense
@@ -50,11 +60,16 @@ class PartCandidates:
         put: A function from a layer and a candidate to that layer with this part of the candidate.
     """
 
-    prefix: str
+    prefix: Prefix
     layers: Sequence[LayerLayout]
     costs: Ints
     losses: Callable[[Losses, int], NDArray[np.float64]]
     put: Callable[[LayerLayout, LayerLayout], LayerLayout]
+
+    @property
+    def name(self) -> str:
+        """The part as an error names it."""
+        return (self.prefix if isinstance(self.prefix, str) else ", ".join(self.prefix)).strip(".")
 
 
 def part_candidates(
@@ -93,12 +108,16 @@ def part_candidates(
         if deployment is not None:
             layers = _worth_their_time(dense, layers, mlp_microseconds, deployment)
         own = [name for name in linears if name.startswith("mlp.")]
-        each = [_factorized(dense, name, dims, _MOST_TOGETHER, deployment) for name in own]
+        each = [_factorized(dense, name, dims, _MOST_RANKS[3], deployment) for name in own]
         parts.append(_mlp(dense, [*layers, *_combined(layer, each)], budgeted))
         linears = [name for name in linears if name not in own]
-    for name in linears:
-        layers = _factorized(dense, name, dims, _MOST_RANKS, deployment)
-        parts.append(_linear(dense, name, [layer, *layers], budgeted))
+    together = ONE_INPUT if budgeted else [(name,) for name in LINEARS]
+    for group in together:
+        names = tuple(name for name in group if name in linears)
+        if names:
+            most = _MOST_RANKS[len(names)]
+            each = [_factorized(dense, name, dims, most, deployment) for name in names]
+            parts.append(_linears(dense, names, [layer, *_combined(layer, each)], budgeted))
     return parts
 
 
@@ -219,34 +238,40 @@ def _mlp(
     return PartCandidates("mlp.", layers, costs, of_layer, put)
 
 
-def _linear(
+def _linears(
     dense: ModelLayout,
-    name: str,
+    names: tuple[str, ...],
     layers: Sequence[LayerLayout],
     deployment: Deployment | None,
 ) -> PartCandidates:
-    """The candidates for one linear. The first of `layers` has the whole linear."""
-    ranks = [layer.ranks[name] for layer in layers[1:]]
+    """The candidates for the linears `names`, each whole or of some rank."""
+    ranks = {name: np.array([layer.ranks.get(name, 0) for layer in layers]) for name in names}
 
     def of_layer(losses: Losses, index: int) -> NDArray[np.float64]:
-        return np.concatenate(([0.0], losses.rank(index, name)[ranks]))
+        found = np.zeros(len(layers))
+        for name, of_name in ranks.items():
+            found += np.where(of_name > 0, losses.rank(index, name)[of_name], 0.0)
+        return found
 
     def put(layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
         return replace(layer, ranks=MappingProxyType({**layer.ranks, **chosen.ranks}))
 
-    costs = _costs(dense, name, layers, deployment)
-    return PartCandidates(name, layers, costs, of_layer, put)
+    costs = _costs(dense, names, layers, deployment)
+    return PartCandidates(names, layers, costs, of_layer, put)
 
 
 def _costs(
-    dense: ModelLayout, prefix: str, layers: Sequence[LayerLayout], deployment: Deployment | None
+    dense: ModelLayout,
+    prefix: Prefix,
+    layers: Sequence[LayerLayout],
+    deployment: Deployment | None,
 ) -> Ints:
     """The costs [layers, budgets], as in `PartCandidates`."""
     columns = [[part_parameters(dense, layer, prefix) for layer in layers]]
     attends = prefix == "self_attn."
     columns.append([layer.kv_elements if attends else 0 for layer in layers])
     if deployment is not None:
-        of_attention = prefix.startswith("self_attn.")
+        of_attention = (prefix if isinstance(prefix, str) else prefix[0]).startswith("self_attn.")
         time = attention_microseconds if of_attention else mlp_microseconds
         microseconds = partial(time, dense, mix=deployment.mix, profile=deployment.profile)
         whole = microseconds(dense.layers[0])
@@ -254,11 +279,12 @@ def _costs(
     return np.array(columns, dtype=np.int64).T
 
 
-def part_parameters(dense: ModelLayout, layer: LayerLayout, prefix: str) -> int:
+def part_parameters(dense: ModelLayout, layer: LayerLayout, prefix: Prefix) -> int:
     """The number of parameters in the linears of `layer` whose names begin with `prefix`."""
     model = replace(dense, layers=(layer,))
     return sum(
         math.prod(shape)
         for name, shape in model.layer_tensors(0)
-        if name.startswith(f"model.layers.0.{prefix}") and not name.endswith(".rope_inv_freq")
+        if name.removeprefix("model.layers.0.").startswith(prefix)
+        and not name.endswith(".rope_inv_freq")
     )

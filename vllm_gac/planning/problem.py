@@ -207,9 +207,7 @@ class Problem:
     def _explain_binding_budget(self, column: int, needed: int, whole: int) -> str:
         """The sizes of the smallest candidates of each part, as shares of the dense model."""
         count = len(self._dense.layers)
-        parts = {
-            part.prefix.strip("."): count * int(part.costs[:, column].min()) for part in self._parts
-        }
+        parts = {part.name: count * int(part.costs[:, column].min()) for part in self._parts}
         parts["what is not compressed"] = needed - sum(parts.values())
         shares = (f"{name} {size / whole:.3f}" for name, size in parts.items() if size)
         return f" ({', '.join(shares)})"

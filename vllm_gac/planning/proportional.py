@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vllm_gac.compression.statistics_file import read_gradients
 from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
-from vllm_gac.planning.knapsack_items import part_parameters
+from vllm_gac.planning.knapsack_items import Prefix, part_parameters
 from vllm_gac.planning.losses import Curve, Losses
 
 # With the linear objective, a candidate differs from the proportional dim by at most this share of
@@ -140,7 +140,9 @@ def proportional_layers(
     return layers
 
 
-def within_window(dense: ModelLayout, layer: LayerLayout, near: LayerLayout, prefix: str) -> bool:
+def within_window(
+    dense: ModelLayout, layer: LayerLayout, near: LayerLayout, prefix: Prefix
+) -> bool:
     """Whether each dim of a part of `layer` differs by at most WINDOW from that of `near`.
 
     The part is the one whose linears' names begin with `prefix`.
@@ -149,7 +151,7 @@ def within_window(dense: ModelLayout, layer: LayerLayout, near: LayerLayout, pre
     return all(abs(one - other) <= WINDOW for one, other in pairs)
 
 
-def _kept_shares(dense: ModelLayout, layer: LayerLayout, prefix: str) -> list[float]:
+def _kept_shares(dense: ModelLayout, layer: LayerLayout, prefix: Prefix) -> list[float]:
     own = dense.layers[0]
     shares = [part_parameters(dense, layer, prefix) / part_parameters(dense, own, prefix)]
     if prefix == "self_attn.":

@@ -181,7 +181,9 @@ def page(result: Mapping[str, Any]) -> str:
             "and the unembedding: nothing",
             "between kernels, no sampling. Errors are predicted / measured - 1. Speedups are over "
             "the dense model of the same page:",
-            "what a plan chooses by.",
+            "what a plan chooses by. That small kernels take at least a launch was seen in these "
+            "engines' traces; how long a launch takes",
+            "is the profile's.",
             "",
             *_sources(profile),
             _goals(rows),

@@ -19,6 +19,9 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_O, _DOWN = ("self_attn.o_proj",), ("mlp.down_proj",)
+# Linears that share an input. They are computed together, so the time of one depends on the others.
+ONE_INPUT = (_QKV, _O, _GATE_UP, _DOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ def attention_microseconds(
             + _linears(dense, layer, _QKV, tokens, profile, is_prefill)
             + moving_microseconds(tokens * (projected + rotated), profile)
             + kernel
-            + _linears(dense, layer, ("self_attn.o_proj",), tokens, profile, is_prefill)
+            + _linears(dense, layer, _O, tokens, profile, is_prefill)
         )
 
     batch, context, chunk = mix.decode_batch, mix.decode_context, mix.prefill_tokens
@@ -113,7 +116,7 @@ def mlp_microseconds(
         return (
             _norm(dense, tokens, profile)
             + _linears(dense, layer, _GATE_UP, tokens, profile, is_prefill)
-            + _linears(dense, layer, ("mlp.down_proj",), tokens, profile, is_prefill)
+            + _linears(dense, layer, _DOWN, tokens, profile, is_prefill)
         )
 
     return mix.mean(lambda: step(mix.decode_batch, False), lambda: step(mix.prefill_tokens, True))
