@@ -147,6 +147,11 @@ def test_our_own_backends_cannot_be_asked_for(registered: None) -> None:
                 engine_options.check_engine_options(_asked(attention=attention))
 
 
+def test_attention_that_is_not_causal_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"^--attention-config: use_non_causal is true; "):
+        engine_options.check_engine_options(_asked(attention=AttentionConfig(use_non_causal=True)))
+
+
 def test_a_choice_of_kernels_that_our_layers_do_not_follow_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -119,10 +119,17 @@ def _check_backend(vllm_config: "VllmConfig") -> None:
     """Check the choice of an attention backend. It holds for the layers that vLLM's own serves.
 
     Raises:
-        CheckpointError: It names a backend of ours, which no layer of vLLM's can use.
+        CheckpointError: It names a backend of ours, which no layer of vLLM's can use, or asks for
+            attention that is not causal.
     """
     attention = vllm_config.attention_config
-    backends = [attention.backend, *attention.backend_per_kind.values()]
+    if attention.use_non_causal:
+        raise CheckpointError(
+            "--attention-config: use_non_causal is true; the attention of a gac model is causal; "
+            "leave it out"
+        )
+    by_kind = dict(attention.backend_per_kind)
+    backends = [attention.backend, *by_kind.values()]
     chosen = [backend.name for backend in backends if backend is not None]
     if ours := [name for name in chosen if name in BACKENDS]:
         raise CheckpointError(
