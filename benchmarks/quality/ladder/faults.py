@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -190,12 +191,14 @@ def measure_faults(
         row = {"fault": None, "budget": None, "side": "dense", "text": None}
         document = read_tensor(text, "heldout.safetensors", "document").tolist()
         append_line(out, about | row | {"document": document} | _scored(model, text, device))
-    for number in range(CALIBRATIONS):
+    # What aligned dims cost comes last: a run may be stopped.
+    for last, number in product((False, True), range(CALIBRATIONS)):
         trials = [
             _Trial(*task, number, index, side)
             for index, case in enumerate(CASES)
             for side in (BEFORE, AFTER)
-            if any(fnmatch(case.budget, pattern) for pattern in budgets)
+            if (case.fault == ALIGNED) == last
+            and any(fnmatch(case.budget, pattern) for pattern in budgets)
             and (case.fault, case.budget, side, number) not in there
         ]
         wanted: set[Measured] = {_side(trial).measured for trial in trials}
