@@ -87,6 +87,9 @@ _PROFILE: dict[str, Any] = {
         _SWEEP | {"kernel": "k", "batch": 1, "length": 64, "heads": 4, "causal": True},
     ],
     "linear": [_SWEEP | {"axis": axis, "m": m, "fixed": 32} for axis in "nk" for m in (1, 64)],
+    "swiglu": [
+        {"tokens": tokens, "features": 4096, "width": 8, "microseconds": 9.0} for tokens in (1, 32)
+    ],
     "sustained": [{"m": 64, "n": 64, "k": 64, "seconds": 1.0, "microseconds": 4.0}],
     "low_rank": [
         {

@@ -73,6 +73,24 @@ def test_the_shipped_times_are_those_of_the_page() -> None:
     }
 
 
+def test_shipped_times_of_gate_and_up_are_those_of_their_page() -> None:
+    result = json.loads(PAGE.with_name("swiglu_h200.json").read_text())
+    assert result["date"] in H200.sources["swiglu"]
+    rows = [row for row in result["rows"] if row["served"] == "yes"]
+    doubted = rows.pop(0)
+    assert (doubted["features"], doubted["tokens"], doubted["ours"]) == (14336, 1, 64.9)
+    shipped = [(t.features, t.width, t.tokens, t.microseconds) for t in H200.swiglu]
+    assert shipped == [(r["features"], r["width"], r["tokens"], r["ours"]) for r in rows]
+
+
+def test_gate_and_up_of_few_tokens_take_about_as_long_as_measured() -> None:
+    for time in H200.swiglu:
+        found = linears_microseconds(
+            time.tokens, [Linear(time.features, time.width)] * 2, H200, is_gated=True
+        )
+        assert found == pytest.approx(time.microseconds, rel=0.09), time
+
+
 def test_what_our_kernel_computes_takes_about_as_long_as_measured() -> None:
     found = [t for t in H200.low_rank if by_kernel(t)]
     assert len(found) > 30
@@ -160,6 +178,29 @@ def test_swiglu_is_part_of_the_launch_of_gate_and_up() -> None:
     )
     # Two up factors of one input are one launch without it, too.
     assert linears_microseconds(64, GATE_UP, H200, is_gated=True) == pytest.approx(plain)
+
+
+def test_gate_and_up_are_ours_within_the_limits_of_the_kernel() -> None:
+    without = H200.model_copy(update={"swiglu": []})
+
+    def is_ours(tokens: int, *linears: Linear, is_gated: bool = True) -> bool:
+        found, gemm = (
+            linears_microseconds(tokens, linears, profile, is_gated=is_gated)
+            for profile in (H200, without)
+        )
+        return found != gemm
+
+    plain, odd = [Linear(11520, 4096)] * 2, [Linear(11521, 4096)] * 2
+    assert is_ours(1, *plain)
+    assert is_ours(32, *odd)
+    assert not is_ours(33, *plain)
+    assert not is_ours(1, *plain, is_gated=False)
+    assert not is_ours(1, *[Linear(4088, 4096)] * 2)
+    assert not is_ours(1, *[Linear(11520, 4096, has_bias=True)] * 2)
+    assert not is_ours(1, plain[0], Linear(11520, 4096, 1024))
+    # Its programs do not mind where rows begin: an odd width costs next to nothing.
+    times = [linears_microseconds(1, linears, H200, is_gated=True) for linears in (plain, odd)]
+    assert times[1] == pytest.approx(times[0], rel=0.01)
 
 
 def test_a_bias_or_a_misaligned_rank_keeps_up_factors_on_cublas() -> None:

@@ -19,7 +19,8 @@ from vllm_gac.kernels.few_tokens.compile_ahead import compile_ahead as compile_f
 from vllm_gac.kernels.few_tokens.launch import gated_linears, linears
 from vllm_gac.kernels.few_tokens.tiling import MOST_TILES, faster_than_cublas
 from vllm_gac.kernels.few_tokens.tiling import MOST_TOKENS as FEW_TOKENS
-from vllm_gac.kernels.swiglu import MOST_TOKENS, swiglu_linear
+from vllm_gac.kernels.swiglu import swiglu_linear
+from vllm_gac.kernels.swiglu_limits import MOST_TOKENS
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 

@@ -15,11 +15,12 @@ from vllm_gac.gpu.attention_choice import Gpu
 from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile, write_profile
 from vllm_gac.layout.schema import validate
-from vllm_gac.profiling import attention, decode, gemms, low_rank, prefill, profile, timing
+from vllm_gac.profiling import attention, decode, gemms, low_rank, prefill, profile, swiglu, timing
 from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
 from vllm_gac.profiling.gemms import dim_plans, linear_plans, measure_sustained, sustained_shapes
 from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
 from vllm_gac.profiling.prefill import prefill_plans, worth_measuring
+from vllm_gac.profiling.swiglu import measure_swiglu, swiglu_shapes
 
 H200 = read_profile("h200")
 
@@ -54,12 +55,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Made Up 100")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(gemms, "sustained_microseconds", microseconds)
-    for module in (attention, gemms, low_rank, decode):
+    for module in (attention, gemms, low_rank, swiglu, decode):
         monkeypatch.setattr(module, "microseconds", microseconds)
     for module in (attention, gemms):
         monkeypatch.setattr(module, "_random", random)
-    monkeypatch.setattr(low_rank, "_random", lambda *shape: random(shape))
-    monkeypatch.setattr(low_rank, "is_hopper", lambda device: True)
+    for module in (low_rank, swiglu):
+        monkeypatch.setattr(module, "_random", lambda *shape: random(shape))
+        monkeypatch.setattr(module, "is_hopper", lambda device: True)
+    monkeypatch.setattr(swiglu, "swiglu_linear", lambda x, weight: x @ weight.t())
     monkeypatch.setattr(low_rank, "compile_ahead", lambda kinds, most, device: len(list(kinds)))
     monkeypatch.setattr(low_rank, "silu_mul", lambda gate, up: gate)
     monkeypatch.setattr(decode.DecodePlan, "decode_batch", lambda plan: Batch())
@@ -88,6 +91,9 @@ def test_the_file_it_writes_is_a_profile(
     assert len(found.prefill_kernels) == 3 * len(prefill_plans(quick=True))
     expected = len(low_rank_shapes(quick=True)) * len(low_rank_tokens(quick=True))
     assert len(found.low_rank) == expected
+    measured = {(time.features, time.width) for time in found.swiglu}
+    assert measured == set(swiglu_shapes(quick=True))
+    assert {time.tokens for time in found.swiglu} == {time.tokens for time in H200.swiglu}
     assert [(time.n, time.k) for time in found.sustained] == [*sustained_shapes(quick=True)]
     assert result(capsys, "align", 1001, "--strategy", "measured", "--gpu", out) == {"1001": 1008}
 
@@ -240,12 +246,18 @@ def test_of_a_long_run_the_second_half_counts(monkeypatch: pytest.MonkeyPatch) -
     assert len(replays) == 2 + 2 * 100
 
 
-def test_without_our_kernel_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_rank, "is_hopper", lambda device: False)
+def test_without_our_kernels_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (low_rank, swiglu):
+        monkeypatch.setattr(module, "is_hopper", lambda device: False)
     ticks: list[None] = []
-    shapes = low_rank_shapes(quick=True)
-    assert measure_low_rank(shapes, (1,), lambda: ticks.append(None)) == []
-    assert len(ticks) == len(shapes)
+    factored, gated = low_rank_shapes(quick=True), swiglu_shapes(quick=True)
+    assert measure_low_rank(factored, (1,), lambda: ticks.append(None)) == []
+    assert measure_swiglu(gated, lambda: ticks.append(None)) == []
+    assert len(ticks) == len(factored) + len(gated)
+
+
+def test_gate_and_up_are_measured_as_shipped() -> None:
+    assert {(time.features, time.width) for time in H200.swiglu} == {*swiglu_shapes(quick=False)}
 
 
 def test_what_is_timed_computes_the_linears() -> None:

@@ -13,8 +13,8 @@ def add_parser(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "profile",
         help="measure this machine's GPU, for --gpu of the other verbs",
-        description="Measure how long this machine's GPU takes for GEMMs, low-rank linears and "
-        "attention of every size, and write it down. Takes minutes, during which nothing else "
+        description="Measure how long this machine's GPU takes for linears, whole and low rank, "
+        "and attention of every size, and write it down. Takes minutes, during which nothing else "
         "should run on the GPU.",
     )
     parser.add_argument(

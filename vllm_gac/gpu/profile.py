@@ -95,6 +95,18 @@ class LowRankTime(StrictModel):
         return self
 
 
+class SwigluTime(StrictModel):
+    """silu(gate x) * (up x) of `tokens`, both [features, width], by our kernel (kernels/swiglu.py).
+
+    It is timed as `LinearSweep` is.
+    """
+
+    tokens: Dim
+    features: Dim
+    width: Dim
+    microseconds: Positive
+
+
 class DecodeTime(StrictModel):
     """Decode attention: `batch` sequences of `context` tokens get one new token each.
 
@@ -156,7 +168,8 @@ class GpuProfile(StrictModel):
     missing: it predicts how long a layer takes (gpu/latency/) and chooses the kernels that serve it
     (gpu/attention_choice.py). `prefill` holds causal sweeps over head sizes; it is only used if
     there are no `prefill_kernels`. Without `low_rank`, a low-rank linear is two GEMMs; without
-    `sustained`, GEMMs of prefill are as fast as those of a GPU that has rested.
+    `swiglu`, gate and up are one, whatever serves them; without `sustained`, GEMMs of prefill are
+    as fast as those of a GPU that has rested.
     """
 
     version: Version
@@ -173,6 +186,7 @@ class GpuProfile(StrictModel):
     ceilings: Ceilings | None = None
     linear: list[LinearSweep] = Field(default_factory=list)
     low_rank: list[LowRankTime] = Field(default_factory=list)
+    swiglu: list[SwigluTime] = Field(default_factory=list)
     sustained: list[SustainedTime] = Field(default_factory=list)
     decode: list[DecodeTime] = Field(default_factory=list)
     prefill: list[AttentionSweep] = Field(default_factory=list)

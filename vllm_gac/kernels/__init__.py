@@ -7,6 +7,7 @@ that give the keys, and the value of one token and one value head (layout/cache_
     decode/                         attention of the newest tokens over the cache
     gather_context, copy_columns    bring context and heads into the form that prefill kernels take
     swiglu                          gate and up projections of a small batch, with their activation
+    swiglu_limits                   for which of them that is faster
     few_tokens/                     linears of a few tokens: low-rank factors, several in one launch
     silu_mul                        the activation of gate and up that are two tensors
     gpu_limits                      what a kernel may use of a GPU

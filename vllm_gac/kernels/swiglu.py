@@ -12,10 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-# Within these limits it takes less time than cuBLAS and vLLM's SwiGLU
-# (benchmarks/results/swiglu_h200.md). The true limit is between 2880 and 5760 features.
-MOST_TOKENS = 32
-_LEAST_FEATURES = 4096
+from vllm_gac.kernels.swiglu_limits import is_within_limits
+
 _MANY_FEATURES = 16384
 
 _STEP = 128  # numbers of a row that are read at a time
@@ -25,11 +23,9 @@ def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `swiglu_linear` accepts x and weight, and is faster on this GPU than two kernels."""
     return (
         x.dim() == 2
-        and 0 < x.shape[0] <= MOST_TOKENS
+        and is_within_limits(x.shape[0], weight.shape[0] // 2, weight.shape[1])
         and x.is_contiguous()
         and weight.is_contiguous()
-        and weight.shape[0] >= 2 * _LEAST_FEATURES
-        and weight.shape[1] % 8 == 0
         and x.dtype == weight.dtype
         and x.dtype in (torch.bfloat16, torch.float16)
         and x.device == weight.device

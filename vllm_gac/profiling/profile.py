@@ -32,6 +32,7 @@ from vllm_gac.profiling.gemms import (
 )
 from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
 from vllm_gac.profiling.prefill import measure_prefill, prefill_plans
+from vllm_gac.profiling.swiglu import measure_swiglu, swiglu_shapes
 from vllm_gac.profiling.timing import copy_bandwidth, warm_up
 
 _PEAK = 8192  # of a square GEMM
@@ -71,10 +72,10 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
     sustained = sustained_shapes(quick)
     decode, prefill = decode_plans(quick), prefill_plans(quick)
     kernels, stock = kernels_of(decode), stock_plans(decode)
-    factored = low_rank_shapes(quick)
+    factored, gated = low_rank_shapes(quick), swiglu_shapes(quick)
     gemms = sum(len(plan.dims) for plan in by_dim + linear)
     sizes = sum(len(plan.dims) for plan in [heads, *causal])
-    steps = len(kernels) + gemms + len(factored) + sizes
+    steps = len(kernels) + gemms + len(factored) + len(gated) + sizes
     steps += len(decode) + len(stock) + len(prefill) + len(sustained)
     with tqdm(total=steps, disable=not progress, unit="kernel") as bar:
         bar.set_description("compiling decode kernels")
@@ -86,6 +87,8 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
         peak, gemm, linears = _gemms(by_dim, linear, bar)
         bar.set_description("low-rank linears")
         low_rank = measure_low_rank(factored, low_rank_tokens(quick), bar.update)
+        bar.set_description("gate, up and SwiGLU")
+        swiglu = measure_swiglu(gated, bar.update)
         bar.set_description("attention by head size")
         attention = attention_sweep(heads, bar.update)
         causals = [attention_sweep(plan, bar.update) for plan in causal]
@@ -112,6 +115,7 @@ def _measure(quick: bool, progress: bool) -> GpuProfile:
         ceilings=Ceilings(terabytes_per_second=round(bandwidth, 3), teraflops=round(peak, 1)),
         linear=linears,
         low_rank=low_rank,
+        swiglu=swiglu,
         sustained=held,
         decode=decoded,
         prefill=causals,

@@ -1,34 +1,31 @@
 """Predicted time of linears that share one input, whole or of low rank.
 
-Whole linears are one GEMM. The two factors of a low-rank linear are GEMMs, too, but with few tokens
-a server runs most of them by our own kernel (kernels/few_tokens/), which computes several at once.
-A launch of it takes its overhead and the roofline's time of its linears, times a slowdown. Both are
-fitted, at each number of tokens, to what a profile has measured of low-rank linears as served. What
-cuBLAS computes of them is subtracted before.
+Whole linears are one GEMM. The two factors of a low-rank linear are GEMMs, too. But a server runs
+some of them by our own kernels if there are few tokens: factors by kernels/few_tokens/, which
+computes several at once, and whole gate and up with SwiGLU by kernels/swiglu.py. Their times follow
+a law (launch_times.py) that is fitted to what a profile has measured of linears as served. Of
+low-rank linears, what cuBLAS computes is subtracted before.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
-from vllm_gac.gpu.latency.interpolation import interpolate
+from vllm_gac.gpu.latency.launch_times import LaunchTimes, MeasuredLaunches
 from vllm_gac.gpu.profile import GpuProfile, LowRankTime
 from vllm_gac.kernels.few_tokens.tiling import faster_than_cublas
+from vllm_gac.kernels.swiglu_limits import is_within_limits
 
 # Numbers that are 16 bytes. Factors are only fused, and run by our kernel, if parts of their input
 # and output begin at multiples of it.
 _GRANULE = 8
-# Of two columns of the fit: the squared sine of the angle below which they tell the same.
-_PARALLEL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear [out_size, in_size], as two factors if it has a rank. The up factor has its bias."""
+    """A linear [out_size, in_size], as two factors if it has a rank. Its up factor has the bias."""
 
     out_size: int
     in_size: int
@@ -60,12 +57,14 @@ def linears_microseconds(
         ProfileError: if the profile has no GEMM times.
     """
     swiglu = roofline(profile).moving(3 * tokens * linears[0].out_size) if is_gated else 0.0
+    kernel, time = _kernel_times(profile), 0.0
     if all(linear.rank is None for linear in linears):
+        if is_gated and (by_kernel := kernel.gated(linears, tokens)) is not None:
+            return by_kernel
         out_size = sum(linear.out_size for linear in linears)
         in_size = linears[0].in_size
         gemm = gemm_microseconds(tokens, out_size, in_size, profile, is_sustained=is_sustained)
         return gemm + swiglu
-    kernel, time = _kernel_times(profile), 0.0
     for launch in _launches(linears, is_gated):
         if kernel.computes(launch, tokens):
             time += kernel.microseconds(launch, tokens)
@@ -126,56 +125,41 @@ def _launches(linears: Sequence[Linear], is_gated: bool) -> Iterator[_Launch]:
             yield _Launch((linear.out_size,), (linear.in_size,), is_plain=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """Launches of our kernel in one measurement: how many, and their times together.
-
-    All but `launches` are in microseconds: the roofline's time, the one that was measured, and the
-    one of the whole measurement, cuBLAS included.
-    """
-
-    launches: int
-    roofline: float
-    time: float
-    whole: float
-
-
 class _KernelTimes:
-    """Times of our kernel for few tokens, computed once per profile."""
+    """Times of our two kernels for few tokens, computed once per profile."""
 
     def __init__(self, profile: GpuProfile) -> None:
         self.profile = profile
-        by_tokens: dict[int, list[_Measured]] = defaultdict(list)
+        low_rank: dict[int, list[MeasuredLaunches]] = defaultdict(list)
         for entry in profile.low_rank:
             if (found := self._own(entry)).launches:
-                by_tokens[entry.tokens].append(found)
-        self.log_tokens = [math.log(tokens) for tokens in sorted(by_tokens)]
-        self.overheads: list[float] = []
-        self.slowdowns: list[float] = []
-        overhead = 0.0
-        for tokens in sorted(by_tokens):
-            overhead, slowdown = _fit(by_tokens[tokens], overhead)
-            if not math.isfinite(overhead + slowdown):
-                raise ProfileError(
-                    f"the profile of {profile.gpu} has times of low-rank linears of {tokens} "
-                    "tokens that cannot be; measure again with vllm-gac profile"
-                )
-            self.overheads.append(overhead)
-            self.slowdowns.append(slowdown)
+                low_rank[entry.tokens].append(found)
+        self.factors = LaunchTimes(low_rank, "low-rank linears", profile.gpu)
+        swiglu: dict[int, list[MeasuredLaunches]] = defaultdict(list)
+        for time in profile.swiglu:
+            least = roofline(profile).gemm(time.tokens, 2 * time.features, time.width)
+            measured = MeasuredLaunches(1, least, time.microseconds, time.microseconds)
+            swiglu[time.tokens].append(measured)
+        self.gate_up = LaunchTimes(swiglu, "gate and up", profile.gpu)
 
     def computes(self, launch: _Launch, tokens: int) -> bool:
         """Whether a server runs `launch` by our kernel; never if the profile has no times of it."""
-        return bool(self.log_tokens) and _is_ours(launch, tokens)
+        return bool(self.factors) and _is_ours(launch, tokens)
 
     def microseconds(self, launch: _Launch, tokens: int) -> float:
-        """Between measured numbers of tokens, overhead and slowdown are interpolated over logs."""
-        overhead, slowdown = (
-            interpolate(self.log_tokens, values, math.log(tokens))
-            for values in (self.overheads, self.slowdowns)
-        )
-        return overhead + slowdown * launch.roofline(tokens, self.profile)
+        """Time of a launch that our kernel computes."""
+        return self.factors.microseconds(tokens, launch.roofline(tokens, self.profile))
 
-    def _own(self, entry: LowRankTime) -> _Measured:
+    def gated(self, linears: Sequence[Linear], tokens: int) -> float | None:
+        """Time of whole gate and up with SwiGLU by our kernel; None if a server does not use it."""
+        features, width = linears[0].out_size, linears[0].in_size
+        plain = not any(linear.has_bias for linear in linears)
+        if not (self.gate_up and plain and is_within_limits(tokens, features, width)):
+            return None
+        least = roofline(self.profile).gemm(tokens, 2 * features, width)
+        return self.gate_up.microseconds(tokens, least)
+
+    def _own(self, entry: LowRankTime) -> MeasuredLaunches:
         """What our kernel did in a measurement."""
         tokens, profile = entry.tokens, self.profile
         linears = [
@@ -188,7 +172,7 @@ class _KernelTimes:
         rest = sum(launch.by_cublas(tokens, profile) for launch in others)
         if entry.is_gated and not any(launch.is_gated for launch in ours):
             rest += roofline(profile).moving(3 * tokens * entry.out_sizes[0])
-        return _Measured(
+        return MeasuredLaunches(
             len(ours),
             sum(launch.roofline(tokens, profile) for launch in ours),
             entry.microseconds - rest,
@@ -208,23 +192,3 @@ def _is_ours(launch: _Launch, tokens: int) -> bool:
         and all(width % _GRANULE == 0 for width in launch.widths)
         and faster_than_cublas(tokens, launch.features, launch.widths, launch.is_gated) is not None
     )
-
-
-def _fit(measured: Sequence[_Measured], known: float) -> tuple[float, float]:
-    """The overhead of a launch and its slowdown, by least squares of relative errors.
-
-    If `measured` does not tell them apart, or one would be negative, the overhead is `known`, and
-    no launch is faster than the roofline. Not finite if no time can be as it is measured.
-    """
-    rows = [(m.launches / m.whole, m.roofline / m.whole, m.time / m.whole) for m in measured]
-    aa, bb = sum(a * a for a, _, _ in rows), sum(b * b for _, b, _ in rows)
-    ab = sum(a * b for a, b, _ in rows)
-    ay, by = sum(a * y for a, _, y in rows), sum(b * y for _, b, y in rows)
-    if not 0 < aa * bb < math.inf:
-        return known, math.nan
-    if (determinant := aa * bb - ab * ab) > _PARALLEL * aa * bb:
-        overhead = (ay * bb - by * ab) / determinant
-        slowdown = (by * aa - ay * ab) / determinant
-        if min(overhead, slowdown) >= 0:
-            return overhead, slowdown
-    return known, max(1.0, (by - known * ab) / bb)

@@ -12,7 +12,8 @@ import torch
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.schedule import sequence_bound
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
-from vllm_gac.kernels.swiglu import MOST_TOKENS, swiglu_linear
+from vllm_gac.kernels.swiglu import swiglu_linear
+from vllm_gac.kernels.swiglu_limits import MOST_TOKENS
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 

@@ -1,0 +1,54 @@
+"""Times of gate, up and SwiGLU of a few tokens by our kernel."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from vllm_gac.gpu.profile import SwigluTime
+from vllm_gac.kernels.swiglu import is_hopper, swiglu_linear
+from vllm_gac.kernels.swiglu_limits import MOST_TOKENS
+from vllm_gac.layout.rounding import ceil_div
+from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds
+
+_TOKENS = (1, 2, 4, 8, 16, 24, MOST_TOKENS)
+# Features and width. Those of benchmarks/kernels/swiglu.py that are within the kernel's limits.
+_SHAPES = (
+    (14336, 4096), (12288, 4096), (11520, 4096), (10240, 4096), (5760, 4096), (6912, 2048),
+    (22528, 8192),
+)  # fmt: skip
+
+
+def swiglu_shapes(quick: bool) -> tuple[tuple[int, int], ...]:
+    """Features and width of what is measured, at each of seven numbers of tokens."""
+    return _SHAPES[:: 2 if quick else 1]
+
+
+def measure_swiglu(
+    shapes: Iterable[tuple[int, int]], tick: Callable[[], object]
+) -> list[SwigluTime]:
+    """Times of `shapes`; `tick` is called after each. Empty on a GPU without our kernel."""
+    times: list[SwigluTime] = []
+    for features, width in shapes:
+        if is_hopper(torch.device("cuda")):
+            times += _measure(features, width)
+        tick()
+    return times
+
+
+def _measure(features: int, width: int) -> Iterator[SwigluTime]:
+    copies = max(2, ceil_div(MORE_THAN_L2, 4 * features * width))
+    weights = [_random(2 * features, width) for _ in range(copies)]
+    for tokens in _TOKENS:
+        time = _time(_random(tokens, width), itertools.cycle(weights), copies)
+        yield SwigluTime(tokens=tokens, features=features, width=width, microseconds=round(time, 2))
+
+
+def _time(x: torch.Tensor, turn: Iterator[torch.Tensor], calls: int) -> float:
+    return microseconds(lambda: swiglu_linear(x, next(turn)), calls)
+
+
+def _random(rows: int, columns: int) -> torch.Tensor:
+    """Random numbers, so small that no sum of products overflows."""
+    return (torch.randn(rows, columns, device="cuda") / math.sqrt(columns)).bfloat16()
