@@ -213,7 +213,7 @@ def test_fa4_is_measured_where_fa3_pads_and_fa2_where_there_is_neither() -> None
 def test_low_rank_linears_are_measured_as_shipped_and_with_other_ranks() -> None:
     shipped = {(t.in_size, tuple(t.out_sizes), tuple(t.ranks), t.is_gated) for t in H200.low_rank}
     shapes = [(s.in_size, s.out_sizes, s.ranks, s.is_gated) for s in low_rank_shapes(quick=False)]
-    assert shipped < set(shapes)
+    assert shipped <= set(shapes)
     assert low_rank_tokens(quick=False) == tuple(sorted({t.tokens for t in H200.low_rank}))
     assert low_rank_shapes(quick=True) == low_rank_shapes(quick=False)[:4]
     assert set(low_rank_tokens(quick=True)) < set(low_rank_tokens(quick=False))
