@@ -12,19 +12,31 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from transformers import PreTrainedConfig
 from vllm.lora.lora_weights import LoRALayerWeights
+from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from tests.alignment.random_models import RandomModel, models
 from tests.serving.adapters import RANK, is_linear, write_adapter, write_factors
 from tests.serving.agreement import PROMPTS
-from tests.serving.engines import OPTIONS, Answers, answers, assert_same, in_engine_process
+from tests.serving.engines import (
+    OPTIONS,
+    Answers,
+    answer,
+    answers,
+    assert_same,
+    in_engine_process,
+    outputs,
+)
 from tests.serving.models import HETEROGENEOUS, layout_with, write_model
+from tests.serving.parallel_engines import CPU_RANKS
 from tests.serving.server import Server, serve
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.zero_padding import padded_tensor
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.serving.model.lora import fit_adapter
+from vllm_gac.serving.model.lora import fit_adapter, fit_adapters
 
 Shapes = dict[str, tuple[int, int]]
 
@@ -57,6 +69,28 @@ def test_an_adapter_for_all_layer_shapes_answers_as_the_merged_model(
     assert [tokens for tokens, _ in base] != [tokens for tokens, _ in expected]
 
 
+@pytest.mark.slow
+def test_sharded_adapters_answer_as_the_merged_model(tmp_path: Path) -> None:
+    """vLLM has no class that shards adapters of unequal heads in one GEMM."""
+    model, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
+    write_model(model, HETEROGENEOUS[:4])
+    write_adapter(model, adapter, merged)
+    expected = in_engine_process(_answers, str(merged))
+    assert_same(
+        in_engine_process(_sharded_answers, str(model), str(adapter), **CPU_RANKS), expected
+    )
+
+
+def _sharded_answers(model: str, adapter: str) -> Answers:
+    from vllm import LLM
+    from vllm.lora.request import LoRARequest
+
+    sharded = {"max_lora_rank": RANK, "fully_sharded_loras": True, "tensor_parallel_size": 2}
+    llm = LLM(model, enable_lora=True, **sharded, **OPTIONS)  # type: ignore[arg-type]
+    request = LoRARequest("tuned", 1, adapter)
+    return [answer(output) for output in outputs(llm, lora_request=request)]
+
+
 def _completions(server: Server) -> Answers:
     return [
         (tokens, [{str(token): p for token, p in step.items()} for step in top])
@@ -80,6 +114,18 @@ def _load_adapter(server: Server, directory: Path) -> tuple[int, str]:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as e:
         return e.code, e.read().decode()
+
+
+def test_a_linear_that_vllm_cannot_adapt_is_refused() -> None:
+    linear = ReplicatedLinear.__new__(ReplicatedLinear)
+    nn.Module.__init__(linear)
+    layers = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"qkv_proj": linear})])})
+    manager: Any = SimpleNamespace(
+        lora_config=SimpleNamespace(target_modules=None), model=nn.ModuleDict({"model": layers})
+    )
+    said = r"^--enable-lora: vLLM cannot adapt model\.layers\.0\.qkv_proj, a ReplicatedLinear, "
+    with pytest.raises(CheckpointError, match=said):
+        fit_adapters(manager, PreTrainedConfig())
 
 
 # ---- fitting, without an engine --------------------------------------------------------------

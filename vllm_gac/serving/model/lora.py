@@ -7,6 +7,9 @@ that it does not find. An adapter for other dims would give wrong results withou
 import re
 from typing import TYPE_CHECKING
 
+from torch import nn
+from vllm.model_executor.layers.linear import LinearBase
+
 from vllm_gac.alignment.zero_padding import Blocks, axes, grown
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS, ModelLayout
@@ -24,7 +27,14 @@ _OUTSIDE = ("model.embed_tokens", "lm_head")  # as the dense model has them
 
 
 def fit_adapters(manager: "LoRAModelManager", hf_config: "PreTrainedConfig") -> None:
-    """Make `manager` fit every adapter that it receives, before it validates it."""
+    """Make `manager` fit every adapter that it receives, before it validates it.
+
+    Raises:
+        CheckpointError: The manager has left a linear unadapted.
+        VersionError: It validates adapters in no way that we know.
+    """
+    if manager.lora_config.target_modules is None:
+        _check_all_adapted(manager.model)
     stored, served = stored_layout(hf_config), layout_of_hf(hf_config)
     fit_before_validation(manager, lambda adapter: fit_adapter(adapter, stored, served))
 
@@ -49,6 +59,18 @@ def fit_adapter(adapter: "LoRAModel", stored: ModelLayout, served: ModelLayout) 
         _check_shapes(name, factors, *before)
         factors.lora_a = grown(factors.lora_a, 1, before[1], after[1])
         factors.lora_b = grown(factors.lora_b, 0, before[0], after[0])
+
+
+def _check_all_adapted(model: nn.Module) -> None:
+    """Check that vLLM adapts every linear of the layers. It only logs which ones it does not."""
+    for name, module in model.named_modules():
+        is_adapted = name.endswith(".base_layer")
+        if isinstance(module, LinearBase) and not is_adapted and ".layers." in f".{name}":
+            raise CheckpointError(
+                f"--enable-lora: vLLM cannot adapt {name}, a {type(module).__name__}, with these "
+                "options, and would ignore its part of every adapter; leave --fully-sharded-loras "
+                "out, or name what adapters may adapt by --lora-target-modules"
+            )
 
 
 def _adapted_tensor(name: str, layout: ModelLayout) -> str:
