@@ -108,6 +108,18 @@ def test_the_reference_backend_refuses_a_quantized_cache() -> None:
             GacReferenceImpl(*arguments, dtype, geometry=geometry)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"alibi_slopes": [1.0]}, {"logits_soft_cap": 30.0}, {"attn_type": "encoder_only"}],
+)
+def test_our_attention_refuses_what_it_does_not_compute(change: dict[str, Any]) -> None:
+    arguments = {"num_heads": 8, "head_size": 32, "scale": 0.1, "num_kv_heads": 4}
+    arguments |= {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": "auto"}
+    geometry = CacheGeometry(8, 32, 4, 32, 4, 48)
+    with pytest.raises(NotImplementedError, match="only plain causal attention"):
+        GacReferenceImpl(**arguments | change, geometry=geometry)
+
+
 @pytest.mark.slow
 def test_a_server_with_a_broken_model_exits_with_the_reason(model: Path) -> None:
     _rewrite(model, lambda t: t.pop(DOWN))

@@ -23,7 +23,11 @@ class PackedImpl(AttentionImpl[Metadata]):
         prefill: The layer's prefill kernel, one of `gpu.attention_choice.PREFILL_KERNELS`. The
             reference backend does not use it.
 
-    The other arguments are vLLM's.
+    The other arguments are vLLM's. No layer of ours sets those that would change what is computed
+    in another way.
+
+    Raises:
+        NotImplementedError: One of them is set.
     """
 
     def __init__(
@@ -43,6 +47,12 @@ class PackedImpl(AttentionImpl[Metadata]):
         latent: LatentKeys | None = None,
         prefill: str | None = None,
     ) -> None:
+        changes = alibi_slopes, logits_soft_cap, kv_sharing_target_layer_name
+        if attn_type != AttentionType.DECODER or any(change is not None for change in changes):
+            raise NotImplementedError(
+                f"attention of a gac layer: type {attn_type}, ALiBi slopes, soft cap and shared "
+                f"cache {changes}; only plain causal attention of a decoder is implemented"
+            )
         self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
         self.scale = scale
         self.window = sliding_window

@@ -164,7 +164,13 @@ class GacModelLoader(DefaultModelLoader):
             logger.info("Loading a drafter without a preflight: %s", e)
             return None
         revision = model_config.revision
-        folder, *_ = self._prepare_weights(model_config.model, None, revision, False, None)
+        folder, *_ = self._prepare_weights(
+            model_config.model,
+            subfolder=None,
+            revision=revision,
+            fall_back_to_pt=False,
+            allow_patterns_overrides=None,
+        )
         if packed:
             check_packed(Path(folder), layout)
             return None  # vLLM reads the quantizer's format
