@@ -56,6 +56,7 @@ def test_every_verb_explains_itself_and_has_json(
         (["inspect", "hf://o/m"], "hf://o/m is an address, not a path; a model on the Hub is ORGA"),
         (["compress", "m", "--out", "s3://b/m"], "argument --out: s3://b/m is an address, not a p"),
         (["evaluate", "m", "--text", "https://h/a.txt"], "--text: https://h/a.txt is an address"),
+        (["plan", "m", "--gpu", "h200"], "give --param-ratio, --kv-ratio or a --latency"),
         (["plan", "m", "--param-ratio", "0"], "0: must be above 0 and at most 1"),
         (["plan", "m", "--kv-ratio", "nan"], "nan: must be above 0 and at most 1"),
         (["plan", "m", "--method", "heads,magic"], "'magic': choose from heads, prune, lowrank"),

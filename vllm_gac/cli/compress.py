@@ -6,6 +6,7 @@ from pathlib import Path
 from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
+    BUDGETS,
     CALIBRATION_TOKENS,
     MODEL,
     TEXTS,
@@ -23,8 +24,6 @@ from vllm_gac.cli.options import (
 )
 from vllm_gac.cli.output import named, print_json, quoted, serve_hint
 from vllm_gac.planning.request import plan_options
-
-_BUDGETS = ("param_ratio", "kv_ratio", "latency", "latency_ratio")
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -88,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plan is not None and planning:
         flag = options[next(iter(planning))].flags[0]
         args.usage_error(f"{flag} has no effect with --plan")
-    if args.plan is None and not given(args, *_BUDGETS):
+    if args.plan is None and not given(args, *BUDGETS):
         args.usage_error("give --param-ratio, --kv-ratio, a --latency or a --plan")
 
     from vllm_gac.checkpoint.dense_model import open_dense

@@ -21,7 +21,8 @@ TEXTS = (
     "conversation in each line or row, or data sets on the Hub: hf://datasets/ORGANIZATION/NAME"
 )
 MODEL = "a model directory, or the id of a model on the Hub"
-
+# The options of which a plan needs one: without any, it keeps all of the model.
+BUDGETS = ("param_ratio", "kv_ratio", "latency", "latency_ratio")
 
 CALIBRATION_TOKENS = (
     ", in whole sequences, one at least; default: 65536, or 16 for each channel of an MLP if that "

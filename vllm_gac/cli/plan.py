@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
+    BUDGETS,
     MODEL,
     Verbs,
     add_json,
     add_planning,
     add_revision,
+    given,
     path,
     plan_request,
 )
@@ -61,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
             raise PlanError(f"{file}: exists; remove it, choose another file or give --overwrite")
     if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
         args.usage_error(f"--plot {args.plot}: only .svg and .png are drawn; name it so")
+    if not given(args, *BUDGETS):
+        args.usage_error("give --param-ratio, --kv-ratio or a --latency")
     model = open_dense(model_directory(args.model, args.revision))
     request = plan_request(args)
     if args.stats is not None:
