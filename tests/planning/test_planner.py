@@ -128,8 +128,7 @@ def test_pruning_beside_low_rank_loses_no_more_than_either(
     ]
     pruned, factorized, both = (plan.expected_loss or 0.0 for plan in plans)
     assert both <= pruned
-    # Together, fewer ranks are tried.
-    assert both <= 1.01 * factorized
+    assert both <= factorized
     full = demo.layout.layers[0].intermediate_size
     for layer in planned_layout(demo, plans[-1]).layers:
         has_ranks = any(name.startswith("mlp.") for name in layer.ranks)

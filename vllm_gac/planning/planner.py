@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from vllm_gac.layout.schema import METHODS, LayerSection
 from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.planning.prior_losses import PriorLosses
-from vllm_gac.planning.problem import Problem
+from vllm_gac.planning.problem import Problem, Solution
 from vllm_gac.planning.proportional import Scores, read_fisher_scores
 from vllm_gac.planning.request import PlanRequest
 
@@ -140,8 +142,7 @@ def best_plan(
     Raises:
         PlanError: If no plan fits. The message gives the smallest feasible value of the option.
     """
-    problem = Problem(request, model)
-    found = problem.solve(losses, scores, tolerance)
+    problem, found = _best_solution(request, model, losses, scores, tolerance)
     layout = replace(model.layout, layers=tuple(found.layers))
     return Plan(
         version=1,
@@ -165,6 +166,29 @@ def best_plan(
         }
         | dict(notes or {}),
     )
+
+
+def _best_solution(
+    request: PlanRequest,
+    model: Checkpoint,
+    losses: Losses,
+    scores: Scores | None,
+    tolerance: float,
+) -> tuple[Problem, Solution]:
+    """The best choice by the request's methods, or by some of them if it loses less.
+
+    Where an attention or an MLP may be factorized and smaller, too, few ranks of each linear are
+    candidates, or their combinations would be too many. With fewer methods there are more ranks.
+    """
+    problem = Problem(request, model)
+    found = [(problem, problem.solve(losses, scores, tolerance))]
+    others = [method for method in request.methods if method != "lowrank"]
+    if request.objective == "concave" and len(others) < len(request.methods):
+        for kept in chain.from_iterable(combinations(others, n) for n in range(len(others))):
+            with suppress(PlanError):  # fewer methods may not fit the budgets
+                fewer = Problem(replace(request, methods=(*kept, "lowrank")), model)
+                found.append((fewer, fewer.solve(losses, scores, tolerance)))
+    return min(found, key=lambda one: one[1].loss)
 
 
 def _time_budget(
