@@ -37,7 +37,8 @@ def faults_page(directory: Path) -> str:
         "Each side of a case is compressed to the same dims, from three calibration texts if time "
         "allowed. Perplexity over the dense model's is a mean over the texts; its 95 % interval is "
         "over the held-out documents. *By text* is after over before with each text that was "
-        "measured. Below 1, the repair has gained. Massive tokens are planted: one in 4,096 counts "
+        "measured. Below 1, the repair has gained; above 1, aligned dims lose more than free ones. "
+        "Massive tokens are planted: one in 4,096 counts "
         f"{MASSIVE:g} times in every covariance. Few tokens are {FEW:g} for each channel of an "
         "MLP; the default is 16. Whether plans lose what they are expected to, and whether "
         "allowing more ever loses more, is on [a page of its own](../predicted_losses.md).",
@@ -50,9 +51,11 @@ def faults_page(directory: Path) -> str:
 def _of_a_model(folder: Path, rows: Sequence[dict[str, Any]]) -> list[str]:
     (dense,) = [row for row in rows if row["side"] == "dense"]
     text = f"{folder.name}/text.json" if (folder / "text.json").exists() else "text.json"
+    commits = " and ".join(dict.fromkeys(row["commit"] for row in rows))
     about = (
         f"{len(dense['losses'])} windows of {len(set(dense['document']))} documents of "
-        f"[this text]({text}). {origin({'command': COMMAND, **dense})}."
+        f"[this text]({text}). "
+        f"{origin({'command': COMMAND, **dense, 'commit': commits})}."
     )
     lines = [f"## {folder.name}", "", about]
     if any(row["budget"] and had_other_dims(row["budget"], row["commit"]) for row in rows):
