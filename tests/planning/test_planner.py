@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -31,7 +32,7 @@ from vllm_gac.gpu.profile_files import read_profile, write_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
 from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
 from vllm_gac.planning.plan_file import Plan, planned_layout
-from vllm_gac.planning.planner import best_plan
+from vllm_gac.planning.planner import best_plan, prior_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import Deployment, PlanRequest
 
@@ -133,6 +134,24 @@ def test_pruning_beside_low_rank_loses_no_more_than_either(
     for layer in planned_layout(demo, plans[-1]).layers:
         has_ranks = any(name.startswith("mlp.") for name in layer.ranks)
         assert layer.intermediate_size == full or not has_ranks
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        ({"key_form": "latent"}, lambda layer: layer.key.form == "latent"),
+        ({"key_group": 2, "value_group": 2}, lambda layer: layer.key.heads == 2),
+    ],
+)
+def test_low_rank_does_not_undo_what_is_asked_of_heads(
+    models: dict[str, Checkpoint],
+    option: dict[str, Any],
+    found: Callable[[LayerLayout], bool],
+) -> None:
+    """Whole heads and low ranks alone would lose less."""
+    demo = models["demo"]
+    request = PlanRequest(param_ratio=0.8, methods=("heads", "lowrank"), **option)
+    assert all(map(found, planned_layout(demo, prior_plan(demo, request)).layers))
 
 
 def test_a_layer_that_suffers_more_keeps_more(models: dict[str, Checkpoint]) -> None:

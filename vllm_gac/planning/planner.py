@@ -182,11 +182,14 @@ def _best_solution(
     """
     problem = Problem(request, model)
     found = [(problem, problem.solve(losses, scores, tolerance))]
-    others = [method for method in request.methods if method != "lowrank"]
-    if request.objective == "concave" and len(others) < len(request.methods):
+    if request.objective == "concave" and "lowrank" in request.methods:
+        # Without the method heads, attention has the form that the dense model has.
+        needed = {"lowrank"} if request.allows_dense_attention else {"lowrank", "heads"}
+        others = [method for method in request.methods if method not in needed]
+        always = [method for method in request.methods if method in needed]
         for kept in chain.from_iterable(combinations(others, n) for n in range(len(others))):
             with suppress(PlanError):  # fewer methods may not fit the budgets
-                fewer = Problem(replace(request, methods=(*kept, "lowrank")), model)
+                fewer = Problem(replace(request, methods=(*kept, *always)), model)
                 found.append((fewer, fewer.solve(losses, scores, tolerance)))
     return min(found, key=lambda one: one[1].loss)
 

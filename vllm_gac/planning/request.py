@@ -245,6 +245,11 @@ class PlanRequest:
         return self.latency is not None or self.latency_ratio is not None
 
     @property
+    def allows_dense_attention(self) -> bool:
+        """Whether keys and values may stay as they are: rotary, and no heads made one."""
+        return self.key_form != "latent" and {self.key_group, self.value_group} <= {None, 1}
+
+    @property
     def needs_gradients(self) -> str | None:
         """The option that needs gradients of the loss by weights, or None."""
         return "--objective fisher" if self.objective == "fisher" else None
