@@ -147,11 +147,12 @@ def _kind(layer: LayerSection) -> str:
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """The tables in Markdown, the fastest form of each marked."""
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     lines = [
         "# What the planner chooses at equal expected loss",
         "",
         f"Llama-3-8B's shape, losses of other models, times predicted from a profile. `{COMMAND}`, "
-        f"{rows[-1]['date']}, commit {rows[-1]['commit']}.",
+        f"{rows[-1]['date']}, commit {commits}.",
         "Each row is the fastest plan of its form that loses no more than the column says, in nats "
         "per token: its time, of that",
         "of all dense decoder layers; parameters and KV cache, of the dense model's. `-`: no plan "
@@ -179,10 +180,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 
 def _named(mix: str) -> str:
     sizes = BatchMix(**MIXES[mix])
-    return (
-        f"{mix}: {sizes.decode_batch} sequences at {sizes.decode_context} tokens, chunks of "
-        f"{sizes.prefill_tokens}"
-    )
+    each = "" if sizes.decode_batch == 1 else f"{sizes.decode_batch} sequences "
+    return f"{mix}: {each}at {sizes.decode_context} tokens, chunks of {sizes.prefill_tokens}"
 
 
 def _cell(row: dict[str, Any] | None, own: Sequence[dict[str, Any]]) -> str | None:

@@ -44,8 +44,9 @@ def test_the_page_marks_the_fastest_form_and_says_what_was_not_searched() -> Non
         found = {"of_dense": of_dense, "parameters": 0.5, "kv": 0.25, "expected_loss": 0.01}
         return where | found | {"layers": "x", "date": "d", "commit": "c"}
 
-    nothing = {"profile": "p", "mix": "mean step", "loss": LOSSES[0], "form": slow}
+    nothing = {"profile": "p", "mix": "mean step", "loss": LOSSES[0], "form": slow, "commit": "b"}
     text = page([row(form, 0.8), nothing, row(other, 0.7)])
+    assert " d, commit c, b." in text
     assert f"| {form} | 80.0% (parameters 50%, KV 25%) | not searched | not searched |" in text
     assert f"| {other} | **70.0% (parameters 50%, KV 25%)** |" in text
     assert f"| {slow} | - | not searched |" in text

@@ -1,7 +1,7 @@
 """What faults of the fits cost: a model compressed before and after each repair.
 
 Every case is made from each of the calibration texts, so that a difference is not one text's. Both
-sides of a case have the same dims, those that are planned today. What is now the default is taken
+sides of a fault have the same dims, those that are planned today. What is now the default is taken
 away: the gradients by which low rank weighs outputs, the refit of layers, the limit of massive
 tokens, and the shrinkage of covariances. The last two concern the covariances, so there nothing is
 refitted. What aligned dims cost is measured in the same way; there the side before has free dims.

@@ -34,11 +34,12 @@ def faults_page(directory: Path) -> str:
     lines = [
         "# Faults of the fits, before and after",
         "",
-        "Each side of a case is compressed to the same dims, from three calibration texts if time "
-        "allowed. Perplexity over the dense model's is a mean over the texts; its 95 % interval is "
-        "over the held-out documents. *By text* is after over before with each text that was "
-        "measured. Below 1, the repair has gained; above 1, aligned dims lose more than free ones. "
-        "Massive tokens are planted: one in 4,096 counts "
+        "Both sides of a fault are compressed to the same dims, both sides of a question to the "
+        "same budget, from three calibration texts if time allowed. Perplexity over the dense "
+        "model's is a mean over the texts; its 95 % interval is over the held-out documents. *By "
+        "text* is after over before with each text that was measured. Below 1, the repair has "
+        "gained; above 1, aligned dims lose more than free ones. Massive tokens are planted: one "
+        "in 4,096 counts "
         f"{MASSIVE:g} times in every covariance. Few tokens are {FEW:g} for each channel of an "
         "MLP; the default is 16. Whether plans lose what they are expected to, and whether "
         "allowing more ever loses more, is on [a page of its own](../predicted_losses.md).",
