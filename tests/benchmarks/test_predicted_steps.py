@@ -79,7 +79,7 @@ def test_speedups_are_over_the_dense_model_of_the_same_page() -> None:
     about = {"date": "d", "commit": "c", "command": "x"}
     profile = {"gpu": "H200", "measured": "m", "sources": {"low_rank": "a page"}}
     text = page(about | {"profile": profile | {"sustained": False}, "rows": rows})
-    assert "`low_rank` is of a page." in text
+    assert "The profile's `low_rank` times are from a page." in text
     assert "no `sustained` times" in text
     assert "worst at most 10% (missed: 50.0%)" in text
     assert "| - of these b | 2 | " in text

@@ -212,7 +212,7 @@ def page(result: Mapping[str, Any]) -> str:
 
 def _sources(profile: Mapping[str, Any]) -> Iterator[str]:
     for name, origin in profile["sources"].items():
-        yield from (f"Of the profile, `{name}` is of {origin}.", "")
+        yield from (f"The profile's `{name}` times are from {origin}.", "")
     if not profile["sustained"]:
         yield from (
             "The profile has no `sustained` times: prefill is predicted at the rate of GEMMs on a "
