@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.quality.ladder.faults import AFTER, BEFORE, CASES
 from benchmarks.quality.ladder.faults_page import faults_page
-from benchmarks.quality.ladder.goals import MOST, reached
+from benchmarks.quality.ladder.goals import MOST, other_times, reached
 from benchmarks.quality.ladder.pareto import microseconds, unbeaten, what_to_buy
 from benchmarks.quality.ladder.results import Model
 from benchmarks.quality.ladder.rows import DENSE, FP8, GOALS, OTHER_DIMS, ROWS, SERVED
@@ -210,9 +210,10 @@ def test_the_page_of_faults_compares_both_sides_of_each_case(tmp_path: Path) -> 
     assert change == pytest.approx(after / before, abs=1e-4)
 
 
-def test_rows_that_would_have_other_dims_today_are_said() -> None:
+def test_rows_that_would_have_other_dims_or_times_today_are_said() -> None:
     name = "all methods .8, KV .5"
     for commit, said in (("f5049a0e23cf", True), ("0ac9f74cd270", False)):
         rows = [_row(name, commit=commit), _row("low rank .8", commit=commit)]
         assert (OTHER_DIMS in reached([_model(*rows)])) == said
         assert OTHER_DIMS not in reached([_model(*rows[1:])])
+        assert bool(other_times(_model(*rows[1:]))) == said

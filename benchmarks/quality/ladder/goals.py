@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 from benchmarks.common.markdown import table
 from benchmarks.quality.ladder.intervals import shown
 from benchmarks.quality.ladder.results import Model
-from benchmarks.quality.ladder.rows import HEALED, OTHER_DIMS, had_other_dims
+from benchmarks.quality.ladder.rows import (
+    HEALED,
+    OTHER_DIMS,
+    OTHER_TIMES,
+    had_other_dims,
+    had_other_times,
+)
 
 RUNG = "130m"
 # At most so much perplexity over the dense model's, for models of the rung RUNG.
@@ -44,6 +50,12 @@ def other_dims(model: Model) -> list[str]:
     """A paragraph on rows that would have other dims today, if there are any."""
     old = any(had_other_dims(name, row["commit"]) for name, row in model.scored.items())
     return ["", OTHER_DIMS] if old else []
+
+
+def other_times(model: Model) -> list[str]:
+    """A paragraph on times that would be predicted otherwise today, if there are any."""
+    old = any(had_other_times(row["commit"]) for row in model.scored.values())
+    return ["", OTHER_TIMES] if old else []
 
 
 def _healing(model: Model) -> str:

@@ -16,7 +16,7 @@ from benchmarks.common.figures import BLUE, GREEN, GREY, ORANGE, PINK, RED, axes
 from benchmarks.common.markdown import table
 from benchmarks.common.page import origin
 from benchmarks.quality.ladder.faults_page import faults_page
-from benchmarks.quality.ladder.goals import other_dims, reached
+from benchmarks.quality.ladder.goals import other_dims, other_times, reached
 from benchmarks.quality.ladder.intervals import shown
 from benchmarks.quality.ladder.pareto import microseconds, what_to_buy
 from benchmarks.quality.ladder.published import published
@@ -105,7 +105,7 @@ def _of_a_model(model: Model) -> list[str]:
     ]
     columns = ["row", "parameters", "KV", "MB", "predicted time", "perplexity over dense"]
     lines += table([*columns, "predicted"], [_cells(model, row) for row in rows])
-    lines += ["", *_predictions(model), *other_dims(model)]
+    lines += ["", *_predictions(model), *other_dims(model), *other_times(model)]
     for end, heading in (
         (FREE, "aligned dims over free dims"),
         (PLAIN, "fits as they are over plain fits"),

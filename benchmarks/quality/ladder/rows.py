@@ -13,11 +13,16 @@ HEALED, FP8 = ", healed", ", FP8 + FP8 KV"
 # The dense model as vLLM computes it in bf16.
 SERVED = f"{DENSE}, served"
 _ALL = ("heads", "prune", "lowrank")
-# A commit before the planner could choose between narrower MLPs and low-rank linears of them.
-_PRUNED_ONLY = "f5049a0"
+# A commit before the planner could choose between narrower MLPs and low-rank linears of them, and
+# before the kernels of low-rank linears were predicted.
+_EARLIER = "f5049a0"
 OTHER_DIMS = (
     "Rows of all methods were planned when no MLP that might be pruned could have low-rank "
     "linears. Today's plans may have other dims, and lose less."
+)
+OTHER_TIMES = (
+    "Times were predicted when low-rank linears counted as GEMMs, and a norm or a rotation as the "
+    "bytes that it moves. Today's predictions differ."
 )
 _FP8, _FP8_CACHE = "fp8_per_tensor", "fp8"
 
@@ -100,7 +105,12 @@ def had_other_dims(budget: str, commit: str) -> bool:
 
     Then an MLP that might be pruned could not have low-rank linears.
     """
-    return budget.startswith("all methods") and commit.startswith(_PRUNED_ONLY)
+    return budget.startswith("all methods") and commit.startswith(_EARLIER)
+
+
+def had_other_times(commit: str) -> bool:
+    """Whether the times of rows that `commit` measured would be predicted otherwise today."""
+    return commit.startswith(_EARLIER)
 
 
 def is_variant(name: str) -> bool:
