@@ -246,7 +246,7 @@ class PlanRequest:
 
     @property
     def allows_dense_attention(self) -> bool:
-        """Whether keys and values may stay as they are: rotary, and no heads made one."""
+        """Whether attention may stay as it is: rotary keys, and heads that are not merged."""
         return self.key_form != "latent" and {self.key_group, self.value_group} <= {None, 1}
 
     @property

@@ -52,7 +52,7 @@ class LaunchTimes:
             overhead, slowdown = _fit(measured[tokens], overhead)
             if not math.isfinite(overhead + slowdown):
                 raise ProfileError(
-                    f"the profile of {gpu} has times of {what} of {tokens} tokens that cannot be; "
+                    f"the profile of {gpu} has times of {what} that cannot be (tokens: {tokens}); "
                     "measure again with vllm-gac profile"
                 )
             self.overheads.append(overhead)
