@@ -5,9 +5,9 @@
 Measures everything in one run; weights are read from memory, never from the L2.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from vllm import _custom_ops  # noqa: F401 -- brings torch.ops._C
 
 from benchmarks.common.page import measure_rows
 from vllm_gac.kernels.few_tokens.tiling import MOST_TILES
-from vllm_gac.layout.rounding import ceil_div
 from vllm_gac.profiling.low_rank import Factors
-from vllm_gac.profiling.timing import MORE_THAN_L2, copy_bandwidth, microseconds
+from vllm_gac.profiling.timing import copy_bandwidth
+from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn, random_matrix
 
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 2048, 16384)
 # (out, in, rank) of each linear: Llama-3-8B's, and the ranks of the model `low-rank-80` in
@@ -59,7 +59,7 @@ def _rows() -> Iterator[dict[str, Any]]:
     for tokens in TOKENS:
         for names in (*([name] for name in GROUPS), list(GROUPS)):
             bytes_read = sum(layers[0][name].factors.nbytes for name in names)
-            copies = max(2, ceil_div(MORE_THAN_L2, bytes_read))
+            copies = copies_past_l2(bytes_read)
             groups = [[layers[i % 2][name] for name in names] for i in range(copies)]
             if len(names) == 1:  # both layers' groups fit into the L2: use more copies
                 groups = [[_copied(group) for group in copy] for copy in groups]
@@ -72,16 +72,12 @@ def _layer() -> dict[str, Group]:
     for name, shapes in GROUPS.items():
         width = shapes[0][1]
         factors = Factors(
-            _random(sum(rank for _, _, rank in shapes), width),
-            tuple(_random(rows, rank) for rows, _, rank in shapes),
+            random_matrix(sum(rank for _, _, rank in shapes), width),
+            tuple(random_matrix(rows, rank) for rows, _, rank in shapes),
             name == "gate, up",
         )
-        made[name] = Group(_random(sum(rows for rows, _, _ in shapes), width), factors)
+        made[name] = Group(random_matrix(sum(rows for rows, _, _ in shapes), width), factors)
     return made
-
-
-def _random(rows: int, columns: int) -> torch.Tensor:
-    return (torch.randn(rows, columns, device="cuda") / columns**0.5).bfloat16()
 
 
 def _copied(group: Group) -> Group:
@@ -93,21 +89,18 @@ def _copied(group: Group) -> Group:
 def _measure(
     copies: Sequence[Sequence[Group]], tokens: int, counters: torch.Tensor, bytes_time: float
 ) -> dict[str, object]:
-    inputs = [_random(tokens, group.factors.down.shape[1]) for group in copies[0]]
+    inputs = [random_matrix(tokens, group.factors.down.shape[1]) for group in copies[0]]
     ways: dict[str, Callable[[torch.Tensor, Group], object]] = {
         "dense": _dense,
         "GEMMs": _gemms,
         "served": lambda x, group: group.factors.served(x, counters),
     }
-    times = {}
-    for name, way in ways.items():
-        turn = itertools.cycle(copies)
 
-        def once(way: Any = way, turn: Any = turn) -> None:
-            for x, group in zip(inputs, next(turn), strict=True):
-                way(x, group)
+    def run(way: Callable[[torch.Tensor, Group], object], groups: Sequence[Group]) -> None:
+        for x, group in zip(inputs, groups, strict=True):
+            way(x, group)
 
-        times[name] = microseconds(once, calls=len(copies))
+    times = {name: microseconds_in_turn(partial(run, way), copies) for name, way in ways.items()}
     return {
         "bytes": round(bytes_time, 1),
         **{name: round(time, 1) for name, time in times.items()},

@@ -5,7 +5,6 @@
 Measures everything in one run; weights are read from memory, never from the L2.
 """
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,8 @@ from vllm import _custom_ops  # noqa: F401 -- brings torch.ops._C
 
 from benchmarks.common.page import measure_rows
 from vllm_gac.kernels.swiglu import is_faster, swiglu_linear
-from vllm_gac.layout.rounding import ceil_div
-from vllm_gac.profiling.timing import MORE_THAN_L2, copy_bandwidth, microseconds
+from vllm_gac.profiling.timing import copy_bandwidth
+from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn
 
 TOKENS = (1, 2, 4, 8, 16, 24, 32)
 # Features and width: Llama-3-8B dense, compressed, and the part on one of several GPUs; smaller and
@@ -41,7 +40,7 @@ def main() -> None:
 def _rows() -> Iterator[dict[str, Any]]:
     bandwidth = copy_bandwidth()
     for features, width in MLPS:
-        copies = max(2, ceil_div(MORE_THAN_L2, 4 * features * width))
+        copies = copies_past_l2(4 * features * width)
         shape = (2 * features, width)
         weights = [torch.randn(shape, device="cuda").bfloat16() for _ in range(copies)]
         for tokens in TOKENS:
@@ -53,14 +52,13 @@ def _measure(weights: list[torch.Tensor], tokens: int, bandwidth: float) -> dict
     features, width = weights[0].shape[0] // 2, weights[0].shape[1]
     x = torch.randn(tokens, width, device="cuda").bfloat16()
     activated = torch.empty(tokens, features, dtype=x.dtype, device="cuda")
-    turn = itertools.cycle(weights)
 
-    def stock() -> None:
-        torch.ops._C.silu_and_mul(activated, linear(x, next(turn)))
+    def stock(weight: torch.Tensor) -> None:
+        torch.ops._C.silu_and_mul(activated, linear(x, weight))
 
-    ours = microseconds(lambda: swiglu_linear(x, next(turn)), calls=len(weights))
-    gemm = microseconds(lambda: linear(x, next(turn)), calls=len(weights))
-    both = microseconds(stock, calls=len(weights))
+    ours = microseconds_in_turn(lambda weight: swiglu_linear(x, weight), weights)
+    gemm = microseconds_in_turn(lambda weight: linear(x, weight), weights)
+    both = microseconds_in_turn(stock, weights)
     return {
         "bytes": round(weights[0].nbytes / bandwidth / 1e6, 1),
         "ours": round(ours, 1),

@@ -15,7 +15,17 @@ from vllm_gac.gpu.attention_choice import Gpu
 from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile, write_profile
 from vllm_gac.layout.schema import validate
-from vllm_gac.profiling import attention, decode, gemms, low_rank, prefill, profile, swiglu, timing
+from vllm_gac.profiling import (
+    attention,
+    decode,
+    gemms,
+    low_rank,
+    prefill,
+    profile,
+    swiglu,
+    timing,
+    weights,
+)
 from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
 from vllm_gac.profiling.gemms import dim_plans, linear_plans, measure_sustained, sustained_shapes
 from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
@@ -55,12 +65,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Made Up 100")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(gemms, "sustained_microseconds", microseconds)
-    for module in (attention, gemms, low_rank, swiglu, decode):
+    for module in (attention, gemms, weights, decode):
         monkeypatch.setattr(module, "microseconds", microseconds)
     for module in (attention, gemms):
         monkeypatch.setattr(module, "_random", random)
     for module in (low_rank, swiglu):
-        monkeypatch.setattr(module, "_random", lambda *shape: random(shape))
+        monkeypatch.setattr(module, "random_matrix", lambda *shape: random(shape))
         monkeypatch.setattr(module, "is_hopper", lambda device: True)
     monkeypatch.setattr(swiglu, "swiglu_linear", lambda x, weight: x @ weight.t())
     monkeypatch.setattr(low_rank, "compile_ahead", lambda kinds, most, device: len(list(kinds)))

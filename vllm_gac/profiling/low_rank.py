@@ -1,8 +1,6 @@
 """Times of low-rank linears of one input with few tokens, computed as the server does."""
 
-import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +12,7 @@ from vllm_gac.kernels.few_tokens.launch import faster_tiling, gated_linears, lin
 from vllm_gac.kernels.few_tokens.tiling import MOST_TILES, MOST_TOKENS
 from vllm_gac.kernels.silu_mul import silu_mul
 from vllm_gac.kernels.swiglu import is_hopper
-from vllm_gac.layout.rounding import ceil_div
-from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds
+from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn, random_matrix
 
 # Where tilings change (kernels/few_tokens/tiling.py), and between.
 _TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, MOST_TOKENS)
@@ -119,14 +116,12 @@ class Factors:
 
 def _measure(shape: LowRankShape, tokens: Iterable[int]) -> Iterator[LowRankTime]:
     first = _factors(shape)
-    copies = max(2, ceil_div(MORE_THAN_L2, first.nbytes))
-    factors = [first, *(_factors(shape) for _ in range(copies - 1))]
+    factors = [first, *(_factors(shape) for _ in range(copies_past_l2(first.nbytes) - 1))]
     device = first.down.device
     counters = torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
     compile_ahead(_kinds(first), MOST_TOKENS, device)
     for count in tokens:
-        x, turn = _random(count, shape.in_size), itertools.cycle(factors)
-        time = _time(x, turn, counters, copies)
+        time = _time(random_matrix(count, shape.in_size), factors, counters)
         yield LowRankTime(
             tokens=count,
             in_size=shape.in_size,
@@ -137,8 +132,8 @@ def _measure(shape: LowRankShape, tokens: Iterable[int]) -> Iterator[LowRankTime
         )
 
 
-def _time(x: torch.Tensor, turn: Iterator[Factors], counters: torch.Tensor, calls: int) -> float:
-    return microseconds(lambda: next(turn).served(x, counters), calls)
+def _time(x: torch.Tensor, copies: Sequence[Factors], counters: torch.Tensor) -> float:
+    return microseconds_in_turn(lambda factors: factors.served(x, counters), copies)
 
 
 def _kinds(factors: Factors) -> Iterator[LaunchKind]:
@@ -151,12 +146,7 @@ def _kinds(factors: Factors) -> Iterator[LaunchKind]:
 def _factors(shape: LowRankShape) -> Factors:
     ups = zip(shape.out_sizes, shape.ranks, strict=True)
     return Factors(
-        _random(sum(shape.ranks), shape.in_size),
-        tuple(_random(out, rank) for out, rank in ups),
+        random_matrix(sum(shape.ranks), shape.in_size),
+        tuple(random_matrix(out, rank) for out, rank in ups),
         shape.is_gated,
     )
-
-
-def _random(rows: int, columns: int) -> torch.Tensor:
-    """Random numbers, so small that no sum of products overflows."""
-    return (torch.randn(rows, columns, device="cuda") / math.sqrt(columns)).bfloat16()

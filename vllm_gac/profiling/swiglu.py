@@ -1,16 +1,13 @@
 """Times of gate, up and SwiGLU of a few tokens by our kernel."""
 
-import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from vllm_gac.gpu.profile import SwigluTime
 from vllm_gac.kernels.swiglu import is_hopper, swiglu_linear
 from vllm_gac.kernels.swiglu_limits import MOST_TOKENS
-from vllm_gac.layout.rounding import ceil_div
-from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds
+from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn, random_matrix
 
 _TOKENS = (1, 2, 4, 8, 16, 24, MOST_TOKENS)
 # Features and width. Those of benchmarks/kernels/swiglu.py that are within the kernel's limits.
@@ -38,17 +35,12 @@ def measure_swiglu(
 
 
 def _measure(features: int, width: int) -> Iterator[SwigluTime]:
-    copies = max(2, ceil_div(MORE_THAN_L2, 4 * features * width))
-    weights = [_random(2 * features, width) for _ in range(copies)]
+    copies = copies_past_l2(4 * features * width)
+    weights = [random_matrix(2 * features, width) for _ in range(copies)]
     for tokens in _TOKENS:
-        time = _time(_random(tokens, width), itertools.cycle(weights), copies)
+        time = _time(random_matrix(tokens, width), weights)
         yield SwigluTime(tokens=tokens, features=features, width=width, microseconds=round(time, 2))
 
 
-def _time(x: torch.Tensor, turn: Iterator[torch.Tensor], calls: int) -> float:
-    return microseconds(lambda: swiglu_linear(x, next(turn)), calls)
-
-
-def _random(rows: int, columns: int) -> torch.Tensor:
-    """Random numbers, so small that no sum of products overflows."""
-    return (torch.randn(rows, columns, device="cuda") / math.sqrt(columns)).bfloat16()
+def _time(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> float:
+    return microseconds_in_turn(lambda weight: swiglu_linear(x, weight), weights)
