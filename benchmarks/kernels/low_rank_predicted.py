@@ -7,14 +7,12 @@ the times of its own shape, without the times of its own number of tokens, and w
 is two GEMMs for each linear.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.common.markdown import table
-from benchmarks.common.page import add_commit, save, source
+from benchmarks.common.page import profile_arguments, save, source
 from vllm_gac.gpu.latency.linears import Linear, linears_microseconds
 from vllm_gac.gpu.profile import GpuProfile, LowRankTime
 from vllm_gac.gpu.profile_files import read_profile
@@ -31,13 +29,7 @@ WAYS: Mapping[str, Callable[[LowRankTime, LowRankTime], bool]] = {
 
 def main() -> None:
     """Predict, and write both files."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
-    parser.add_argument("--profile", default="h200", help="name or path (h200)")
-    add_commit(parser)
-    args = parser.parse_args()
+    args = profile_arguments(__doc__).parse_args()
     profile = read_profile(args.profile)
     if not profile.low_rank:
         raise SystemExit(f"--profile {args.profile}: has no times of low-rank linears")

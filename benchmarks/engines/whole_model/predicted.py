@@ -7,7 +7,6 @@ bf16, because a profile has 16-bit times. Nothing is measured here, and no numbe
 fitted to these engines. A decode step is predicted at the context halfway through the answers.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.markdown import table
-from benchmarks.common.page import add_commit, save, source
+from benchmarks.common.page import profile_arguments, save, source
 from benchmarks.engines.whole_model.grid.cells import BF16, cells, models_by_name
 from benchmarks.engines.whole_model.models import SHAPES, Batch
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds
@@ -50,13 +49,8 @@ class Step:
 
 def main() -> None:
     """Predict what was measured, and write both files."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = profile_arguments(__doc__)
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
-    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
-    parser.add_argument("--profile", default="h200", help="name or path (h200)")
-    add_commit(parser)
     args = parser.parse_args()
     profile = read_profile(args.profile)
     rows = [row for path in args.results for row in predict(list(steps_of(path)), profile)]
