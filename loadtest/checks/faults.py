@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 
 from loadtest.client.command import INVALID, client_command
 from loadtest.errors import LoadTestError
+from loadtest.report.intervals import Floats
 from loadtest.report.summary import Summary, group_runs, summarize
 from loadtest.runs.run import Run, load_run
 from loadtest.traffic import prompts
@@ -129,21 +130,16 @@ def run_trial(trial: Trial, schedule: Path, out: Path) -> tuple[Run, Truth]:
 
 def true_numbers(run: Run, log: Path) -> Truth:
     """The truth from the server's log: what it never had, or failed on purpose, took forever."""
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    by_opening = {tuple(line["opening"]): line for line in lines}
-    rules, start = run.schedule.prompts, run.info["start_at"]
     ttft, itls, gaps, failed, good = [], [], [], 0, 0
-    for index, request in enumerate(run.schedule.requests):
-        opening = tuple(prompts.token_ids(request, index, rules)[:8])
-        sent = by_opening.get(opening, {"sent": []})["sent"]
-        if not sent:
+    for request, sent in zip(run.schedule.requests, tokens_sent(run, log), strict=True):
+        if len(sent) == 0:
             failed += 1
             ttft.append(math.inf)
             gaps.append(math.inf)
             itls += [math.inf] * (request.output_length - 1)
             continue
         apart = np.diff(sent)
-        ttft.append(sent[0] - start - request.timestamp / 1000)
+        ttft.append(float(sent[0]) - request.timestamp / 1000)
         itls += apart.tolist()
         gaps.append(float(apart.max()))
         good += ttft[-1] <= 1.0 and float(apart.mean()) <= 0.05
@@ -156,6 +152,18 @@ def true_numbers(run: Run, log: Path) -> Truth:
         _percentile(itls, 99),
         _percentile(gaps, 99),
     )
+
+
+def tokens_sent(run: Run, log: Path) -> Iterator[Floats]:
+    """When each token left the mock server: [tokens] seconds of the run for each request.
+
+    Empty for a request that the server never had, or failed on purpose.
+    """
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    by_opening = {tuple(line["opening"]): line["sent"] for line in lines}
+    for index, request in enumerate(run.schedule.requests):
+        opening = tuple(prompts.token_ids(request, index, run.schedule.prompts)[:8])
+        yield np.array(by_opening.get(opening, []), dtype=float) - run.info["start_at"]
 
 
 def _schedule(out: Path, seconds: float) -> Path:

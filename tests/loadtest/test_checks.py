@@ -1,6 +1,5 @@
 """The simulator batches as a server does, intervals hold on it, and reports say what mocks know."""
 
-import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from loadtest.__main__ import main
 from loadtest.checks.simulator import Speed, serve, simulated_run
 from loadtest.runs.run import load_run
-from loadtest.traffic import prompts
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario
 from tests.loadtest.locusts import is_installed
@@ -20,7 +18,7 @@ pytest.importorskip("scipy", reason="needs the extra `loadtest`")
 
 from loadtest.checks.coverage import Plan, coverage
 from loadtest.checks.coverage_page import write_page
-from loadtest.checks.faults import DRAIN, TRIALS, check_faults
+from loadtest.checks.faults import DRAIN, TRIALS, check_faults, tokens_sent
 from loadtest.errors import LoadTestError
 from loadtest.report.power import needs
 from loadtest.report.report import ReportOptions, build_report
@@ -168,13 +166,9 @@ def undecided(trial: Path) -> int:
     left alone has none.
     """
     run = load_run(trial / "run")
-    lines = [json.loads(line) for line in (trial / "sent.jsonl").read_text().splitlines()]
-    sent_by = {tuple(line["opening"]): np.array(line["sent"]) for line in lines}
-    rules, start, number = run.schedule.prompts, run.info["start_at"], 0
     end = run.schedule.traffic["scenario"]["duration"] + DRAIN
-    for index, (request, record) in enumerate(zip(run.schedule.requests, run.records, strict=True)):
-        opening = tuple(prompts.token_ids(request, index, rules)[:8])
-        sent = sent_by.get(opening, np.array([])) - start
+    sent_times, number = tokens_sent(run, trial / "sent.jsonl"), 0
+    for request, record, sent in zip(run.schedule.requests, run.records, sent_times, strict=True):
         if len(sent) == 0:
             continue
         ttft, tpot = sent[0] - request.timestamp / 1000, np.diff(sent).mean()
