@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,17 +111,6 @@ def _title(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline())
     return ""
-
-
-def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> None:
-    """Poll `condition`, for which a connection refused or cut is a no."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, psutil.Error):
-            if condition():
-                return
-        time.sleep(0.1)  # requests that have to be seen running may take no longer than a second
-    raise TimeoutError(f"not within {seconds} s: {what}")
 
 
 @contextlib.contextmanager

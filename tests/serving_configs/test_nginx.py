@@ -24,6 +24,7 @@ from tests.serving_configs.front import (
     upstream,
     written_conf,
 )
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +189,8 @@ def test_keys_and_ids_reach_vllm_and_neither_keys_nor_prompts_the_log(
 
 def _log_with(path: Path, text: str) -> str:
     """The log once `text` is in it: nginx writes it after the client has its answer."""
-    for _ in range(round(PATIENCE / 0.1)):
-        if text in (log := path.read_text()):
-            break
-        time.sleep(0.1)
-    return log
+    wait_until(lambda: text in path.read_text(), PATIENCE, text)
+    return path.read_text()
 
 
 def test_errors_of_vllm_stay_as_they_are(front: int) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from tests.serving.server import Server, serve
 from tests.serving_configs.dashboard import expressions
 from tests.serving_configs.debian import CONFIGS, program
 from tests.serving_configs.front import PATIENCE, free_port
+from tests.support.waiting import wait_until
 from vllm_gac.checkpoint.open import open_checkpoint
 
 SECONDS = 15  # of traffic
@@ -76,12 +77,6 @@ class Prometheus:
         result = self.ask("query", query=expression)["result"]
         numbers = (float(series["value"][1]) for series in result)
         return [number for number in numbers if not math.isnan(number)]
-
-    def wait_for(self, seen: Callable[[], bool]) -> None:
-        """Return when it has seen that, or when it should have: what lacks is for a test to say."""
-        give_up = time.monotonic() + PATIENCE
-        while not seen() and time.monotonic() < give_up:
-            time.sleep(0.2)
 
 
 @contextlib.contextmanager
@@ -155,13 +150,21 @@ def watched(
         targets = {"vllm": server.url.removeprefix("http://"), "loadtest": f"127.0.0.1:{port}"}
         with prometheus(tmp_path_factory.mktemp("prometheus"), targets) as running:
             # A scrape before the first request: rates need two.
-            running.wait_for(lambda: running.values("sum(up)") == [len(targets)])
+            wait_until(lambda: running.values("sum(up)") == [len(targets)], PATIENCE, "targets")
             target = Target(server.url, "demo")
             replay(schedule, target, Share(), time.time(), 60.0, on_record)
             # A scrape after the last.
             sent = sum(record.completion_tokens or 0 for record in records)
-            running.wait_for(lambda: running.values("vllm:generation_tokens_total") == [sent])
-            running.wait_for(lambda: sum(running.values("loadtest_requests_total")) == len(records))
+            wait_until(
+                lambda: running.values("vllm:generation_tokens_total") == [sent],
+                PATIENCE,
+                "the server counts all tokens",
+            )
+            wait_until(
+                lambda: sum(running.values("loadtest_requests_total")) == len(records),
+                PATIENCE,
+                "the client counts all requests",
+            )
             time.sleep(4)  # rules that read rules
             yield running, records
     monitor.stop()
@@ -178,7 +181,9 @@ def test_both_targets_are_scraped_without_a_complaint(
         return {target["labels"]["job"]: target["health"] for target in targets}
 
     both_up = {"vllm": "up", "loadtest": "up"}
-    running.wait_for(lambda: health() == both_up)  # a scrape has a second, or fails
+    wait_until(
+        lambda: health() == both_up, PATIENCE, "both are up"
+    )  # a scrape has a second, or fails
     assert health() == both_up
     complaints = [line for line in running.log.read_text().splitlines() if "level=info" not in line]
     assert complaints == []
@@ -286,7 +291,7 @@ def test_a_server_that_is_gone_is_noticed(tmp_path: Path) -> None:
             alerts = running.ask("alerts")["alerts"]
             return {alert["labels"]["alertname"]: alert["state"] for alert in alerts}
 
-        running.wait_for(lambda: "ServerDown" in states())
+        wait_until(lambda: "ServerDown" in states(), PATIENCE, "ServerDown")
         assert states().get("ServerDown") == "pending"  # it fires after two minutes
 
 

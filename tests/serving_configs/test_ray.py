@@ -34,9 +34,9 @@ from tests.serving_configs.ray_app import (
     engine_core,
     serve_run,
     stop,
-    wait_until,
 )
 from tests.serving_configs.test_observability import prometheus
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

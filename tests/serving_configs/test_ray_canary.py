@@ -12,7 +12,8 @@ import yaml
 
 from tests.serving_configs.debian import CONFIGS
 from tests.serving_configs.front import free_port
-from tests.serving_configs.ray_app import START_SECONDS, App, serve_run, wait_until
+from tests.serving_configs.ray_app import START_SECONDS, App, serve_run
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.serving_configs.ray_app import START_SECONDS, serve_run, wait_until
+from tests.serving_configs.ray_app import START_SECONDS, serve_run
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
