@@ -22,7 +22,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Two processes, each with whole files of tests: what a file's tests share is made once. Files are
 # begun in the order of tests/conftest.py. Each process computes with one thread: on two cores, the
 # threads of two processes that have two each wait for one another most of the time.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 1800 -n 2 --dist loadfile \
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m tools.run_tests --timeout 1800 -n 2 --dist loadfile \
   --no-loadscope-reorder
 UV     := build/uv/bin/uv
 DEBIAN := build/debian
@@ -32,7 +32,7 @@ DEBIAN := build/debian
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help install $(EXTRAS:%=install-%) serve test test-slow test-all test-gpu fuzz docs lint format hooks \
+.PHONY: help install $(EXTRAS:%=install-%) serve test test-changed test-slow test-all test-gpu fuzz docs lint format hooks \
         check-vllm lock loadtest loadtest-smoke demo-plan clean distclean
 
 help:  ## show this list
@@ -83,6 +83,12 @@ test: lint .venv/.extra-grafana $(DEBIAN)/.unpacked  ## lint, then every test bu
 # The optional parts come first, so that no test of theirs is skipped, neither a fast nor a slow one.
 TESTED_EXTRAS := ray grafana loadtest datasets
 test-all: $(TESTED_EXTRAS:%=.venv/.extra-%) test test-slow  ## everything that needs no GPU
+
+# tests/support/affected.py says which slow tests these are. Who has seen `make test-all` pass may
+# write the commit into .ci/all-passed.
+BASE ?= $(shell cat .ci/all-passed)
+test-changed: lint $(TESTED_EXTRAS:%=.venv/.extra-%) $(DEBIAN)/.unpacked  ## as test, and the slow tests that the change since BASE can break
+	$(PYTEST) -m "not gpu" --slow-since $(BASE)
 
 test-slow: $(TESTED_EXTRAS:%=.venv/.extra-%) $(DEBIAN)/.unpacked  ## the tests that take minutes
 	$(PYTEST) -m "slow and not gpu"

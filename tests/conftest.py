@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.affected import affected, always, changed_since
+from tests.support.imports import ROOT
 from vllm_gac import demo
 
 # How long it takes to make and to try an example depends on what else the machine does.
@@ -23,8 +25,30 @@ LONG = ("kernels", "serving", "serving_configs", "loadtest", "steps", "demo", "b
 MAKE_SERVE = ("--plan", str(demo.PLAN), "--max-tokens", "16384")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow-since",
+        metavar="COMMIT",
+        help="of the slow tests, run those that a change since COMMIT can break, and one of each "
+        "kind; all of them if COMMIT is not in the history",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    commit = config.getoption("--slow-since")
+    changed = changed_since(commit) if commit else None
+    if changed is not None:
+        files = affected(changed)
+        runs = [item for item in items if _runs(item, files)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(runs)])
+        items[:] = runs
     items.sort(key=lambda item: _place(item.path.relative_to(Path(__file__).parent).parts[0]))
+
+
+def _runs(item: pytest.Item, files: set[str]) -> bool:
+    """Whether a test is a fast one, is in one of these files, or always runs."""
+    is_slow = item.get_closest_marker("slow") is not None
+    return not is_slow or str(item.path.relative_to(ROOT)) in files or always(item.nodeid)
 
 
 def _place(folder: str) -> int:
