@@ -21,3 +21,7 @@ def test_rotated_and_cached_on_a_gpu(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_cached_on_a_gpu(seed: int) -> None:
     check_write(random_case(seed, "cuda"))
+
+
+def test_heads_may_be_more_than_two_to_the_31_numbers_apart() -> None:
+    assert run_interpreted("tests.kernels.large_cache_cases").count("checked") == 3

@@ -96,7 +96,7 @@ def _write(
     row, kept = cache_rows(
         kv_cache, slots, token, token < tokens, block_stride, token_stride, BLOCK_SIZE
     )
-    row += head * head_stride
+    row += head.to(tl.int64) * head_stride
     copy_head(key + token * key_stride + head * KEY_WIDTH, row, kept, k_scale, KEY_WIDTH, KEY_LANES)
     copy_head(
         value + token * value_stride + head * VALUE_SIZE,

@@ -161,6 +161,7 @@ def _gather(
 ):
     """One program: TILE tokens of one sequence and one value head, with all its key heads."""
     sequence, head = tl.program_id(1), tl.program_id(2)
+    wide_head = head.to(tl.int64)  # a cache may have more than 2^31 numbers
     start = tl.load(starts + sequence)
     length = tl.load(starts + sequence + 1) - start
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -177,10 +178,10 @@ def _gather(
             index = (start + held).to(tl.int64)
             key_row = keys + index * key_token_stride
             value_row = values + index * value_token_stride
-        key_row = (key_row + head * key_head_stride)[:, None]
+        key_row = (key_row + wide_head * key_head_stride)[:, None]
         column = tl.arange(0, VALUE_LANES)[None, :]
         value = tl.load(
-            (value_row + head * value_head_stride)[:, None] + column,
+            (value_row + wide_head * value_head_stride)[:, None] + column,
             mask=column < VALUE_SIZE,
             other=0.0,
         )

@@ -153,7 +153,7 @@ def _rotate(
             kv_cache, slots, token, token < cached, block_stride, token_stride, BLOCK_SIZE
         )
         value_head, part = head // PARTS, head % PARTS
-        row += value_head * head_stride
+        row += value_head.to(tl.int64) * head_stride
         if LATENT:
             source = key + token * key_stride + head * KEY_SIZE
             copy_head(source, row + part * KEY_SIZE, kept, k_scale, KEY_SIZE, KEY_LANES)

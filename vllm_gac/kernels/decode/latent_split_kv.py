@@ -135,7 +135,7 @@ def latent_split_kv(
         sums = tl.zeros([TILE, ROWS], tl.float32)  # of weights, over tiles: added up at the end
         acc = no_values(ROWS, V, PAIRED)
         table = block_table + sequence.to(tl.int64) * table_stride
-        head_cache = kv_cache + (unit.head * cache_head_stride).to(tl.int64) * GRAIN
+        head_cache = kv_cache + unit.head.to(tl.int64) * cache_head_stride * GRAIN
         token = start + tl.arange(0, TILE)
         page, page_row = locate(token, unit, table, BLOCK_SIZE, WINDOW)
         for _ in range(unit.here):

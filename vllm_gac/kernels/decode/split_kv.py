@@ -140,7 +140,7 @@ def split_kv(
         denominator = tl.zeros([ROWS], tl.float32)
         acc = no_values(ROWS, V, PAIRED)
         table = block_table + sequence.to(tl.int64) * table_stride
-        head_cache = kv_cache + (unit.head * cache_head_stride).to(tl.int64) * GRAIN
+        head_cache = kv_cache + unit.head.to(tl.int64) * cache_head_stride * GRAIN
         token = (unit.first + unit.skipped) * TILE + tl.arange(0, TILE)
         page, page_row = locate(token, unit, table, BLOCK_SIZE, WINDOW)
         for _ in range(unit.here):
