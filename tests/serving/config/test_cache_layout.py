@@ -9,6 +9,7 @@ from vllm.config import AttentionConfig, CacheConfig, KVTransferConfig, VllmConf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from vllm_gac.errors import CheckpointError
 from vllm_gac.serving.config import cache_layout
 
 
@@ -59,9 +60,14 @@ def test_vllm_decides_where_another_component_may_choose(asked: dict[str, Any]) 
     assert _chosen(**asked) is None
 
 
-def test_the_users_choice_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "NHD")
-    assert _chosen() is None
+@pytest.mark.parametrize("layout", ["NHD", "HND", *(known.name for known in KVCacheLayout)])
+def test_the_users_choice_is_kept_or_refused(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", layout)
+    if layout in ("LHBNC", "BHLNC"):
+        with pytest.raises(CheckpointError, match=rf"^VLLM_KV_CACHE_LAYOUT: is {layout}, .*LBHNC"):
+            _chosen()
+    else:
+        assert _chosen() is None
 
 
 def test_a_cpu_keeps_vllms_layout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,22 +14,39 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from vllm_gac.errors import CheckpointError
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
+# The layouts that our backend serves: in all of them a page's bytes are in one place. With others
+# no prefill kernel was tried.
+LAYOUTS = (KVCacheLayout.LBHNC, KVCacheLayout.LBNHC, KVCacheLayout.BLHNC, KVCacheLayout.BLNHC)
+_ALIASES = {"HND": KVCacheLayout.LBHNC.name, "NHD": KVCacheLayout.LBNHC.name}
+
 
 def choose_cache_layout(vllm_config: "VllmConfig") -> None:
     """Choose HND, unless the user or another component decides the layout.
 
-    Our backend takes any layout. It does not state a preference itself, because vLLM wants all
-    pipeline stages to prefer the same layout, and a stage may have no layer of our backend. vLLM
-    does not check a layout that is set here. So none is set where a backend might not take it.
+    Our backend does not state its layouts by vLLM's interface, because vLLM wants all pipeline
+    stages to state the same ones, and a stage may have no layer of our backend. vLLM does not check
+    a layout that is set here. So none is set where a backend might not take it.
+
+    Raises:
+        CheckpointError: the user asks for a layout that is not one of LAYOUTS.
     """
+    asked, names = envs.VLLM_KV_CACHE_LAYOUT, [layout.name for layout in LAYOUTS]
+    on_gpu = current_platform.is_cuda()
+    if on_gpu and asked is not None and _ALIASES.get(asked, asked) not in names:
+        raise CheckpointError(
+            f"VLLM_KV_CACHE_LAYOUT: is {asked}, which keeps the heads of a page apart; on a GPU "
+            f"GAC takes {', '.join(names)}; unset it, or choose one of these"
+        )
     attention = vllm_config.attention_config
     decided = (
-        envs.VLLM_KV_CACHE_LAYOUT,
+        asked,
         # A connector prefers a layout that its peers share. An offloading size makes vLLM add a
         # connector later.
         vllm_config.kv_transfer_config,
@@ -39,7 +56,7 @@ def choose_cache_layout(vllm_config: "VllmConfig") -> None:
         vllm_config.speculative_config,  # a drafter's backend may not take it
         vllm_config.cache_config.kv_cache_layout,
     )
-    if current_platform.is_cuda() and all(choice is None for choice in decided):
+    if on_gpu and all(choice is None for choice in decided):
         layout = KVCacheLayout.LBHNC.name
         vllm_config.cache_config.kv_cache_layout = layout
         logger.info("Using %s KV cache layout; set VLLM_KV_CACHE_LAYOUT for another", layout)
