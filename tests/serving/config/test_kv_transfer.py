@@ -217,6 +217,31 @@ def test_each_child_of_a_multi_connector_is_checked() -> None:
         check_kv_transfer(multi("ExampleConnector", "LMCacheConnectorV1"), MIXED)
 
 
+def test_so_is_each_child_of_one_within_another() -> None:
+    def nested(connector: str) -> Any:
+        inner = {"connectors": [{"kv_connector": connector, "kv_role": "kv_both"}]}
+        child = {"kv_connector": "MultiConnector", "kv_connector_extra_config": inner}
+        return config("MultiConnector", connectors=[child])
+
+    check_kv_transfer(nested("ExampleConnector"), MIXED)
+    with pytest.raises(CheckpointError, match="LMCacheConnectorV1"):
+        check_kv_transfer(nested("LMCacheConnectorV1"), MIXED)
+
+
+def test_a_connector_of_another_module_is_not_taken_for_vllms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    logger = SimpleNamespace(warning=lambda text, *values: told.append(text % values))
+    monkeypatch.setattr(kv_transfer, "logger", logger)
+    named = config("ExampleConnector")
+    check_kv_transfer(named, MIXED)
+    assert not told
+    named.kv_transfer_config.kv_connector_module_path = "mine.connectors"
+    check_kv_transfer(named, MIXED)
+    assert "connector mine.connectors.ExampleConnector is not vLLM's own" in told[0]
+
+
 def test_the_offloading_flag_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     check_kv_transfer(config(None), MIXED)
     check_kv_transfer(config(None, "native"), MIXED)

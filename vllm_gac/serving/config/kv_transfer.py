@@ -177,10 +177,24 @@ def _connectors(vllm_config: "VllmConfig") -> Iterator[tuple[str, dict[str, Any]
         elif envs.VLLM_USE_SIMPLE_KV_OFFLOAD:
             yield "SimpleCPUOffloadConnector", {}
     transfer = vllm_config.kv_transfer_config
-    if transfer is None or transfer.kv_connector is None:
+    if transfer is not None and transfer.kv_connector is not None:
+        extra_config = transfer.kv_connector_extra_config
+        yield from _within(transfer.kv_connector, extra_config, transfer.kv_connector_module_path)
+
+
+def _within(
+    connector: str, extra_config: dict[str, Any], module: str | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """`connector` itself, or those within it: a MultiConnector may hold others of its kind.
+
+    A connector of a module that the user names is not vLLM's own, whatever its name is.
+    """
+    if module and connector in (*LAYER_BY_LAYER, "MultiConnector"):
+        connector = f"{module}.{connector}"
+    if connector != "MultiConnector":
+        yield connector, extra_config
         return
-    if transfer.kv_connector != "MultiConnector":
-        yield transfer.kv_connector, transfer.kv_connector_extra_config
-        return
-    for child in transfer.kv_connector_extra_config.get("connectors", []):
-        yield child.get("kv_connector", ""), child.get("kv_connector_extra_config") or {}
+    for child in extra_config.get("connectors", []):
+        child_config = child.get("kv_connector_extra_config") or {}
+        module = child.get("kv_connector_module_path")
+        yield from _within(child.get("kv_connector") or "", child_config, module)
