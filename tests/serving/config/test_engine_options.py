@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("vllm")
 
 from vllm.config import AttentionConfig, CacheConfig, ParallelConfig
+from vllm.config.offload import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from vllm.platforms.interface import DeviceCapability
 
 from tests.support.dense_models import config
@@ -192,6 +193,30 @@ def test_more_drafted_tokens_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatc
         engine_options.check_engine_options(_asked(drafted=8))
     _on_a_cpu(monkeypatch)
     engine_options.check_engine_options(_asked(drafted=8))
+
+
+def _offloaded(backend: Any = "auto", gigabytes: float = 4, group: int = 0) -> Any:
+    prefetch = PrefetchOffloadConfig(offload_group_size=group)
+    uva = UVAOffloadConfig(cpu_offload_gb=gigabytes)
+    return SimpleNamespace(offload_config=OffloadConfig(backend, uva=uva, prefetch=prefetch))
+
+
+def test_latent_keys_whose_weights_are_lent_by_the_step_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    latents, dense = _latents(1, 96), _latents(1, 96)
+    dense = replace(dense, layers=dense.layers[:1])
+    monkeypatch.setattr(engine_options, "is_uva_available", lambda: True)
+    engine_options.check_offloading(_offloaded(), latents)
+    monkeypatch.setenv("VLLM_WEIGHT_OFFLOADING_DISABLE_UVA", "1")
+    for lent in (_offloaded(), _offloaded("uva", group=2)):
+        with pytest.raises(CheckpointError, match=r"^--cpu-offload-gb: is 4, and .* layer 1 with"):
+            engine_options.check_offloading(lent, latents)
+        engine_options.check_offloading(lent, dense)
+    for other in (_offloaded(gigabytes=0), _offloaded("prefetch", group=2), _offloaded(group=2)):
+        engine_options.check_offloading(other, latents)
+    _on_a_cpu(monkeypatch)
+    engine_options.check_offloading(_offloaded(), latents)
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])

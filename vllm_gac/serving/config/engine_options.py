@@ -11,9 +11,11 @@ from vllm import envs
 from vllm.config.cache import CacheDType
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.utils.platform_utils import is_uva_available
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.kernels.gpu_limits import converts_e4m3
+from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.loading.decode_fit import gpu_capability
 from vllm_gac.serving.registration import BACKENDS
@@ -112,6 +114,33 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
         raise CheckpointError(
             "VLLM_BATCH_INVARIANT is 1; a gac model splits its attention and chooses its GEMM "
             "kernels by the whole batch, so its results depend on other requests; unset it"
+        )
+
+
+def check_offloading(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
+    """Check how weights in host memory reach the GPU.
+
+    Raises:
+        CheckpointError: vLLM lends a layer copies of its weights while it runs. Attention rebuilds
+            latent keys with a weight that it holds itself, so it would get none.
+    """
+    offload = vllm_config.offload_config
+    lends = offload.uva.cpu_offload_gb > 0 and offload.prefetch.offload_group_size == 0
+    if offload.offload_backend != "auto":
+        lends = offload.offload_backend == "uva" and offload.uva.cpu_offload_gb > 0
+    if not lends or not current_platform.is_cuda():
+        return
+    if is_uva_available() and not envs.VLLM_WEIGHT_OFFLOADING_DISABLE_UVA:
+        return  # weights in host memory then have addresses on the GPU
+    latent = next((i for i, layer in enumerate(layout.layers) if layer.key.form == "latent"), None)
+    if latent is not None:
+        why = "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA is 1"
+        if not envs.VLLM_WEIGHT_OFFLOADING_DISABLE_UVA:
+            why = "this machine cannot pin memory"
+        raise CheckpointError(
+            f"--cpu-offload-gb: is {offload.uva.cpu_offload_gb:g}, and {why}; vLLM then copies "
+            f"weights for each step, which layer {latent} with latent keys would not see; leave "
+            "out one of the two, or use --offload-backend prefetch"
         )
 
 

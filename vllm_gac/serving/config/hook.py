@@ -10,7 +10,11 @@ from vllm_gac.layout.names import LOAD_FORMAT
 from vllm_gac.serving.config.cache_layout import choose_cache_layout
 from vllm_gac.serving.config.cuda_graphs import choose_cuda_graphs
 from vllm_gac.serving.config.dim_overrides import check_dims
-from vllm_gac.serving.config.engine_options import check_engine_options, check_role
+from vllm_gac.serving.config.engine_options import (
+    check_engine_options,
+    check_offloading,
+    check_role,
+)
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
 from vllm_gac.serving.config.padding import align_config
 from vllm_gac.serving.config.tensor_parallel import shard_config
@@ -62,6 +66,7 @@ class GacConfigHook:
         layout = layout_of_hf(model_config.hf_config)
         check_kv_transfer(vllm_config, layout)
         check_engine_options(vllm_config)
+        check_offloading(vllm_config, layout)
         check_decode_kernel(vllm_config, layout)
         choose_cache_layout(vllm_config)
         choose_cuda_graphs(vllm_config)
