@@ -1,8 +1,6 @@
 """Starts a server for a measurement and makes sure that it is stopped afterwards."""
 
 import contextlib
-import os
-import signal
 import socket
 import subprocess
 import time
@@ -11,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from loadtest.ab.keeper import kept
 from loadtest.errors import LoadTestError
-
-_GRACE = 30.0
 
 
 @contextlib.contextmanager
@@ -51,24 +48,8 @@ def starting_server(
     with contextlib.suppress(OSError), socket.create_connection((url.hostname, url.port), 2):
         raise LoadTestError(f"{base_url}: something listens there already; stop it")
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        try:
-            # The server gets its own session, so that its children can be ended with it, and
-            # Ctrl-C reaches only the measurement.
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise LoadTestError(f"cannot start {command[0]}: {error}") from error
-        try:
-            yield lambda: _wait_until_healthy(process, base_url, log, patience)
-        finally:
-            _stop(process)
+    with log.open("ab") as output, kept(command, output, environment) as process:
+        yield lambda: _wait_until_healthy(process, base_url, log, patience)
 
 
 def _wait_until_healthy(
@@ -84,15 +65,7 @@ def _wait_until_healthy(
     raise LoadTestError(f"the server did not get healthy in {patience:g} s; {_end_of(log)}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    for signal_number, seconds in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
-        # If a worker hangs, the process group outlives its leader.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-
-
 def _end_of(log: Path) -> str:
+    """The last lines of a log, and where it lies."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
     return f"the end of {log}:\n" + "\n".join(lines)

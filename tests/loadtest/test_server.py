@@ -2,8 +2,10 @@
 
 import os
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,11 +54,7 @@ def test_its_children_end_with_it(tmp_path: Path) -> None:
     with running_server(command, {"PYTHONPATH": str(ROOT)}, url, tmp_path / "log", 60):
         child = int((tmp_path / "child").read_text())
         os.kill(child, 0)
-    for _ in range(100):
-        if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text():
-            return
-        time.sleep(0.05)
-    pytest.fail("the child is still there")
+    assert not runs(child)
 
 
 @pytest.mark.parametrize(
@@ -89,3 +87,29 @@ def test_a_foreign_server_on_the_port_is_refused(tmp_path: Path) -> None:
             running_server(["sleep", "60"], {}, url, tmp_path / "log", 5),
         ):
             pass
+
+
+def test_nothing_outlives_a_measurement_that_is_killed(tmp_path: Path) -> None:
+    # One child of the command has left its session, as the daemons of Ray do.
+    server = f"setsid sleep 600 & echo $! >{tmp_path}/detached; echo $$ >{tmp_path}/own; sleep 600"
+    measurement = (
+        "import sys, time; from loadtest.ab.keeper import kept\n"
+        f"with kept(['sh', '-c', {server!r}], sys.stderr.buffer): time.sleep(600)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", measurement], cwd=ROOT)
+    started = [tmp_path / "detached", tmp_path / "own"]
+    wait_for(lambda: all(path.exists() and path.read_text().strip() for path in started))
+    killed.kill()
+    killed.wait()
+    left = [int(path.read_text()) for path in started]
+    wait_for(lambda: not any(map(runs, left)))
+
+
+def runs(process: int) -> bool:
+    state = Path(f"/proc/{process}/stat")
+    return state.exists() and " Z " not in state.read_text()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():  # the limit is that of a test
+        time.sleep(0.02)
