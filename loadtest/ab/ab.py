@@ -4,9 +4,10 @@ Conditions drift during a measurement: clocks, temperature, other users of the m
 server is first, second and third equally often. Each repeat has schedules of its own, which all
 servers get: a result must not hang on one draw of lengths and arrivals. In its turn a server climbs
 one staircase of rates for each kind of traffic. Each turn starts a fresh server, warms it up before
-the measurement, and stops it afterwards, also on Ctrl-C. With `together`, all servers are up at the
-same time instead, each in its part of the GPU. Then only the server whose turn it is has work, and
-a turn is of one kind of traffic: a measurement that is cut short has compared what it has measured.
+the measurement, and stops it afterwards, however the measurement ends. Ctrl-C writes the report of
+what there is. With `together`, all servers are up at the same time instead, each in its part of the
+GPU. Then only the server whose turn it is has work, and a turn is of one kind of traffic: a
+measurement that is cut short has compared what it has measured.
 """
 
 import contextlib
@@ -70,12 +71,31 @@ def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = No
     warmup = _warmup(comparison, out)
     progress = Progress(comparison, extent.until is not None, extent.minutes)
     report = out / "report.html"
-    options = ReportOptions(
-        comparison.title,
-        comparison.baseline,
-        ideal=tuple(comparison.ideal),
-        gpu_price=comparison.gpu_price,
-    )
+    try:
+        _measure(comparison, out, extent, first, earlier, warmup, progress, report)
+    except KeyboardInterrupt:
+        if found := sorted((out / "runs").iterdir()):
+            write_report([*earlier, *_runs_of(out)], report, _options(comparison, found))
+            print(
+                f"stopped; what there is: {report}\n"
+                f"to go on: the same command with another directory, --part {extent.part + 1} "
+                f"--pool {out}",
+                flush=True,
+            )
+        raise
+    return report
+
+
+def _measure(
+    comparison: Comparison,
+    out: Path,
+    extent: Extent,
+    first: list[Staircase],
+    earlier: Sequence[Path],
+    warmup: Path,
+    progress: Progress,
+    report: Path,
+) -> None:
     runs: list[Path] = []
     with contextlib.ExitStack() as all_of_them:
         if comparison.together:
@@ -104,7 +124,7 @@ def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = No
                         )
             if repeat < comparison.repeats:
                 continue
-            write_report([*earlier, *runs], report, options)
+            write_report([*earlier, *runs], report, _options(comparison, runs))
             missing = _missing(comparison, report, extent.until) if extent.until else []
             for need in missing:
                 print(f"  {need}", flush=True)
@@ -113,7 +133,6 @@ def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = No
             if not progress.has_time(repeat):
                 print("stopped: no time for another repeat; what is missing is above", flush=True)
                 break
-    return report
 
 
 def _turns(
@@ -156,11 +175,25 @@ def _number(part: int, repeat: int) -> str:
     return str(repeat) if part == 1 else f"{part}.{repeat}"
 
 
+def _options(comparison: Comparison, runs: Sequence[Path]) -> ReportOptions:
+    """The report's options, without what is of servers that have no run yet."""
+    labels = {read_info(run)["label"] for run in runs}
+    against = comparison.baseline if comparison.baseline in labels else None
+    ideals = [text for text in comparison.ideal if text.rpartition(":")[0] in labels]
+    return ReportOptions(
+        comparison.title,
+        against,
+        ideal=tuple(ideals if against else ()),
+        gpu_price=comparison.gpu_price,
+    )
+
+
 def _runs_of(part: Path) -> list[Path]:
-    found = sorted(path.parent for path in (part / "runs").glob("*/run.json"))
+    """The runs of a part, in the order in which they began."""
+    found = [path.parent for path in (part / "runs").glob("*/run.json")]
     if not found:
         raise LoadTestError(f"{part}: holds no runs of `ab` to pool")
-    return found
+    return sorted(found, key=lambda run: (float(read_info(run)["start_at"]), run))
 
 
 def _is_of(run: Path, server: Server) -> bool:

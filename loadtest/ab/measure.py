@@ -2,9 +2,9 @@
 
 import contextlib
 import json
+import math
 import os
 import shlex
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from loadtest.ab.comparison_file import Comparison, Server, Traffic
-from loadtest.ab.server import running_server, starting_server
+from loadtest.ab.keeper import kept
+from loadtest.ab.server import end_of, running_server, starting_server
 from loadtest.ab.staircase import Step, split_into_runs
-from loadtest.client.command import INVALID, client_command
+from loadtest.client.command import INVALID, STOP, client_command
 from loadtest.errors import LoadTestError
+from loadtest.runs.run import read_info
 from loadtest.runs.server_metrics import (
     Metrics,
     facts,
@@ -90,22 +92,28 @@ def _command(comparison: Comparison, server: Server) -> str:
 def climb(
     comparison: Comparison, server: Server, name: str, staircase: Staircase, out: Path
 ) -> list[Path]:
-    """Run one staircase in a server's turn. Returns the directories of its steps' runs."""
+    """Run one staircase in a server's turn. Returns the directories of its steps' runs.
+
+    On Ctrl-C, the client sends nothing more and waits for the last answers. The steps so far become
+    runs, then KeyboardInterrupt goes on. A second Ctrl-C does not wait, and leaves only records.
+    """
     directory = out / "staircases" / f"{name}-{staircase.name}"
     scraped: list[_Reading] = []
     begins = [step.begin for step in staircase.steps]
     url, gpus = _base_url(comparison, server), _visible_gpus(server)
+    ended = threading.Event()
     scraper = threading.Thread(
-        target=_scrape_at, args=(url, gpus, directory, begins, scraped), daemon=True
+        target=_scrape_at, args=(url, gpus, directory, begins, scraped, ended), daemon=True
     )
     scraper.start()
-    _locust(comparison, server, staircase.schedule, directory)
+    stopped = _locust(comparison, server, staircase.schedule, directory)
+    ended.set()
     scraper.join()
     scraped.append(_Reading.now(url, gpus))
     runs = [out / "runs" / f"{name}-{step}" for step in staircase.names]
     command = _command(comparison, server)
-    split_into_runs(directory, staircase.steps, runs, command, server.gpus)
-    for run, (before, after) in zip(runs, pairwise(scraped), strict=True):
+    runs = split_into_runs(directory, staircase.steps, runs, command, server.gpus, stopped)
+    for run, (before, after) in zip(runs, pairwise(scraped), strict=stopped == math.inf):
         found = facts(before.metrics, after.metrics)
         if before.joules is not None and after.joules is not None:
             found["watts"] = (after.joules - before.joules) / (after.at - before.at)
@@ -113,6 +121,8 @@ def climb(
         if not comparison.together and (memory := gpu_memory_mib(gpus)) is not None:
             found["gpu_memory_mib"] = memory
         write_facts(found, run)
+    if stopped < math.inf:
+        raise KeyboardInterrupt
     return runs
 
 
@@ -141,6 +151,7 @@ def _scrape_at(
     directory: Path,
     begins: Sequence[float],
     scraped: list[_Reading],
+    ended: threading.Event,
 ) -> None:
     """Scrape when each step begins. The client writes into run.json when the first step begins."""
     start = None
@@ -150,18 +161,36 @@ def _scrape_at(
             start = json.loads((directory / "run.json").read_text(encoding="utf-8"))["start_at"]
         time.sleep(0.1)
     for begin in begins:
-        time.sleep(max((start or 0.0) + begin - time.time(), 0.0))
+        if ended.wait(max((start or 0.0) + begin - time.time(), 0.0)):
+            return
         scraped.append(_Reading.now(base_url, gpus))
 
 
-def _locust(comparison: Comparison, server: Server, schedule: Path, directory: Path) -> None:
+def _locust(comparison: Comparison, server: Server, schedule: Path, directory: Path) -> float:
+    """Replay the schedule. Returns the second of the run in which Ctrl-C stopped it, or inf."""
     more = ["--label", server.label, "--drain", str(comparison.drain)]
     if comparison.processes > 1:
         more += ["--processes", str(comparison.processes)]
     url = _base_url(comparison, server)
     command = client_command(url, server.model, schedule, directory, *more)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(f"  {schedule.stem}: {done.stdout.splitlines()[0] if done.stdout else ''}", flush=True)
-    if done.returncode not in (0, INVALID):
-        tail = "\n".join(done.stderr.splitlines()[-15:])
-        raise LoadTestError(f"locust exited with {done.returncode}: {tail}")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    log = directory.parent / f"{directory.name}.log"
+    stopped = math.inf
+    with log.open("wb") as output, kept(command, output) as client:
+        try:
+            status = client.wait()
+        except KeyboardInterrupt:
+            # Before the first request there is nothing to wait for.
+            if not (directory / "run.json").exists():
+                raise
+            print("  stopping after the last answers; Ctrl-C again: without them", flush=True)
+            # What is due now may be too late for the client to send.
+            stopped = time.time() - 0.5 - read_info(directory)["start_at"]
+            (directory / STOP).touch()
+            status = client.wait()
+    said = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    verdict = (line for line in said if line.startswith(("VALID", "INVALID")))
+    print(f"  {schedule.stem}: {next(verdict, '')}", flush=True)
+    if stopped == math.inf and status not in (0, INVALID):
+        raise LoadTestError(f"locust exited with {status}; {end_of(log)}")
+    return stopped

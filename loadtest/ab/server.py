@@ -58,14 +58,14 @@ def _wait_until_healthy(
     give_up = time.monotonic() + patience
     while time.monotonic() < give_up:
         if process.poll() is not None:
-            raise LoadTestError(f"the server exited with {process.returncode}; {_end_of(log)}")
+            raise LoadTestError(f"the server exited with {process.returncode}; {end_of(log)}")
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{base_url}/health", timeout=5):
             return
         time.sleep(0.25)
-    raise LoadTestError(f"the server did not get healthy in {patience:g} s; {_end_of(log)}")
+    raise LoadTestError(f"the server did not get healthy in {patience:g} s; {end_of(log)}")
 
 
-def _end_of(log: Path) -> str:
+def end_of(log: Path) -> str:
     """The last lines of a log, and where it lies."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
     return f"the end of {log}:\n" + "\n".join(lines)

@@ -8,6 +8,7 @@ first step starts with an idle server.
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,8 +75,13 @@ def write_staircase(steps: Sequence[Step], seed: int, path: Path) -> None:
 
 
 def split_into_runs(
-    directory: Path, steps: Sequence[Step], runs: Sequence[Path], about: str, gpus: int = 1
-) -> None:
+    directory: Path,
+    steps: Sequence[Step],
+    runs: Sequence[Path],
+    about: str,
+    gpus: int = 1,
+    stopped: float = math.inf,
+) -> list[Path]:
     """Split the run of a staircase into one run per step.
 
     A request belongs to the step in which it was due. A step's run also has the records of requests
@@ -90,16 +96,23 @@ def split_into_runs(
         runs: one directory per step, to be created.
         about: the server's command, which run.json records.
         gpus: how many GPUs the server has, which run.json records, too.
+        stopped: when the client stopped to send, in seconds of the run. The step under way counts
+            up to its tail before that if at least half of its window did.
+
+    Returns:
+        The directories that were created.
     """
     info = json.loads((directory / "run.json").read_text(encoding="utf-8"))
     records = read_records(sorted(directory.glob("records.*.jsonl")))
     first = 0
+    made = []
     for step, run in zip(steps, runs, strict=True):
-        schedule = read_schedule(step.schedule)
+        schedule, window = _until(stopped - step.begin, read_schedule(step.schedule), step.window)
+        if not window:
+            break
         run.mkdir(parents=True)
-        shutil.copyfile(step.schedule, run / "schedule.jsonl")
-        traffic = step.schedule.with_suffix(".traffic.json")
-        shutil.copyfile(traffic, run / "schedule.traffic.json")
+        made.append(run)
+        write_schedule(schedule, run / "schedule.jsonl")
         mine = [r for r in records if first <= r.index < first + len(schedule.requests)]
         before = [r for r in records if r.index < first and not r.ended <= step.begin]
         due = [schedule.requests[r.index - first].timestamp / 1000 for r in mine]
@@ -116,11 +129,28 @@ def split_into_runs(
             "start_at": info["start_at"] + step.begin,
             "schedule_sha256": fingerprint(run / "schedule.jsonl"),
             "server_command": about,
-            "window": list(step.window),
+            "window": list(window),
             "gpus": gpus,
         }
         (run / "run.json").write_text(json.dumps(mine_info, indent=2) + "\n", encoding="utf-8")
         first += len(schedule.requests)
+    return made
+
+
+def _until(
+    stopped: float, schedule: Schedule, window: tuple[float, float]
+) -> tuple[Schedule, tuple[float, float] | None]:
+    """The part of a step until `stopped`, and what of it counts, if that is enough."""
+    begin, end = window
+    whole = float(schedule.traffic["scenario"]["duration"])
+    if stopped >= whole:
+        return schedule, window
+    sent = tuple(r for r in schedule.requests if r.timestamp / 1000 < stopped)
+    last = min(end, stopped - (whole - end))
+    enough = last - begin >= (end - begin) / 2
+    if not (enough and any(begin <= r.timestamp / 1000 < last for r in sent)):
+        return schedule, None
+    return dataclasses.replace(schedule, requests=sent), (begin, last)
 
 
 def _moved(record: Record, first: int, step: Step, scheduled: float) -> Record:

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 _LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
+STOP = "stop"  # a file in the directory of the run: the client sends nothing more
 INVALID = 3  # the client's exit status after a run that says nothing about the server
 
 

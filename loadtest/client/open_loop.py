@@ -37,7 +37,7 @@ def replay(
 
     Calls `on_record` when a request ends, and returns when all requests have ended. Requests that
     are unanswered `drain` seconds after the last arrival are given up. Setting `stopped` ends the
-    sending.
+    sending; who is unanswered `drain` seconds later has no record.
     """
     clock = _clock(start_at)
     deadline = schedule.duration + drain
@@ -58,8 +58,9 @@ def replay(
         )
         thread.start()
         running.append(thread)
+    give_up = min(deadline, clock() + drain) + 5
     for thread in running:
-        thread.join(max(deadline + 5 - clock(), 0.1))
+        thread.join(max(give_up - clock(), 0.1))
 
 
 def _clock(start_at: float) -> Callable[[], float]:

@@ -1,10 +1,15 @@
 """A/B files, and a complete comparison of two mock servers."""
 
+import contextlib
 import json
 import re
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import loadtest
@@ -16,8 +21,8 @@ from loadtest.ab.ab import Extent, _missing, _staircases, _turns, run_comparison
 from loadtest.ab.comparison_file import load_comparison
 from loadtest.ab.progress import prediction
 from loadtest.traffic.schedule import fingerprint
-from tests.loadtest.locusts import is_installed
-from tests.loadtest.test_server import free_port
+from tests.loadtest.locusts import ROOT, is_installed
+from tests.loadtest.test_server import free_port, wait_for
 
 SHIPPED = sorted((Path(loadtest.__file__).parent / "comparisons").glob("*.yaml"))
 TEXT = """
@@ -143,6 +148,38 @@ def test_rates_of_a_search_are_not_waited_for(tmp_path: Path) -> None:
     missing = _missing(load_comparison(path), tmp_path / "report.html", 0.1)
     assert {need.rate for need in missing} == {6.0}
     assert len(missing) == 4
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
+    if not is_installed():
+        pytest.skip("needs the extra `loadtest` (locust)")
+    path, out = tmp_path / "ab.yaml", tmp_path / "out"
+    text = TEXT.replace("duration: 2", "duration: 600", 2).replace("[5, 8]", "[20, 30]")
+    text = text.replace("duration: 600", "duration: 2", 1)
+    path.write_text(text.format(port=free_port(), python=sys.executable, together="true"))
+    command = [sys.executable, "-m", "loadtest", "ab", str(path), str(out)]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as comparison:
+        # The second kind of traffic takes ten minutes.
+        under_way = out / "staircases" / "fast-1-calibration" / "records.0.jsonl"
+        wait_for(lambda: under_way.exists() and under_way.stat().st_size > 0)
+        comparison.send_signal(signal.SIGINT)
+        said, _ = comparison.communicate()
+    assert comparison.returncode == 130
+    assert f"--part 2 --pool {out}" in said
+    content = json.loads((out / "report.json").read_text())
+    assert [run["directory"] for run in content["runs"]] == [
+        f"{label}-1-smoke-{rate}-per-second" for label in ("slow", "fast") for rate in (20, 30)
+    ]
+    assert [c["paired"] for c in content["comparisons"]] == [1, 1]
+    # Its client and its servers are gone.
+    wait_for(lambda: not any(str(path.parent) in line for line in command_lines()))
+
+
+def command_lines() -> Iterator[str]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            yield " ".join(process.cmdline())
 
 
 @pytest.mark.slow
