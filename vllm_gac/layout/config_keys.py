@@ -100,8 +100,7 @@ def _refuse_mixed_windows(config: Mapping[str, Any]) -> None:
     if "sliding_attention" in kinds and not windowed:
         raise ValueError(
             "layer_types: has layers with sliding_attention, but use_sliding_window or "
-            "sliding_window says that there is no window; let them agree, and give --max-model-len "
-            "instead of --disable-sliding-window"
+            "sliding_window says that there is no window; let them agree"
         )
     if kinds and isinstance(layers, int) and len(kinds) != layers:
         raise ValueError(f"layer_types: {len(kinds)} layers, num_hidden_layers says {layers}")

@@ -8,6 +8,7 @@ same ones.
 from typing import TYPE_CHECKING
 
 from vllm_gac.layout.dims import ModelLayout, layout_of
+from vllm_gac.serving.loading.as_read import as_read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -22,6 +23,19 @@ _STORED_KV_HEADS = "gac_stored_kv_heads"
 def layout_of_hf(hf_config: "PreTrainedConfig") -> ModelLayout:
     """The layout to serve. Raises CheckpointError if the config is faulty."""
     return layout_of(hf_config.to_dict(), _where(hf_config))
+
+
+def check_overridden(hf_config: "PreTrainedConfig") -> None:
+    """Check the config.json that was read, and then what options made of it.
+
+    Raises:
+        CheckpointError: The config is faulty. It names config.json, or the option if config.json
+            alone is well-formed.
+    """
+    original = as_read(hf_config)
+    if original is not None:
+        layout_of(original, _where(hf_config))
+    layout_of(hf_config.to_dict(), _where(hf_config) if original is None else "--hf-overrides")
 
 
 def stored_layout(hf_config: "PreTrainedConfig") -> ModelLayout:

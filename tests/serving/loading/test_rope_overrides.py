@@ -18,6 +18,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import RopeParameters
 from vllm_gac.serving.config.parser import GacConfigParser
+from vllm_gac.serving.hf_layouts import check_overridden
 from vllm_gac.serving.loading.loader import GacModelLoader
 from vllm_gac.serving.loading.rope_overrides import check_rope
 
@@ -50,6 +51,12 @@ def test_an_override_reaches_all_layers_or_is_refused(
     check_rope(overridden(tmp_path / "none", overrides))
 
 
+def test_tables_are_named_before_a_spelling_that_they_would_refuse(tmp_path: Path) -> None:
+    write_model(tmp_path / "tables", HETEROGENEOUS[:3])
+    with pytest.raises(CheckpointError, match=r"changes RoPE, but 2 of 3 layers, "):
+        check_rope(overridden(tmp_path / "tables", {"rope_theta": 5e5}))
+
+
 def test_overrides_that_do_not_change_rope_pass(tmp_path: Path) -> None:
     write_model(tmp_path / "tables", HETEROGENEOUS[:3])
     same = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000}}
@@ -60,8 +67,13 @@ def test_overrides_that_do_not_change_rope_pass(tmp_path: Path) -> None:
 def test_an_override_that_engines_would_ignore_is_refused(tmp_path: Path) -> None:
     """transformers uses rope_parameters, and its own default for a rope_theta that is missing."""
     write_model(tmp_path / "none", WITHOUT_TABLES)
-    with pytest.raises(CheckpointError, match=r"rope_theta: rope_parameters say 10000\.0, the key"):
+    with pytest.raises(CheckpointError, match="--hf-overrides: changes rope_theta to ") as refused:
         check_rope(overridden(tmp_path / "none", {"rope_theta": 5e5}))
+    spelled = json.loads(str(refused.value).split("'")[1])
+    assert spelled["rope_parameters"]["rope_theta"] == 5e5
+    hf_config = overridden(tmp_path / "none", spelled)
+    check_rope(hf_config)
+    check_overridden(hf_config)
     without_theta = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     for overrides in (without_theta, {"rope_parameters": None}):
         with pytest.raises(CheckpointError, match="--hf-overrides: removes rope_theta"):

@@ -18,7 +18,8 @@ from vllm_gac.serving.config.engine_options import (
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
 from vllm_gac.serving.config.padding import align_config
 from vllm_gac.serving.config.tensor_parallel import shard_config
-from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
+from vllm_gac.serving.config.window_overrides import settle_window
+from vllm_gac.serving.hf_layouts import check_overridden, layout_of_hf, stored_layout
 from vllm_gac.serving.loading.decode_fit import check_decode_kernel
 from vllm_gac.serving.loading.preflight import preflight
 from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme, check_packed
@@ -47,8 +48,9 @@ class GacConfigHook:
         refuse_if_unregistered()
         check_role(model_config)
         check_dims(model_config.hf_config)
-        layout_of_hf(model_config.hf_config)
+        settle_window(model_config.hf_config)
         check_rope(model_config.hf_config)
+        check_overridden(model_config.hf_config)
         check_cache_scheme(model_config.hf_config)
 
     @staticmethod

@@ -4,11 +4,14 @@ A layer whose RoPE pairs were selected or mixed has a table of its own frequenci
 would not reach it, and would apply to the other layers only.
 """
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vllm_gac.errors import CheckpointError
+from vllm_gac.errors.shown import shown
+from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.serving.hf_layouts import stored_layout
@@ -19,35 +22,47 @@ if TYPE_CHECKING:
 
 # Relative difference of one frequency, computed on two machines.
 _ROUNDING = 1e-5
-_KEYS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+_BESIDE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+_SPELLED_BYTES = 600
 
 
 def check_rope(hf_config: "PreTrainedConfig") -> None:
-    """Raise CheckpointError if --hf-overrides changes RoPE and a layer has a table of its own."""
+    """Check that --hf-overrides changes RoPE of all layers or of none.
+
+    Raises:
+        CheckpointError: It changes RoPE and a layer has a table of its own, or it gives a key that
+            is not read beside rope_parameters.
+    """
     current, original = hf_config.to_dict(), as_read(hf_config)
     if original is None:
         return
-    if (current["rope_parameters"] or {}).get("rope_theta") is None:
+    rope = current["rope_parameters"] or {}
+    if rope.get("rope_theta") is None:
         raise CheckpointError(
             "--hf-overrides: removes rope_theta; add it to the RoPE parameters that you give"
         )
-    layout = stored_layout(hf_config)
+    layout = layout_of(original)
     layers = layout.layers
+    beside = {key: current[key] for key in _BESIDE if current.get(key) is not None}
+    asked = current | {"rope_parameters": rope | beside}
     with_table = [index for index, layer in enumerate(layers) if layer.key.rope_table]
-    if not with_table:
-        return
-    before = {key: value for key, value in current.items() if key not in _KEYS}
-    before |= {key: original[key] for key in _KEYS if key in original}
-    frequencies = (
-        inverse_frequencies(validate(HfConfig, raw, "--hf-overrides").rope, layout.head_dim)
-        for raw in (before, current)
-    )
-    if not torch.equal(*frequencies):
+    if with_table and not torch.equal(*(_frequencies(raw, layout) for raw in (original, asked))):
         raise CheckpointError(
             f"--hf-overrides: changes RoPE, but {len(with_table)} of {len(layers)} layers, first "
             f"layer {with_table[0]}, have frequencies of their own (self_attn.rope_inv_freq); "
             "change it in the dense model's config.json, and compress again"
         )
+    for key, value in beside.items():
+        if rope.get(key) != value != original.get(key):
+            spelled = json.dumps({"rope_parameters": rope | beside})
+            raise CheckpointError(
+                f"--hf-overrides: changes {key} to {shown(value)} and leaves rope_parameters as "
+                f"they are, which have it, too; give '{shown(spelled, _SPELLED_BYTES)}'"
+            )
+
+
+def _frequencies(raw: dict[str, Any], layout: ModelLayout) -> torch.Tensor:
+    return inverse_frequencies(validate(HfConfig, raw, "--hf-overrides").rope, layout.head_dim)
 
 
 def chosen_from(hf_config: "PreTrainedConfig") -> torch.Tensor | None:
