@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import runpy
+import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import vllm_gac
+import vllm_gac.cli
 from tests.cli.test_main import VERBS
 from tests.test_import_rules import ALLOWED, SERVING
 from vllm_gac.layout.dims import layout_of
@@ -28,6 +29,7 @@ LINKED = sorted(
     for path in (ROOT / place).glob("*.md" if place in (".", "docs") else "**/*.md")
 )
 # The changelog also names what is gone.
+RUN = [page for page in LINKED if page != "CHANGELOG.md"]
 WRITTEN = [page for page in LINKED if re.match(r"(docs/|README|CONTRIBUTING|SECURITY)", page)]
 SECTIONS: dict[str, type[BaseModel]] = {
     "": GacSection,
@@ -81,14 +83,21 @@ def test_make_targets_are_in_the_makefile(page: str) -> None:
     assert {first or second for first, second in code} <= targets
 
 
-@pytest.mark.parametrize("page", WRITTEN)
+@pytest.mark.parametrize("page", RUN)
 def test_commands_are_modules_that_run(page: str) -> None:
     modules = re.findall(
-        r"python -m ((?:benchmarks|loadtest|tools|fuzz)(?:\.\w+)*)", _text(ROOT / page)
+        r"python3? -m ((?:benchmarks|loadtest|tools|fuzz|tests)\b(?!\.`)(?:\.\w+)*)",
+        _text(ROOT / page),
     )
     paths = [ROOT / module.replace(".", "/") for module in modules]
     runs = [path / "__main__.py" if path.is_dir() else path.with_suffix(".py") for path in paths]
     assert not [path for path in runs if not path.is_file()]
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_commands_have_the_options_that_they_name(page: str) -> None:
+    for command in _commands(ROOT / page):
+        vllm_gac.cli.parser().parse_args(command[1:])
 
 
 def test_the_page_of_the_benchmarks_names_commands_that_run() -> None:
@@ -151,6 +160,14 @@ def _tensors(block: str) -> dict[str, tuple[int, ...]]:
 @cache
 def _text(page: Path) -> str:
     return page.read_text()
+
+
+def _commands(page: Path) -> Iterator[list[str]]:
+    """The words of each command of ours in a page's blocks for a shell."""
+    for block in re.findall(r"```sh\n(.*?)```", _text(page), flags=re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("vllm-gac "):
+                yield shlex.split(line, comments=True)
 
 
 def _prose(page: Path) -> str:

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None or not sys.stderr.isatty():
         # In a log file, a progress bar is one line every 30 seconds, not ten lines a second.
         os.environ.setdefault("TQDM_MININTERVAL", "30")
-    args, unknown = _parser().parse_known_args(argv)
+    args, unknown = parser().parse_known_args(argv)
     if unknown:  # the verb's parser reports this, because its help lists the verb's options
         args.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
@@ -100,21 +100,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    main = Parser(
         prog="vllm-gac",
         description="Compress LLMs to dimensions GPUs like, and serve them with vLLM.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"vllm-gac {VERSION}")
-    parser.set_defaults(hint="")  # verbs say here how to continue after an interrupt
-    verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
+    main.add_argument("--version", action="version", version=f"vllm-gac {VERSION}")
+    main.set_defaults(hint="")  # verbs say here how to continue after an interrupt
+    verbs = main.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True)
     for verb in _VERBS:
         verb.add_parser(verbs)
     for parser_of_verb in verbs.choices.values():
         parser_of_verb.set_defaults(usage_error=parser_of_verb.error)
-    return parser
+    return main
 
 
 def _abandon_stdout() -> None:
