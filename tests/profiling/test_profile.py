@@ -20,8 +20,10 @@ from vllm_gac.profiling import (
     decode,
     gemms,
     low_rank,
+    passes,
     prefill,
     profile,
+    stock_fp8,
     swiglu,
     timing,
     weights,
@@ -29,6 +31,7 @@ from vllm_gac.profiling import (
 from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
 from vllm_gac.profiling.gemms import dim_plans, linear_plans, measure_sustained, sustained_shapes
 from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
+from vllm_gac.profiling.passes import pass_points
 from vllm_gac.profiling.prefill import prefill_plans, worth_measuring
 from vllm_gac.profiling.swiglu import measure_swiglu, swiglu_shapes
 
@@ -45,6 +48,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def microseconds(call: Callable[[], object], *repeats: int, **more: int) -> float:
         call()
         return 10.0
+
+    def scaled_mm(x: torch.Tensor, w: torch.Tensor, by_token: Any, by_tensor: Any, to: Any) -> None:
+        assert {x.dtype, w.dtype} == {torch.float8_e4m3fn}
+        assert x.shape[1] % 16 == w.shape[1] % 16 == 0, "vLLM would pad it"
+        assert (x.shape[1], w.stride()) == (w.shape[0], (1, w.shape[0]))
+        assert by_token.shape == (x.shape[0], 1)
 
     class Batch:
         calls = 5
@@ -63,12 +72,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Made Up 100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(gemms, "sustained_microseconds", microseconds)
-    for module in (attention, gemms, weights, decode):
+    for module in (attention, gemms, weights, decode, passes):
         monkeypatch.setattr(module, "microseconds", microseconds)
     for module in (attention, gemms):
         monkeypatch.setattr(module, "_random", random)
+    monkeypatch.setattr(passes, "_random", lambda *shape: random(shape))
+    monkeypatch.setattr(stock_fp8.kernel_calls(), "cutlass_scaled_mm", scaled_mm)
+    monkeypatch.setattr(stock_fp8, "activation_pass", lambda kernel, x: x.size)
     for module in (low_rank, swiglu):
         monkeypatch.setattr(module, "random_matrix", lambda *shape: random(shape))
         monkeypatch.setattr(module, "is_hopper", lambda device: True)
@@ -96,15 +109,21 @@ def test_the_file_it_writes_is_a_profile(
     found = read_profile(str(out))
     assert found.gpu == "Made Up 100"
     assert all((found.attention, found.gemm, found.linear, found.decode, found.prefill))
-    stock = [point for point in found.decode if point.kernel == "stock"]
-    assert len(stock) == len(stock_plans(decode_plans(quick=True))) > 0
     assert len(found.prefill_kernels) == 3 * len(prefill_plans(quick=True))
     expected = len(low_rank_shapes(quick=True)) * len(low_rank_tokens(quick=True))
     assert len(found.low_rank) == expected
     measured = {(time.features, time.width) for time in found.swiglu}
     assert measured == set(swiglu_shapes(quick=True))
     assert {time.tokens for time in found.swiglu} == {time.tokens for time in H200.swiglu}
-    assert [(time.n, time.k) for time in found.sustained] == [*sustained_shapes(quick=True)]
+    for dtype in ("bf16", "fp8"):
+        sustained = [(time.n, time.k) for time in found.sustained if time.dtype == dtype]
+        assert sustained == [*sustained_shapes(quick=True)]
+        measured = [(s.axis, s.m, s.fixed) for s in found.linear if s.dtype == dtype]
+        assert measured == [(p.axis, p.m, p.fixed) for p in linear_plans(quick=True, dtype=dtype)]
+        points = [time for time in found.decode if time.dtype == dtype]
+        plans = decode_plans(quick=True, dtype=dtype)
+        assert len(points) == len(plans) + len(stock_plans(plans))
+    assert [(t.kernel, t.tokens, t.width) for t in found.passes] == pass_points(quick=True)
     assert result(capsys, "align", 1001, "--strategy", "measured", "--gpu", out) == {"1001": 1008}
 
 
@@ -146,6 +165,50 @@ def test_interrupted_it_leaves_what_was_there(
 
 
 @pytest.mark.usefixtures("gpu")
+def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed on the way, it goes on: each part is saved, what matters most first."""
+    out = tmp_path / "profile.json"
+    old = H200.model_copy(update={"gpu": "Made Up 100", "version": 1, "sustained": []})
+    write_profile(out, old)
+    command = ("profile", "--quick", "--quiet", "--resume", "--out", out)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profile, "measure_decode", interrupt)
+        assert main([*map(str, command)]) == 130
+    assert capsys.readouterr().err == "vllm-gac: interrupted; the same command goes on from here\n"
+    partial = json.loads(out.read_text())
+    assert partial["version"] == 2
+    assert {sweep.get("dtype", "bf16") for sweep in partial["linear"]} == {"bf16", "fp8"}
+    assert len(partial["passes"]) == len(pass_points(quick=True))
+    assert "sustained" not in partial
+
+    result(capsys, *command)
+    done = GpuProfile.model_validate(json.loads(out.read_text()))
+    assert [sweep for sweep in done.linear if sweep.dtype == "bf16"] == old.linear
+    assert done.linear[-1].model_dump() == partial["linear"][-1]  # not measured again
+    assert {time.dtype for time in done.decode} == {time.dtype for time in done.sustained}
+    assert done.measured == old.measured
+    assert "linears, FP8, 64 tokens" in done.sources
+    assert done.prefill_kernels == old.prefill_kernels
+    assert [part.name for part in profile.parts_of(True, True) if not part.is_in(done)] == []
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_profile_of_another_gpu_is_not_completed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "profile.json"
+    write_profile(out, H200)
+    message = error(capsys, "profile", "--quick", "--resume", "--out", out)
+    assert "of NVIDIA H200, and this GPU is Made Up 100" in message
+
+
+@pytest.mark.usefixtures("gpu")
 def test_too_little_memory_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +224,7 @@ def test_too_little_memory_is_one_sentence(
 
 
 def test_the_shipped_profile_is_what_this_release_measures() -> None:
-    assert [(s.axis, s.m, s.fixed, tuple(s.dims)) for s in H200.linear] == [
+    assert [(s.axis, s.m, s.fixed, tuple(s.dims)) for s in H200.linear if s.dtype == "bf16"] == [
         (plan.axis, plan.m, plan.fixed, plan.dims) for plan in linear_plans(quick=False)
     ]
     assert [(s.role, s.axis, s.m, s.per_dim, tuple(s.dims)) for s in H200.gemm] == [
@@ -170,7 +233,7 @@ def test_the_shipped_profile_is_what_this_release_measures() -> None:
     assert [
         (p.form, p.key_heads, p.key_size, p.value_heads, p.value_size, p.batch, p.context)
         for p in H200.decode
-        if p.kernel == "gac"
+        if (p.kernel, p.dtype) == ("gac", "bf16")
     ] == [
         (p.form, p.key_heads, p.key_size, p.value_heads, p.value_size, p.batch, p.context)
         for p in decode_plans(quick=False)
@@ -277,6 +340,26 @@ def test_what_is_timed_computes_the_linears() -> None:
     assert isinstance(found, list)
     torch.testing.assert_close(found[0], x @ down[:8].t() @ ups[0].t())
     torch.testing.assert_close(found[1], x @ down[8:].t() @ ups[1].t())
+
+
+@pytest.mark.parametrize("kernel", ["norm", "swiglu"])
+def test_passes_are_calls_that_vllm_takes(kernel: str) -> None:
+    """On a CPU, which has these two kernels of vLLM, too."""
+    x = torch.randn(2, 64).bfloat16()
+    stock_fp8.activation_pass(kernel, x)()
+
+
+def test_fp8_is_measured_at_dims_that_are_not_padded() -> None:
+    """Of latents, 80 and 112 are measured as well, to see what the padding costs."""
+    for plan in linear_plans(quick=False, dtype="fp8"):
+        assert not any(dim % 16 for dim in (*plan.dims, plan.fixed))
+    plans = decode_plans(quick=False, dtype="fp8")
+    padded = {p.key_size for p in plans if p.key_size % 32}
+    assert padded == {80, 112}
+    assert {p.dtype for p in plans} == {"fp8"}
+    assert {(p.batch, p.context) for p in plans} == {
+        (p.batch, p.context) for p in decode_plans(quick=False)
+    }
 
 
 @pytest.mark.parametrize("quick", [True, False])

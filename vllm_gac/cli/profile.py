@@ -1,6 +1,7 @@
 """`vllm-gac profile`: measure kernels on this machine's GPU."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from vllm_gac.cli.options import Verbs, add_json, path
@@ -14,8 +15,8 @@ def add_parser(verbs: Verbs) -> None:
         "profile",
         help="measure this machine's GPU, for --gpu of the other verbs",
         description="Measure how long this machine's GPU takes for linears, whole and low rank, "
-        "and attention of every size, and write it down. Takes minutes, during which nothing else "
-        "should run on the GPU.",
+        "and attention of every size, in bf16 and in FP8, and write it down. Takes minutes, during "
+        "which nothing else should run on the GPU.",
     )
     parser.add_argument(
         "--out",
@@ -23,6 +24,12 @@ def add_parser(verbs: Verbs) -> None:
         default=Path("profile.json"),
         metavar="PROFILE.json",
         help="where to write it (profile.json)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="measure only what PROFILE.json lacks, and save after each part, the most important "
+        "parts first: for a profile of before FP8 times, or where time is short",
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes, in about a minute")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -37,14 +44,24 @@ def run(args: argparse.Namespace) -> int:
     if not args.out.absolute().parent.is_dir():
         raise ProfileError(f"--out {args.out}: its directory does not exist; make it first")
 
-    from vllm_gac.gpu.profile_files import write_profile
+    from vllm_gac.gpu.profile_files import read_profile, write_profile
     from vllm_gac.profiling.gpu import require_gpu
 
     require_gpu()
     from vllm_gac.profiling.profile import measure_profile
 
-    profile = measure_profile(quick=args.quick, progress=not args.quiet)
-    write_profile(args.out, profile)
+    if args.resume:
+        args.hint = "; the same command goes on from here"
+    known, save = None, partial(write_profile, args.out)
+    if args.resume and args.out.exists():
+        known = read_profile(str(args.out))
+    profile = measure_profile(
+        known,
+        save if args.resume else lambda profile: None,
+        quick=args.quick,
+        progress=not args.quiet,
+    )
+    save(profile)
     assert profile.ceilings
     bandwidth, peak = profile.ceilings.terabytes_per_second, profile.ceilings.teraflops
     if args.json:

@@ -1,11 +1,26 @@
 """profile.json as pydantic models: the measured times of a GPU's kernels."""
 
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from vllm_gac.layout.schema import Dim, Heads, HeadSize, Positive, StrictModel, Version
+from vllm_gac.layout.schema import Dim, Heads, HeadSize, Positive, StrictModel
+
+# Of weights with their activations, or of a cache: 16-bit, or e4m3.
+Dtype: TypeAlias = Literal["bf16", "fp8"]
+
+# Version 1 has 16-bit times alone.
+VERSION = 2
+
+
+def _known_version(version: int) -> int:
+    if not 1 <= version <= VERSION:
+        raise ValueError(
+            f"this release reads profiles of versions 1 to {VERSION}; install one that reads it, "
+            "or measure again with vllm-gac profile"
+        )
+    return version
 
 
 class Sweep(StrictModel):
@@ -50,12 +65,28 @@ class GemmSweep(Sweep):
 class LinearSweep(Sweep):
     """y[m, n] = x[m, k] w over a dim on `axis` n or k; the other one is `fixed`.
 
-    It is timed in a CUDA graph, with weights that come from memory and not from the L2 cache.
+    It is timed in a CUDA graph, with weights that come from memory and not from the L2 cache. In
+    FP8 it is vLLM's kernel, x and w are e4m3, and x has a scale for each token. Quantizing x is not
+    part of it (`PassTime`).
     """
 
     axis: Literal["n", "k"]
     m: Dim
     fixed: Dim
+    dtype: Dtype = "bf16"
+
+
+class PassTime(StrictModel):
+    """A kernel of vLLM that reads and writes activations [tokens, width] once.
+
+    `quantize` gives each token a scale and makes its numbers e4m3; `norm` adds the residual and
+    normalizes; `norm_quantize` is both; `swiglu` makes [tokens, width] of gate and up.
+    """
+
+    kernel: Literal["quantize", "norm", "norm_quantize", "swiglu"]
+    tokens: Dim
+    width: Dim
+    microseconds: Positive
 
 
 class SustainedTime(StrictModel):
@@ -70,6 +101,7 @@ class SustainedTime(StrictModel):
     k: Dim
     seconds: Positive
     microseconds: Positive
+    dtype: Dtype = "bf16"  # as of LinearSweep
 
 
 class LowRankTime(StrictModel):
@@ -110,7 +142,7 @@ class SwigluTime(StrictModel):
 class DecodeTime(StrictModel):
     """Decode attention: `batch` sequences of `context` tokens get one new token each.
 
-    The cache is packed and 16-bit. `kernel` is gac for our kernel, stock for vLLM's backend.
+    The cache is packed, and of `dtype`. `kernel` is gac for our kernel, stock for vLLM's backend.
     `kv_heads` and `head_dim` are those before compression; latent keys are rebuilt to them.
     """
 
@@ -126,6 +158,7 @@ class DecodeTime(StrictModel):
     batch: Dim
     context: Dim
     microseconds: Positive
+    dtype: Dtype = "bf16"
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -159,6 +192,7 @@ class Ceilings(StrictModel):
 
     terabytes_per_second: Positive
     teraflops: Positive
+    fp8_teraflops: Positive | None = None
 
 
 class GpuProfile(StrictModel):
@@ -169,15 +203,16 @@ class GpuProfile(StrictModel):
     (gpu/attention_choice.py). `prefill` holds causal sweeps over head sizes; it is only used if
     there are no `prefill_kernels`. Without `low_rank`, a low-rank linear is two GEMMs; without
     `swiglu`, gate and up are one, whatever serves them; without `sustained`, GEMMs of prefill are
-    as fast as those of a GPU that has rested.
+    as fast as those of a GPU that has rested. Times in FP8 that are missing are estimated from
+    those in 16 bits (gpu/latency/estimated.py).
     """
 
-    version: Version
+    version: Annotated[int, AfterValidator(_known_version)]
     gpu: str
     measured: str  # ISO date
     software: dict[str, str]  # name -> version
     method: str
-    # By name of a list of times that was not measured with the rest: where its times are from.
+    # By name of times that were not measured with the rest: where they are from.
     sources: dict[str, str] = Field(default_factory=dict)
     # Relative difference below which two times are equal.
     noise: Annotated[float, Field(ge=0, lt=1)]
@@ -187,6 +222,7 @@ class GpuProfile(StrictModel):
     linear: list[LinearSweep] = Field(default_factory=list)
     low_rank: list[LowRankTime] = Field(default_factory=list)
     swiglu: list[SwigluTime] = Field(default_factory=list)
+    passes: list[PassTime] = Field(default_factory=list)
     sustained: list[SustainedTime] = Field(default_factory=list)
     decode: list[DecodeTime] = Field(default_factory=list)
     prefill: list[AttentionSweep] = Field(default_factory=list)

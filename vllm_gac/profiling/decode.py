@@ -1,4 +1,7 @@
-"""Times of our decode kernel and of vLLM's, over head sizes, key forms, batches and contexts."""
+"""Times of our decode kernel and of vLLM's, over head sizes, key forms, batches and contexts.
+
+An FP8 cache has grids of its own: of keys, mostly sizes that our kernel does not pad.
+"""
 
 import itertools
 import multiprocessing
@@ -17,7 +20,7 @@ from triton.runtime.errors import OutOfResources
 
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.attention_choice import GAC, STOCK
-from vllm_gac.gpu.profile import DecodeTime
+from vllm_gac.gpu.profile import DecodeTime, Dtype
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DecodeBatch
 from vllm_gac.profiling.timing import microseconds
@@ -43,6 +46,7 @@ class DecodePlan:
     value_size: int
     batch: int = 64
     context: int = 4096
+    dtype: Dtype = "bf16"  # of the cache
 
     def decode_batch(self, only_compiled: bool = False) -> DecodeBatch:
         """The batch on the GPU. Raises GacError if our kernel cannot hold the up-projections."""
@@ -59,6 +63,7 @@ class DecodePlan:
             geometry,
             self.batch,
             self.context,
+            dtype=torch.bfloat16 if self.dtype == "bf16" else torch.float8_e4m3fn,
             head_dim=_HEAD_DIM if latent else None,
             kv_heads=_KV_HEADS,
             only_compiled=only_compiled,
@@ -81,6 +86,15 @@ _QUICK_GRIDS: tuple[_Grid, ...] = (
     ("latent", 8, (32, 64, 128), 8, (128,)),
     ("latent", 8, (32, 64, 128), 4, (128,)),
 )
+# Grid by grid in the order of importance.
+_FP8_GRIDS: tuple[_Grid, ...] = (
+    ("rotary", 8, (32, 64, 96, 128), 8, (32, 64, 96, 128)),
+    ("latent", 8, (32, 64, 80, 96, 128), 4, (64, 128, 192)),
+    ("latent", 4, (64, 96, 112, 128, 192), 4, (96, 128, 192)),
+    ("latent", 8, (32, 64, 80, 96, 128), 8, (64, 80, 128)),
+    ("rotary", 8, (64, 96, 128), 4, (64, 128, 192)),
+    ("rotary", 4, (64, 128, 192, 256), 4, (64, 128, 192)),
+)
 _BATCHES = (
     (1, 512), (1, 4096), (1, 32768), (16, 512), (16, 2048), (16, 8192), (64, 512), (64, 2048),
     (256, 512), (256, 1024), (256, 4096),
@@ -95,19 +109,28 @@ _VARIED = (
     DecodePlan("latent", 8, 64, 4, 128),
     DecodePlan("latent", 8, 128, 4, 128),
 )
+_FP8_VARIED = (
+    DecodePlan("rotary", 8, 128, 8, 128),
+    DecodePlan("rotary", 8, 64, 8, 64),
+    DecodePlan("rotary", 8, 32, 8, 32),
+    DecodePlan("latent", 8, 64, 4, 128),
+    DecodePlan("latent", 4, 128, 4, 128),
+    DecodePlan("latent", 8, 64, 8, 128),
+)
 
 
-def decode_plans(quick: bool) -> list[DecodePlan]:
+def decode_plans(quick: bool, dtype: Dtype = "bf16") -> list[DecodePlan]:
     """Every point: all sizes at one batch and context, then some sizes at others."""
+    every = (_GRIDS, _VARIED) if dtype == "bf16" else (_FP8_GRIDS, _FP8_VARIED)
+    grids, varied = (_QUICK_GRIDS, every[1][:1]) if quick else every
     plans = []
-    for form, key_heads, key_sizes, value_heads, value_sizes in _QUICK_GRIDS if quick else _GRIDS:
+    for form, key_heads, key_sizes, value_heads, value_sizes in grids:
         plans += [
-            DecodePlan(form, key_heads, r_k, value_heads, r_v)
+            DecodePlan(form, key_heads, r_k, value_heads, r_v, dtype=dtype)
             for r_k, r_v in itertools.product(key_sizes, value_sizes)
         ]
-    varied = _VARIED[:1] if quick else _VARIED
     return plans + [
-        replace(plan, batch=batch, context=context)
+        replace(plan, batch=batch, context=context, dtype=dtype)
         for plan in varied
         for batch, context in _BATCHES
     ]
@@ -215,6 +238,7 @@ def _entry(plan: DecodePlan, kernel: str, time: float) -> DecodeTime:
         batch=plan.batch,
         context=plan.context,
         microseconds=round(time, 2),
+        dtype=plan.dtype,
     )
 
 

@@ -1,13 +1,13 @@
-"""Sweeps of y[m, n] = x[m, k] w over n and over k."""
+"""Sweeps of y[m, n] = x[m, k] w over n and over k, in bf16 and in FP8."""
 
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from vllm_gac.gpu.profile import GemmSweep, LinearSweep, SustainedTime
+from vllm_gac.gpu.profile import Dtype, GemmSweep, LinearSweep, SustainedTime
 from vllm_gac.layout.rounding import ceil_div, round_up
 from vllm_gac.profiling.timing import MORE_THAN_L2, microseconds, sustained_microseconds
 
@@ -43,6 +43,11 @@ _CLASS_AT = (192, 576, 1088, 4160, 12352)
 _CLASSES = (1, 2, 4, 8, 16, 32)
 _COARSE = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 14336, 28672)
 _QUICK_BATCHES = (1, 64, 2048)
+
+# In FP8, the most telling batches first, and the dims that vLLM's kernel takes without padding.
+_FP8_BATCHES = (64, 1, 2048, 16, 256, 128, 8192, 512)
+_FP8_CLASSES = (16, 32)
+_FP8_COARSE = (64, 256, 1024, 2048, 4096, 14336, 28672)
 # For the rate that GEMMs hold for long: [n, k] of Llama-3-8B's linears, in chunks of many prompts.
 _SUSTAINED_SHAPES = ((28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
 _SUSTAINED_BATCH = 8192
@@ -59,6 +64,7 @@ class GemmPlan:
     role: Literal["rank", "width", "any"] | None = None  # None: for latency
     per_dim: int = 1
     fixed: int = FIXED
+    dtype: Dtype = "bf16"
 
 
 def dim_plans(quick: bool) -> list[GemmPlan]:
@@ -77,28 +83,32 @@ def dim_plans(quick: bool) -> list[GemmPlan]:
     return plans
 
 
-def linear_plans(quick: bool) -> list[GemmPlan]:
+def linear_plans(quick: bool, dtype: Dtype = "bf16") -> list[GemmPlan]:
     """Sweeps from which the time of any GEMM is predicted."""
-    off = {at - step for at in _CLASS_AT for step in (0, *_CLASSES)}
-    tiles = {axis: dims[:: 4 if quick else 1] for axis, dims in _TILES.items()}
-    coarse = _COARSE[:: 3 if quick else 1]
+    is_fp8 = dtype == "fp8"
+    batches, classes = (_FP8_BATCHES, _FP8_CLASSES) if is_fp8 else (_BATCHES, _CLASSES)
+    coarse, every = (_FP8_COARSE, 2) if is_fp8 else (_COARSE[:: 3 if quick else 1], 1)
+    off = {at - step for at in _CLASS_AT for step in (0, *classes)}
+    tiles = {axis: dims[:: 4 if quick else every] for axis, dims in _TILES.items()}
     plans = []
-    for m in _QUICK_BATCHES if quick else _BATCHES:
+    for m in _QUICK_BATCHES if quick else batches:
         plans += [GemmPlan("n", m, coarse, fixed=k) for k in coarse if k != FIXED]
         plans.append(GemmPlan("n", m, tuple(sorted({*off, *tiles["n"], *coarse}))))
         plans.append(GemmPlan("k", m, tuple(sorted({*off, *tiles["k"], *coarse}))))
-    return plans
+    return [replace(plan, dtype=dtype) for plan in plans]
 
 
 class Gemms:
-    """Times GEMMs on random bf16 numbers, in buffers that are allocated once."""
+    """Times GEMMs on random numbers of one type, in buffers that are allocated once."""
 
-    def __init__(self, plans: Iterable[GemmPlan]) -> None:
+    def __init__(self, plans: Sequence[GemmPlan]) -> None:
         widest = max(plan.per_dim * plan.dims[-1] for plan in plans)
         largest = max(plan.per_dim * plan.dims[-1] * plan.fixed for plan in plans)
         tallest = max(plan.m for plan in plans)
-        self.weights = _random(MORE_THAN_L2 // 2 + largest)
-        self.inputs = _random(tallest * max(widest, FIXED))
+        (self.dtype,) = {plan.dtype for plan in plans}
+        number = torch.bfloat16 if self.dtype == "bf16" else torch.float8_e4m3fn
+        self.weights = _random(MORE_THAN_L2 // number.itemsize + largest).to(number)
+        self.inputs = _random(tallest * max(widest, FIXED)).to(number)
         self.outputs = torch.empty_like(self.inputs)
 
     def measure(self, m: int, n: int, k: int) -> float:
@@ -113,12 +123,18 @@ class Gemms:
     def _call(self, m: int, n: int, k: int) -> tuple[Callable[[], object], int]:
         """A function that multiplies by the next of several copies of w, and their number."""
         size = round_up(n * k, 64)  # each weight begins at a cache line
-        copies = min(256, ceil_div(MORE_THAN_L2, 2 * size))
+        copies = min(256, ceil_div(MORE_THAN_L2, self.weights.itemsize * size))
         weights = [self.weights[i * size :][: n * k].view(n, k).t() for i in range(copies)]
         x = self.inputs[: m * k].view(m, k)
-        y = self.outputs[: m * n].view(m, n)
         turn = itertools.cycle(weights)
-        return lambda: torch.mm(x, next(turn), out=y), copies
+        if self.dtype == "bf16":
+            y = self.outputs[: m * n].view(m, n)
+            return lambda: torch.mm(x, next(turn), out=y), copies
+        # Imported here, because 16-bit linears can be measured without vLLM.
+        from vllm_gac.profiling.stock_fp8 import fp8_multiply
+
+        multiply = fp8_multiply(x)
+        return lambda: multiply(next(turn)), copies
 
     def sweep(self, plan: GemmPlan, tick: Callable[[], object]) -> list[float]:
         """Microseconds at each dim of `plan`. `tick` is called after each."""
@@ -148,7 +164,12 @@ def dim_sweep(plan: GemmPlan, times: list[float]) -> GemmSweep:
 def linear_sweep(plan: GemmPlan, times: list[float]) -> LinearSweep:
     """The measured sweep in the form of the profile."""
     return LinearSweep(
-        axis=plan.axis, m=plan.m, fixed=plan.fixed, dims=list(plan.dims), microseconds=times
+        axis=plan.axis,
+        m=plan.m,
+        fixed=plan.fixed,
+        dims=list(plan.dims),
+        microseconds=times,
+        dtype=plan.dtype,
     )
 
 
@@ -158,18 +179,21 @@ def sustained_shapes(quick: bool) -> tuple[tuple[int, int], ...]:
 
 
 def measure_sustained(
-    shapes: Iterable[tuple[int, int]], tick: Callable[[], object], seconds: float = 1.0
+    shapes: Iterable[tuple[int, int]],
+    tick: Callable[[], object],
+    seconds: float = 1.0,
+    dtype: Dtype = "bf16",
 ) -> list[SustainedTime]:
     """Times of large GEMMs that run for `seconds` each; `tick` is called after each.
 
     They leave the GPU warm, at its power limit: measure everything else before.
     """
     m = _SUSTAINED_BATCH
-    gemms = Gemms([GemmPlan("n", m, (n,), fixed=k) for n, k in _SUSTAINED_SHAPES])
+    gemms = Gemms([GemmPlan("n", m, (n,), fixed=k, dtype=dtype) for n, k in _SUSTAINED_SHAPES])
     times = []
     for n, k in shapes:
         time = round(gemms.sustain(m, n, k, seconds), 2)
-        times.append(SustainedTime(m=m, n=n, k=k, seconds=seconds, microseconds=time))
+        times.append(SustainedTime(m=m, n=n, k=k, seconds=seconds, microseconds=time, dtype=dtype))
         tick()
     return times
 

@@ -1,18 +1,25 @@
-"""All measurements of `vllm-gac profile`, in their order."""
+"""All measurements of `vllm-gac profile`, in the order of their importance."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
+from itertools import groupby
+from typing import Any, TypeAlias
 
 import torch
 import triton
 from tqdm import tqdm
 
 from vllm_gac.errors import ProfileError
-from vllm_gac.gpu.profile import Ceilings, GemmSweep, GpuProfile, LinearSweep
+from vllm_gac.gpu.profile import VERSION as FORMAT
+from vllm_gac.gpu.profile import Ceilings, Dtype, GpuProfile, LinearSweep
 from vllm_gac.layout.names import VERSION
 from vllm_gac.profiling.attention import attention_sweep, causal_plans, dim_plan
 from vllm_gac.profiling.decode import (
+    DecodePlan,
     compile_kernels,
     decode_plans,
     kernels_of,
@@ -31,33 +38,66 @@ from vllm_gac.profiling.gemms import (
     sustained_shapes,
 )
 from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
+from vllm_gac.profiling.passes import measure_passes, pass_points
 from vllm_gac.profiling.prefill import measure_prefill, prefill_plans
 from vllm_gac.profiling.swiglu import measure_swiglu, swiglu_shapes
 from vllm_gac.profiling.timing import copy_bandwidth, warm_up
 
 _PEAK = 8192  # of a square GEMM
+_FP8_CAPABILITY = (8, 9)  # from here on, tensor cores multiply e4m3
 # Runs of the same kernel an hour apart differ by this much on an otherwise idle H200.
 _NOISE = 0.02
 _METHOD = (
     "medians of CUDA graph replays, weights and caches rotated past L2, the GPU at rest as long as "
     "it is busy (sustained times: means, without a rest); torch.mm and low-rank linears as served "
     "in bfloat16, scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), "
-    "decode and prefill kernels in bfloat16"
+    "decode and prefill kernels in bfloat16; in FP8 vLLM's CUTLASS linears with a scale for each "
+    "token, vLLM's kernels that quantize, and decode kernels with an e4m3 cache"
 )
 
+_Tick: TypeAlias = Callable[[], object]
+# Lists of the profile by name, to which a part adds; `ceilings` is replaced.
+_Found: TypeAlias = Mapping[str, Any]
+_Heads: TypeAlias = tuple[str, int, int]  # form, key heads, value heads
 
-def measure_profile(*, quick: bool = False, progress: bool = True) -> GpuProfile:
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is measured at once, and then saved.
+
+    Attributes:
+        name: As the progress bar and the profile's `sources` call it.
+        steps: How often it ticks.
+        is_in: Whether a profile has it.
+        measure: Measures it, given the profile so far.
+    """
+
+    name: str
+    steps: int
+    is_in: Callable[[GpuProfile], bool]
+    measure: Callable[[GpuProfile, _Tick], _Found]
+
+
+def measure_profile(
+    known: GpuProfile | None = None,
+    save: Callable[[GpuProfile], object] = lambda profile: None,
+    *,
+    quick: bool = False,
+    progress: bool = True,
+) -> GpuProfile:
     """Measure the first CUDA GPU that PyTorch sees. Nothing else should run on it meanwhile.
 
     Args:
-        quick: measure fewer points: one minute instead of several.
+        known: a profile of this GPU; what it has is not measured again.
+        save: gets the profile after each part of it, the most important parts first.
+        quick: measure fewer points: a minute or two instead of several.
         progress: show a progress bar.
 
     Raises:
-        ProfileError: if the GPU has too little free memory.
+        ProfileError: if the GPU has too little free memory, or `known` is of another GPU.
     """
     try:
-        return _measure(quick, progress)
+        return _measure(known, save, quick, progress)
     except torch.OutOfMemoryError as e:
         free, total = (memory / 2**30 for memory in torch.cuda.mem_get_info())
         raise ProfileError(
@@ -66,74 +106,250 @@ def measure_profile(*, quick: bool = False, progress: bool = True) -> GpuProfile
         ) from e
 
 
-def _measure(quick: bool, progress: bool) -> GpuProfile:
-    by_dim, linear = dim_plans(quick), linear_plans(quick)
-    heads, causal = dim_plan(quick), causal_plans(quick)
-    sustained = sustained_shapes(quick)
-    decode, prefill = decode_plans(quick), prefill_plans(quick)
-    kernels, stock = kernels_of(decode), stock_plans(decode)
-    factored, gated = low_rank_shapes(quick), swiglu_shapes(quick)
-    gemms = sum(len(plan.dims) for plan in by_dim + linear)
-    sizes = sum(len(plan.dims) for plan in [heads, *causal])
-    steps = len(kernels) + gemms + len(factored) + len(gated) + sizes
-    steps += len(decode) + len(stock) + len(prefill) + len(sustained)
-    with tqdm(total=steps, disable=not progress, unit="kernel") as bar:
-        bar.set_description("compiling decode kernels")
-        compile_kernels(kernels, bar.update)
-        bar.set_description("copy bandwidth")
+def _measure(
+    known: GpuProfile | None, save: Callable[[GpuProfile], object], quick: bool, progress: bool
+) -> GpuProfile:
+    profile, gpu = known or _nothing(), torch.cuda.get_device_name()
+    if profile.gpu != gpu:
+        raise ProfileError(
+            f"the profile is of {profile.gpu}, and this GPU is {gpu}; measure it into another file"
+        )
+    parts = [part for part in parts_of(quick, _has_fp8()) if not part.is_in(profile)]
+    with tqdm(total=sum(part.steps for part in parts), disable=not progress, unit="kernel") as bar:
         warm_up()
-        bandwidth = copy_bandwidth()
-        bar.set_description("linears")
-        peak, gemm, linears = _gemms(by_dim, linear, bar)
-        bar.set_description("low-rank linears")
-        low_rank = measure_low_rank(factored, low_rank_tokens(quick), bar.update)
-        bar.set_description("gate, up and SwiGLU")
-        swiglu = measure_swiglu(gated, bar.update)
-        bar.set_description("attention by head size")
-        attention = attention_sweep(heads, bar.update)
-        causals = [attention_sweep(plan, bar.update) for plan in causal]
-        bar.set_description("decode attention")
-        decoded = measure_decode(decode, bar.update)
-        decoded += measure_stock_decode(stock, bar.update)
-        bar.set_description("prefill attention")
-        prefilled = measure_prefill(prefill, bar.update)
-        bar.set_description("linears without a rest")
-        held = measure_sustained(sustained, bar.update)
+        for part in parts:
+            bar.set_description(part.name)
+            if found := part.measure(profile, bar.update):
+                profile = _with(profile, part.name, found)
+                save(profile)
+    return profile
+
+
+def parts_of(quick: bool, has_fp8: bool) -> list[Part]:
+    """Every part, in the order in which they are measured.
+
+    Sustained times come last, because they leave the GPU warm.
+    """
+    parts = [
+        _ceilings(),
+        *_linears(quick, "bf16"),
+        *_decode(quick, "bf16"),
+        _prefill(quick),
+        _low_rank(quick),
+        _swiglu(quick),
+    ]
+    if has_fp8:
+        parts += [*_linears(quick, "fp8"), _passes(quick), *_decode(quick, "fp8")]
+    parts += [_dims(quick), _attention(quick), _causal(quick), _sustained(quick, "bf16")]
+    return [*parts, _sustained(quick, "fp8")] if has_fp8 else parts
+
+
+def _has_fp8() -> bool:
+    """Whether the GPU multiplies e4m3, and vLLM is there with the kernels for it."""
+    return torch.cuda.get_device_capability() >= _FP8_CAPABILITY and find_spec("vllm") is not None
+
+
+def _nothing() -> GpuProfile:
     return GpuProfile(
-        version=1,
+        version=FORMAT,
         gpu=torch.cuda.get_device_name(),
         measured=date.today().isoformat(),
-        software={
-            "vllm-gac": VERSION,
-            "torch": str(torch.__version__),
-            "triton": str(triton.__version__),
-        },
+        software=_software(),
         method=_METHOD,
         noise=_NOISE,
-        attention=[attention],
-        gemm=gemm,
-        ceilings=Ceilings(terabytes_per_second=round(bandwidth, 3), teraflops=round(peak, 1)),
-        linear=linears,
-        low_rank=low_rank,
-        swiglu=swiglu,
-        sustained=held,
-        decode=decoded,
-        prefill=causals,
-        prefill_kernels=prefilled,
+        attention=[],
+        gemm=[],
     )
 
 
-def _gemms(
-    by_dim: Sequence[GemmPlan], linear: Sequence[GemmPlan], bar: "tqdm[Any]"
-) -> tuple[float, list[GemmSweep], list[LinearSweep]]:
-    """TFLOP/s of the fastest GEMM, and both kinds of sweeps."""
-    buffers = Gemms([*by_dim, *linear])
-    rates = [2 * _PEAK**3 / buffers.measure(_PEAK, _PEAK, _PEAK)]
-    swept = [dim_sweep(plan, buffers.sweep(plan, bar.update)) for plan in by_dim]
-    linears = [linear_sweep(plan, buffers.sweep(plan, bar.update)) for plan in linear]
-    for found in linears:
-        flops = 2 * found.m * found.fixed
-        rates += [
-            flops * dim / time for dim, time in zip(found.dims, found.microseconds, strict=True)
-        ]
-    return max(rates) / 1e6, swept, linears
+def _software() -> dict[str, str]:
+    found = {
+        "vllm-gac": VERSION,
+        "torch": str(torch.__version__),
+        "triton": str(triton.__version__),
+    }
+    return found | ({"vllm": metadata.version("vllm")} if find_spec("vllm") is not None else {})
+
+
+def _with(profile: GpuProfile, name: str, found: _Found) -> GpuProfile:
+    """The profile with what a part found, and where that is from, if not from the same run."""
+    changes: dict[str, Any] = {"version": FORMAT, "method": _METHOD}
+    for field, times in found.items():
+        changes[field] = times if field == "ceilings" else [*getattr(profile, field), *times]
+    today, software = date.today().isoformat(), _software()
+    if (profile.measured, profile.software) != (today, software):
+        versions = ", ".join(f"{tool} {version}" for tool, version in software.items())
+        changes["sources"] = profile.sources | {name: f"vllm-gac profile, {today}, {versions}"}
+    return profile.model_copy(update=changes)
+
+
+def _ceilings() -> Part:
+    def measure(profile: GpuProfile, tick: _Tick) -> _Found:
+        bandwidth = round(copy_bandwidth(), 3)
+        peak = _peak("bf16")
+        tick()
+        return {"ceilings": Ceilings(terabytes_per_second=bandwidth, teraflops=round(peak, 1))}
+
+    return Part("copy bandwidth", 1, lambda profile: profile.ceilings is not None, measure)
+
+
+def _peak(dtype: Dtype) -> float:
+    """TFLOP/s of a large square GEMM."""
+    square = Gemms([GemmPlan("n", _PEAK, (_PEAK,), fixed=_PEAK, dtype=dtype)])
+    return 2 * _PEAK**3 / square.measure(_PEAK, _PEAK, _PEAK) / 1e6
+
+
+def _linears(quick: bool, dtype: Dtype) -> Iterator[Part]:
+    """A part for each number of tokens."""
+
+    def measure(plans: Sequence[GemmPlan], profile: GpuProfile, tick: _Tick) -> _Found:
+        buffers = Gemms(plans)
+        sweeps = [linear_sweep(plan, buffers.sweep(plan, tick)) for plan in plans]
+        return {"linear": sweeps, "ceilings": _raised(profile.ceilings, sweeps)}
+
+    def is_in(m: int, profile: GpuProfile) -> bool:
+        return any((sweep.m, sweep.dtype) == (m, dtype) for sweep in profile.linear)
+
+    for m, plans in groupby(linear_plans(quick, dtype), lambda plan: plan.m):
+        every = list(plans)
+        name = f"linears, {_named(dtype)}, {m} tokens"
+        steps = sum(len(plan.dims) for plan in every)
+        yield Part(name, steps, partial(is_in, m), partial(measure, every))
+
+
+def _raised(ceilings: Ceilings | None, sweeps: Sequence[LinearSweep]) -> Ceilings:
+    """The ceilings, with the rate of the fastest GEMM of `sweeps` if that is higher."""
+    assert ceilings
+    fastest = max(
+        2 * sweep.m * sweep.fixed * dim / time / 1e6
+        for sweep in sweeps
+        for dim, time in zip(sweep.dims, sweep.microseconds, strict=True)
+    )
+    field = "teraflops" if sweeps[0].dtype == "bf16" else "fp8_teraflops"
+    before = getattr(ceilings, field) or _peak(sweeps[0].dtype)
+    return ceilings.model_copy(update={field: round(max(before, fastest), 1)})
+
+
+def _decode(quick: bool, dtype: Dtype) -> Iterator[Part]:
+    """A part for each kind of heads, and one before them that compiles all kernels at once."""
+    plans = decode_plans(quick, dtype)
+
+    def is_in(kind: _Heads, profile: GpuProfile) -> bool:
+        return any(
+            (time.form, time.key_heads, time.value_heads) == kind and time.dtype == dtype
+            for time in profile.decode
+        )
+
+    def compile_all(profile: GpuProfile, tick: _Tick) -> _Found:
+        compile_kernels(kernels_of(p for p in plans if not is_in(_heads(p), profile)), tick)
+        warm_up()
+        return {}
+
+    def measure(plans: Sequence[DecodePlan], profile: GpuProfile, tick: _Tick) -> _Found:
+        times = measure_decode(plans, tick)
+        return {"decode": times + measure_stock_decode(stock_plans(plans), tick)}
+
+    kinds = list(dict.fromkeys(map(_heads, plans)))
+    cache = f"{_named(dtype)} cache"
+    yield Part(
+        f"compiling decode kernels, {cache}",
+        len(kernels_of(plans)),
+        lambda profile: all(is_in(kind, profile) for kind in kinds),
+        compile_all,
+    )
+    for kind in kinds:
+        every = [plan for plan in plans if _heads(plan) == kind]
+        form, keys, values = kind
+        name = f"decode attention, {cache}, {keys} {form} keys, {values} values"
+        steps = len(every) + len(stock_plans(every))
+        yield Part(name, steps, partial(is_in, kind), partial(measure, every))
+
+
+def _heads(plan: DecodePlan) -> _Heads:
+    return plan.form, plan.key_heads, plan.value_heads
+
+
+def _prefill(quick: bool) -> Part:
+    plans = prefill_plans(quick)
+    return Part(
+        "prefill attention",
+        len(plans),
+        # Without vLLM there are no such times.
+        lambda profile: bool(profile.prefill_kernels) or find_spec("vllm") is None,
+        lambda profile, tick: {"prefill_kernels": measure_prefill(plans, tick)},
+    )
+
+
+def _low_rank(quick: bool) -> Part:
+    shapes, tokens = low_rank_shapes(quick), low_rank_tokens(quick)
+    return Part(
+        "low-rank linears",
+        len(shapes),
+        lambda profile: bool(profile.low_rank),
+        lambda profile, tick: {"low_rank": measure_low_rank(shapes, tokens, tick)},
+    )
+
+
+def _swiglu(quick: bool) -> Part:
+    shapes = swiglu_shapes(quick)
+    return Part(
+        "gate, up and SwiGLU",
+        len(shapes),
+        lambda profile: bool(profile.swiglu),
+        lambda profile, tick: {"swiglu": measure_swiglu(shapes, tick)},
+    )
+
+
+def _passes(quick: bool) -> Part:
+    points = pass_points(quick)
+    return Part(
+        "quantization of activations",
+        len(points),
+        lambda profile: bool(profile.passes),
+        lambda profile, tick: {"passes": measure_passes(points, tick)},
+    )
+
+
+def _dims(quick: bool) -> Part:
+    plans = dim_plans(quick)
+
+    def measure(profile: GpuProfile, tick: _Tick) -> _Found:
+        buffers = Gemms(plans)
+        return {"gemm": [dim_sweep(plan, buffers.sweep(plan, tick)) for plan in plans]}
+
+    steps = sum(len(plan.dims) for plan in plans)
+    return Part("dims of linears", steps, lambda profile: bool(profile.gemm), measure)
+
+
+def _attention(quick: bool) -> Part:
+    plan = dim_plan(quick)
+    return Part(
+        "attention by head size",
+        len(plan.dims),
+        lambda profile: bool(profile.attention),
+        lambda profile, tick: {"attention": [attention_sweep(plan, tick)]},
+    )
+
+
+def _causal(quick: bool) -> Part:
+    plans = causal_plans(quick)
+    return Part(
+        "causal attention by head size",
+        sum(len(plan.dims) for plan in plans),
+        lambda profile: bool(profile.prefill),
+        lambda profile, tick: {"prefill": [attention_sweep(plan, tick) for plan in plans]},
+    )
+
+
+def _sustained(quick: bool, dtype: Dtype) -> Part:
+    shapes = sustained_shapes(quick)
+    return Part(
+        f"linears without a rest, {_named(dtype)}",
+        len(shapes),
+        lambda profile: any(time.dtype == dtype for time in profile.sustained),
+        lambda profile, tick: {"sustained": measure_sustained(shapes, tick, dtype=dtype)},
+    )
+
+
+def _named(dtype: Dtype) -> str:
+    return "FP8" if dtype == "fp8" else dtype

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from vllm.platforms import current_platform
 
+from vllm_gac.errors import GacError
+
 # What vLLM captures decode graphs with (attention_config.flash_attn_max_num_splits_for_cuda_graph).
 _SPLITS = 32
 
@@ -22,7 +24,8 @@ def stock_decode(
     """A decode step of equal heads; the schedule, made once a step, is made beforehand.
 
     Shapes as decode_attention takes them, with as many keys as values in a cache row; `next_table`
-    gives each call's block table.
+    gives each call's block table. If the cache is e4m3, queries are, too; what quantizes them is
+    not part of the step. Raises GacError if this GPU's kernel takes no such cache.
     """
     from vllm.v1.attention.backends.fa_utils import (
         flash_attn_varlen_func,
@@ -32,7 +35,14 @@ def stock_decode(
 
     rows = kv_cache.transpose(1, 2)
     keys, values = rows.chunk(2, dim=-1)
+    scales: dict[str, torch.Tensor] = {}
     version = get_flash_attn_version(head_size=keys.shape[-1])
+    if kv_cache.itemsize == 1:
+        if version == 2:
+            raise GacError("FlashAttention 2 takes no FP8 cache")
+        query = query.to(kv_cache.dtype)
+        one = torch.ones(1, device=query.device).expand(lengths.shape[0], keys.shape[2])
+        scales = dict.fromkeys(("q_descale", "k_descale", "v_descale"), one)
     schedule = None
     if version == 3:
         schedule = get_scheduler_metadata(
@@ -66,6 +76,7 @@ def stock_decode(
             scheduler_metadata=schedule,
             num_splits=_SPLITS if version == 3 else 0,
             fa_version=version,
+            **scales,
         )
 
     return call

@@ -148,6 +148,23 @@ def attend(
     )
 
 
+def kernel_calls() -> Any:
+    """The module with vLLM's own kernels as functions, which its layers call.
+
+    We measure kernels alone. vLLM's layers, which are public, belong to an engine.
+    """
+    from vllm import _custom_ops
+
+    return _custom_ops
+
+
+def swiglu_kernel() -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """vLLM's kernel silu(gate) * up, from an output and gate and up; `kernel_calls` lacks it."""
+    kernel_calls()  # registers the operators
+    kernel: Callable[[torch.Tensor, torch.Tensor], None] = torch.ops._C.silu_and_mul
+    return kernel
+
+
 def notes_on(common: "CommonAttentionMetadata") -> dict[str, Any]:
     """The attributes of a step's metadata, as a dictionary to which builders may add.
 
