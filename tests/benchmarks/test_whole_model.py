@@ -14,7 +14,7 @@ from vllm_gac.layout.dims import LINEARS
 pytest.importorskip("matplotlib", reason="needs the extra `dev`")
 
 from benchmarks.engines.whole_model.report import results, write_report
-from benchmarks.engines.whole_model.trace import alone
+from benchmarks.engines.whole_model.trace import alone, gaps
 
 ROOFS = ideal.Roofs(4e12, 7e14)
 
@@ -216,6 +216,7 @@ def test_a_traced_step_is_told_by_what_kernels_are_for(tmp_path: Path) -> None:
 def test_a_kernel_that_waits_for_another_counts_from_its_end() -> None:
     kernels = [("merge", 1, 12), ("split_kv", 0, 10), ("rotate", 20, 21), ("merge", 20.5, 20.7)]
     assert alone(kernels) == {"split_kv": (1, 10), "merge": (2, 2), "rotate": (1, 1)}
+    assert gaps(kernels) == [8]
 
 
 def test_a_report_without_the_dense_model_is_refused(tmp_path: Path) -> None:

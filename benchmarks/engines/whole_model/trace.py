@@ -17,40 +17,72 @@ _PURPOSES = {
     "attention": r"flash::|flash_fwd|FlashAttention|split_kv|\bmerge\b|\b_gather\b|\b_copy\b|fmha",
     "GEMM": r"nvjet|cublas|cutlass|gemm|_swiglu|by_matrix|by_vector",
 }
-_REST = "rest"
+# The same, and what the rest is in models that are not compiled, and in FP8.
+PURPOSES_OF_FP8 = {
+    **_PURPOSES,
+    "norm": r"rms_norm_kernel|\b_norm_rows\b",
+    "SwiGLU": r"act_and_mul|\b_silu_mul\b|\b_gated_rows\b",
+    "quantizing": r"quant",
+    "Inductor": r"^triton_",
+}
+REST = "rest"
 
 # Steps of a phase that are skipped, and the steps after them that are traced.
-_SKIPPED, _TRACED = 1, 4
+_SKIPPED, TRACED_STEPS = 1, 4
 
 
 def kernel_times(llm: Any, batches: Sequence[Batch]) -> dict[str, dict[str, list[float]]]:
     """Trace a step of each batch: of prefill if it asks for one token, else of decode.
 
     Returns:
-        {batch: {kernel: [launches per step, microseconds per step]}}.
+        {batch: {kernel: [launches per step, microseconds per step]}}, the longest first.
     """
-    most = llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
-    traced = {}
-    for batch in batches:
-        tokens, prompts = batch.prompts, batch.prompts
-        output = 64  # long enough that all prompts decode at once
-        if batch.is_prefill:
-            # Enough prompts for whole steps.
-            tokens, prompts = most, (_SKIPPED + _TRACED + 2) * most // batch.length + 1
-            output = 1
-        llm.collective_rpc(_watch, args=(tokens,))
-        generate(llm, prompts, batch.length, output, "trace")
-        traced[batch.name] = llm.collective_rpc(_traced)[0]
-    return traced
+    return {batch.name: per_step(traced_steps(llm, batch)) for batch in batches}
 
 
-def by_purpose(kernels: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def traced_steps(llm: Any, batch: Batch) -> list[tuple[str, float, float]]:
+    """The kernels of TRACED_STEPS steps of a batch: name, start and end in microseconds."""
+    tokens, prompts = batch.prompts, batch.prompts
+    output = 64  # long enough that all prompts decode at once
+    if batch.is_prefill:
+        tokens = llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+        # Enough prompts for whole steps.
+        prompts = (_SKIPPED + TRACED_STEPS + 2) * tokens // batch.length + 1
+        output = 1
+    llm.collective_rpc(_watch, args=(tokens,))
+    generate(llm, prompts, batch.length, output, "trace")
+    events: list[tuple[str, float, float]] = llm.collective_rpc(_traced)[0]
+    return events
+
+
+def per_step(events: Iterable[tuple[str, float, float]]) -> dict[str, list[float]]:
+    """{kernel: [launches per step, microseconds per step]} of `traced_steps`, longest first."""
+    longest_first = sorted(alone(events).items(), key=lambda kernel: -kernel[1][1])
+    return {
+        name: [launches / TRACED_STEPS, round(microseconds / TRACED_STEPS, 1)]
+        for name, (launches, microseconds) in longest_first
+    }
+
+
+def by_purpose(
+    kernels: Mapping[str, Sequence[float]], purposes: Mapping[str, str] = _PURPOSES
+) -> dict[str, float]:
     """Microseconds per step for each purpose, from the `kernel_times` of one batch."""
-    times = dict.fromkeys((*_PURPOSES, _REST), 0.0)
+    times = dict.fromkeys((*purposes, REST), 0.0)
     for name, (_, microseconds) in kernels.items():
-        fits = (what for what, pattern in _PURPOSES.items() if re.search(pattern, name))
-        times[next(fits, _REST)] += microseconds
+        fits = (what for what, pattern in purposes.items() if re.search(pattern, name))
+        times[next(fits, REST)] += microseconds
     return {what: round(time, 1) for what, time in times.items()}
+
+
+def gaps(events: Iterable[tuple[str, float, float]]) -> list[float]:
+    """Microseconds in which nothing ran, between the first and the last of `traced_steps`."""
+    found, busy_until = [], float("inf")
+    for _, start, end in sorted(events, key=lambda event: event[1]):
+        if start > busy_until:
+            found.append(start - busy_until)
+        busy_until = end if busy_until == float("inf") else max(busy_until, end)
+    return found
 
 
 def alone(kernels: Iterable[tuple[str, float, float]]) -> dict[str, tuple[int, float]]:
@@ -84,7 +116,7 @@ def _watch(worker: Any, tokens: int) -> None:
             if seen == _SKIPPED:
                 torch.cuda.synchronize()
                 profiler.start()
-            elif seen == _SKIPPED + _TRACED:
+            elif seen == _SKIPPED + TRACED_STEPS:
                 torch.cuda.synchronize()
                 profiler.stop()
                 worker.execute_model = execute
@@ -94,17 +126,12 @@ def _watch(worker: Any, tokens: int) -> None:
     worker.execute_model = counted
 
 
-def _traced(worker: Any) -> dict[str, list[float]]:
-    """The kernels of a step, the longest first."""
+def _traced(worker: Any) -> list[tuple[str, float, float]]:
+    """The kernels of the traced steps."""
     from torch.autograd import DeviceType
 
-    times = alone(
+    return [
         (event.name, event.time_range.start, event.time_range.end)
         for event in worker.profiler.events()
         if event.device_type == DeviceType.CUDA and not event.is_user_annotation
-    )
-    longest_first = sorted(times.items(), key=lambda kernel: -kernel[1][1])
-    return {
-        name: [launches / _TRACED, round(microseconds / _TRACED, 1)]
-        for name, (launches, microseconds) in longest_first
-    }
+    ]
