@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_gac.checkpoint.headers import refuse_escape
 from vllm_gac.checkpoint.hub import HUB_ID, cached_id
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_bounded
@@ -111,6 +112,7 @@ def _printable(name: str) -> str:
 def _front_matter(directory: Path) -> str:
     """The head of the card in `directory`; empty if there is none that can be read."""
     try:
+        refuse_escape(directory, directory / "README.md")
         text = read_bounded(directory / "README.md", CheckpointError, _CARD_BYTES)
     except CheckpointError:
         return ""

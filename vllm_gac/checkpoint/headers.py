@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from vllm_gac.checkpoint.regular_files import unchanging
 from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json, read_bounded, read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
@@ -198,7 +199,7 @@ def open_safetensors(path: Path, expected: str, framework: str = "np") -> Iterat
             "read)"
         )
     try:
-        with safe_open(path, framework=framework) as file:
+        with unchanging(path) as same, safe_open(same, framework=framework) as file:
             yield file
     except (OSError, SafetensorError) as e:
         raise CheckpointError(f"{path}: not {expected} ({e})") from e

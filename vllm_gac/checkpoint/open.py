@@ -22,6 +22,7 @@ from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
 from vllm_gac.checkpoint.headers import read_headers, refuse_escape
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.pickles.state_dicts import read_state_dict_headers, state_dict_files
+from vllm_gac.checkpoint.regular_files import opened
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
@@ -82,7 +83,8 @@ class Checkpoint:
     @property
     def config_sha256(self) -> str:
         """SHA-256 of config.json on disk; plans and statistics identify their model by it."""
-        return hashlib.sha256((self.directory / "config.json").read_bytes()).hexdigest()
+        with opened(self.directory / "config.json") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def reader(self) -> "TensorReader":
         """A context manager that reads tensors by name."""

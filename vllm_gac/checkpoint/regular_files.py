@@ -5,8 +5,8 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from vllm_gac.errors import CheckpointError, GacError
 
@@ -20,30 +20,59 @@ _MAX_PIECES = 10_000
 
 
 @contextmanager
-def opened(path: Path, error: type[GacError] = CheckpointError) -> Iterator[BinaryIO]:
+def opened(path: Path, error: type[GacError] = CheckpointError) -> Iterator[BufferedReader]:
     """Open the regular file `path` for reading.
 
     Raises `error` with one sentence if `path` is not a regular file or mostly a hole, or if the
     system cannot open or read it.
     """
     try:
-        refuse_special(path, error)
-        with path.open("rb") as file:
-            _refuse_hole(path, file.fileno(), error)
-            os.lseek(file.fileno(), 0, os.SEEK_SET)
+        with os.fdopen(open_regular(path, error), "rb") as file:
             yield file
     except GacError:
         raise
-    except (OSError, ValueError) as e:  # ValueError: a NUL or a lone surrogate in the path
-        raise error(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e})") from e
+    except (OSError, ValueError) as e:
+        raise _unreadable(path, e, error) from e
 
 
-def refuse_special(path: Path, error: type[GacError] = CheckpointError) -> None:
-    """Raise `error` unless `path` is a regular file.
+@contextmanager
+def unchanging(path: Path, error: type[GacError] = CheckpointError) -> Iterator[Path]:
+    """A name of the regular file that is at `path` now, for libraries that open files by name.
 
-    Opening a pipe may block for ever, and reading a device may never end.
+    They open this file, whatever is put at `path` meanwhile. Raises `error` as `opened`.
     """
-    mode = path.stat().st_mode
+    descriptor = open_regular(path, error)
+    try:
+        yield Path("/dev/fd", str(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def open_regular(path: Path, error: type[GacError] = CheckpointError) -> int:
+    """Open the regular file `path` for reading, and return its descriptor.
+
+    Opening a pipe may block for ever, and reading a device may never end. Both are refused before
+    the file is opened, because opening alone does something to some devices, and once it is open,
+    because another file may have taken its place. Raises `error` as `opened`.
+    """
+    try:
+        _refuse_special(path, path.stat().st_mode, error)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            _refuse_special(path, os.fstat(descriptor).st_mode, error)
+            _refuse_hole(path, descriptor, error)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except GacError:
+        raise
+    except (OSError, ValueError) as e:  # ValueError: a NUL or a lone surrogate in the path
+        raise _unreadable(path, e, error) from e
+    return descriptor
+
+
+def _refuse_special(path: Path, mode: int, error: type[GacError]) -> None:
     if stat.S_ISFIFO(mode):
         raise error(f"{path}: not a regular file but a pipe; save what it delivers as a file")
     if not stat.S_ISREG(mode):
@@ -70,3 +99,7 @@ def _refuse_hole(path: Path, descriptor: int, error: type[GacError]) -> None:
         f"{path}: {size} bytes long, of which {stored} are stored, the rest is a hole; "
         "download or write it again"
     )
+
+
+def _unreadable(path: Path, e: OSError | ValueError, error: type[GacError]) -> GacError:
+    return error(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e})")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import TensorInfo, version_of
+from vllm_gac.checkpoint.regular_files import open_regular
 from vllm_gac.errors import CheckpointError, DiskError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class ShardFiles:
         with self._lock:
             if info.file not in self._descriptors:
                 path = self._directory / info.file
-                self._descriptors[info.file] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptors[info.file] = open_regular(path, DiskError)
             return self._descriptors[info.file]
 
 

@@ -8,12 +8,14 @@ call it. Every other file is plain UTF-8 text.
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_gac.checkpoint.regular_files import refuse_special
+from vllm_gac.checkpoint.headers import refuse_escape
+from vllm_gac.checkpoint.regular_files import open_regular
 from vllm_gac.checkpoint.strict_json import read_bounded, read_json
 from vllm_gac.checkpoint.text_records import json_lines, parquet_rows
 from vllm_gac.errors import CheckpointError
@@ -63,8 +65,7 @@ def blocks(model: Path, path: Path, characters: int | None) -> Iterator[Block]:
 
 def _plain(path: Path, characters: int | None) -> Iterator[Block]:
     try:
-        refuse_special(path)
-        with path.open(encoding="utf-8", newline="") as file:
+        with os.fdopen(open_regular(path), encoding="utf-8", newline="") as file:
             left, first = characters if characters is not None else -1, True
             while left and (text := file.read(_BLOCK if left < 0 else min(_BLOCK, left))):
                 left -= len(text) if left > 0 else 0
@@ -149,13 +150,17 @@ class _Template:
 def _chat_template(model: Path, path: Path) -> _Template:
     """The chat template in the model directory, for the messages in `path`."""
     config_path = model / "tokenizer_config.json"
-    config = read_json(config_path) if config_path.exists() else {}
+    config = {}
+    if config_path.exists():
+        refuse_escape(model, config_path)
+        config = read_json(config_path)
     source = config.get("chat_template")
     if isinstance(source, list):  # several named templates
         named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
         source = named.get("default")
     file = model / "chat_template.jinja"
     if file.exists():
+        refuse_escape(model, file)
         raw = read_bounded(file, CheckpointError, _LARGEST_TEMPLATE + 1)
         if len(raw) > _LARGEST_TEMPLATE:
             raise CheckpointError(

@@ -3,11 +3,10 @@
 import zlib
 from collections.abc import Iterator, Mapping
 from gzip import GzipFile
-from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from vllm_gac.checkpoint.regular_files import opened, refuse_special
+from vllm_gac.checkpoint.regular_files import opened
 from vllm_gac.checkpoint.strict_json import parse_json
 from vllm_gac.errors import CheckpointError, GacError
 
@@ -22,8 +21,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     Raises CheckpointError naming the line.
     """
     try:
-        refuse_special(path)
-        with _unpacked(path) as file:
+        with opened(path) as stored, _unpacked(path, stored) as file:
             number = 0
             while line := file.readline(_LONGEST_LINE + 1):
                 number += 1
@@ -39,8 +37,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         ) from e
 
 
-def _unpacked(path: Path) -> GzipFile | BufferedReader:
-    return GzipFile(path) if path.suffix.lower() == ".gz" else path.open("rb")
+def _unpacked(path: Path, stored: BinaryIO) -> GzipFile | BinaryIO:
+    return GzipFile(fileobj=stored) if path.suffix.lower() == ".gz" else stored
 
 
 def parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

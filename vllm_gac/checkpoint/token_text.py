@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm_gac.checkpoint.headers import refuse_escape
 from vllm_gac.checkpoint.hub_texts import local_texts
+from vllm_gac.checkpoint.strict_json import read_bounded
 from vllm_gac.checkpoint.text_files import blocks
 from vllm_gac.checkpoint.tokenizer_growth import MOST, growth
 from vllm_gac.errors import CheckpointError
@@ -107,13 +109,14 @@ def _tokenizer(path: Path) -> "Tokenizer":
 
     if not path.is_file():
         raise CheckpointError(f"{path}: missing; it is needed to read text files")
-    size = path.stat().st_size
-    if size > _MAX_TOKENIZER:
+    refuse_escape(path.parent, path)
+    raw = read_bounded(path, CheckpointError, _MAX_TOKENIZER + 1)
+    if len(raw) > _MAX_TOKENIZER:
         raise CheckpointError(
-            f"{path}: {size} bytes, at most {_MAX_TOKENIZER} of a tokenizer are read"
+            f"{path}: more than {_MAX_TOKENIZER} bytes, the most that are read of a tokenizer"
         )
     with _faults_named(path):
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(raw)
         grown = growth(tokenizer)
     if grown > MOST:
         raise CheckpointError(

@@ -32,6 +32,7 @@ k whole layers, and continues with layer k.
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -39,7 +40,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
 
 from vllm_gac.checkpoint.atomic_files import tensors_header
 from vllm_gac.checkpoint.headers import open_safetensors
@@ -343,7 +343,7 @@ def check_stats(
             is needed.
         VersionError: They have a format that this release does not read.
     """
-    with open_safetensors(path, "a readable statistics file") as file:
+    with _opened(path, "np") as file:
         metadata: dict[str, str] = dict(file.metadata() or {})
         found = {name: _entry(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
     if "model_config_sha256" not in metadata:
@@ -385,6 +385,10 @@ def check_stats(
                 "calibrate again"
             )
     return metadata
+
+
+def _opened(path: Path, framework: str) -> AbstractContextManager[Any]:
+    return open_safetensors(path, "a readable statistics file", framework)
 
 
 def _has_tokens(metadata: Mapping[str, str]) -> bool:
@@ -429,7 +433,7 @@ def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
     Raises CheckpointError if one of the first two is not a covariance.
     """
     stats = {}
-    with safe_open(path, framework="pt") as file:
+    with _opened(path, "pt") as file:
         metadata = file.metadata() or {}
         for name in (*kept_covariances(metadata), *map(metric_of, kept_metrics(metadata))):
             stored = file.get_tensor(f"layers.{index}.{name}")
@@ -490,7 +494,7 @@ def read_tokens(path: Path, metadata: Mapping[str, str]) -> torch.Tensor | None:
     """
     if not _has_tokens(metadata):
         return None
-    with safe_open(path, framework="pt") as file:
+    with _opened(path, "pt") as file:
         tokens: torch.Tensor = file.get_tensor(_TOKENS).long()
     if int(tokens.min()) < 0:
         raise CheckpointError(f"{path}: {_TOKENS}: less than 0; calibrate again")
@@ -533,7 +537,7 @@ def read_gradients(path: Path, name: str) -> Floats:
 
 
 def _read(path: Path, name: str, least: float | None = None) -> Floats:
-    with safe_open(path, framework="np") as file:
+    with _opened(path, "np") as file:
         measured: Floats = file.get_tensor(name)
     if not np.isfinite(measured).all():
         raise CheckpointError(f"{path}: {name}: contains NaN or infinity; calibrate again")

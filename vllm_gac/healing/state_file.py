@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from vllm_gac.checkpoint.atomic_files import write_floats
-from vllm_gac.checkpoint.regular_files import refuse_special
+from vllm_gac.checkpoint.regular_files import unchanging
 from vllm_gac.errors import CheckpointError
 from vllm_gac.healing.adam import AVERAGES
 from vllm_gac.healing.guard import Guard
@@ -88,9 +88,8 @@ def read_state(
     """
     if not path.exists():
         return None
-    refuse_special(path)
     try:
-        with safe_open(path, framework="pt") as file:
+        with unchanging(path) as same, safe_open(same, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != _FORMAT or metadata.get("run") != run:
                 raise CheckpointError(

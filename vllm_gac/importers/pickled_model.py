@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.headers import TensorInfo
+from vllm_gac.checkpoint.open import read_config
 from vllm_gac.checkpoint.pickles.module_tree import named_tensors, rotary_size
 from vllm_gac.checkpoint.pickles.torch_file import TorchFile, open_torch_file
 from vllm_gac.checkpoint.pickles.values import Instance, StoredTensor
-from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Read
 from vllm_gac.layout.families import NAMES
@@ -106,7 +106,7 @@ def open_pickled_model(path: Path, base: Path | None = None) -> PickledModel:
     file = open_torch_file(path)
     model, tokenizer = _model_of(file)
     tensors = named_tensors(model, str(path))
-    stated = _config_of(model, str(path)) if base is None else read_json(base / "config.json")
+    stated = _config_of(model, str(path)) if base is None else read_config(base)
     config = dict(stated) | {"num_hidden_layers": _layers(tensors, path)}
     if (size := rotary_size(model, str(path))) is not None:
         config["head_dim"] = size  # hidden_size / heads says nothing once hidden_size was pruned

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vllm_gac import demo
 from vllm_gac.checkpoint.hub_texts import as_given, is_data_set, local_texts
+from vllm_gac.checkpoint.regular_files import opened
 from vllm_gac.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def text_files(given: Sequence[str | Path], purpose: str) -> list[Path]:
 
 def sha256_of(text: Path) -> str:
     """The SHA-256 of a text, by which a run that goes on knows it again."""
-    with text.open("rb") as file:
+    with opened(text) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

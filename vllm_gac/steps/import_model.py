@@ -17,6 +17,7 @@ import torch
 from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
+from vllm_gac.checkpoint.headers import refuse_escape
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, faults
@@ -173,7 +174,10 @@ def _pickle_of(source: Path) -> Path | None:
     if len(pickles) > 1:
         names = ", ".join(shown(path.name) for path in pickles[:3])
         raise CheckpointError(f"{source}: holds {len(pickles)} pickles ({names}...); name one")
-    return pickles[0] if pickles else None
+    if not pickles:
+        return None
+    refuse_escape(source, pickles[0])
+    return pickles[0]
 
 
 def _directory_of(pickle: Path) -> Path:
