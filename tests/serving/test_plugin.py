@@ -1,6 +1,7 @@
 """Registration is idempotent, never raises, and imports nothing until vLLM does."""
 
 import importlib.util
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,18 @@ print(type(loaders["gac"](LoadConfig())).__name__, hooks[ARCHITECTURE].__name__,
     parsers = "GacConfigParser HFConfigParser"
     expected = f"GacModelLoader GacConfigHook {parsers} True GAC_REFERENCE True {{}}"
     assert _run(code).splitlines()[-1] == expected
+
+
+@pytest.mark.parametrize("name", registration.BACKENDS)
+def test_a_backend_reaches_a_process_that_has_registered_nothing(name: str) -> None:
+    """As from `vllm serve` to its engine, with the config that names it."""
+    plugin.register()
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    pickled = pickle.dumps(AttentionBackendEnum[name])
+    code = f"import pickle; member = pickle.loads({pickled!r}); print(member.get_path())"
+    assert _run(code) == registration.BACKENDS[name]
+    assert pickle.loads(pickled) is AttentionBackendEnum[name]
 
 
 OURS = (

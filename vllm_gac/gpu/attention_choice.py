@@ -52,19 +52,22 @@ class Kernels:
     measured: bool
 
 
-def select(heads: CacheGeometry, gpu: Gpu, profile: GpuProfile | None) -> Kernels | None:
+def select(
+    heads: CacheGeometry, gpu: Gpu, profile: GpuProfile | None, own: bool = False
+) -> Kernels | None:
     """The fastest kernels for a layer.
 
     Args:
         heads: the layer's heads and their sizes.
         gpu: the machine.
         profile: times of that GPU, or None if it was not measured.
+        own: whether the backend must be ours.
 
     Returns:
         The backend and the kernel of each phase; None if no prefill kernel takes these heads.
     """
     prefill, measured = _prefill_kernel(heads, gpu, profile)
-    if stock_takes(heads) and gpu.capability >= (8, 0):
+    if not own and stock_takes(heads) and gpu.capability >= (8, 0):
         gain = None if profile is None else _gain_over_stock(heads, prefill, profile)
         own_sizes = _STOCK_SIZES.get(gpu.capability[0], _STOCK_SIZES[9])
         if heads.key_size in own_sizes if gain is None else gain <= 1 + _noise(profile):

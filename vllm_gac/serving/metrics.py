@@ -52,7 +52,7 @@ class GacStatLogger(StatLoggerBase):
         layout = layout_of_hf(model_config.hf_config)
         dense = _dense(model_config.hf_config.to_dict(), layout)
         kv_bytes = _kv_bytes(layout, self.vllm_config), _kv_bytes(dense, self.vllm_config)
-        kernels = _kernels(layout, self.vllm_config.load_config.model_loader_extra_config)
+        kernels = _kernels(layout, self.vllm_config)
         _publish(layout, dense, model, kv_bytes)
         _publish_kernels(kernels, model)
         # Other data-parallel engines and API servers would repeat the line.
@@ -165,20 +165,25 @@ def _publish_kernels(kernels: _Kernels, model: str) -> None:
         gauge.labels(model, *kind).set(layers)
 
 
-def _kernels(layout: ModelLayout, loader_config: dict[str, Any]) -> _Kernels:
-    return Counter(_attention(layout, layer, loader_config) for layer in layout.layers)
+def _kernels(layout: ModelLayout, vllm_config: "VllmConfig") -> _Kernels:
+    return Counter(_attention(layout, layer, vllm_config) for layer in layout.layers)
 
 
 def _attention(
-    layout: ModelLayout, layer: LayerLayout, loader_config: dict[str, Any]
+    layout: ModelLayout, layer: LayerLayout, vllm_config: "VllmConfig"
 ) -> tuple[str, str, str, str, str]:
     # Not at the top: importing vLLM's layers is slow, and the front end needs them only here.
     from vllm.platforms import current_platform
 
     from vllm_gac.serving.attention.layer import attention_kernels
+    from vllm_gac.serving.config.engine_options import asks_for_gac
 
     key, value = layer.key, layer.value
-    kernels = attention_kernels(CacheGeometry.of(layout, layer), loader_config)
+    kernels = attention_kernels(
+        CacheGeometry.of(layout, layer),
+        vllm_config.load_config.model_loader_extra_config,
+        asks_for_gac(vllm_config),
+    )
     backend = "GAC" if current_platform.is_cuda() else "GAC_REFERENCE"
     if kernels.backend == STOCK:
         backend = "vllm"

@@ -8,7 +8,7 @@ accepts a path instead of a class, the step registers the path, so that our modu
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm_gac.errors import VersionError
 from vllm_gac.layout.names import ARCHITECTURE, LOAD_FORMAT
@@ -69,6 +69,23 @@ def _register_backends() -> None:
     for name, path in BACKENDS.items():
         if name not in AttentionBackendEnum.__members__:
             register_backend(name, path)
+            # `vllm serve` pickles its config for processes that have not loaded plugins yet. By
+            # default a member is looked up there by its value, which vLLM does not know.
+            reduce = functools.partial(_reduced, name)
+            setattr(AttentionBackendEnum[name], "__reduce_ex__", reduce)  # noqa: B010
+
+
+def _reduced(name: str, protocol: int) -> tuple[Callable[[str], Any], tuple[str]]:
+    """How pickle stores the backend `name`."""
+    return _unpickled_backend, (name,)
+
+
+def _unpickled_backend(name: str) -> Any:
+    """The member of vLLM's enum, in a process that may not have registered it yet."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    _register_backends()
+    return AttentionBackendEnum[name]
 
 
 def _register_config_parser() -> None:

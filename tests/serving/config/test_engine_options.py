@@ -135,17 +135,17 @@ def test_layers_too_large_for_the_gpu_are_refused_by_index(
     decode_fit.check_decode_kernel(_asked(), large)
 
 
-def test_our_own_backends_cannot_be_asked_for(registered: None) -> None:
+def test_only_one_of_our_backends_can_be_asked_for_and_by_all_layers(registered: None) -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    for name in BACKENDS:
-        backend = AttentionBackendEnum[name]
-        for attention in (
-            AttentionConfig(backend=backend),
-            AttentionConfig(backend_per_kind={"full_attention": backend}),
-        ):
-            with pytest.raises(CheckpointError, match=rf"^--attention-backend {name}: .*leave it"):
-                engine_options.check_engine_options(_asked(attention=attention))
+    gac, reference = (AttentionBackendEnum[name] for name in BACKENDS)
+    engine_options.check_engine_options(_asked(attention=AttentionConfig(backend=gac)))
+    for attention in (
+        AttentionConfig(backend=reference),
+        AttentionConfig(backend_per_kind={"full_attention": gac}),
+    ):
+        with pytest.raises(CheckpointError, match=r"^--attention-backend GAC.*: .*leave it out"):
+            engine_options.check_engine_options(_asked(attention=attention))
 
 
 def test_attention_that_is_not_causal_is_refused() -> None:

@@ -110,13 +110,19 @@ def test_the_reference_backend_refuses_a_quantized_cache() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"alibi_slopes": [1.0]}, {"logits_soft_cap": 30.0}, {"attn_type": "encoder_only"}],
+    [
+        {"alibi_slopes": [1.0]},
+        {"logits_soft_cap": 30.0},
+        {"attn_type": "encoder_only"},
+        {"kv_sharing_target_layer_name": "0"},
+        {"sinks": [0.5]},
+    ],
 )
 def test_our_attention_refuses_what_it_does_not_compute(change: dict[str, Any]) -> None:
     arguments = {"num_heads": 8, "head_size": 32, "scale": 0.1, "num_kv_heads": 4}
     arguments |= {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": "auto"}
     geometry = CacheGeometry(8, 32, 4, 32, 4, 48)
-    with pytest.raises(NotImplementedError, match="only plain causal attention"):
+    with pytest.raises(GacError, match="only plain causal attention of a decoder"):
         GacReferenceImpl(**arguments | change, geometry=geometry)
 
 

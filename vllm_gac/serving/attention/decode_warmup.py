@@ -12,6 +12,7 @@ from vllm.model_executor.layers.attention import Attention
 
 from vllm_gac.kernels.decode.compile_ahead import DecodeKind, compile_ahead
 from vllm_gac.kernels.swiglu import is_hopper
+from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.attention.impl import PackedImpl
 from vllm_gac.serving.hf_layouts import layout_of_hf
 
@@ -83,6 +84,8 @@ def _mlps(vllm_config: VllmConfig) -> set[tuple[int, torch.dtype]]:
     """Width and dtype of the MLPs that may run on swiglu_linear; width is per rank."""
     model_config = vllm_config.model_config
     if vllm_config.quant_config is not None or vllm_config.lora_config is not None:
+        return set()
+    if model_config.architecture != ARCHITECTURE:  # vLLM's own model computes its MLPs
         return set()
     ranks = vllm_config.parallel_config.tensor_parallel_size
     layers = layout_of_hf(model_config.hf_config).layers

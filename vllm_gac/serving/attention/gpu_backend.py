@@ -26,10 +26,12 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, is_quantized_kv_cache
 
+from vllm_gac.errors import GacError
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.decode.launch import DecodeScratch, decode_attention, decode_scratch
 from vllm_gac.serving.attention.decode_warmup import compiling_decode_kernels
 from vllm_gac.serving.attention.impl import PackedImpl
+from vllm_gac.serving.attention.layer import announce, attention_kernels
 from vllm_gac.serving.attention.prefill import (
     PrefillBatch,
     PrefillLayer,
@@ -39,7 +41,12 @@ from vllm_gac.serving.attention.prefill import (
 from vllm_gac.serving.attention.prefill_kernels import in_place_kernel, installed_gpu
 from vllm_gac.serving.attention.prefill_memory import most_gathered, prefill_bytes
 from vllm_gac.serving.attention.prefill_warmup import compile_prefill_kernels
-from vllm_gac.serving.config.engine_options import DTYPES, KV_CACHE_DTYPES, MAX_DECODE_QUERY
+from vllm_gac.serving.config.engine_options import (
+    DTYPES,
+    KV_CACHE_DTYPES,
+    MAX_DECODE_QUERY,
+    check_own_attention,
+)
 from vllm_gac.serving.vllm_internals import notes_on
 
 # Most sequences in one prefill call. For more, FlashAttention 4 compiles other kernels, which takes
@@ -94,6 +101,8 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
         self.reorder_batch_threshold = self.max_decode_query
         self.most_gathered = most_gathered(vllm_config, device)
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
+        for name, layer in layers.items():
+            _check_sizes(name, layer)
         impls = [layer.impl for layer in layers.values()]
         kinds = {(impl.geometry, impl.latent is None): impl for impl in impls}
         # Layers run one after the other, so the largest scratch serves them all.
@@ -123,6 +132,21 @@ class GacBuilder(AttentionMetadataBuilder[GacMetadata]):
         """Build anew each time: a speculator changes its batch in place from draft to draft."""
         step = _build_step(common_attn_metadata, self.max_decode_query, self.most_gathered)
         return GacMetadata(step, self.scratch)
+
+
+def _check_sizes(name: str, layer: Attention) -> None:
+    """Check that rows are as wide as the layer's implementation was told.
+
+    Raises:
+        GacError: They are not: vLLM does not tell it the size of values.
+    """
+    geometry = layer.impl.geometry
+    found = layer.head_size, layer.head_size_v
+    if found != (geometry.key_width, geometry.value_size):
+        raise GacError(
+            f"{name}: caches keys of {found[0]} and values of {found[1]} numbers; "
+            "--attention-backend GAC serves equal sizes only, so leave it out"
+        )
 
 
 def step_of(
@@ -205,8 +229,12 @@ class GacImpl(PackedImpl[GacMetadata]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        assert self.prefill is not None  # attention/layer.py chooses one for every layer on a GPU
         self.vllm_config = get_current_vllm_config()
+        if self.prefill is None:  # a layer of vLLM's own, whose model names this backend
+            check_own_attention(self.vllm_config)
+            kernels = attention_kernels(self.geometry, own=True)
+            announce(self.geometry, kernels)
+            self.prefill = kernels.prefill
         gpu = installed_gpu()
         layer = PrefillLayer(
             geometry=self.geometry,

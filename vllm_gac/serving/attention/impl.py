@@ -8,6 +8,7 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
+from vllm_gac.errors import GacError
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
@@ -18,16 +19,17 @@ class PackedImpl(AttentionImpl[Metadata]):
     """An AttentionImpl that also knows how its layer's cache rows are packed.
 
     Args:
-        geometry: Heads of this rank and how their rows are packed.
+        geometry: Heads of this rank and how their rows are packed. By default, as many values as
+            keys, all of one size, as vLLM's own layers have them.
         latent: The factors that rebuild latent keys; None for rotary keys.
         prefill: The layer's prefill kernel, one of `gpu.attention_choice.PREFILL_KERNELS`. The
             reference backend does not use it.
 
     The other arguments are vLLM's. No layer of ours sets those that would change what is computed
-    in another way.
+    in another way; layers of vLLM's own models may.
 
     Raises:
-        NotImplementedError: One of them is set.
+        GacError: One of them is set.
     """
 
     def __init__(
@@ -43,21 +45,37 @@ class PackedImpl(AttentionImpl[Metadata]):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         *,
-        geometry: CacheGeometry,
+        geometry: CacheGeometry | None = None,
         latent: LatentKeys | None = None,
         prefill: str | None = None,
+        **others: object,
     ) -> None:
-        changes = alibi_slopes, logits_soft_cap, kv_sharing_target_layer_name
-        if attn_type != AttentionType.DECODER or any(change is not None for change in changes):
-            raise NotImplementedError(
-                f"attention of a gac layer: type {attn_type}, ALiBi slopes, soft cap and shared "
-                f"cache {changes}; only plain causal attention of a decoder is implemented"
+        changes = {
+            "ALiBi slopes": alibi_slopes,
+            "a soft cap": logits_soft_cap,
+            "a cache shared between layers": kv_sharing_target_layer_name,
+            **others,
+        }
+        found = [name for name, change in changes.items() if change is not None]
+        if attn_type != AttentionType.DECODER:
+            found.insert(0, f"attention of type {attn_type}")
+        if found:
+            raise GacError(
+                f"--attention-backend GAC: the model has {', '.join(found)}, and only plain causal "
+                "attention of a decoder is implemented; leave it out"
             )
         self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
         self.scale = scale
         self.window = sliding_window
         self.kv_cache_dtype = kv_cache_dtype
-        self.geometry = geometry
+        self.geometry = geometry or CacheGeometry(
+            query_heads=num_heads,
+            query_size=head_size,
+            key_heads=num_kv_heads,
+            key_size=head_size,
+            value_heads=num_kv_heads,
+            value_size=head_size,
+        )
         self.latent = latent
         self.prefill = prefill
 

@@ -12,7 +12,6 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention.attention import get_attention_context
 from vllm.platforms import current_platform
-from vllm.v1.attention.backend import AttentionBackend
 
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.attention_choice import GAC, STOCK, Kernels, select
@@ -30,7 +29,7 @@ REFERENCE = "reference"
 
 
 def attention_kernels(
-    geometry: CacheGeometry, loader_config: dict[str, Any] | None = None
+    geometry: CacheGeometry, loader_config: dict[str, Any] | None = None, own: bool = False
 ) -> Kernels:
     """The kernels that serve a layer of these heads on this machine.
 
@@ -39,22 +38,25 @@ def attention_kernels(
             and one rank's share give the same answer.
         loader_config: vLLM's --model-loader-extra-config. Its `gpu` names the profile that decides;
             the default is the profile shipped for this GPU, if there is one.
+        own: Whether the user asks for our backend. It then serves every layer and every batch:
+            no profile has times yet of vLLM's kernels and ours at the dtypes of a cache, by which
+            to leave some of them to vLLM.
 
     Raises:
         GacError: No prefill kernel takes the heads.
     """
-    return _attention_kernels(geometry, (loader_config or {}).get("gpu"))
+    return _attention_kernels(geometry, (loader_config or {}).get("gpu"), own)
 
 
 @functools.cache
-def _attention_kernels(heads: CacheGeometry, gpu: str | None) -> Kernels:
+def _attention_kernels(heads: CacheGeometry, gpu: str | None, own: bool) -> Kernels:
     if not current_platform.is_cuda():
         if _cpu_attention_takes(heads):
             return Kernels(STOCK, STOCK, STOCK, measured=False)
         return Kernels(GAC, REFERENCE, REFERENCE, measured=False)
     name = current_platform.get_device_name()
     profile = read_profile(gpu) if gpu is not None else profile_of_gpu(name)
-    kernels = select(heads, installed_gpu(), profile)
+    kernels = select(heads, installed_gpu(), profile, own)
     if kernels is None:
         raise GacError(
             f"attention heads of ({heads.query_size}, {heads.value_size}): no prefill kernel "
@@ -91,20 +93,6 @@ def _cpu_attention_takes(heads: CacheGeometry) -> bool:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     return heads.key_size in CPUAttentionBackend.get_supported_head_sizes()
-
-
-def gac_backend() -> type[AttentionBackend]:
-    """Our backend, for layers that vLLM's own does not serve.
-
-    Kernels on a CUDA GPU, the torch reference elsewhere.
-    """
-    if current_platform.is_cuda():
-        from vllm_gac.serving.attention.gpu_backend import GacBackend
-
-        return GacBackend
-    from vllm_gac.serving.attention.reference_backend import GacReferenceBackend
-
-    return GacReferenceBackend
 
 
 class GacAttention(Attention):

@@ -16,9 +16,10 @@ from vllm.utils.platform_utils import is_uva_available
 from vllm_gac.errors import CheckpointError
 from vllm_gac.kernels.gpu_limits import converts_e4m3
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.families import FAMILIES, NAMES
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.loading.decode_fit import gpu_capability
-from vllm_gac.serving.registration import BACKENDS
+from vllm_gac.serving.registration import BACKENDS, refuse_if_unregistered
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -30,6 +31,8 @@ DTYPES = (torch.float16, torch.bfloat16)
 KV_CACHE_DTYPES: tuple[CacheDType, ...] = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
 # Most query tokens of a decoding request: one, and with speculative decoding the drafted ones.
 MAX_DECODE_QUERY = 8
+# The value of --attention-backend by which vLLM's own models get our attention.
+GAC = "GAC"
 
 
 def check_role(model_config: "ModelConfig") -> None:
@@ -60,19 +63,62 @@ def check_role(model_config: "ModelConfig") -> None:
 
 
 def check_engine_options(vllm_config: "VllmConfig") -> None:
-    """Raise CheckpointError, naming the option, if our attention does not support one."""
-    for flag in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        size = getattr(vllm_config.parallel_config, flag)
-        if size > 1:
-            raise CheckpointError(
-                f"--{flag.replace('_', '-')}: is {size}; gac models do not support context "
-                "parallelism; use --tensor-parallel-size"
-            )
+    """Raise CheckpointError, naming the option, if a gac model does not support one."""
     if vllm_config.observability_config.enable_mfu_metrics:
         raise CheckpointError(
             "--enable-mfu-metrics: vLLM counts operations and bytes by config.json, as if all "
             "layers were alike, so the numbers of a gac model would be wrong; leave it out"
         )
+    _check_attention(vllm_config)
+    if current_platform.is_cuda():
+        _check_backend(vllm_config)
+
+
+def asks_for_gac(vllm_config: "VllmConfig") -> bool:
+    """Whether the user names our backend for all layers."""
+    backend = vllm_config.attention_config.backend
+    return backend is not None and backend.name == GAC
+
+
+def check_own_attention(vllm_config: "VllmConfig") -> None:
+    """Check that our attention can serve the layers of vLLM's own model.
+
+    Raises:
+        CheckpointError: It cannot, for what the model, the machine or an option is.
+        VersionError: vLLM is none that we serve with.
+    """
+    refuse_if_unregistered()
+    model_config, flag = vllm_config.model_config, f"--attention-backend {GAC}"
+    known = [family.architecture for family in FAMILIES.values()]
+    if model_config.architecture not in (*known, ARCHITECTURE):
+        raise CheckpointError(
+            f"{flag}: for {NAMES} only, and {model_config.model} is a "
+            f"{model_config.architecture}; leave it out"
+        )
+    if not current_platform.is_cuda():
+        raise CheckpointError(f"{flag}: its kernels need an NVIDIA GPU; leave it out")
+    if model_config.runner_type == "draft":
+        raise CheckpointError(
+            f"--speculative-config: attention_backend is {GAC}, which was not tried with drafters; "
+            "leave it out"
+        )
+    if getattr(model_config.hf_config, "dual_chunk_attention_config", None):
+        raise CheckpointError(
+            f"{flag}: {model_config.model} has a dual_chunk_attention_config, which it does not "
+            "implement; leave it out"
+        )
+    _check_attention(vllm_config)
+
+
+def _check_attention(vllm_config: "VllmConfig") -> None:
+    """Raise CheckpointError, naming the option, if our attention does not support one."""
+    for flag in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        size = getattr(vllm_config.parallel_config, flag)
+        if size > 1:
+            raise CheckpointError(
+                f"--{flag.replace('_', '-')}: is {size}; GAC attention does not support context "
+                "parallelism; use --tensor-parallel-size"
+            )
     if not current_platform.is_cuda():
         return
     # vLLM captures verification steps of any length in full CUDA graphs, where only the decode
@@ -81,20 +127,19 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
     if speculative is not None and speculative.num_speculative_tokens > max_drafted:
         raise CheckpointError(
             f"--speculative-config: num_speculative_tokens is {speculative.num_speculative_tokens};"
-            f" one step of a gac model verifies at most {max_drafted} drafted tokens; use "
+            f" one step with GAC attention verifies at most {max_drafted} drafted tokens; use "
             f"{max_drafted} or fewer"
         )
     model_dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     if vllm_config.model_config.dtype not in DTYPES:
         names = " and ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise CheckpointError(
-            f"--dtype: is {model_dtype}; on a GPU the attention of a gac model takes {names}; use "
-            "one of them"
+            f"--dtype: is {model_dtype}; on a GPU GAC attention takes {names}; use one of them"
         )
     cache_dtype = vllm_config.cache_config.cache_dtype
     if cache_dtype not in KV_CACHE_DTYPES:
         raise CheckpointError(
-            f"--kv-cache-dtype: is {cache_dtype}; on a GPU the cache of a gac model takes "
+            f"--kv-cache-dtype: is {cache_dtype}; on a GPU the cache of GAC attention takes "
             f"{', '.join(KV_CACHE_DTYPES)}"
         )
     if cache_dtype in ("float16", "bfloat16") and cache_dtype != model_dtype:
@@ -102,7 +147,6 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
             f"--kv-cache-dtype: is {cache_dtype}, and --dtype is {model_dtype}; on a GPU prefill "
             f"reads cached keys in the dtype of the queries; use {model_dtype} or fp8"
         )
-    _check_backend(vllm_config)
     capability = gpu_capability()
     if cache_dtype.startswith("fp8") and not converts_e4m3(capability):
         raise CheckpointError(
@@ -112,8 +156,8 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
         )
     if envs.VLLM_BATCH_INVARIANT:
         raise CheckpointError(
-            "VLLM_BATCH_INVARIANT is 1; a gac model splits its attention and chooses its GEMM "
-            "kernels by the whole batch, so its results depend on other requests; unset it"
+            "VLLM_BATCH_INVARIANT is 1; GAC attention splits its work, and a gac model chooses its "
+            "GEMM kernels, by the whole batch, so results depend on other requests; unset it"
         )
 
 
@@ -148,7 +192,7 @@ def _check_backend(vllm_config: "VllmConfig") -> None:
     """Check the choice of an attention backend. It holds for the layers that vLLM's own serves.
 
     Raises:
-        CheckpointError: It names a backend of ours, which no layer of vLLM's can use, or asks for
+        CheckpointError: It names a backend of ours that those layers cannot use, or asks for
             attention that is not causal.
     """
     attention = vllm_config.attention_config
@@ -158,12 +202,12 @@ def _check_backend(vllm_config: "VllmConfig") -> None:
             "leave it out"
         )
     by_kind = dict(attention.backend_per_kind)
-    backends = [attention.backend, *by_kind.values()]
+    backends = [None if asks_for_gac(vllm_config) else attention.backend, *by_kind.values()]
     chosen = [backend.name for backend in backends if backend is not None]
     if ours := [name for name in chosen if name in BACKENDS]:
         raise CheckpointError(
-            f"--attention-backend {ours[0]}: the layers that need it take it by themselves, and no "
-            "other layer can; leave it out"
+            f"--attention-backend {ours[0]}: the layers that need it take it by themselves; leave "
+            f"it out, or give --attention-backend {GAC} for all layers of a model on a GPU"
         )
     if attention.flash_attn_version is not None:
         chosen.append(f"FlashAttention {attention.flash_attn_version}")

@@ -17,7 +17,7 @@ from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.names import ARCHITECTURE
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 # Architectures that vLLM's own code serves from tensors with a Llama's names.
 FOREIGN = (*(family.architecture for family in FAMILIES.values()), "TransformersForCausalLM")
@@ -41,8 +41,16 @@ class ForeignCodeHook:
         refuse_foreign_code(model_config.model, {"gac": gac}, [model_config.architecture])
 
     @staticmethod
-    def verify_and_update_config(vllm_config: object) -> None:
-        """Do nothing: a model that passed the first check is vLLM's to serve."""
+    def verify_and_update_config(vllm_config: "VllmConfig") -> None:
+        """Leave a model that passed the first check to vLLM, but check our attention if it is asked
+        for."""
+        # Not at the top: the parser imports this module before vLLM's registries are there.
+        from vllm_gac.serving.config.cache_layout import choose_cache_layout
+        from vllm_gac.serving.config.engine_options import asks_for_gac, check_own_attention
+
+        if asks_for_gac(vllm_config):
+            check_own_attention(vllm_config)
+            choose_cache_layout(vllm_config)
 
 
 def refuse_foreign_code(

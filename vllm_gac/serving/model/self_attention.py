@@ -10,6 +10,8 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.utils import set_weight_attrs
+from vllm.platforms import current_platform
+from vllm.v1.attention.backend import AttentionBackend
 
 from vllm_gac.gpu.attention_choice import STOCK
 from vllm_gac.kernels.torch_reference import LatentKeys
@@ -18,7 +20,8 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.qk_norm import norm_heads
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 from vllm_gac.layout.schema import HfConfig, RopeParameters
-from vllm_gac.serving.attention.layer import GacAttention, announce, attention_kernels, gac_backend
+from vllm_gac.serving.attention.layer import GacAttention, announce, attention_kernels
+from vllm_gac.serving.config.engine_options import asks_for_gac
 from vllm_gac.serving.model.linear import Shards, add_column_parallel, project, row_parallel
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -179,8 +182,9 @@ class GacSelfAttention(nn.Module):
             "quant_config": self.quant_config,
             "prefix": prefix,
         }
-        load_config = get_current_vllm_config().load_config
-        kernels = attention_kernels(geometry, load_config.model_loader_extra_config)
+        vllm_config = get_current_vllm_config()
+        loader_config = vllm_config.load_config.model_loader_extra_config
+        kernels = attention_kernels(geometry, loader_config, asks_for_gac(vllm_config))
         announce(geometry, kernels)
         if kernels.backend == STOCK:
             return Attention(
@@ -193,6 +197,20 @@ class GacSelfAttention(nn.Module):
         if self.is_latent:
             common["latent"] = LatentKeys(self.k_up_proj.weight, self.rope_inv_freq)
         return GacAttention(geometry, **common)
+
+
+def gac_backend() -> type[AttentionBackend]:
+    """Our backend, for layers that vLLM's own does not serve.
+
+    Kernels on a CUDA GPU, the torch reference elsewhere.
+    """
+    if current_platform.is_cuda():
+        from vllm_gac.serving.attention.gpu_backend import GacBackend
+
+        return GacBackend
+    from vllm_gac.serving.attention.reference_backend import GacReferenceBackend
+
+    return GacReferenceBackend
 
 
 class HeadNorm(nn.Module):

@@ -1,0 +1,109 @@
+"""Our backend behind vLLM's own attention layer, which gives it no geometry.
+
+    python -m tests.serving.attention.own_cases
+
+decodes in Triton's interpreter (TRITON_INTERPRET=1) and compares with plain torch.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.config import CacheConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from vllm_gac.gpu.attention_choice import Kernels
+from vllm_gac.kernels.decode.launch import decode_scratch
+from vllm_gac.kernels.torch_reference import paged_attention, write_cache
+from vllm_gac.layout.cache_geometry import CacheGeometry
+from vllm_gac.serving.attention import gpu_backend
+from vllm_gac.serving.plugin import register
+
+HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 32, 16
+K_SCALE, V_SCALE = 0.5, 1.5
+QUERIES, CONTEXTS = [1, 1, 1], [37, 1, 20]
+
+
+def layer_of(cache_dtype: Any, window: int | None = None) -> Attention:
+    """The layer that a model of vLLM's makes, as on a GPU."""
+    gpu_backend.__dict__.update(
+        check_own_attention=lambda vllm_config: None,
+        attention_kernels=lambda heads, own: Kernels("gac", "gac", "FA3", measured=False),
+        installed_gpu=lambda: SimpleNamespace(capability=(9, 0), installed=("FA3",)),
+    )
+    torch.set_default_dtype(torch.float16)
+    config = CacheConfig(cache_dtype=cache_dtype)
+    with set_current_vllm_config(VllmConfig(cache_config=config)):
+        return Attention(
+            HEADS,
+            SIZE,
+            SIZE**-0.5,
+            KV_HEADS,
+            cache_config=config,
+            per_layer_sliding_window=window,
+            prefix="model.layers.0.self_attn.attn",
+            attn_backend=gpu_backend.GacBackend,
+        )
+
+
+def error_of(layer: Attention) -> float:
+    """The error of a step of decoding requests against fp32, relative to the result."""
+    generator = torch.Generator().manual_seed(0)
+    quantized = layer.impl.quantized
+    blocks = 3 * len(CONTEXTS)
+    cache = torch.zeros(blocks, KV_HEADS, BLOCK, 2 * SIZE, dtype=torch.float32)
+    table = torch.randperm(blocks, generator=generator).view(-1, 3).int()
+    for sequence, context in enumerate(CONTEXTS):
+        token = torch.arange(context)
+        slots = table[sequence, token // BLOCK].long() * BLOCK + token % BLOCK
+        rows = torch.randn(2, context, KV_HEADS, SIZE, generator=generator, dtype=torch.float32)
+        write_cache(*rows, cache, slots)
+    if quantized:
+        cache = cache.to(torch.float8_e4m3fn)
+        layer._k_scale.fill_(K_SCALE)
+        layer._v_scale.fill_(V_SCALE)
+    else:
+        cache = cache.half()
+    tokens = sum(QUERIES)
+    starts = torch.tensor([0, *QUERIES]).cumsum(0).int()
+    lengths = torch.tensor(CONTEXTS).int()
+    common = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=lengths,
+        seq_lens_cpu_upper_bound=lengths,
+        num_reqs=len(QUERIES),
+        num_actual_tokens=tokens,
+        max_query_len=1,
+        max_seq_len=max(CONTEXTS),
+        block_table_tensor=table,
+        slot_mapping=torch.zeros(tokens, dtype=torch.int64),
+    )
+    geometry = CacheGeometry(HEADS, SIZE, KV_HEADS, SIZE, KV_HEADS, SIZE)
+    builder = object.__new__(gpu_backend.GacBuilder)
+    scratch = decode_scratch(geometry, 1, torch.device("cpu"))
+    vars(builder).update(max_decode_query=1, most_gathered=0, scratch=scratch)
+    query = torch.randn(tokens, HEADS, SIZE, generator=generator)
+    output = torch.full_like(query, float("nan"))
+    held = cache.view(torch.uint8) if quantized else cache  # as vLLM keeps it
+    unread = torch.empty(tokens, KV_HEADS, SIZE)
+    layer.impl.forward(layer, query, unread, unread, held, builder.build(0, common), output)
+    numbers = cache.float()
+    if quantized:
+        numbers[..., :SIZE] *= K_SCALE
+        numbers[..., SIZE:] *= V_SCALE
+    expected = torch.zeros(output.shape, dtype=torch.float32)
+    paged_attention(
+        query, numbers, table, starts.tolist(), CONTEXTS, geometry, SIZE**-0.5, expected,
+        layer.impl.window,
+    )  # fmt: skip
+    return float((output.float() - expected).norm() / expected.norm())
+
+
+if __name__ == "__main__":
+    register()
+    for cache_dtype, window in (("auto", None), ("fp8", None), ("fp8", 17)):
+        error = error_of(layer_of(cache_dtype, window))
+        assert error < 5e-3, error
+        print("within half a percent", cache_dtype, window, error, flush=True)

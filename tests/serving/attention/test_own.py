@@ -1,0 +1,111 @@
+"""Our backend behind vLLM's own attention layer."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from tests.kernels.interpreter import run_interpreted
+from vllm_gac.errors import GacError
+from vllm_gac.gpu.attention_choice import Gpu, Kernels
+from vllm_gac.layout.cache_geometry import CacheGeometry
+from vllm_gac.serving.attention import gpu_backend, layer
+from vllm_gac.serving.plugin import register
+
+PLAIN = CacheGeometry(32, 128, 8, 128, 8, 128)
+ARGUMENTS = (32, 128, 0.1, 8, None, None, "auto")
+
+
+def test_it_decodes_as_plain_torch_in_tritons_interpreter() -> None:
+    said = run_interpreted("tests.serving.attention.own_cases")
+    assert said.count("within half a percent") == 3
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = SimpleNamespace(is_cuda=lambda: True, get_device_name=lambda: "Made Up 100")
+    hopper = Gpu((9, 0), ("FA2", "FA3", "FA4", "xformers"))
+    monkeypatch.setattr(layer, "current_platform", platform)
+    for module in (layer, gpu_backend):
+        monkeypatch.setattr(module, "installed_gpu", lambda: hopper)
+    layer._attention_kernels.cache_clear()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_who_asks_for_it_gets_it_for_heads_that_vllm_serves_as_well() -> None:
+    assert layer.attention_kernels(PLAIN).backend == "stock"
+    assert layer.attention_kernels(PLAIN, own=True) == Kernels("gac", "gac", "FA3", False)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_layer_without_geometry_has_the_heads_that_vllm_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(gpu_backend, "check_own_attention", checked.append)
+    config = VllmConfig()
+    with set_current_vllm_config(config):
+        impl = gpu_backend.GacImpl(*ARGUMENTS)
+        assert checked == [config]
+        assert impl.geometry == PLAIN
+        assert impl.prefill == "FA3"
+        assert not impl.supports_quant_query_input  # queries stay in 16 bits
+        unequal = CacheGeometry(32, 96, 8, 96, 8, 64)
+        gpu_backend.GacImpl(*ARGUMENTS, geometry=unequal, prefill="FA4")
+    assert checked == [config]
+
+
+def test_rows_of_unequal_halves_are_refused() -> None:
+    impl = SimpleNamespace(geometry=PLAIN)
+    made: Any = SimpleNamespace(impl=impl, head_size=128, head_size_v=128)
+    gpu_backend._check_sizes("model.layers.3", made)
+    made.head_size_v = 64
+    with pytest.raises(GacError, match=r"^model\.layers\.3: caches keys of 128 and values of 64"):
+        gpu_backend._check_sizes("model.layers.3", made)
+
+
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        ({}, []),
+        ({"has_sliding_window": True}, []),
+        ({"use_kv_connector": True}, []),
+        ({"kv_cache_dtype": "fp8"}, []),
+        ({"kv_cache_dtype": "fp8_e5m2"}, ["kv_cache_dtype not supported"]),
+        ({"dtype": torch.float32}, ["dtype not supported"]),
+        ({"block_size": 8}, ["block_size not supported"]),
+        ({"has_sink": True}, ["attention sinks not supported"]),
+        ({"use_mla": True}, ["MLA not supported"]),
+        ({"use_mm_prefix": True}, ["partial multimodal token full attention not supported"]),
+        ({"attn_type": "encoder_only"}, ["attention type encoder_only not supported"]),
+        ({"use_non_causal": True}, ["non-causal attention not supported"]),
+        ({"use_batch_invariant": True}, ["batch invariance not supported"]),
+        ({"use_dcp": True}, ["DCP not supported"]),
+        ({"use_pcp": True}, ["PCP not supported"]),
+        ({"use_per_head_quant_scales": True}, ["per-head quant scales not supported"]),
+    ],
+)
+def test_vllm_is_told_what_it_does(change: dict[str, Any], reasons: list[str]) -> None:
+    register()
+    backend = AttentionBackendEnum["GAC"].get_class()
+    asked: dict[str, Any] = {
+        "head_size": 128,
+        "dtype": torch.bfloat16,
+        "kv_cache_dtype": "auto",
+        "block_size": 16,
+        "use_mla": False,
+        "has_sink": False,
+        "use_sparse": False,
+        "use_mm_prefix": False,
+        "use_per_head_quant_scales": False,
+        "device_capability": DeviceCapability(9, 0),
+        "attn_type": "decoder",
+    }
+    assert backend.validate_configuration(**asked | change) == reasons

@@ -1,0 +1,139 @@
+"""--attention-backend GAC for models that nobody compressed."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from vllm.config import AttentionConfig, CacheConfig, ParallelConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms.interface import DeviceCapability
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.families import FAMILIES
+from vllm_gac.serving.config import cache_layout, engine_options
+from vllm_gac.serving.config.engine_options import asks_for_gac
+from vllm_gac.serving.config.foreign_code import ForeignCodeHook
+from vllm_gac.serving.loading import decode_fit
+from vllm_gac.serving.plugin import register
+
+
+@pytest.fixture(autouse=True)
+def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    register()
+    _on(monkeypatch, is_cuda=True)
+    for name in ("VLLM_BATCH_INVARIANT", "VLLM_KV_CACHE_LAYOUT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _on(
+    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, capability: tuple[int, int] = (9, 0)
+) -> None:
+    platform = SimpleNamespace(
+        is_cuda=lambda: is_cuda, get_device_capability=lambda: DeviceCapability(*capability)
+    )
+    for module in (cache_layout, engine_options, decode_fit):
+        monkeypatch.setattr(module, "current_platform", platform)
+
+
+def _asked(backend: str | None = "GAC", cache_dtype: Any = "fp8", **changes: Any) -> Any:
+    """What vLLM makes of `vllm serve MODEL --attention-backend BACKEND`."""
+    model = {
+        "model": "my-model",
+        "architecture": "LlamaForCausalLM",
+        "runner_type": "generate",
+        "dtype": torch.bfloat16,
+        "hf_config": SimpleNamespace(),
+    }
+    sizes = {name: changes.pop(name) for name in [*changes] if name.endswith("_size")}
+    settings = {
+        "cache_config": CacheConfig(cache_dtype=cache_dtype),
+        "parallel_config": SimpleNamespace(**vars(ParallelConfig()) | sizes),
+        "speculative_config": changes.pop("speculative_config", None),
+        "attention_config": AttentionConfig(backend=backend),  # type: ignore[arg-type]
+        "kv_transfer_config": None,
+    }
+    return SimpleNamespace(model_config=SimpleNamespace(**model | changes), **settings)
+
+
+def _hooked(asked: Any) -> str | None:
+    ForeignCodeHook.verify_and_update_config(asked)
+    layout: str | None = asked.cache_config.kv_cache_layout
+    return layout
+
+
+@pytest.mark.parametrize("name", ["GAC", "gac"])
+def test_users_name_it_by_one_flag(name: str) -> None:
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    args = parser.parse_args(["--attention-backend", name])
+    asked = AttentionConfig(backend=args.attention_backend)
+    assert asks_for_gac(SimpleNamespace(attention_config=asked))  # type: ignore[arg-type]
+    assert asked.backend is not None
+    assert asked.backend.get_path().endswith("gpu_backend.GacBackend")
+
+
+@pytest.mark.parametrize("architecture", [family.architecture for family in FAMILIES.values()])
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "fp8"])
+def test_it_is_taken_for_every_family_and_cached_head_by_head(
+    architecture: str, dtype: str
+) -> None:
+    assert _hooked(_asked(cache_dtype=dtype, architecture=architecture)) == "LBHNC"
+
+
+def test_nothing_changes_where_nobody_asks() -> None:
+    for other in (None, "FLASH_ATTN"):
+        assert _hooked(_asked(other, dtype=torch.float32)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"architecture": "Gemma2ForCausalLM"},
+            "for Llama, .* and my-model is a Gemma2ForCausalLM",
+        ),
+        ({"architecture": "TransformersForCausalLM"}, "is a TransformersForCausalLM; leave it out"),
+        ({"runner_type": "draft"}, "^--speculative-config: attention_backend is GAC, .* drafters"),
+        ({"dtype": torch.float32}, "^--dtype: is float32; .* float16 and bfloat16"),
+        ({"cache_dtype": "fp8_e5m2"}, "^--kv-cache-dtype: is fp8_e5m2; .* takes auto, "),
+        ({"cache_dtype": "float16"}, "^--kv-cache-dtype: is float16, and --dtype is bfloat16"),
+        ({"speculative_config": SimpleNamespace(num_speculative_tokens=8)}, "use 7 or fewer"),
+        ({"decode_context_parallel_size": 2}, "^--decode-context-parallel-size: is 2; "),
+        (
+            {"hf_config": SimpleNamespace(dual_chunk_attention_config={"chunk_size": 8})},
+            "my-model has a dual_chunk_attention_config",
+        ),
+    ],
+)
+def test_what_it_does_not_do_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(CheckpointError, match=sentence):
+        _hooked(_asked(**changes))
+
+
+def test_it_needs_a_gpu_that_has_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    _on(monkeypatch, is_cuda=True, capability=(8, 0))
+    with pytest.raises(CheckpointError, match=r"capability is 8\.0, .* use bfloat16$"):
+        _hooked(_asked())
+    _hooked(_asked(cache_dtype="auto"))
+    _on(monkeypatch, is_cuda=False)
+    with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* NVIDIA GPU; leave"):
+        _hooked(_asked())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("VLLM_BATCH_INVARIANT", "1", "depend on other requests; unset it"),
+        ("VLLM_KV_CACHE_LAYOUT", "LHBNC", "is LHBNC, which keeps the heads of a page apart"),
+    ],
+)
+def test_so_is_what_the_environment_asks(
+    name: str, value: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(CheckpointError, match=sentence):
+        _hooked(_asked())

@@ -1,0 +1,208 @@
+"""Models that nobody compressed, with our attention instead of vLLM's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.serving.agreement import PROMPTS, TIE, TOP_ERROR
+from tests.serving.engines import (
+    GPU_OPTIONS,
+    OPTIONS,
+    Answers,
+    answer,
+    answers,
+    assert_same,
+    in_engine_process,
+    outputs,
+)
+from tests.serving.server import serve
+from tests.support.dense_models import config, write
+from vllm_gac import demo
+from vllm_gac.layout.families import FAMILIES
+from vllm_gac.serving.registration import BACKENDS
+
+# The loader is vLLM's own, prompts are cached and come in chunks, and so do graphs of many sizes.
+DENSE = {"load_format": "auto", "enable_prefix_caching": True}
+ON_GPU = GPU_OPTIONS | DENSE | {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8]}}
+DRAFTED = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+
+def _answers(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Answers, those of prompts that are cached, and the class that attends."""
+    from vllm import LLM
+
+    llm = LLM(model, **options)
+    first, cached = answers(llm), answers(llm)
+    context = llm.llm_engine.vllm_config.compilation_config.static_forward_context
+    impls = {type(layer.impl).__name__ for layer in context.values()}
+    caches = {str(layer.kv_cache.dtype) for layer in context.values()}
+    heads_first = {
+        layer.kv_cache.stride()[1] > layer.kv_cache.stride()[2] for layer in context.values()
+    }
+    return {
+        "first": first,
+        "cached": cached,
+        "impls": sorted(impls),
+        "caches": sorted(caches),
+        "heads first": heads_first == {True},
+    }
+
+
+def _reference_answers(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The same on a CPU, where vLLM would not let users choose: our reference attends."""
+    from vllm.platforms import current_platform
+
+    path = BACKENDS["GAC_REFERENCE"]
+    type(current_platform).get_attn_backend_cls = classmethod(lambda cls, *_, **__: path)
+    return _answers(model, options)
+
+
+@pytest.mark.slow
+def test_vllms_own_model_runs_on_our_reference(tmp_path: Path) -> None:
+    """Geometry, cache and metadata follow from what vLLM's attention layer says alone."""
+    options = OPTIONS | DENSE
+    ours = in_engine_process(_reference_answers, str(demo.MODEL), options)
+    stock = in_engine_process(_answers, str(demo.MODEL), options)
+    assert ours["impls"] == ["GacReferenceImpl"]
+    assert stock["impls"] == ["CPUAttentionBackendImpl"]
+    for prompts in ("first", "cached"):
+        assert_same(ours[prompts], stock[prompts])
+
+
+def _agree(found: Answers, expected: Answers, top_error: float) -> None:
+    """Greedy tokens are the same up to a tie, and logprobs are close up to there."""
+    for (tokens, top), (expected_tokens, expected_top) in zip(found, expected, strict=True):
+        for step, (token, expected_token) in enumerate(zip(tokens, expected_tokens, strict=True)):
+            ours, theirs = top[step], expected_top[step]
+            both = ours.keys() & theirs.keys()
+            assert len(both) >= 3
+            assert max(abs(ours[name] - theirs[name]) for name in both) < top_error
+            if token != expected_token:
+                assert abs(theirs[str(token)] - theirs[str(expected_token)]) < max(TIE, top_error)
+                break
+
+
+def _served(model: Path, backend: str, cache: str, **options: Any) -> dict[str, Any]:
+    asked = ON_GPU | {"attention_backend": backend, "kv_cache_dtype": cache} | options
+    found: dict[str, Any] = in_engine_process(_answers, str(model), asked)
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("eager", [False, True])
+def test_it_agrees_with_vllms_own_attention(eager: bool) -> None:
+    """Compiled and in full CUDA graphs, or neither; in chunks, and with cached prompts."""
+    stock, ours = (
+        _served(demo.MODEL, backend, "auto", enforce_eager=eager)
+        for backend in ("FLASH_ATTN", "GAC")
+    )
+    assert stock["impls"] == ["FlashAttentionImpl"]
+    assert ours["impls"] == ["GacImpl"]
+    assert ours["heads first"]
+    for prompts in ("first", "cached"):
+        _agree(ours[prompts], stock[prompts], TOP_ERROR)
+
+
+@pytest.mark.gpu
+def test_an_fp8_cache_is_read_as_exactly_as_vllm_reads_it() -> None:
+    """What a cache in FP8 changes, it changes with our kernels no more than with vLLM's."""
+    exact = _served(demo.MODEL, "FLASH_ATTN", "auto")
+    stock, ours = (_served(demo.MODEL, backend, "fp8") for backend in ("FLASH_ATTN", "GAC"))
+    assert ours["impls"] == ["GacImpl"]
+    for prompts in ("first", "cached"):
+        _agree(ours[prompts], exact[prompts], 2 * TOP_ERROR)
+        _agree(ours[prompts], stock[prompts], 2 * TOP_ERROR)
+        assert _error(ours[prompts], exact[prompts]) < 1.25 * _error(stock[prompts], exact[prompts])
+
+
+def _error(found: Answers, expected: Answers) -> float:
+    """The mean difference of the first tokens' top logprobs, which depend on the prompt only."""
+    errors = [
+        abs(ours[token] - theirs[token])
+        for (_, [ours, *_]), (_, [theirs, *_]) in zip(found, expected, strict=True)
+        for token in ours.keys() & theirs.keys()
+    ]
+    return sum(errors) / len(errors)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_so_does_a_model_of_every_family(family: str, tmp_path: Path) -> None:
+    window = {"sliding_window": 64} if family == "mistral" else {}
+    raw = config(
+        model_type=family,
+        architectures=[FAMILIES[family].architecture],
+        hidden_size=512,
+        num_attention_heads=8,
+        head_dim=128,
+        vocab_size=4096,
+        **window,
+    )
+    write(tmp_path / "model", raw, torch.bfloat16, tokenizer=False)
+    options = {"skip_tokenizer_init": True, "max_model_len": 256}
+    stock, ours = (
+        _served(tmp_path / "model", backend, "auto", **options) for backend in ("FLASH_ATTN", "GAC")
+    )
+    assert ours["impls"] == ["GacImpl"]
+    for prompts in ("first", "cached"):
+        _agree(ours[prompts], stock[prompts], TOP_ERROR)
+
+
+@pytest.mark.gpu
+def test_users_ask_for_it_by_one_flag(tmp_path: Path) -> None:
+    """The engine is a process of its own, to which vLLM pickles the choice."""
+    log, flags = tmp_path / "log", ("--gpu-memory-utilization", "0.2")
+    asked = ("--kv-cache-dtype", "fp8", "--attention-backend", "GAC")
+    with serve(demo.MODEL, log, *asked, *flags) as server:
+        completions = server.completions(PROMPTS[:2], 8)
+    assert [len(tokens) for tokens, _ in completions] == [8, 8]
+    said = log.read_text()
+    assert "Attention of 8 query heads, rotary keys 4 x 128, values 4 x 128: decode gac" in said
+    assert "Using LBHNC KV cache layout" in said
+
+
+@pytest.mark.gpu
+def test_drafts_change_nothing() -> None:
+    plain = _served(demo.MODEL, "GAC", "fp8")
+    drafted = _served(demo.MODEL, "GAC", "fp8", speculative_config=DRAFTED)
+    for prompts in ("first", "cached"):
+        _agree(drafted[prompts], plain[prompts], TOP_ERROR)
+
+
+@pytest.mark.gpu
+def test_many_requests_of_all_lengths_at_once() -> None:
+    """Prompts and decoding requests share steps, and contexts are split among programs."""
+    stock, ours = (
+        in_engine_process(_many, str(demo.MODEL), ON_GPU | {"attention_backend": backend})
+        for backend in ("FLASH_ATTN", "GAC")
+    )
+    assert len(ours) == 48
+    _agree(ours, stock, TOP_ERROR)
+
+
+def _many(model: str, options: dict[str, Any]) -> Any:
+    from vllm import LLM
+
+    many = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "max_model_len": 2048}
+    llm = LLM(model, **options | many)
+    prompts = [[(31 * i + j * j) % 4000 + 5 for j in range(1 + 37 * i)] for i in range(48)]
+    return [answer(output) for output in outputs(llm, prompts, 24)]
+
+
+@pytest.mark.gpu
+def test_what_it_does_not_do_is_said_in_a_sentence() -> None:
+    asked = ON_GPU | {"attention_backend": "GAC", "dtype": "float32"}
+    said = in_engine_process(_refused, str(demo.MODEL), asked)
+    assert "--dtype: is float32; on a GPU GAC attention takes float16 and bfloat16" in said
+
+
+def _refused(model: str, options: dict[str, Any]) -> str:
+    from vllm import LLM
+
+    try:
+        LLM(model, **options)
+    except ValueError as error:
+        return str(error)
+    return ""
