@@ -111,8 +111,12 @@ def climb(
     scraper.join()
     scraped.append(_Reading.now(url, gpus))
     runs = [out / "runs" / f"{name}-{step}" for step in staircase.names]
-    command = _command(comparison, server)
-    runs = split_into_runs(directory, staircase.steps, runs, command, server.gpus, stopped)
+    about = {
+        "server_command": _command(comparison, server),
+        "gpus": server.gpus,
+        "start": f"{out.resolve().name}/{server.label if comparison.together else name}",
+    }
+    runs = split_into_runs(directory, staircase.steps, runs, about, stopped)
     for run, (before, after) in zip(runs, pairwise(scraped), strict=stopped == math.inf):
         found = facts(before.metrics, after.metrics)
         if before.joules is not None and after.joules is not None:

@@ -10,9 +10,10 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from loadtest.errors import LoadTestError
 from loadtest.runs.records import Record, read_records, write_records
@@ -78,8 +79,7 @@ def split_into_runs(
     directory: Path,
     steps: Sequence[Step],
     runs: Sequence[Path],
-    about: str,
-    gpus: int = 1,
+    about: Mapping[str, Any],
     stopped: float = math.inf,
 ) -> list[Path]:
     """Split the run of a staircase into one run per step.
@@ -94,8 +94,7 @@ def split_into_runs(
         directory: the run of the staircase.
         steps: its steps, in order.
         runs: one directory per step, to be created.
-        about: the server's command, which run.json records.
-        gpus: how many GPUs the server has, which run.json records, too.
+        about: what run.json records of the server.
         stopped: when the client stopped to send, in seconds of the run. The step under way counts
             up to its tail before that if at least half of its window did.
 
@@ -128,9 +127,8 @@ def split_into_runs(
         mine_info = info | {
             "start_at": info["start_at"] + step.begin,
             "schedule_sha256": fingerprint(run / "schedule.jsonl"),
-            "server_command": about,
             "window": list(window),
-            "gpus": gpus,
+            **about,
         }
         (run / "run.json").write_text(json.dumps(mine_info, indent=2) + "\n", encoding="utf-8")
         first += len(schedule.requests)

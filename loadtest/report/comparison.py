@@ -12,18 +12,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtest.errors import LoadTestError
-from loadtest.report.intervals import Estimate, Samples, ratio
-from loadtest.report.summary import MEASURES, PERCENTS, PooledRuns
+from loadtest.report.intervals import Estimate, Samples, ratio, ratio_of_totals
+from loadtest.report.summary import MEASURES, PERCENTS, PooledRuns, amounts
 
 PHASES = {"prefill": "ttft", "decode": "tpot"}
+# Starts of one server differ by more than its runs do: two tell nothing of how much.
+ENOUGH_STARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`label` against `baseline` at `rate`; speedup > 1 means that `label` is faster.
+    """`label` against `baseline` at `rate`. A ratio above 1 means that `label` is better.
 
-    `paired` repeats had the same schedule. 0: the servers had different ones, and what their
-    traffic differs in by chance is in the interval.
+    Attributes:
+        speedup: of latencies, by measure and percentile.
+        goodput: of requests per second that kept the SLO.
+        answered: of the share of requests that did not fail.
+        energy: of output tokens within the SLO per joule; NaN if it was not measured.
+        ideal, realized: by phase.
+        paired: how many repeats had the same schedule. 0: the servers had different ones, and what
+            their traffic differs in by chance is in the intervals.
+        starts: how often the server was started that was started less often.
     """
 
     label: str
@@ -31,9 +40,13 @@ class Comparison:
     traffic: str
     rate: float
     speedup: dict[str, dict[float, Estimate]]
+    goodput: Estimate
+    answered: Estimate
+    energy: Estimate
     ideal: dict[str, float]
     realized: dict[str, Estimate]
     paired: int
+    starts: int
 
 
 def parse_ideals(texts: Sequence[str]) -> dict[tuple[str, str], float]:
@@ -89,8 +102,30 @@ def _compare(
         e = speedup[PHASES[phase]][50.0]
         parts = ((number - 1) / (best - 1) for number in (e.value, e.low, e.high))
         realized[phase] = Estimate(*parts)
+    # Blocks of the other server in the order of the baseline's.
+    order = np.argsort([a for a, _ in sorted(paired, key=lambda pair: pair[1])])
+    one, two = amounts(base), amounts(other)
+
+    def gain(name: str, per: str) -> Estimate:
+        """The amount of `name` for each of `per`, of `other` over the baseline's."""
+        mine, my_units = two[name], two[per]
+        if paired:
+            mine, my_units = (a.reshape(len(order), -1)[order].ravel() for a in (mine, my_units))
+        return ratio_of_totals((mine, my_units), (one[name], one[per]), bool(paired))
+
     return Comparison(
-        other.label, base.label, other.traffic, other.rate, speedup, ideal, realized, len(paired)
+        label=other.label,
+        baseline=base.label,
+        traffic=other.traffic,
+        rate=other.rate,
+        speedup=speedup,
+        goodput=gain("good", "seconds"),
+        answered=gain("answered", "due"),
+        energy=gain("good tokens", "joules"),
+        ideal=ideal,
+        realized=realized,
+        paired=len(paired),
+        starts=min(base.starts, other.starts),
     )
 
 

@@ -183,6 +183,32 @@ def ratio(
     )
 
 
+def ratio_of_totals(
+    top: tuple[Floats, Floats], bottom: tuple[Floats, Floats], paired: bool
+) -> Estimate:
+    """The amount for each unit in `top` divided by that in `bottom`, by linearization.
+
+    Args:
+        top: the amounts and the units of each block, [blocks] each.
+        bottom: those of the other server.
+        paired: whether block i of both is the same seconds of the same schedule.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        one, two = (amounts.sum() / units.sum() for amounts, units in (top, bottom))
+        value = float(one / two)
+        # What each block adds to the error of the logarithm.
+        errors = [a / a.sum() - u / u.sum() for a, u in (top, bottom)]
+    if min(map(len, errors)) < 2 or math.isnan(value):
+        return Estimate(value, 0.0 if value >= 0 else math.nan, math.inf)
+    if value == 0 or math.isinf(value):  # nothing at all, in two blocks or more
+        return Estimate(value, value, value)
+    if paired:
+        errors = [errors[0] - errors[1]]
+    variance = sum(len(e) / (len(e) - 1) * float((e**2).sum()) for e in errors)
+    half = _t(min(map(_freedom, errors))) * math.sqrt(variance)
+    return Estimate(value, value * math.exp(-half), value * math.exp(half))
+
+
 def _bootstrap(one: "_Level", two: "_Level") -> tuple[float, float]:
     """The errors of the logarithm of the ratio of paired percentiles, at both limits."""
     blocks = one.blocks

@@ -20,7 +20,7 @@ from loadtest.errors import LoadTestError
 from loadtest.report import plots
 from loadtest.report.capacity import GOOD_ENOUGH, Capacity, capacities
 from loadtest.report.comparison import Comparison, compare, parse_ideals
-from loadtest.report.conclusion import conclusion
+from loadtest.report.conclusion import conclusion, told
 from loadtest.report.intervals import Estimate, clustering
 from loadtest.report.summary import (
     MEASURES,
@@ -255,6 +255,7 @@ def _render(report: Report) -> str:
         percents=PERCENTS,
         measures=MEASURES,
         good_enough=GOOD_ENOUGH,
+        told=told,
     )
     return page
 

@@ -77,6 +77,11 @@ class PooledRuns:
         return tuple(str(run.info["schedule_sha256"]) for run in self.runs)
 
     @property
+    def starts(self) -> int:
+        """How often the server was started. Runs that do not say are taken for those of one."""
+        return len({run.info.get("start") for run in self.runs})
+
+    @property
     def seconds(self) -> float:
         """The length of all windows together."""
         return sum(end - begin for begin, end in self.windows)
@@ -194,8 +199,8 @@ def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:
     """The numbers of one group. `gpu_price` is that of one GPU for an hour."""
     records = group.records
     answered = [record for record in records if record.ok]
-    amounts = _amounts(group)
-    rates = {name: rate(values, group.block_lengths) for name, values in amounts.items()}
+    came = amounts(group)
+    rates = {name: rate(values, came["seconds"]) for name, values in came.items()}
     watts = [run.server["watts"] for run in group.runs if "watts" in run.server]
     events = sum(len(record.tokens) for record in answered)
     return Summary(
@@ -334,33 +339,40 @@ def _keeps_slo(record: Record, slo: Slo) -> bool:
     return record.ok and record.ttft <= slo.ttft and not record.tpot > slo.tpot
 
 
-def _amounts(group: PooledRuns) -> dict[str, Floats]:
+def amounts(group: PooledRuns) -> dict[str, Floats]:
     """What came in each block [blocks]: answers and tokens when they came, not when they were due.
 
     What comes after the window has no part in its throughput; what comes in it has, also if it was
     due before the window or before the run. In a steady state both are equally many.
     """
-    amounts = {
-        name: np.zeros(group.blocks) for name in ("ended", "output", "input", "good", "good tokens")
+    found = {
+        name: np.zeros(group.blocks)
+        for name in ("ended", "output", "input", "good", "good tokens", "due", "answered")
     }
+    found["seconds"] = group.block_lengths
+    watts = [run.server.get("watts", math.nan) for run in group.runs]
+    found["joules"] = np.repeat(watts, [own.count for own in group.run_blocks]) * found["seconds"]
     for index, (run, own) in enumerate(zip(group.runs, group.run_blocks, strict=True)):
         begin, end = group.windows[index]
-        good = [r for r in group.records_of(index) if _keeps_slo(r, group.slo)]
+        due = group.records_of(index)
+        good = [r for r in due if _keeps_slo(r, group.slo)]
+        np.add.at(found["due"], own.of([r.scheduled for r in due]), 1)
+        np.add.at(found["answered"], own.of([r.scheduled for r in due if r.ok]), 1)
         numbers = own.of([r.scheduled for r in good])
-        np.add.at(amounts["good"], numbers, 1)
-        np.add.at(amounts["good tokens"], numbers, [r.output_tokens for r in good])
+        np.add.at(found["good"], numbers, 1)
+        np.add.at(found["good tokens"], numbers, [r.output_tokens for r in good])
         answered = [*run.earlier, *run.records]
         ended = [r for r in answered if r.ok and begin <= r.ended < end]
         numbers = own.of([r.ended for r in ended])
-        np.add.at(amounts["ended"], numbers, 1)
-        np.add.at(amounts["input"], numbers, [r.prompt_tokens or r.input_length for r in ended])
+        np.add.at(found["ended"], numbers, 1)
+        np.add.at(found["input"], numbers, [r.prompt_tokens or r.input_length for r in ended])
         for record in answered:
             came = np.array(record.tokens)
             came = came[(came >= begin) & (came < end)]
             if len(came):
                 per_event = record.output_tokens / len(record.tokens) if record.ok else 1.0
-                np.add.at(amounts["output"], own.of(came), per_event)
-    return amounts
+                np.add.at(found["output"], own.of(came), per_event)
+    return found
 
 
 def _cost(good: Estimate, gpus: int, price: float | None) -> Estimate:

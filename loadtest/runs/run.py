@@ -43,6 +43,7 @@ class _Info(BaseModel):
     versions: dict[str, str] = Field(default_factory=dict)
     hardware: dict[str, str] = Field(default_factory=dict)
     gpus: Annotated[int, Field(ge=1)] = 1
+    start: str = ""  # names the start of the server that answered
     window: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
 
 

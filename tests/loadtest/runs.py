@@ -52,6 +52,7 @@ def write_run(
         "command": f"locust --label {label}",
         "start_at": 1.0,
         "processes": 1,
+        "start": f"{label}-{seed}",
         "base_url": "http://127.0.0.1:8000",
         "model": "imaginary",
         "endpoint": "completions",

@@ -19,6 +19,7 @@ from loadtest.report.intervals import (
     proportion,
     rate,
     ratio,
+    ratio_of_totals,
 )
 
 
@@ -276,3 +277,22 @@ def test_blocks_are_windows_of_time_as_long_as_the_memory() -> None:
     assert block_seconds(240, 2.0) == 20
     assert block_seconds(240, 10.0) == 40
     assert block_seconds(60, 100.0) == 60
+
+
+def test_a_ratio_of_totals_has_the_error_that_blocks_share_taken_out() -> None:
+    random = np.random.default_rng(1)
+    units = random.uniform(5, 15, 12)
+    half = ratio_of_totals((units / 2, units), (units, units), paired=True)
+    assert (half.low, half.value, half.high) == pytest.approx((0.5, 0.5, 0.5))
+    held = 0
+    for _ in range(400):
+        shared = random.lognormal(0, 0.3, 12)
+        top, bottom = (shared * random.lognormal(0, 0.05, 12) * units for _ in range(2))
+        paired = ratio_of_totals((top, units), (bottom, units), paired=True)
+        apart = ratio_of_totals((top, units), (bottom, units), paired=False)
+        assert paired.relative < apart.relative
+        held += paired.low <= 1 <= paired.high
+    assert 0.91 < held / 400 < 0.98
+    none = ratio_of_totals((units * 0, units), (units, units), paired=True)
+    assert none.high < 1
+    assert ratio_of_totals((units[:1], units[:1]), (units[:1], units[:1]), True).high == math.inf

@@ -79,9 +79,42 @@ def test_the_conclusion_says_who_takes_how_much_and_what_got_slower(tmp_path: Pa
         "with 99% of the requests within the SLO, dense takes 8 to 16/s, gac takes more than 16/s"
     )
     assert takes in said
-    assert "slower than dense: gac per token after it at 8/s (0.83x)" in said
+    better, worse = said.split("surely worse: ")
+    assert "time to first token p50 9.00x (" in better
+    assert "time per token p50 0.83x to 0.83x at 8, 16/s" in worse
+    assert "no request failed" in said
     assert content["groups"][0]["cost"]["value"] > 0
     assert "cost per million" in (tmp_path / "r.html").read_text()
+
+
+def test_the_conclusion_hides_no_tail_no_failure_and_no_doubt(tmp_path: Path) -> None:
+    def said(starts: int, fail_every: int) -> str:
+        runs = [
+            write_run(
+                tmp_path / f"{label}-{starts}-{fail_every}-{seed}",
+                label,
+                seed=seed,
+                fail_every=fail_every if label == "gac" else 0,
+                itl=0.016 if label == "gac" else 0.02,
+            )
+            for label in ("dense", "gac")
+            for seed in range(starts)
+        ]
+        report = write_report(runs, tmp_path / "r.html", ReportOptions(baseline="dense"))
+        return report.conclusion
+
+    told = said(3, 20)
+    better, worse = told.split("surely worse: ")
+    assert "time per token p50 1." in better
+    # Failures take forever: the tail is lost where the median is won.
+    assert "time to first token p99" in worse
+    assert "answered requests 0.95x" in worse
+    assert re.search(r"failed requests: \d+ of \d+ of gac at 2/s;", told)
+    for starts, why in ((1, "there is only one start"), (2, "there are only two starts")):
+        assert f"nothing is told apart, because starts of one server differ and {why}" in said(
+            starts, 0
+        )
+        assert 'class="up"' not in (tmp_path / "r.html").read_text()
 
 
 def test_a_speedup_whose_interval_holds_one_is_marked(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_run_that_was_stopped_keeps_the_steps_so_far(
     info = {"label": "dense", "start_at": 100.0, "processes": 1, "schedule_sha256": ""}
     (directory / "run.json").write_text(json.dumps(info))
     names = [tmp_path / "runs" / str(number) for number in range(2)]
-    made = split_into_runs(directory, parts, names, "serve", stopped=stopped)
+    made = split_into_runs(directory, parts, names, {}, stopped)
     assert [run.name for run in made] == ["0", "1"][: len(windows)]
     found = [load_run(run) for run in made]
     assert [tuple(run.info["window"]) for run in found] == windows
@@ -107,7 +107,7 @@ def test_each_step_is_the_run_that_it_would_have_been(tmp_path: Path) -> None:
     info = {"label": "x", "start_at": 100.0, "processes": 2, "schedule_sha256": ""}
     (directory / "run.json").write_text(json.dumps(info))
     out = [tmp_path / "a", tmp_path / "b"]
-    split_into_runs(directory, parts, out, "vllm serve x", 2)
+    split_into_runs(directory, parts, out, {"server_command": "vllm serve x", "gpus": 2})
     for step, where in zip(parts, out, strict=True):
         run = load_run(where)
         assert run.verdict.valid, run.verdict.reasons
