@@ -114,7 +114,7 @@ def test_a_broken_gzipped_file_is_one_sentence(broken: str, model: Path, tmp_pat
     ):
         texts(model, path)
     path.write_bytes(gzip.compress(b" " * (1 << 25)))
-    with pytest.raises(CheckpointError, match=r"json\.gz:1: a line of more than 16777216 bytes"):
+    with pytest.raises(CheckpointError, match=r"json\.gz:1: a line of more than 8388608 bytes"):
         texts(model, path)
 
 

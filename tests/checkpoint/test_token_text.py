@@ -37,11 +37,14 @@ def precompiled(charsmap: str) -> dict[str, Any]:
         pytest.param(precompiled("!!!"), id="Precompiled, not base64"),
     ],
 )
-def test_what_cannot_tokenize_is_named(raw: dict[str, Any], tmp_path: Path) -> None:
+def test_what_cannot_tokenize_is_named(
+    raw: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
     (tmp_path / "text").write_text("words that it does not know")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a usable tokenizer \("):
         windows(tmp_path, [tmp_path / "text"], length=8, max_tokens=None)
+    assert capfd.readouterr().err == ""  # Rust prints where it panics
 
 
 def test_running_out_of_memory_is_not_a_fault_of_the_tokenizer(

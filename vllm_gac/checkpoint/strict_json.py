@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,12 @@ MAX_BYTES = 4 * 1024 * 1024
 # Values, lists and objects together. Python needs up to 100 bytes for each, and ten times as many
 # to report what is wrong with it. The largest possible config (1024 layers) has a quarter of these.
 MAX_PARTS = 1 << 16
+# Lists and objects within one another; messages with tools have about ten. Python writes and
+# validates far fewer levels than it reads.
+MAX_DEPTH = 64
+# A text in JSON, also one that never ends.
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?(?:"|\Z)', re.DOTALL)
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def read_json(
@@ -34,7 +41,10 @@ def read_json(
         raise error(f"{path}: larger than {max_bytes} bytes, the most JSON that is read")
     if fault := lfs_pointer(raw):
         raise error(f"{path}: {fault}")
-    return parse_json(raw, str(path), error, max_parts)
+    parsed = parse_json(raw, str(path), error, max_parts)
+    if _HALF.search(raw) and (half := _half_a_character(parsed)):
+        raise error(f"{path}: {half} is half of a character, which no UTF-8 text can hold")
+    return parsed
 
 
 def read_bounded(path: Path, error: type[GacError], size: int) -> bytes:
@@ -50,8 +60,8 @@ def parse_json(
     max_parts: int = MAX_PARTS,
 ) -> dict[str, Any]:
     """Parse UTF-8 `raw` under the same rules; `where` names its origin in error messages."""
-    # Every value but the first follows one of these characters.
-    if sum(map(raw.count, (b",", b"[", b"{"))) > max_parts:
+    # The text of a document has commas of its own.
+    if _parts(raw) > max_parts and _parts(_TEXT.sub(b"", raw)) > max_parts:
         raise error(f"{where}: more than {max_parts} values, the most that are read")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -87,4 +97,31 @@ def parse_json(
         raise error(f"{where}: not valid JSON ({e})") from e
     if not isinstance(parsed, dict):
         raise error(f"{where}: expected a JSON object, got {type(parsed).__name__}")
+    if _is_deep(parsed):
+        raise error(f"{where}: JSON is nested too deeply: at most {MAX_DEPTH} levels are read")
     return parsed
+
+
+def _parts(raw: bytes) -> int:
+    """The number of values but one: each but the first follows one of these characters."""
+    return sum(map(raw.count, (b",", b"[", b"{")))
+
+
+def _is_deep(parsed: dict[str, Any]) -> bool:
+    level, depth = list(parsed.values()), 1
+    while level := [value for value in level if isinstance(value, dict | list)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            return True
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [value for values in inner for value in values]
+    return False
+
+
+def _half_a_character(parsed: dict[str, Any]) -> str | None:
+    """A half of a surrogate pair in a key or a text, as an escape; None if there is none."""
+    try:
+        json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError as e:
+        return ascii(e.object[e.start])
+    return None

@@ -1,11 +1,14 @@
 """Text files as sequences of tokens, by the tokenizer in a model directory."""
 
+import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from tqdm import tqdm
 
 from vllm_gac.checkpoint.headers import refuse_escape
 from vllm_gac.checkpoint.hub_texts import local_texts
@@ -17,10 +20,14 @@ from vllm_gac.errors import CheckpointError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 # Bytes; the largest tokenizers have 35 MB.
 _MAX_TOKENIZER = 128 << 20
-# Calibration takes its sequences from the first part of each file.
+# Calibration takes its sequences from the first part of each file. Of a file of which only few
+# tokens are wanted, the part is smaller.
 _CALIBRATION_CHARACTERS = 1 << 24
+_LEAST_CHARACTERS, _CHARACTERS_OF_A_TOKEN = 1 << 20, 256
 
 
 def calibration_sequences(
@@ -29,15 +36,25 @@ def calibration_sequences(
     *,
     length: int,
     max_tokens: int,
-    characters: int | None = _CALIBRATION_CHARACTERS,
+    characters: int | None = None,
 ) -> torch.Tensor:
     """Token ids [count, length], count * length <= `max_tokens`, spread evenly over `texts`.
 
-    Only the first `characters` of each text are read; None: all. Raises CheckpointError if the
-    texts do not fill one sequence.
+    Args:
+        model: The directory of the tokenizer.
+        texts: The text files.
+        length: Tokens of one sequence.
+        max_tokens: How many tokens to take at most.
+        characters: How many characters of each text are read. None: at most 16 million, and fewer
+            if few tokens are taken.
+
+    Raises:
+        CheckpointError: The texts do not fill one sequence, or cannot be read.
     """
     if max_tokens < 1:
         raise CheckpointError(f"--max-tokens {max_tokens}: must be at least 1")
+    if characters is None:
+        characters = min(_CALIBRATION_CHARACTERS, _enough_characters(max_tokens))
     parts = [
         ids[start : start + length]
         for ids in (_encode(model, path, characters) for path in local_texts(texts))
@@ -72,7 +89,9 @@ def windows(
     parts: list[torch.Tensor] = []
     left = max_tokens
     for path in local_texts(texts):
-        ids = _encode(model, path, None)[:left]
+        if left == 0:
+            break
+        ids = _encode(model, path, None, left)
         left = None if left is None else left - len(ids)
         whole = len(ids) // length * length
         parts += [p for p in (ids[:whole].view(-1, length), ids[None, whole:]) if min(p.shape) > 0]
@@ -91,16 +110,42 @@ def vocabulary(model: Path) -> dict[str, int]:
     return ids
 
 
-def _encode(model: Path, path: Path, characters: int | None) -> torch.Tensor:
-    """Token ids of the first `characters` of a text file, with the tokenizer's leading tokens."""
+def _encode(
+    model: Path, path: Path, characters: int | None, tokens: int | None = None
+) -> torch.Tensor:
+    """Token ids of the beginning of a text file, with the tokenizer's leading tokens.
+
+    It ends after so many `characters` or `tokens`. Raises CheckpointError if a text has hardly any
+    tokens.
+    """
     tokenizer_path = model / "tokenizer.json"
     tokenizer = _tokenizer(tokenizer_path)
-    ids = [torch.empty(0, dtype=torch.int64)]
-    for block in blocks(model, path, characters):
-        with _faults_named(tokenizer_path):
-            encoded = tokenizer.encode(block.text, add_special_tokens=block.begins).ids
-        ids.append(torch.tensor(encoded, dtype=torch.int64))
-    return torch.cat(ids)
+    ids, count, read = [torch.empty(0, dtype=torch.int64)], 0, 0
+    said = tqdm(
+        desc=f"read {path.name}",
+        unit=" characters",
+        unit_scale=True,
+        delay=1,
+        leave=False,
+        disable=not logger.isEnabledFor(logging.INFO),
+    )
+    with said:
+        for block in blocks(model, path, characters):
+            with _faults_named(tokenizer_path):
+                encoded = tokenizer.encode(block.text, add_special_tokens=block.begins).ids
+            ids.append(torch.tensor(encoded, dtype=torch.int64))
+            count, read = count + len(encoded), read + len(block.text)
+            said.update(len(block.text))
+            if tokens is None:
+                continue
+            if count >= tokens:
+                break
+            if read > _enough_characters(tokens):
+                raise CheckpointError(
+                    f"{path}: its first {read} characters have only {count} tokens, {tokens} are "
+                    "wanted; give another text, or fewer --max-tokens"
+                )
+    return torch.cat(ids)[:tokens]
 
 
 def _tokenizer(path: Path) -> "Tokenizer":
@@ -136,11 +181,41 @@ def _faults_named(path: Path) -> Iterator[None]:
     out of memory is no fault of the tokenizer.
     """
     try:
-        yield
+        with _panics_unprinted():
+            yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as e:
         raise CheckpointError(f"{path}: not a usable tokenizer ({str(e)[:200]})") from e
+
+
+@contextmanager
+def _panics_unprinted() -> Iterator[None]:
+    """Drop what is printed on the descriptor of stderr before an exception.
+
+    Rust prints where a panic is in its sources before Python hears of it.
+    """
+    try:
+        stderr = os.dup(2)
+    except OSError:  # closed
+        yield
+        return
+    kept = os.memfd_create("stderr")
+    os.dup2(kept, 2)
+    printed = 0
+    try:
+        yield
+        printed = os.lseek(kept, 0, os.SEEK_CUR)
+    finally:
+        os.dup2(stderr, 2)
+        if printed:
+            os.write(2, os.pread(kept, printed, 0))
+        os.close(stderr)
+        os.close(kept)
+
+
+def _enough_characters(tokens: int) -> int:
+    return _LEAST_CHARACTERS + _CHARACTERS_OF_A_TOKEN * tokens
 
 
 def _names(texts: Sequence[str | Path]) -> str:

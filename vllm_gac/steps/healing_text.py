@@ -35,7 +35,7 @@ def sequences(
             files,
             length=length,
             max_tokens=_ALL if most is None else max(most, length),
-            characters=None if most is None else most * _CHARACTERS_OF_A_TOKEN,
+            characters=_ALL if most is None else most * _CHARACTERS_OF_A_TOKEN,
         )
         refuse_unknown_tokens(student.layout, found)
         return found
