@@ -48,7 +48,8 @@ class Engine:
             errors="replace",
             start_new_session=True,
         )
-        threading.Thread(target=self._pass_output_on, daemon=True).start()
+        self._output = threading.Thread(target=self._pass_output_on, daemon=True)
+        self._output.start()
 
     def _pass_output_on(self) -> None:
         assert self._process.stdout is not None
@@ -77,6 +78,7 @@ class Engine:
             raise
         code = self._process.wait()
         self.stop()
+        self._output.join(STOP_SECONDS)  # the cause is often in the last line
         raise EngineStartError(f"vllm serve ended with exit code {code}: {self._cause()}")
 
     def _cause(self) -> str:
