@@ -10,7 +10,7 @@ the truth. It serves /v1/completions, /v1/chat/completions, /v1/models and /heal
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count as counting
 from typing import Any, Literal, TextIO, get_args
@@ -59,18 +59,20 @@ async def serve(
     port: int,
     log: TextIO | None = None,
     fault: Fault | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> asyncio.Server:
     """Start to serve. Port 0 takes a free port, see `server.sockets[0].getsockname()`.
 
     `log` gets one line of JSON for each request, when its fate is known: `opening`, the first
     tokens of the prompt; `arrived`, when the request had arrived; `sent`, when each token was
-    handed to the socket; `fault`, what was done to it. Times are seconds since the epoch.
+    handed to the socket; `fault`, what was done to it. Times are in seconds, by `clock`: since the
+    epoch, unless another is given.
     """
     numbers = counting()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while await _serve_one(reader, writer, timing, log, fault or Fault(), numbers):
+            while await _serve_one(reader, writer, timing, log, fault or Fault(), numbers, clock):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the client has disconnected
@@ -87,6 +89,7 @@ async def _serve_one(
     log: TextIO | None,
     fault: Fault,
     numbers: Iterator[int],
+    clock: Callable[[], float],
 ) -> bool:
     """Answer one request. Returns whether the connection can take another."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -112,7 +115,7 @@ async def _serve_one(
 
     def tell(sent: list[float]) -> None:
         if log is not None:
-            came = time.time() - (asyncio.get_running_loop().time() - arrived)
+            came = clock() - (asyncio.get_running_loop().time() - arrived)
             line = {"opening": prompt[:_OPENING], "arrived": came, "sent": sent, "fault": kind}
             log.write(json.dumps(line) + "\n")
 
@@ -123,7 +126,7 @@ async def _serve_one(
         if kind == "busy":
             return _reply(writer, 503, {"error": {"message": "busy"}})
         return False
-    tell(await _stream(writer, timing, arrived, chat, count, len(prompt), kind))
+    tell(await _stream(writer, timing, arrived, chat, count, len(prompt), kind, clock))
     return True
 
 
@@ -134,9 +137,10 @@ async def _stream(
     chat: bool,
     count: int,
     prompt_tokens: int,
-    fault: FaultKind = "none",
+    fault: FaultKind,
+    clock: Callable[[], float],
 ) -> list[float]:
-    """Answer token by token. Returns when each token was sent, in seconds since the epoch."""
+    """Answer token by token. Returns when each token was sent, by `clock`."""
     writer.write(
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
@@ -154,7 +158,7 @@ async def _stream(
             _event(writer, {"choices": [role]})
         finish = "length" if k == count - 1 else None
         token = {"delta": {"content": " mock"}} if chat else {"text": " mock"}
-        sent.append(time.time())
+        sent.append(clock())
         _event(writer, {"choices": [{"index": 0, **token, "finish_reason": finish}], **more})
         await writer.drain()
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count}

@@ -8,6 +8,7 @@ opens its own connection, as independent users do.
 import http.client
 import json
 import os
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -61,9 +62,11 @@ def send(
             if key := os.environ.get("OPENAI_API_KEY"):
                 headers["Authorization"] = f"Bearer {key}"
             connection.request("POST", target.path, body, headers)
+            # The connection forgets it where the server says that it will close.
+            sock = connection.sock
             response = connection.getresponse()
             record.status = response.status
-            _read(response, connection, record, clock, deadline)
+            _read(response, sock, target.timeout, record, clock, deadline)
         finally:
             connection.close()
     except TimeoutError:
@@ -96,7 +99,8 @@ def _tls_context() -> ssl.SSLContext:
 
 def _read(
     response: http.client.HTTPResponse,
-    connection: http.client.HTTPConnection,
+    sock: socket.socket,
+    timeout: float,
     record: Record,
     clock: Callable[[], float],
     deadline: float,
@@ -119,8 +123,7 @@ def _read(
                 return
         if now > deadline:
             raise TimeoutError
-        if connection.sock is not None:
-            connection.sock.settimeout(max(min(connection.timeout or 1e9, deadline - now), 0.001))
+        sock.settimeout(max(min(timeout, deadline - now), 0.001))
     record.error = "the stream broke off before [DONE]"
 
 

@@ -3,19 +3,23 @@
 import asyncio
 import contextlib
 import re
+import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from loadtest import mock_server
 from loadtest.mock_server import Fault, Timing
+from tests.support.waiting import PATIENCE
 
 
 @contextlib.contextmanager
-def mock(timing: Timing, fault: Fault | None = None) -> Iterator[str]:
-    """The mock server's base URL."""
-    loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(mock_server.serve(timing, "127.0.0.1", 0, fault=fault))
+def mock(timing: Timing, fault: Fault | None = None, log: TextIO | None = None) -> Iterator[str]:
+    """The mock server's base URL. By its own clock, which the log has, each sleep is exact."""
+    loop = _Impatient()
+    starting = mock_server.serve(timing, "127.0.0.1", 0, log, fault, loop.time)
+    server = loop.run_until_complete(starting)
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
@@ -30,6 +34,32 @@ def mock(timing: Timing, fault: Fault | None = None) -> Iterator[str]:
         loop.close()
 
 
+class _Impatient(asyncio.SelectorEventLoop):
+    """A loop that waits for others, but not for time: where all sleep, its clock leaps."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__(_Leaps(self))
+
+    def time(self) -> float:
+        return self._now
+
+    def leap(self, seconds: float) -> None:
+        self._now += seconds
+
+
+class _Leaps(selectors.DefaultSelector):
+    def __init__(self, loop: _Impatient) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(None if timeout is None else 0)
+        if timeout and not ready:
+            self._loop.leap(timeout)
+        return ready
+
+
 @contextlib.contextmanager
 def scripted(play: Callable[[socket.socket], None], connections: int = 1) -> Iterator[str]:
     """Base URL of a server that reads each request and then lets `play` have the socket.
@@ -37,11 +67,11 @@ def scripted(play: Callable[[socket.socket], None], connections: int = 1) -> Ite
     All of it is read: closing a socket with bytes unread would reset the connection.
     """
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(20)
+    listener.settimeout(PATIENCE)
 
     def answer(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
-            connection.settimeout(20)
+            connection.settimeout(PATIENCE)
             received = b""
             while b"\r\n\r\n" not in received:
                 received += connection.recv(65536)

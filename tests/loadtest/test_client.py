@@ -2,6 +2,8 @@
 
 import errno
 import http.client
+import io
+import itertools
 import json
 import math
 import socket
@@ -13,33 +15,38 @@ import pytest
 
 from loadtest.client.client import request_body, send
 from loadtest.errors import LoadTestError
-from loadtest.mock_server import Fault, FaultKind, Timing
+from loadtest.mock_server import STALL, Fault, FaultKind, Timing
 from loadtest.runs.failures import is_the_clients
 from loadtest.runs.records import Record
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.schedule import PromptRules, ScheduledRequest
 from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
+from tests.support.waiting import PATIENCE
 
 REQUEST = ScheduledRequest(timestamp=0, input_length=20, output_length=5)
 
 
 def ask(
-    url: str, endpoint: Endpoint = "completions", timeout: float = 20.0, deadline: float = math.inf
+    url: str,
+    endpoint: Endpoint = "completions",
+    timeout: float = PATIENCE,
+    clock: Callable[[], float] = time.perf_counter,
+    deadline: float = math.inf,
 ) -> Record:
     target = Target(url, "m", endpoint, timeout)
-    record = Record(0, time.perf_counter(), 20, 5)
+    record = Record(0, clock(), 20, 5)
     body = request_body(target, REQUEST, 0, PromptRules())
-    send(target, body, record, time.perf_counter, deadline)
+    send(target, body, record, clock, deadline)
     return record
 
 
-def answered_with(*parts: bytes, **options: float) -> Record:
+def answered_with(*parts: bytes) -> Record:
     def play(connection: socket.socket) -> None:
         for part in parts:
             connection.sendall(part)
 
     with scripted(play) as url:
-        return ask(url, **options)  # type: ignore[arg-type]
+        return ask(url)
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
@@ -66,10 +73,10 @@ def test_an_event_is_stamped_before_the_next_one_is_sent() -> None:
 
     def play(connection: socket.socket) -> None:
         connection.sendall(STREAM)
-        assert stamped.acquire(timeout=10)  # the moment of sending
+        assert stamped.acquire(timeout=PATIENCE)  # the moment of sending
         for _ in range(50):
             connection.sendall(TOKEN)
-            if not stamped.acquire(timeout=10):
+            if not stamped.acquire(timeout=PATIENCE):
                 return  # breaks the stream off, which fails the test
         connection.sendall(DONE)
 
@@ -127,20 +134,35 @@ def until_the_client_hangs_up(connection: socket.socket) -> None:
     connection.recv(1)
 
 
-@pytest.mark.parametrize(
-    ("timeout", "deadline", "error"),
-    [
-        (0.2, 1e9, "no answer for 0.2 s"),
-        (20.0, 0.3, "unfinished when the run ended"),
-    ],
-)
-def test_silence_and_the_end_of_the_run_end_a_request(
-    timeout: float, deadline: float, error: str
-) -> None:
-    play: Callable[[socket.socket], None] = until_the_client_hangs_up
+@pytest.mark.parametrize("token_at", [1000.0, 1000.5])
+def test_the_end_of_the_run_ends_a_request(token_at: float) -> None:
+    # Scheduled and sent at 0; the run ends at 1000. If the client waited on, the server would hang
+    # up first.
+    moments = itertools.chain([0.0, 0.0], itertools.repeat(token_at))
+    with scripted(until_the_client_hangs_up) as url:
+        record = ask(url, timeout=2 * PATIENCE, clock=lambda: next(moments), deadline=1000.0)
+    assert record.error == "unfinished when the run ended"
+    assert record.tokens == [token_at]
+
+
+def test_silence_ends_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    token_sent = threading.Event()
+    getresponse = http.client.HTTPConnection.getresponse
+
+    def play(connection: socket.socket) -> None:
+        connection.sendall(STREAM + TOKEN)
+        token_sent.set()
+        connection.recv(1)
+
+    def read_after_the_token(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        # Else a server that is held up would be silent before the token already.
+        assert token_sent.wait(PATIENCE)
+        return getresponse(connection)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "getresponse", read_after_the_token)
     with scripted(play) as url:
-        record = ask(url, timeout=timeout, deadline=time.perf_counter() + deadline)
-    assert record.error == error
+        record = ask(url, timeout=0.05)
+    assert record.error == "no answer for 0.05 s"
     assert len(record.tokens) == 1
 
 
@@ -189,14 +211,14 @@ def test_a_base_url_is_the_root_of_a_server(url: str) -> None:
     [
         ("refuse", "RemoteDisconnected"),
         ("busy", "HTTP 503"),
-        ("hang", "no answer for 0.3 s"),
+        ("hang", "no answer for 0.05 s"),
         ("stall", None),
         ("empty-first", None),
         ("null-error", None),
     ],
 )
 def test_each_fault_of_the_mock_is_seen_as_what_it_is(kind: FaultKind, error: str | None) -> None:
-    timeout = 0.3 if kind == "hang" else 20.0
+    timeout = 0.05 if kind == "hang" else PATIENCE
     with mock(Timing(0.05, 0.001), Fault(kind, every=1)) as url:
         record = ask(url, timeout=timeout)
     if error is not None:
@@ -204,7 +226,16 @@ def test_each_fault_of_the_mock_is_seen_as_what_it_is(kind: FaultKind, error: st
         assert error in record.error
         return
     assert record.error is None
-    assert len(record.tokens) == 5
-    # The empty event comes 50 ms before the first token, and is none.
-    assert record.ttft >= 0.05
-    assert (max(record.itls) >= 0.45) is (kind == "stall")
+    assert len(record.tokens) == 5  # the empty event is none
+
+
+@pytest.mark.parametrize("kind", ["none", "stall", "empty-first", "null-error"])
+def test_the_mock_sends_tokens_when_they_are_due(kind: FaultKind) -> None:
+    log = io.StringIO()
+    with mock(Timing(0.05, 0.01), Fault(kind), log) as url:
+        ask(url)
+    answer = json.loads(log.getvalue())
+    late = STALL if kind == "stall" else 0.0
+    due = [0.05, 0.06, 0.07, 0.08 + late, 0.09 + late]
+    assert [moment - answer["arrived"] for moment in answer["sent"]] == pytest.approx(due)
+    assert answer["fault"] == kind

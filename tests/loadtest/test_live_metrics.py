@@ -10,11 +10,12 @@ from loadtest.client.live_metrics import LATE_BUCKETS, Histogram, LiveMetrics, e
 from loadtest.runs.health import NAP, HealthMonitor, late_at_any_moment
 from loadtest.runs.records import Record
 from loadtest.runs.verdict import Limits
+from tests.support.waiting import PATIENCE
 
 
 def scraped(port: int | None) -> dict[str, dict[str, float]]:
     """{sample name: {le, outcome or nothing: value}} of a scrape."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as response:
         text = response.read().decode()
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
@@ -81,7 +82,7 @@ def test_the_limits_of_the_verdict_are_bounds() -> None:
 
 def test_other_paths_are_not_found(live: LiveMetrics) -> None:
     with exported(live, 0) as port, pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=PATIENCE)
 
 
 def test_without_a_port_nothing_listens(live: LiveMetrics) -> None:

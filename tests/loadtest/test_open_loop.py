@@ -12,6 +12,7 @@ from loadtest.runs.records import Record
 from loadtest.runs.target import Target
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
+from tests.support.waiting import PATIENCE
 
 
 def schedule(count: int, gap_ms: int) -> Schedule:
@@ -32,7 +33,7 @@ def test_the_shares_of_all_processes_make_the_schedule(processes: int) -> None:
                 Target(url, "m"),
                 Share(index, processes),
                 time.time(),
-                10.0,
+                PATIENCE,
                 records.append,
             )
     assert sorted(record.index for record in records) == list(range(20))
@@ -46,13 +47,13 @@ def test_a_server_that_does_not_answer_does_not_delay_the_next_request() -> None
     all_asked = threading.Barrier(10)
 
     def play(connection: socket.socket) -> None:
-        all_asked.wait(timeout=20)
+        all_asked.wait(timeout=PATIENCE)
         connection.sendall(STREAM + TOKEN + DONE)
 
     records: list[Record] = []
     with scripted(play, connections=10) as url:
         target = Target(url, "m")
-        replay(schedule(10, 1), target, Share(), time.time(), 20.0, records.append)
+        replay(schedule(10, 1), target, Share(), time.time(), PATIENCE, records.append)
     assert [record.error for record in records] == [None] * 10
 
 
@@ -66,5 +67,5 @@ def test_a_stopped_replay_sends_no_more() -> None:
 
     with mock(Timing(0.001, 0.001)) as url:
         far = schedule(3, 100_000)
-        replay(far, Target(url, "m"), Share(), time.time(), 1.0, first_answer, stopped)
+        replay(far, Target(url, "m"), Share(), time.time(), PATIENCE, first_answer, stopped)
     assert len(records) == 1

@@ -1,17 +1,16 @@
 """A server is measured only after it is healthy, and it never outlives its measurement."""
 
-import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from loadtest.ab.server import running_server
 from loadtest.errors import LoadTestError
+from tests.support.waiting import PATIENCE, wait_until, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +36,7 @@ def test_it_listens_inside_the_block_and_not_after_an_error(tmp_path: Path) -> N
     url = f"http://127.0.0.1:{port}"
 
     def measure() -> None:
-        with running_server(command, environment, url, tmp_path / "log", 60):
+        with running_server(command, environment, url, tmp_path / "log", PATIENCE):
             assert is_listening(port)
             raise RuntimeError("mine")
 
@@ -51,18 +50,18 @@ def test_its_children_end_with_it(tmp_path: Path) -> None:
     mock = f"{sys.executable} -m loadtest mock --port {port}"
     command = ["sh", "-c", f"sleep 600 & echo $! >{tmp_path}/child; {mock}; true"]
     url = f"http://127.0.0.1:{port}"
-    with running_server(command, {"PYTHONPATH": str(ROOT)}, url, tmp_path / "log", 60):
-        child = int((tmp_path / "child").read_text())
-        os.kill(child, 0)
-    assert not runs(child)
+    with running_server(command, {"PYTHONPATH": str(ROOT)}, url, tmp_path / "log", PATIENCE):
+        child = psutil.Process(int((tmp_path / "child").read_text()))
+        assert child.is_running()
+    wait_until_gone([child])
 
 
 @pytest.mark.parametrize(
     ("command", "patience", "message"),
     [
-        (["sh", "-c", "echo no such model; exit 7"], 30.0, "exited with 7; the end of"),
-        (["sleep", "60"], 0.5, "did not get healthy in 0.5 s"),
-        (["/no/such/program"], 1.0, "cannot start /no/such/program"),
+        (["sh", "-c", "echo no such model; exit 7"], PATIENCE, "exited with 7; the end of"),
+        (["sleep", "600"], 0.5, "did not get healthy in 0.5 s"),
+        (["/no/such/program"], PATIENCE, "cannot start /no/such/program"),
     ],
 )
 def test_a_server_that_does_not_come_up_is_an_error(
@@ -84,7 +83,7 @@ def test_a_foreign_server_on_the_port_is_refused(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{foreign.getsockname()[1]}"
         with (
             pytest.raises(LoadTestError, match="something listens there already"),
-            running_server(["sleep", "60"], {}, url, tmp_path / "log", 5),
+            running_server(["sleep", "600"], {}, url, tmp_path / "log", PATIENCE),
         ):
             pass
 
@@ -98,18 +97,8 @@ def test_nothing_outlives_a_measurement_that_is_killed(tmp_path: Path) -> None:
     )
     killed = subprocess.Popen([sys.executable, "-c", measurement], cwd=ROOT)
     started = [tmp_path / "detached", tmp_path / "own"]
-    wait_for(lambda: all(path.exists() and path.read_text().strip() for path in started))
+    wait_until(lambda: all(path.read_text() for path in started), PATIENCE, "both run")
+    left = [psutil.Process(int(path.read_text())) for path in started]
     killed.kill()
     killed.wait()
-    left = [int(path.read_text()) for path in started]
-    wait_for(lambda: not any(map(runs, left)))
-
-
-def runs(process: int) -> bool:
-    state = Path(f"/proc/{process}/stat")
-    return state.exists() and " Z " not in state.read_text()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    while not condition():  # the limit is that of a test
-        time.sleep(0.02)
+    wait_until_gone(left)
