@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.common.engine_process import Engine, EngineError
+from tests.support.waiting import PATIENCE, wait_until_gone
 
 VLLM = """
 class LLM:
@@ -19,7 +21,6 @@ class LLM:
         self.options = options
 """
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0  # for a machine that is busy
 
 
 def options(llm: Any, **more: Any) -> dict[str, Any]:
@@ -100,20 +101,8 @@ def test_an_engine_that_hangs_is_given_up(started: Callable[..., Engine]) -> Non
         engine.ask(hang, seconds=1.0)
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")
 def test_closing_ends_what_the_engine_started(started: Callable[..., Engine]) -> None:
     engine = started()
-    pid = engine.ask(child)
+    left = [psutil.Process(engine.ask(child))]
     engine.close(PATIENCE)
-    deadline = time.monotonic() + PATIENCE
-    while _is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _is_alive(pid)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
+    wait_until_gone(left)

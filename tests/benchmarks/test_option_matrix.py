@@ -22,6 +22,7 @@ from benchmarks.engines.option_matrix.forks import Ended, Job, run
 from benchmarks.engines.option_matrix.pairs import all_pairs
 from benchmarks.engines.option_matrix.report import page
 from benchmarks.engines.option_matrix.verdict import verdict
+from tests.support.waiting import PATIENCE
 
 FACTORS = {"a": ["1", "2", "3"], "b": ["x", "y"], "c": ["p", "q"], "d": ["u", "v", "w"]}
 
@@ -189,7 +190,7 @@ def answer(number: int) -> int:
 
 
 def hang() -> None:
-    time.sleep(60)
+    time.sleep(600)
 
 
 def die() -> None:
@@ -201,7 +202,7 @@ def test_jobs_answer_or_die_and_none_holds_up_the_others(tmp_path: Path) -> None
         Job("die", tmp_path / "die.log", die),
         *(Job(str(n), tmp_path / f"{n}.log", answer, (n,), {"FACTOR": "3"}) for n in range(3)),
     ]
-    found = {one.name: one for one in run(jobs, at_once=2, seconds=60)}
+    found = {one.name: one for one in run(jobs, at_once=2, seconds=PATIENCE)}
     assert [found[str(n)].answer for n in range(3)] == [0, 3, 6]
     assert found["die"].failure == "died with exit code -11"
     assert not found["die"].late

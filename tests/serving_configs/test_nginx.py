@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,16 +14,14 @@ import pytest
 
 from tests.serving_configs.debian import program
 from tests.serving_configs.front import (
-    KEEP_ALIVE,
     NGINX,
-    PATIENCE,
     Upstream,
     free_port,
     nginx,
     upstream,
     written_conf,
 )
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -93,24 +90,17 @@ def test_idle_connections_are_closed_before_vllm_closes_them() -> None:
         pytest.skip("needs vLLM")
     envs = Path(spec.origin).with_name("envs.py").read_text()
     (limit,) = re.findall(r"VLLM_HTTP_TIMEOUT_KEEP_ALIVE: int = (\d+)", envs)
-    assert int(limit) == KEEP_ALIVE
     assert int(seconds) < int(limit)
 
 
 def test_of_an_idle_connection_the_front_lets_go_first(front: int, vllm: Upstream) -> None:
     """Else a POST can meet a connection that vLLM is closing, and cannot be sent again."""
-    closed_by = []
-    # The front is a second earlier. A busy machine may hold it up for that long, but not each time.
-    while "front" not in closed_by and len(closed_by) < 3:
-        while not vllm.closed_by.empty():
-            vllm.closed_by.get()
-        assert answer(front, "POST", "/v1/completions", b"{}")[0] == 200
-        closed_by.append(vllm.closed_by.get(timeout=PATIENCE))
-    assert "front" in closed_by
+    assert answer(front, "POST", "/v1/completions", b"{}")[0] == 200
+    assert vllm.closed_by.get(timeout=PATIENCE) == "front"
 
 
 def test_tokens_come_one_by_one(front: int, vllm: Upstream) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", front, timeout=PATIENCE / 4)
+    connection = http.client.HTTPConnection("127.0.0.1", front, timeout=PATIENCE)
     connection.request("POST", "/v1/one-by-one", b"{}")
     response = connection.getresponse()
     for token in range(3):
@@ -123,8 +113,12 @@ def test_tokens_come_one_by_one(front: int, vllm: Upstream) -> None:
 
 def test_a_client_that_leaves_is_gone_for_vllm_too(front: int, vllm: Upstream) -> None:
     with socket.create_connection(("127.0.0.1", front)) as client:
-        client.sendall(b"POST /v1/long HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
-        assert b"data: 0" in client.recv(1 << 16) + client.recv(1 << 16)
+        client.sendall(b"POST /v1/endless HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        received = b""
+        while b"data: 0" not in received:
+            piece = client.recv(1 << 16)
+            assert piece, received
+            received += piece
     assert vllm.client_left.wait(PATIENCE)
 
 
@@ -200,8 +194,8 @@ def test_errors_of_vllm_stay_as_they_are(front: int) -> None:
 
 def test_half_a_header_is_dropped_and_does_not_reach_vllm(front: int, vllm: Upstream) -> None:
     before = len(vllm.requests)
-    with socket.create_connection(("127.0.0.1", front), timeout=PATIENCE) as client:
-        began = time.monotonic()
+    # Dropped after 5 s, and not after the 60 s that nginx waits unless it is told otherwise.
+    with socket.create_connection(("127.0.0.1", front), timeout=50) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
         received = b""
         try:
@@ -209,8 +203,6 @@ def test_half_a_header_is_dropped_and_does_not_reach_vllm(front: int, vllm: Upst
                 received += piece
         except ConnectionResetError:
             pass
-        # After 5 s, and not after the 60 s that nginx waits unless it is told otherwise.
-        assert time.monotonic() - began < 50
     assert received == b"" or b" 408 " in received
     assert len(vllm.requests) == before
 
@@ -224,12 +216,13 @@ def test_without_a_server_the_answer_is_503_and_soon(tmp_path: Path) -> None:
 
 
 def test_a_flood_from_one_address_is_429(vllm: Upstream, tmp_path: Path) -> None:
-    with nginx(tmp_path, local=vllm.port) as port:
+    # After a burst of 100, one a minute.
+    with nginx(tmp_path, rate="1r/m", local=vllm.port) as port:
 
         def ask(_: int) -> list[tuple[int, bytes, dict[str, str]]]:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
             got = []
-            for _ in range(100):
+            for _ in range(20):
                 connection.request("GET", "/v1/models")
                 response = connection.getresponse()
                 got.append((response.status, response.read(), dict(response.getheaders())))
@@ -240,7 +233,7 @@ def test_a_flood_from_one_address_is_429(vllm: Upstream, tmp_path: Path) -> None
             answers = [one for some in pool.map(ask, range(8)) for one in some]
     passed = [one for one in answers if one[0] == 200]
     refused = [one for one in answers if one[0] != 200]
-    assert len(passed) >= 100
+    assert len(passed) > 100
     assert refused
     for one in refused:
         assert_openai_error(429, one)
@@ -257,7 +250,7 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Upst
 
 
 def many(port: int, headers: list[dict[str, str]]) -> list[int]:
-    """The statuses of GETs over one connection, one for each of `headers`, at 40 a second."""
+    """The statuses of GETs over one connection, one for each of `headers`."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     statuses = []
     for one in headers:
@@ -265,7 +258,6 @@ def many(port: int, headers: list[dict[str, str]]) -> list[int]:
         response = connection.getresponse()
         response.read()
         statuses.append(response.status)
-        time.sleep(1 / 40)  # the front allows 50
     connection.close()
     return statuses
 

@@ -34,8 +34,8 @@ from loadtest.traffic.scenario import find_scenario, load_scenario
 from tests.serving.server import Server, serve
 from tests.serving_configs.dashboard import expressions
 from tests.serving_configs.debian import CONFIGS, program
-from tests.serving_configs.front import PATIENCE, free_port
-from tests.support.waiting import wait_until
+from tests.serving_configs.front import free_port
+from tests.support.waiting import PATIENCE, wait_until
 from vllm_gac.checkpoint.open import open_checkpoint
 
 SECONDS = 15  # of traffic

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
@@ -20,6 +19,7 @@ pytest.importorskip("aiohttp")
 
 from serving_configs.ray.engine import Engine, EngineStartError
 from serving_configs.ray.forward import session
+from tests.support.waiting import PATIENCE, wait_until, wait_until_gone
 
 VLLM = """
 import http.server, signal, socketserver, subprocess, sys
@@ -81,11 +81,6 @@ def processes(engine: Engine) -> list[psutil.Process]:
     return [server, *server.children(recursive=True)]
 
 
-def alive(group: list[psutil.Process]) -> list[psutil.Process]:
-    _, left = psutil.wait_procs(group, timeout=10)
-    return [p for p in left if p.status() != psutil.STATUS_ZOMBIE]
-
-
 def test_a_healthy_engine_runs_until_it_is_stopped() -> None:
     engine = asyncio.run(started())
     group = processes(engine)
@@ -93,7 +88,7 @@ def test_a_healthy_engine_runs_until_it_is_stopped() -> None:
     assert engine.running()
     engine.stop()
     assert not engine.running()
-    assert not alive(group)
+    wait_until_gone(group)
     assert not Path(engine.socket).parent.exists()
     engine.stop()  # again: nothing happens
 
@@ -121,10 +116,9 @@ def test_when_the_api_server_is_killed_its_engine_core_goes_too() -> None:
     engine = asyncio.run(started())
     group = processes(engine)
     group[0].kill()
-    while engine.running():
-        time.sleep(0.05)
+    wait_until(lambda: not engine.running(), PATIENCE, "its end is seen")
     engine.stop()
-    assert not alive(group)
+    wait_until_gone(group)
 
 
 def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +126,7 @@ def test_one_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatch) -> 
     engine = asyncio.run(started("m", "--deaf"))
     group = processes(engine)
     engine.stop()
-    assert not alive(group)
+    wait_until_gone(group)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -153,5 +147,5 @@ def test_when_the_replica_is_killed_its_engine_ends(tmp_path: Path, how: signal.
         pid, socket = process.stdout.readline().split()
         server = psutil.Process(int(pid))
         process.send_signal(how)
-    assert not alive([server])
+    wait_until_gone([server])
     assert not Path(socket).parent.exists()

@@ -8,7 +8,6 @@ import contextlib
 import http.client
 import json
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from fastapi import FastAPI, Request, Response
 
 from serving_configs.ray.forward import METHODS, forward, session
 from tests.serving_configs.front import free_port
+from tests.support.waiting import PATIENCE, wait_until
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Place:
     def ask(
         self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
     ) -> Iterator[http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         connection.request(method, path, body, headers)
         try:
             yield connection.getresponse()
@@ -117,12 +117,11 @@ def place(tmp_path: Path) -> Iterator[Place]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    wait_until(lambda: server.started, PATIENCE, "the replica listens")
     yield made
     server.should_exit = True
     vllm.go_on.set()
-    thread.join(20)
+    thread.join(PATIENCE)
 
 
 def test_a_request_arrives_as_it_was_sent(place: Place) -> None:
@@ -169,7 +168,7 @@ def test_a_part_arrives_before_the_next_is_there(place: Place) -> None:
 def test_when_the_client_leaves_vllm_is_told(place: Place) -> None:
     with place.ask("/stream") as answer:
         answer.readline()
-    assert place.vllm.left.wait(10)
+    assert place.vllm.left.wait(PATIENCE)
 
 
 def test_an_engine_that_dies_before_it_answers_is_a_503(place: Place) -> None:
