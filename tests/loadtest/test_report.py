@@ -114,7 +114,7 @@ def test_the_conclusion_hides_no_tail_no_failure_and_no_doubt(tmp_path: Path) ->
         assert f"nothing is told apart, because starts of one server differ and {why}" in said(
             starts, 0
         )
-        assert 'class="up"' not in (tmp_path / "r.html").read_text()
+        assert 'class="up"><b>1.' not in (tmp_path / "r.html").read_text()
 
 
 def test_a_speedup_whose_interval_holds_one_is_marked(tmp_path: Path) -> None:
