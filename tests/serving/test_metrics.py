@@ -50,6 +50,7 @@ def published(
         model_config=model,
         cache_config=cache,
         load_config=load,
+        attention_config=SimpleNamespace(backend=None),
         parallel_config=SimpleNamespace(_api_process_rank=rank),
     )
     logger = GacStatLogger(vllm_config, engine_index=engine)
