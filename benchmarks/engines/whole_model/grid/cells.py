@@ -17,6 +17,8 @@ PRECISIONS = ((FP8, FP8), (BF16, BF16), (FP8, BF16), (BF16, FP8))
 # Beside the grid, in the first two precisions: other shares, MLPs alone, heads and latents of 64.
 MORE_LOW_RANK = ("planned-low-rank-90", "planned-low-rank-70", "low-rank-mlp")
 MORE_FORMS = ("latent-64", "heads-64-64", "planned")
+# The dense model with our decode kernel in place of vLLM's attention: nothing is compressed.
+OWN_ATTENTION = "dense-own-attention"
 # Served as they are, which FP8 does not allow.
 MISALIGNED = "low-rank-misaligned"
 
@@ -55,7 +57,8 @@ class Cell:
     def options(self) -> dict[str, Any]:
         """Arguments of LLM(...)."""
         weights = {"quantization": "fp8_per_tensor"} if self.weights == FP8 else {}
-        return weights | ({"kv_cache_dtype": "fp8"} if self.cache == FP8 else {})
+        own = {"attention_backend": "GAC"} if self.model == OWN_ATTENTION else {}
+        return weights | own | ({"kv_cache_dtype": "fp8"} if self.cache == FP8 else {})
 
 
 def cells(shape: str) -> list[Cell]:
@@ -63,7 +66,7 @@ def cells(shape: str) -> list[Cell]:
     grid = [(model, *types) for types in PRECISIONS for model in FORMS]
     low_rank = [(model, *types) for types in PRECISIONS[:2] for model in MORE_LOW_RANK]
     low_rank.append((MISALIGNED, BF16, BF16))
-    other = [(model, *types) for types in PRECISIONS[:2] for model in MORE_FORMS]
+    other = [(model, *types) for types in PRECISIONS[:2] for model in (OWN_ATTENTION, *MORE_FORMS)]
     # What users compare comes first: all forms in FP8, all in bf16.
     ordered = [*grid[:10], *low_rank, *other, *grid[10:]]
     return [Cell(*named, _batches(shape, *named)) for named in ordered]
@@ -87,6 +90,7 @@ def chosen(every: Sequence[Cell], names: str | None) -> list[Cell]:
 def models_by_name(dense: dict[str, Any]) -> Mapping[str, Callable[[], Model]]:
     """What makes each model; the planner is asked only for what is served."""
     fixed = {model.name: model for model in models(dense)}
+    fixed[OWN_ATTENTION] = fixed["dense"]
 
     def made(name: str) -> Callable[[], Model]:
         return lambda: planned(name, dense) if name in REQUESTS else fixed[name]
