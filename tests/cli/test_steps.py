@@ -67,6 +67,7 @@ def test_compress_alone_plans_and_calibrates(
     said = capsys.readouterr().out
     assert re.search(r"KV cache +64 of 64 allowed numbers per token, 50\.0% of dense, 0 left", said)
     assert re.search(r"expected loss +\d+\.\d{4} nats per token \(measured on this model\)", said)
+    assert re.search(r"On other text: perplexity .*% higher, by the project's own trials", said)
     assert f"vllm serve {out} --load-format gac" in said
     assert f"vllm-gac evaluate {out} --text HELD_OUT.txt" in said
     said = error(capsys, *args, "--calibration", text, "--quiet")

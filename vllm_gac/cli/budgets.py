@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from vllm_gac.planning.loss_range import perplexity_range
+
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan, PlanBudget
 
@@ -33,6 +35,8 @@ def print_budgets(plan: "Plan") -> None:
             "measured on this model" if measured else "estimated from other models, not measured"
         )
         print(f"{'expected loss':13}  {loss:.4f} nats per token ({source})")
+        if measured:
+            print(f"{'':13}  On other text: {perplexity_range(loss)}, by the project's own trials.")
 
 
 def _why_left(plan: "Plan", budget: str) -> str | None:

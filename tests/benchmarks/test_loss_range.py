@@ -1,0 +1,60 @@
+"""The range that is printed beside expected losses is the one that the committed trials have."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.quality.ladder.intervals import ratio
+from benchmarks.quality.ladder.rows import HEALED, PLAIN
+from vllm_gac.planning.loss_range import (
+    LEAST_EXPECTED,
+    MEASURED_OVER_EXPECTED,
+    perplexity_range,
+)
+
+QUALITY = Path(__file__).parents[2] / "benchmarks" / "results" / "quality"
+
+
+def _demo() -> Iterator[tuple[float, float]]:
+    dense, *plans = json.loads((QUALITY / "predicted_losses.json").read_text())["rows"]
+    for plan in plans:
+        yield plan["expected"], float(np.mean(plan["losses"]) - np.mean(dense["losses"]))
+
+
+def _ladder() -> Iterator[tuple[float, float]]:
+    for path in sorted((QUALITY / "ladder").glob("*/rows.jsonl")):
+        rows = {row["row"]: row for row in map(json.loads, path.read_text().splitlines())}
+        dense = rows["dense"]
+        for name, row in rows.items():
+            left_out = name.endswith((HEALED, PLAIN))  # trained, or fitted otherwise than planned
+            if "losses" in row and row.get("expected_loss") is not None and not left_out:
+                over = ratio(row["losses"], dense["losses"], dense["document"])[0]
+                yield row["expected_loss"], math.log(over)
+
+
+def test_the_range_is_that_of_the_committed_trials() -> None:
+    trials = [*_demo(), *_ladder()]
+    times = [lost / expected for expected, lost in trials if expected >= LEAST_EXPECTED]
+    assert len(times) > 50
+    least, most = min(times), max(times)
+    outwards = math.floor(least * 10) / 10, math.ceil(most * 10) / 10
+    assert outwards == MEASURED_OVER_EXPECTED
+    small = [lost for expected, lost in trials if expected < LEAST_EXPECTED]
+    assert max(small) <= MEASURED_OVER_EXPECTED[1] * LEAST_EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("expected", "said"),
+    [
+        (0.0, "perplexity up to 0.3 % higher"),
+        (0.0045, "perplexity 0.3 to 1.5 % higher"),
+        (0.1, "perplexity 6.2 to 40 % higher"),
+        (1e9, "perplexity 48,516,519,441 to 48,516,519,441 % higher"),
+    ],
+)
+def test_it_is_said_as_perplexity(expected: float, said: str) -> None:
+    assert perplexity_range(expected) == said

@@ -1,0 +1,34 @@
+"""What an expected loss means for the perplexity of other text, by the project's own trials.
+
+The trials are benchmarks/results/quality/predicted_losses.md (64 compressions of the demo model)
+and benchmarks/results/quality/ladder (models of 30 and 130 million parameters).
+tests/benchmarks/test_loss_range.py derives the range from the numbers behind these pages.
+"""
+
+import math
+
+# What held-out text lost, as a multiple of what the plan expected: the least and the most.
+MEASURED_OVER_EXPECTED = (0.6, 3.4)
+# In nats per token. Of a smaller loss the trials measured noise, and never more than the most that
+# this one may become.
+LEAST_EXPECTED = 0.001
+_MOST_NATS = 20.0
+
+
+def perplexity_range(expected: float) -> str:
+    """By how much the perplexity may rise, e.g. "perplexity 0.6 to 3.5 % higher".
+
+    Args:
+        expected: What a plan expects to lose, measured on this model, in nats per token.
+    """
+    least, most = (times * max(expected, LEAST_EXPECTED) for times in MEASURED_OVER_EXPECTED)
+    if expected < LEAST_EXPECTED:
+        return f"perplexity up to {_percent(most)} % higher"
+    return f"perplexity {_percent(least)} to {_percent(most)} % higher"
+
+
+def _percent(nats: float) -> str:
+    percent = 100 * math.expm1(min(nats, _MOST_NATS))
+    if percent < 1:
+        return f"{percent:.1g}"
+    return f"{percent:,.1f}" if percent < 10 else f"{percent:,.0f}"
