@@ -10,6 +10,7 @@ import pytest
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.atomic_files import write_json, write_tensors
 from vllm_gac.checkpoint.workspace import finished_before, workspace
+from vllm_gac.checkpoint.written import RECORD
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.errors import CheckpointError, DiskError, PlanError
 from vllm_gac.planning.request import PlanRequest
@@ -167,7 +168,7 @@ def test_work_of_another_command_is_not_continued(out: Path) -> None:
     with pytest.raises(CheckpointError, match="unfinished work of import, not of repair"):
         run(out, command="repair", resume=True)
     run(out, resume=True)
-    assert [path.name for path in out.iterdir()] == [SHARD]
+    assert {path.name for path in out.iterdir()} == {SHARD, RECORD}
 
 
 def test_an_empty_directory_is_nobodys_loss(out: Path) -> None:
@@ -199,7 +200,7 @@ def test_work_outlives_a_full_disk(out: Path) -> None:
     with pytest.raises(DiskError):
         run(out, fail_with(DiskError("full")))
     run(out, resume=True)
-    assert [path.name for path in out.iterdir()] == [SHARD]
+    assert {path.name for path in out.iterdir()} == {SHARD, RECORD}
 
 
 def test_an_output_that_appeared_meanwhile_is_not_replaced(out: Path) -> None:
@@ -212,7 +213,7 @@ def test_an_output_that_appeared_meanwhile_is_not_replaced(out: Path) -> None:
     assert out.read_text() == "theirs"
     out.unlink()
     run(out, resume=True)
-    assert [path.name for path in out.iterdir()] == [SHARD]
+    assert {path.name for path in out.iterdir()} == {SHARD, RECORD}
 
 
 def test_a_link_to_nowhere_is_an_output_that_exists(out: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
 from vllm_gac.checkpoint import atomic_files
 from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.checkpoint.written import RECORD
 from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, GacError, PlanError
@@ -146,6 +147,7 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
     # Statistics do not say which text they are of, so the card of `three` names none.
     assert "a text file" in one.pop("README.md").decode()
     assert "a text file" not in three.pop("README.md").decode()
+    assert one.pop(RECORD) != three.pop(RECORD)  # which has the digests of both cards
     assert one == three
 
 
@@ -346,7 +348,9 @@ class TestInterrupted:
 
     def test_neither_forgotten_nor_mixed_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.interrupt(monkeypatch, KeyboardInterrupt())
-        with pytest.raises(CheckpointError, match="continue it with --resume, or remove it; the "):
+        with pytest.raises(
+            CheckpointError, match="continue it with --resume, or remove it; move its "
+        ):
             self.run()
         other = self.out.with_name("other")
         stats = self.partial / "stats.safetensors"  # the message names this file

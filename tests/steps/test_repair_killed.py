@@ -44,9 +44,9 @@ def test_two_repairs_into_one_directory(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", another_run)
     repair(model, tmp_path / "out", progress=False)
-    unfinished, locked = refused[:2]
-    assert "out.partial: unfinished work of an earlier run" in unfinished
-    assert locked.endswith("out.partial: another process is writing here")
+    assert len(refused) > 2
+    for said in refused:
+        assert said.endswith("out.partial: another process is writing here")
     assert list(faults(open_checkpoint(tmp_path / "out"), finite=True)) == []
 
 

@@ -11,20 +11,23 @@ name belongs to somebody else: it is left alone, and the run is refused.
 """
 
 import fcntl
+import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import TEMPORARY, sync_directory, write_json
-from vllm_gac.checkpoint.replaceable import check_replaceable
 from vllm_gac.checkpoint.run_difference import difference
 from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.written import check_replaceable, record_written, remove_written
 from vllm_gac.errors import CheckpointError, DiskError, GacError
 from vllm_gac.errors.shown import shown
+
+logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 _RECORD, _LOCK, _MODEL, _REPLACED = "run.json", "lock", "model", "replaced"
@@ -40,33 +43,59 @@ _EMPTY = (_LOCK, *_TEMPORARIES)
 _OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, _STREAMS, HEALING, *_EMPTY)
 
 
+def check_output(
+    out: Path, resume: bool = False, overwrite: bool = False, inputs: Iterable[Path] = ()
+) -> None:
+    """Raise, before any work, what `workspace` would raise about `out` and `inputs`.
+
+    A model that an earlier run had moved away and did not replace is put back first.
+    """
+    directory = partial_of(out)
+    _refuse_inputs(out, inputs)
+    begun = _read_record(directory) is not None
+    if begun or (directory / _LOCK).exists():
+        with _locked(directory):
+            if _is_finished(out):
+                if resume:
+                    return
+                _remove(directory)  # nothing else was left to do
+            else:
+                _put_back(out)
+                if begun and not resume:
+                    raise CheckpointError(
+                        f"{directory}: unfinished work of an earlier run; continue it with "
+                        f"--resume, or remove it{_measured(directory)}"
+                    )
+    _refuse_output(out, overwrite)
+
+
 @contextmanager
 def workspace(
-    out: Path, command: str, run: Mapping[str, Any], resume: bool, overwrite: bool = False
+    out: Path,
+    command: str,
+    run: Mapping[str, Any],
+    resume: bool,
+    overwrite: bool = False,
+    inputs: Iterable[Path] = (),
 ) -> Iterator[Path]:
     """The locked workspace OUT.partial of a run of `command`; `run` (JSON values) describes it.
 
     Its model/ becomes OUT when the block ends without an exception. If the input is refused, only
     the measured statistics stay; after any other failure all work stays, for `resume`. With
-    `overwrite`, a model at OUT stays until the new one replaces it. Raises CheckpointError if OUT
-    exists (with `overwrite`: if vllm-gac did not write it), if another process works here, if there
-    is unfinished work and `resume` is false, if that work is of another run, or if OUT.partial is
-    not ours.
+    `overwrite`, a model at OUT stays until the new one replaces it. Raises CheckpointError if
+    another process works here, if there is unfinished work and `resume` is false, if that work is
+    of another run, if OUT.partial is not ours, or if one of `inputs` lies in OUT or OUT.partial;
+    and DiskError if OUT exists (with `overwrite`: if it holds what vllm-gac did not write).
     """
     directory = partial_of(out)
-    refuse = check_replaceable if overwrite else _refuse_a_model
-    refuse(out)
-    if recorded(out) is not None and not resume:
-        raise CheckpointError(
-            f"{directory}: unfinished work of an earlier run; "
-            f"continue it with --resume, or remove it{_measured(directory)}"
-        )
+    check_output(out, resume, overwrite, inputs)
     with claimed(directory, command, run):
-        refuse(out)  # again: another run may have finished meanwhile
+        _refuse_output(out, overwrite)  # again: another run may have finished meanwhile
         model = directory / _MODEL
         model.mkdir(exist_ok=True)
         _remove_all(model, _TEMPORARIES)
         yield directory
+        record_written(model)
         sync_directory(model)
         publish(model, out, overwrite)
 
@@ -93,7 +122,7 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
             # The same input is refused again; only a full disk may have room the next time.
             if not isinstance(e, DiskError):
                 _remove_all(directory, (_MODEL, _STREAMS))
-            if not any(directory.rglob("*.safetensors")):
+            if not (directory / _REPLACED).exists() and not any(directory.rglob("*.safetensors")):
                 _remove(directory)
             raise
 
@@ -102,7 +131,7 @@ def _measured(directory: Path) -> str:
     """A hint that other runs can use the statistics of this one, if they are complete."""
     if not (directory / _STATS).exists():
         return ""
-    return f"; the {_STATS} in it is whole and can be given as --stats"
+    return f"; move its {_STATS} out first, which is whole and can be given as --stats"
 
 
 def publish(product: Path, out: Path, overwrite: bool = False) -> None:
@@ -116,7 +145,7 @@ def publish(product: Path, out: Path, overwrite: bool = False) -> None:
     write_json(directory / _RECORD, record | {"inode": product.stat().st_ino})
     if overwrite and out.exists():
         check_replaceable(out)
-        # A run that is stopped between these two renames is finished when it is resumed.
+        # If we are stopped between these two renames, the next run puts it back (`_put_back`).
         out.rename(directory / _REPLACED)
     refuse_existing(out)
     product.rename(out)
@@ -146,17 +175,11 @@ def finished_before(out: Path, command: str, run: Mapping[str, Any]) -> bool:
     Raises CheckpointError if another run was stopped there.
     """
     directory = partial_of(out)
-    if not (out.exists() and directory.is_dir()):
-        return False
-    record = _read_record(directory)
-    if record is None:
-        if not any(directory.iterdir()):
-            directory.rmdir()
-        return False
-    if record.get("inode") != out.stat().st_ino:
+    if not _is_finished(out):
         return False
     with _locked(directory):
-        _check_same(directory, record, _record(command, run))
+        if (record := _read_record(directory)) is not None:
+            _check_same(directory, record, _record(command, run))
         _remove(directory)
     return True
 
@@ -167,13 +190,61 @@ def refuse_existing(out: Path, hint: str = "") -> None:
         raise DiskError(f"{out}: exists; remove it or choose another output{hint}")
 
 
-def _refuse_a_model(out: Path) -> None:
-    refuse_existing(out, "; --overwrite replaces a model that vllm-gac wrote")
+def _refuse_output(out: Path, overwrite: bool) -> None:
+    """Raise DiskError if a new model must not take the place of what is at `out`."""
+    if overwrite:
+        check_replaceable(out)
+    else:
+        refuse_existing(out, "; --overwrite replaces a model that vllm-gac wrote")
+
+
+def _refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
+    """Raise CheckpointError for an input that lies where a run removes files, also by links."""
+    for path in inputs:
+        for removed in (out, partial_of(out)):
+            if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(removed)):
+                what = f"lies in {removed}, and" if path != removed else "is where"
+                raise CheckpointError(
+                    f"{path}: {what} a run into {out} removes what is there, so it cannot be an "
+                    "input, too; choose another output, or move it away"
+                )
+
+
+def _is_finished(out: Path) -> bool:
+    """Whether the run in OUT.partial had made OUT, and was stopped before it cleaned up.
+
+    Raises CheckpointError if OUT.partial is not ours.
+    """
+    record = _read_record(partial_of(out))
+    return record is not None and out.exists() and record.get("inode") == out.stat().st_ino
+
+
+def _put_back(out: Path) -> None:
+    """Put back what was at `out`, if a run that had moved it away was stopped before it was done.
+
+    Raises CheckpointError if something else is at `out` by now.
+    """
+    directory = partial_of(out)
+    old = directory / _REPLACED
+    if not (old.exists() and (directory / _MODEL).exists()):
+        return
+    if os.path.lexists(out):
+        raise CheckpointError(
+            f"{old}: was at {out} before a run was stopped, and something else is there now; move "
+            "one of the two away"
+        )
+    old.rename(out)
+    sync_directory(out.parent)
 
 
 def _remove(directory: Path) -> None:
     """Remove a workspace, except files that no run writes."""
-    _remove_all(directory, (_MODEL, _REPLACED, *_MEASURED, _STREAMS, HEALING, *_EMPTY))
+    try:
+        if (directory / _REPLACED).exists():
+            remove_written(directory / _REPLACED)
+    except DiskError as e:  # somebody wrote there while it was still the model
+        logger.warning("kept, see %s: %s", directory / _REPLACED, e)
+    _remove_all(directory, (_MODEL, *_MEASURED, _STREAMS, HEALING, *_EMPTY))
     (directory / _RECORD).unlink(missing_ok=True)  # last, because it marks the rest as ours
     with suppress(OSError):
         directory.rmdir()

@@ -120,7 +120,8 @@ def add_restart(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace a model that vllm-gac wrote; it stays until the new one is whole",
+        help="replace a model that vllm-gac wrote; it stays until the new one is whole, and if "
+        "there is any other file, nothing is removed",
     )
 
 

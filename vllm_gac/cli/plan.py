@@ -55,12 +55,15 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.checkpoint.hub import model_directory
     from vllm_gac.errors import PlanError
     from vllm_gac.planning.picture import png, svg
+    from vllm_gac.planning.plan_file import is_plan
     from vllm_gac.planning.planner import measured_plan, prior_plan
     from vllm_gac.planning.plot import draw_plan
 
     for file in (args.out, args.plot):
         if file is not None and file.exists() and not (args.overwrite and file.is_file()):
             raise PlanError(f"{file}: exists; remove it, choose another file or give --overwrite")
+    if args.out is not None and args.out.exists() and not is_plan(args.out):
+        raise PlanError(f"{args.out}: is no plan; --overwrite replaces nothing else")
     if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
         args.usage_error(f"--plot {args.plot}: only .svg and .png are drawn; name it so")
     if not given(args, *BUDGETS):

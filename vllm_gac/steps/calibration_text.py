@@ -50,6 +50,11 @@ def text_files(given: Sequence[str | Path], purpose: str) -> list[Path]:
     return texts
 
 
+def given_files(given: Sequence[str | Path]) -> list[Path]:
+    """The texts that are files of this machine, and no data sets of the Hub."""
+    return [Path(text) for text in given if not is_data_set(text)]
+
+
 def sha256_of(text: Path) -> str:
     """The SHA-256 of a text, by which a run that goes on knows it again."""
     with opened(text) as file:

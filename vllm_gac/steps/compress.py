@@ -15,7 +15,7 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
-from vllm_gac.checkpoint.workspace import finished_before, workspace
+from vllm_gac.checkpoint.workspace import check_output, finished_before, workspace
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
 from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS, DEFAULT_SEQUENCE_LENGTH, calibrate
 from vllm_gac.compression.methods.lowrank import Whitening
@@ -32,7 +32,12 @@ from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_la
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibration_text import calibration_texts, described, sha256_of
+from vllm_gac.steps.calibration_text import (
+    calibration_texts,
+    described,
+    given_files,
+    sha256_of,
+)
 from vllm_gac.steps.threads import threads_of, use_threads
 from vllm_gac.steps.write_compressed import write_compressed
 
@@ -108,6 +113,10 @@ def compress(
     """
     out, stats = Path(out), None if stats is None else Path(stats)
     model = model_directory(model, revision)
+    inputs = [model, *given_files(calibration)] + ([] if stats is None else [stats])
+    if isinstance(plan, (str, Path)):
+        inputs.append(Path(plan))
+    check_output(out, resume, overwrite, inputs)
     checkpoint, request = open_dense(model), request or PlanRequest()
     companions_of(model)  # refuses files that cannot be copied before the work begins
     chosen = None
@@ -151,7 +160,10 @@ def compress(
     }
     if resume and finished_before(out, "compress", run):
         return open_checkpoint(out).layout
-    with workspace(out, "compress", run, resume, overwrite) as directory, use_threads(threads):
+    with (
+        workspace(out, "compress", run, resume, overwrite, inputs) as directory,
+        use_threads(threads),
+    ):
         if texts:
             stats = directory / "stats.safetensors"
             if not stats.exists():

@@ -22,7 +22,13 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
 from vllm_gac.checkpoint.token_text import vocabulary
-from vllm_gac.checkpoint.workspace import HEALING, finished_before, partial_of, workspace
+from vllm_gac.checkpoint.workspace import (
+    HEALING,
+    check_output,
+    finished_before,
+    partial_of,
+    workspace,
+)
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, write_index
 from vllm_gac.compression.reference_model import reference
 from vllm_gac.errors import CheckpointError, HealingError
@@ -36,7 +42,7 @@ from vllm_gac.healing.teacher import Teacher
 from vllm_gac.healing.train import Healing
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.names import VERSION
-from vllm_gac.steps.calibration_text import sha256_of, text_files
+from vllm_gac.steps.calibration_text import given_files, sha256_of, text_files
 from vllm_gac.steps.healing_options import refuse_impossible
 from vllm_gac.steps.healing_text import sequences
 from vllm_gac.steps.model_card import healed_card
@@ -183,14 +189,12 @@ def heal(
                     "--hidden-weight": hidden_weight,
                 }
             )
-            student = _student(model_directory(directory, revision))
-            dense = open_dense(
-                model_directory(teacher, teacher_revision, flag="--teacher-revision")
-            )
-            if overwrite and out.exists() and out.samefile(student.directory):
-                raise CheckpointError(
-                    f"{out}: is the model to be healed; --overwrite replaces only other models"
-                )
+            directory = model_directory(directory, revision)
+            teacher = model_directory(teacher, teacher_revision, flag="--teacher-revision")
+            inputs = [directory, teacher, *given_files([*text, *held_out])]
+            if processes.is_first:
+                check_output(out, resume, overwrite, inputs)
+            student, dense = _student(directory), open_dense(teacher)
             _check_teacher(student, dense)
             texts, held_out_texts = text_files(text, "heal on"), text_files(held_out, "measure")
             text_sums, held_out_sums = (
@@ -230,7 +234,7 @@ def heal(
             work = partial_of(out)
             finished = processes.is_first and resume and finished_before(out, "heal", run)
             if processes.is_first and not finished:
-                work = stack.enter_context(workspace(out, "heal", run, resume, overwrite))
+                work = stack.enter_context(workspace(out, "heal", run, resume, overwrite, inputs))
         if processes.told(finished):
             return _recorded(out)
         stack.enter_context(use_threads(threads))

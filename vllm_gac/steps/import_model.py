@@ -23,7 +23,7 @@ from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
 from vllm_gac.checkpoint.pickles.torch_file import open_torch_file
-from vllm_gac.checkpoint.workspace import finished_before, workspace
+from vllm_gac.checkpoint.workspace import check_output, finished_before, workspace
 from vllm_gac.checkpoint.writer import (
     companions_of,
     copy_companions,
@@ -107,6 +107,8 @@ def import_model(
     source = model_directory(source, revision)
     if base is not None:
         base = model_directory(base, base_revision, weights=False, flag="--base-revision")
+    inputs = [source] if base is None else [source, base]
+    check_output(out, resume, overwrite, inputs)
     pickle = _pickle_of(source)
     if pickle is not None and is_state_dict(open_torch_file(pickle)):
         source, pickle = _directory_of(pickle), None
@@ -128,7 +130,7 @@ def import_model(
         companions_of(base or source)  # refuses files that cannot be copied before the work begins
     if resume and finished_before(out, "import", run):
         return Conversion(model.format, model.layout, stored, _has_tokenizer(out))
-    with workspace(out, "import", run, resume, overwrite) as directory:
+    with workspace(out, "import", run, resume, overwrite, inputs) as directory:
         _write_shards(model, stored, directory / "model", progress)
         _write_companions(model, stored, companions, base or source, directory / "model")
         write_index(directory / "model")

@@ -16,7 +16,7 @@ from vllm_gac.alignment.zero_padding import new_table, padded_tensor
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
-from vllm_gac.checkpoint.workspace import finished_before, workspace
+from vllm_gac.checkpoint.workspace import check_output, finished_before, workspace
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
@@ -74,7 +74,7 @@ def repair(
         The layouts before and after, and the ranks that went down.
 
     Raises:
-        CheckpointError: The model could not be served, or `out` is `model`.
+        CheckpointError: The model could not be served, or lies in `out`.
         DiskError: `out` exists, or the disk is full.
         ProfileError: There is no profile of `gpu`.
 
@@ -87,10 +87,7 @@ def repair(
     """
     out = Path(out)
     model = model_directory(model, revision)
-    if overwrite and out.exists() and out.samefile(model):
-        raise CheckpointError(
-            f"{out}: is the model to be repaired; --overwrite replaces only other models"
-        )
+    check_output(out, resume, overwrite, [model])
     _, source = open_any_format(model)
     for fault in faults(source):
         raise CheckpointError(fault)
@@ -112,7 +109,7 @@ def repair(
     }
     if resume and finished_before(out, "repair", run):
         return Repaired(before, after, _recorded(out))
-    with workspace(out, "repair", run, resume, overwrite) as directory:
+    with workspace(out, "repair", run, resume, overwrite, [model]) as directory:
         changes = _write_shards(source, lowered, after, directory / "model", progress)
         entry = wanted | {
             "tool": f"vllm-gac {VERSION}",
