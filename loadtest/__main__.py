@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import json
 import math
 import os
 import signal
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LABEL:PHASE=RATIO",
         help="ideal speedup over the baseline; PHASE is prefill or decode",
     )
+    _add_fail_on(report)
     report.set_defaults(step=_report)
 
     ab = steps.add_parser("ab", help="runs of several servers in turn, and their report")
@@ -90,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     ab.add_argument("--port", type=int, help="of the first server (default: what the file says)")
     ab.add_argument("--dry-run", action="store_true", help="only say what would run, and how long")
+    _add_fail_on(ab)
     ab.set_defaults(step=_ab)
 
     plan = steps.add_parser("plan", help="how much longer to run, from the report of a pilot")
@@ -131,6 +134,17 @@ def _parser() -> argparse.ArgumentParser:
     coverage.add_argument("--experiments", type=int, default=400)
     coverage.set_defaults(step=_coverage)
     return parser
+
+
+def _add_fail_on(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        choices=["invalid", "failed", "worse"],
+        default=[],
+        help="exit with 1 after the report if a run is INVALID, a request failed, or a server is "
+        "surely worse than the baseline in anything; may be given more than once",
+    )
 
 
 def _schedule(options: argparse.Namespace) -> None:
@@ -178,6 +192,7 @@ def _report(options: argparse.Namespace) -> None:
         ),
     )
     print(f"{options.out}, {options.out.with_suffix('.json')}, {options.out.with_suffix('.csv')}")
+    _fail_on(options.fail_on, options.out)
 
 
 def _ab(options: argparse.Namespace) -> None:
@@ -208,7 +223,15 @@ def _ab(options: argparse.Namespace) -> None:
     if options.dry_run:
         print(prediction(comparison))
         return
-    print(run_comparison(comparison, options.out, extent))
+    report = run_comparison(comparison, options.out, extent)
+    print(report)
+    _fail_on(options.fail_on, report)
+
+
+def _fail_on(kinds: list[str], report: Path) -> None:
+    found = json.loads(report.with_suffix(".json").read_text(encoding="utf-8"))["fails"]
+    if faults := [fault for kind in dict.fromkeys(kinds) for fault in found[kind]]:
+        raise LoadTestError(f"--fail-on: {'; '.join(faults)}")
 
 
 def _plan(options: argparse.Namespace) -> None:

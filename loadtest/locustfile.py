@@ -5,7 +5,8 @@
 
 Locust provides processes, machines (--master, --worker), the console and the web page. This project
 paces the requests, reads the answers and computes the numbers. Locust's own percentiles are
-rounded: read the report instead. Exit status 3 means that the run is INVALID.
+rounded: read the report instead. Exit status 3 means that the run is INVALID, and 1 that it tells
+nothing, because every request failed.
 """
 
 import socket
@@ -24,7 +25,7 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
-from loadtest.client.command import INVALID, STOP
+from loadtest.client.command import FAILED, INVALID, STOP
 from loadtest.client.live_metrics import LiveMetrics, exported
 from loadtest.client.open_loop import Share, replay
 from loadtest.errors import LoadTestError
@@ -134,9 +135,14 @@ def _print_verdict(environment: Environment, **_: Any) -> None:
     if isinstance(environment.runner, WorkerRunner) or not (directory / "run.json").exists():
         return
     try:
-        verdict = load_run(directory).verdict
+        run = load_run(directory)
     except LoadTestError as error:
         print(f"error: {error}", file=sys.stderr)
+        environment.process_exit_code = 1
+        return
+    verdict = run.verdict
+    if run.records and not any(record.ok for record in run.records):
+        print(f"{FAILED}, such as by {run.records[0].error}")
         environment.process_exit_code = 1
         return
     if verdict.valid:

@@ -20,6 +20,7 @@ from pathlib import Path
 from loadtest.ab.comparison_file import Comparison, Server, Traffic
 from loadtest.ab.measure import Staircase, climb, start_all, up
 from loadtest.ab.progress import Progress
+from loadtest.ab.server import Running
 from loadtest.ab.staircase import Step, write_staircase
 from loadtest.errors import LoadTestError
 from loadtest.report.capacity import Capacity, search
@@ -73,7 +74,7 @@ def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = No
     report = out / "report.html"
     try:
         _measure(comparison, out, extent, first, earlier, warmup, progress, report)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, LoadTestError):
         if found := sorted((out / "runs").iterdir()):
             write_report([*earlier, *_runs_of(out)], report, _options(comparison, found))
             print(
@@ -98,8 +99,9 @@ def _measure(
 ) -> None:
     runs: list[Path] = []
     with contextlib.ExitStack() as all_of_them:
+        started = {}
         if comparison.together:
-            start_all(comparison, warmup, out, all_of_them)
+            started = start_all(comparison, warmup, out, all_of_them)
         for repeat in count(1):
             staircases = first if repeat == 1 else _staircases(comparison, extent.part, repeat, out)
             number = _number(extent.part, repeat)
@@ -107,15 +109,17 @@ def _measure(
                 name = f"{server.label}-{number}"
                 progress.begin(name, [staircase.traffic for staircase in climbed])
                 with contextlib.ExitStack() as its_own:
-                    if not comparison.together:
-                        its_own.enter_context(up(comparison, server, name, warmup, out))
+                    running = started.get(server.label) or its_own.enter_context(
+                        up(comparison, server, name, warmup, out)
+                    )
                     for staircase in climbed:
-                        runs += climb(comparison, server, name, staircase, out)
+                        runs += climb(comparison, server, running, name, staircase, out)
                     for staircase in climbed:
                         before = [run for run in (*earlier, *runs) if _is_of(run, server)]
                         runs += _search(
                             comparison,
                             server,
+                            running,
                             name,
                             staircase.traffic,
                             before,
@@ -243,6 +247,7 @@ def _step(
 def _search(
     comparison: Comparison,
     server: Server,
+    running: Running,
     name: str,
     traffic: Traffic,
     before: Sequence[Path],
@@ -264,7 +269,8 @@ def _search(
         write_staircase([step], zlib.crc32(whole.stem.encode()), whole)
         run = f"{path.stem}-{rate:g}-per-second-{label}"
         staircase = Staircase(f"{path.stem}-{label}", traffic, whole, (step,), (run,))
-        return [load_run(run) for run in climb(comparison, server, name, staircase, out)]
+        climbed = climb(comparison, server, running, name, staircase, out)
+        return [load_run(run) for run in climbed]
 
     added = search(mine, traffic.search.steps, traffic.search.within, test)
     return [run.directory for run in added]

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from loadtest.ab.comparison_file import Comparison, Server, Traffic
 from loadtest.ab.keeper import kept
-from loadtest.ab.server import end_of, running_server, starting_server
+from loadtest.ab.server import Running, end_of, running_server, starting_server
 from loadtest.ab.staircase import Step, split_into_runs
-from loadtest.client.command import INVALID, STOP, client_command
+from loadtest.client.command import FAILED, INVALID, STOP, client_command
 from loadtest.errors import LoadTestError
 from loadtest.runs.run import read_info
 from loadtest.runs.server_metrics import (
@@ -40,32 +40,37 @@ class Staircase:
     names: tuple[str, ...]
 
 
-def start_all(comparison: Comparison, warmup: Path, out: Path, stack: contextlib.ExitStack) -> None:
+def start_all(
+    comparison: Comparison, warmup: Path, out: Path, stack: contextlib.ExitStack
+) -> dict[str, Running]:
     """Start and warm up the servers that are up together. They run until `stack` is closed."""
     if not comparison.at_once:
-        for server in comparison.servers:
-            stack.enter_context(up(comparison, server, server.label, warmup, out))
-        return
-    waits = [
-        stack.enter_context(
+        return {
+            server.label: stack.enter_context(up(comparison, server, server.label, warmup, out))
+            for server in comparison.servers
+        }
+    started = {
+        server.label: stack.enter_context(
             starting_server(*_start(comparison, server, server.label, out), comparison.patience)
         )
         for server in comparison.servers
-    ]
-    for wait in waits:
-        wait()
+    }
+    for running in started.values():
+        running.wait()
     for server in comparison.servers:
-        _locust(comparison, server, warmup, out / "warmups" / server.label)
+        at = out / "warmups" / server.label
+        _locust(comparison, server, started[server.label], warmup, at)
+    return started
 
 
 @contextlib.contextmanager
 def up(
     comparison: Comparison, server: Server, name: str, warmup: Path, out: Path
-) -> Iterator[None]:
+) -> Iterator[Running]:
     """Start the server and warm it up. It runs until the block ends."""
-    with running_server(*_start(comparison, server, name, out), comparison.patience):
-        _locust(comparison, server, warmup, out / "warmups" / name)
-        yield
+    with running_server(*_start(comparison, server, name, out), comparison.patience) as running:
+        _locust(comparison, server, running, warmup, out / "warmups" / name)
+        yield running
 
 
 def _start(
@@ -90,12 +95,20 @@ def _command(comparison: Comparison, server: Server) -> str:
 
 
 def climb(
-    comparison: Comparison, server: Server, name: str, staircase: Staircase, out: Path
+    comparison: Comparison,
+    server: Server,
+    running: Running,
+    name: str,
+    staircase: Staircase,
+    out: Path,
 ) -> list[Path]:
     """Run one staircase in a server's turn. Returns the directories of its steps' runs.
 
     On Ctrl-C, the client sends nothing more and waits for the last answers. The steps so far become
     runs, then KeyboardInterrupt goes on. A second Ctrl-C does not wait, and leaves only records.
+
+    Raises LoadTestError with the end of the server's log if the server exits, or if every request
+    of the staircase fails.
     """
     directory = out / "staircases" / f"{name}-{staircase.name}"
     scraped: list[_Reading] = []
@@ -106,7 +119,7 @@ def climb(
         target=_scrape_at, args=(url, gpus, directory, begins, scraped, ended), daemon=True
     )
     scraper.start()
-    stopped = _locust(comparison, server, staircase.schedule, directory)
+    stopped = _locust(comparison, server, running, staircase.schedule, directory)
     ended.set()
     scraper.join()
     scraped.append(_Reading.now(url, gpus))
@@ -170,7 +183,9 @@ def _scrape_at(
         scraped.append(_Reading.now(base_url, gpus))
 
 
-def _locust(comparison: Comparison, server: Server, schedule: Path, directory: Path) -> float:
+def _locust(
+    comparison: Comparison, server: Server, running: Running, schedule: Path, directory: Path
+) -> float:
     """Replay the schedule. Returns the second of the run in which Ctrl-C stopped it, or inf."""
     more = ["--label", server.label, "--drain", str(comparison.drain)]
     if comparison.processes > 1:
@@ -182,7 +197,9 @@ def _locust(comparison: Comparison, server: Server, schedule: Path, directory: P
     stopped = math.inf
     with log.open("wb") as output, kept(command, output) as client:
         try:
-            status = client.wait()
+            while (status := client.poll()) is None:
+                running.check()
+                time.sleep(0.1)
         except KeyboardInterrupt:
             # Before the first request there is nothing to wait for.
             if not (directory / "run.json").exists():
@@ -193,8 +210,10 @@ def _locust(comparison: Comparison, server: Server, schedule: Path, directory: P
             (directory / STOP).touch()
             status = client.wait()
     said = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    verdict = (line for line in said if line.startswith(("VALID", "INVALID")))
-    print(f"  {schedule.stem}: {next(verdict, '')}", flush=True)
+    verdict = next((line for line in said if line.startswith(("VALID", "INVALID", FAILED))), "")
+    print(f"  {schedule.stem}: {verdict}", flush=True)
+    if stopped == math.inf and verdict.startswith(FAILED):
+        raise LoadTestError(f"{server.label}: {verdict}; {end_of(running.log)}")
     if stopped == math.inf and status not in (0, INVALID):
         raise LoadTestError(f"locust exited with {status}; {end_of(log)}")
     return stopped

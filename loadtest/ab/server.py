@@ -3,14 +3,17 @@
 import contextlib
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from loadtest.ab.keeper import kept
 from loadtest.errors import LoadTestError
+from vllm_gac.errors.shown import sentence
 
 
 @contextlib.contextmanager
@@ -20,14 +23,46 @@ def running_server(
     base_url: str,
     log: Path,
     patience: float,
-) -> Iterator[None]:
+) -> Iterator["Running"]:
     """Run `command` until the block ends. The block begins when BASE_URL/health answers 200.
 
     Raises LoadTestError as `starting_server` and what it yields do.
     """
-    with starting_server(command, environment, base_url, log, patience) as wait:
-        wait()
-        yield
+    with starting_server(command, environment, base_url, log, patience) as server:
+        server.wait()
+        yield server
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that was started."""
+
+    process: "subprocess.Popen[bytes]"
+    base_url: str
+    log: Path
+    patience: float
+
+    def wait(self) -> None:
+        """Wait until BASE_URL/health answers 200.
+
+        Raises LoadTestError with the end of the log if that takes longer than `patience` seconds or
+        if the server exits.
+        """
+        give_up = time.monotonic() + self.patience
+        while time.monotonic() < give_up:
+            self.check()
+            url = f"{self.base_url}/health"
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+                return
+            time.sleep(0.25)
+        raise LoadTestError(
+            f"the server did not get healthy in {self.patience:g} s; {end_of(self.log)}"
+        )
+
+    def check(self) -> None:
+        """Raise LoadTestError with the end of the log if the server has exited."""
+        if (status := self.process.poll()) is not None:
+            raise LoadTestError(f"the server exited with {status}; {end_of(self.log)}")
 
 
 @contextlib.contextmanager
@@ -37,35 +72,22 @@ def starting_server(
     base_url: str,
     log: Path,
     patience: float,
-) -> Iterator[Callable[[], None]]:
-    """Run `command` until the block ends, and yield what waits for BASE_URL/health to answer 200.
+) -> Iterator[Running]:
+    """Run `command` until the block ends.
 
-    That raises LoadTestError with the end of the log if it takes longer than `patience` seconds or
-    if the server exits. LoadTestError is also raised if another server answers on the port already,
-    because that server would be measured instead.
+    Raises LoadTestError if another server answers on the port already, because that server would be
+    measured instead.
     """
     url = urlsplit(base_url)
     with contextlib.suppress(OSError), socket.create_connection((url.hostname, url.port), 2):
         raise LoadTestError(f"{base_url}: something listens there already; stop it")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output, kept(command, output, environment) as process:
-        yield lambda: _wait_until_healthy(process, base_url, log, patience)
-
-
-def _wait_until_healthy(
-    process: subprocess.Popen[bytes], base_url: str, log: Path, patience: float
-) -> None:
-    give_up = time.monotonic() + patience
-    while time.monotonic() < give_up:
-        if process.poll() is not None:
-            raise LoadTestError(f"the server exited with {process.returncode}; {end_of(log)}")
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{base_url}/health", timeout=5):
-            return
-        time.sleep(0.25)
-    raise LoadTestError(f"the server did not get healthy in {patience:g} s; {end_of(log)}")
+        yield Running(process, base_url, log, patience)
 
 
 def end_of(log: Path) -> str:
-    """The last lines of a log, and where it lies."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
-    return f"the end of {log}:\n" + "\n".join(lines)
+    """Print the last lines of a log, because an error has one line; returns where all of it is."""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]:
+        print(f"  | {sentence(line)}", file=sys.stderr)
+    return f"the end of its log is above, and all of it in {log}"

@@ -35,9 +35,7 @@ def _sentences(
     for label in dict.fromkeys(c.label for c in versus):
         yield _against([c for c in versus if c.label == label])
     pairs = [(g, s) for g, s in zip(groups, summaries, strict=True) if g.traffic == traffic]
-    failed = [
-        f"{s.failed:,} of {s.requests:,} of {g.label} at {g.rate:g}/s" for g, s in pairs if s.failed
-    ]
+    failed = failures(*zip(*pairs, strict=True))
     yield f"failed requests: {', '.join(failed)}" if failed else "no request failed"
     yield _capacity([c for c in capacities if c.traffic == traffic], pairs, versus)
 
@@ -52,18 +50,35 @@ def _against(comparisons: Sequence[Comparison]) -> str:
             f"{'are only two starts' if starts == 2 else 'is only one start'} of each; measure "
             f"{ENOUGH_STARTS} or more"
         )
-    told: dict[str, list[str]] = {"better": [], "worse": []}
+    better, worse, unsure = told_apart(comparisons)
+    named = {"surely better": better, "surely worse": worse, "not told apart": unsure}
+    return f"{who}, " + "; ".join(
+        f"{name}: {', '.join(said)}" for name, said in named.items() if said
+    )
+
+
+def told_apart(comparisons: Sequence[Comparison]) -> tuple[list[str], list[str], list[str]]:
+    """What one server surely does better than the baseline, what worse, and what neither."""
+    better: list[str] = []
+    worse: list[str] = []
     unsure = []
-    for name, ratios in _ratios(comparisons).items():
-        for verdict, said in told.items():
+    enough = [c for c in comparisons if c.starts >= ENOUGH_STARTS]
+    for name, ratios in _ratios(enough).items():
+        for verdict, said in (("better", better), ("worse", worse)):
             if sure := {at: e for at, e in ratios.items() if judged(e) == verdict}:
                 said.append(f"{name} {_at_rates(sure)}")
         if not any(map(judged, ratios.values())):
             unsure.append(name)
-    parts = [f"surely {verdict}: {', '.join(said)}" for verdict, said in told.items() if said]
-    if unsure:
-        parts.append(f"not told apart: {', '.join(unsure)}")
-    return f"{who}, {'; '.join(parts)}"
+    return better, worse, unsure
+
+
+def failures(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[str]:
+    """How many requests of each server failed at each rate, where any did."""
+    return [
+        f"{summary.failed:,} of {summary.requests:,} of {group.label} at {group.rate:g}/s"
+        for group, summary in zip(groups, summaries, strict=True)
+        if summary.failed
+    ]
 
 
 def told(comparison: Comparison, estimate: Estimate) -> str:

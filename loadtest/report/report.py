@@ -20,7 +20,7 @@ from loadtest.errors import LoadTestError
 from loadtest.report import plots
 from loadtest.report.capacity import GOOD_ENOUGH, Capacity, capacities
 from loadtest.report.comparison import Comparison, compare, parse_ideals
-from loadtest.report.conclusion import conclusion, told
+from loadtest.report.conclusion import conclusion, failures, told, told_apart
 from loadtest.report.intervals import Estimate, clustering
 from loadtest.report.summary import (
     MEASURES,
@@ -300,6 +300,23 @@ def _as_json(report: Report) -> dict[str, Any]:
         "title": report.title,
         "valid": report.valid,
         "conclusion": report.conclusion,
+        "fails": {
+            "invalid": [
+                f"{run.directory.name} is INVALID: {run.verdict.reasons[0]}"
+                for run in report.runs
+                if not run.verdict.valid
+            ],
+            "failed": failures(report.groups, report.summaries),
+            "worse": [
+                f"{label} under {traffic}: {fault}"
+                for label, traffic in dict.fromkeys(
+                    (c.label, c.traffic) for c in report.comparisons
+                )
+                for fault in told_apart(
+                    [c for c in report.comparisons if (c.label, c.traffic) == (label, traffic)]
+                )[1]
+            ],
+        },
         "gpu_price": report.gpu_price,
         "notes": report.notes,
         "groups": [

@@ -22,7 +22,8 @@ from loadtest.ab.comparison_file import load_comparison
 from loadtest.ab.progress import prediction
 from loadtest.traffic.schedule import fingerprint
 from tests.loadtest.locusts import ROOT, is_installed
-from tests.loadtest.test_server import free_port, wait_for
+from tests.loadtest.test_server import free_port
+from tests.support.waiting import PATIENCE, wait_until
 
 SHIPPED = sorted((Path(loadtest.__file__).parent / "comparisons").glob("*.yaml"))
 TEXT = """
@@ -162,7 +163,9 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as comparison:
         # The second kind of traffic takes ten minutes.
         under_way = out / "staircases" / "fast-1-calibration" / "records.0.jsonl"
-        wait_for(lambda: under_way.exists() and under_way.stat().st_size > 0)
+        wait_until(
+            lambda: under_way.exists() and under_way.stat().st_size > 0, 3 * PATIENCE, "the traffic"
+        )
         comparison.send_signal(signal.SIGINT)
         said, _ = comparison.communicate()
     assert comparison.returncode == 130
@@ -173,7 +176,34 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
     ]
     assert [c["paired"] for c in content["comparisons"]] == [1, 1]
     # Its client and its servers are gone.
-    wait_for(lambda: not any(str(path.parent) in line for line in command_lines()))
+    wait_until(
+        lambda: not any(str(path.parent) in line for line in command_lines()), PATIENCE, "the end"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ("{python} -m loadtest mock --port {{port}} --fault busy", "every request failed, such as"),
+        ("timeout 8 {python} -m loadtest mock --port {{port}}", "the server exited with 124"),
+    ],
+)
+def test_a_server_that_answers_nothing_or_dies_ends_the_comparison(
+    tmp_path: Path, server: str, message: str
+) -> None:
+    if not is_installed():
+        pytest.skip("needs the extra `loadtest` (locust)")
+    text = TEXT.replace("{python} -m loadtest mock --port {{port}} --itl 0.04", server)
+    path = tmp_path / "ab.yaml"
+    path.write_text(
+        text.replace("duration: 2", "duration: 600").format(
+            port=free_port(), python=sys.executable, together="false"
+        )
+    )
+    with pytest.raises(LoadTestError, match=message) as raised:
+        run_comparison(load_comparison(path), tmp_path / "out")
+    assert str(tmp_path / "out" / "slow-1.log") in str(raised.value)
 
 
 def command_lines() -> Iterator[str]:

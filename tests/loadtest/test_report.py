@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.__main__ import main
 from loadtest.errors import LoadTestError
 from loadtest.runs.records import Record, to_line
 from tests.loadtest.runs import write_run
@@ -115,6 +116,29 @@ def test_the_conclusion_hides_no_tail_no_failure_and_no_doubt(tmp_path: Path) ->
             starts, 0
         )
         assert 'class="up"><b>1.' not in (tmp_path / "r.html").read_text()
+
+
+def test_fail_on_names_what_it_fails_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        write_run(
+            tmp_path / f"{label}-{seed}",
+            label,
+            seed=seed,
+            itl=itl,
+            fail_every=50 if label == "gac" else 0,
+        )
+        for label, itl in (("dense", 0.01), ("gac", 0.02))
+        for seed in range(3)
+    ]
+    report = ["report", str(tmp_path / "r.html"), *map(str, runs), "--baseline", "dense"]
+    assert main([*report, "--fail-on", "invalid"]) == 0
+    assert main([*report, "--fail-on", "failed", "--fail-on", "worse"]) == 1
+    said = capsys.readouterr().err
+    assert re.search(r"--fail-on: \d+ of \d+ of gac at 2/s; ", said)
+    assert "gac under imaginary: time per token p50 0." in said
+    write_run(tmp_path / "late", lag=0.1, seed=7)
+    assert main([*report[:2], str(tmp_path / "late"), "--fail-on", "invalid"]) == 1
+    assert "late is INVALID: requests were sent 100.0 ms late" in capsys.readouterr().err
 
 
 def test_a_speedup_whose_interval_holds_one_is_marked(tmp_path: Path) -> None:

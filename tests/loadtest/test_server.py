@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.ab.server import running_server
+from loadtest.ab.server import running_server, starting_server
 from loadtest.errors import LoadTestError
 from tests.support.waiting import PATIENCE, wait_until, wait_until_gone
 
@@ -56,26 +56,51 @@ def test_its_children_end_with_it(tmp_path: Path) -> None:
     wait_until_gone([child])
 
 
+def test_a_server_that_exits_later_is_an_error_with_the_end_of_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with starting_server(
+        ["sh", "-c", "echo out of memory; exit 9"],
+        {},
+        f"http://127.0.0.1:{free_port()}",
+        tmp_path / "log",
+        1,
+    ) as server:
+        server.process.wait()
+        with pytest.raises(LoadTestError, match=f"exited with 9; .* {tmp_path}/log"):
+            server.check()
+    assert capsys.readouterr().err == "  | out of memory\n"
+
+
 @pytest.mark.parametrize(
     ("command", "patience", "message"),
     [
-        (["sh", "-c", "echo no such model; exit 7"], PATIENCE, "exited with 7; the end of"),
+        (
+            ["sh", "-c", "echo no such model; exit 7"],
+            PATIENCE,
+            "exited with 7; the end of its log is above",
+        ),
         (["sleep", "600"], 0.5, "did not get healthy in 0.5 s"),
-        (["/no/such/program"], PATIENCE, "cannot start /no/such/program"),
+        (["/no/such/program"], PATIENCE, "exited with 127; the end of its log is above"),
     ],
 )
 def test_a_server_that_does_not_come_up_is_an_error(
-    tmp_path: Path, command: list[str], patience: float, message: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    patience: float,
+    message: str,
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     log = tmp_path / "log"
     with (
-        pytest.raises(LoadTestError, match=message) as caught,
+        pytest.raises(LoadTestError, match=message),
         running_server(command, {}, url, log, patience),
     ):
         pass
-    if "7" in message:
-        assert "no such model" in str(caught.value)
+    said = capsys.readouterr().err
+    if "exited" in message:
+        assert "no such model" in said or "cannot start /no/such/program: No such file" in said
 
 
 def test_a_foreign_server_on_the_port_is_refused(tmp_path: Path) -> None:
