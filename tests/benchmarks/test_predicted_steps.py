@@ -16,9 +16,11 @@ from benchmarks.engines.whole_model.predicted import (
 )
 from vllm_gac.gpu.latency.gemm import gemm_microseconds
 from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
+from vllm_gac.gpu.profile import Types
 from vllm_gac.gpu.profile_files import read_profile
 
 ALONE, PREFILL = Batch(1, 128, 256, runs=2), Batch(16, 2048, 1)
+FP8 = Types("fp8", "fp8")
 PROFILE = read_profile("h200")
 
 
@@ -42,10 +44,13 @@ def test_steps_are_read_from_both_kinds_of_results(tmp_path: Path) -> None:
     assert len(of_whole) == 4
     assert of_whole["dense", "1x128->256"] == pytest.approx(2000)
     assert of_whole["dense", "16x2048->1"] == pytest.approx(50_000)
-    of_grid = [(s.model, s.batch.name, s.microseconds) for s in steps_of(tmp_path / "grid.json")]
+    of_grid = [
+        (s.model, s.types, s.batch.name, s.microseconds) for s in steps_of(tmp_path / "grid.json")
+    ]
     assert of_grid == [
-        ("dense", "1x128->256", pytest.approx(2000)),
-        ("latent-64", "16x2048->1", pytest.approx(50_000)),
+        ("dense", Types(), "1x128->256", pytest.approx(2000)),
+        ("dense", Types("fp8", "bf16"), "1x128->256", pytest.approx(2000)),
+        ("latent-64", Types(), "16x2048->1", pytest.approx(50_000)),
     ]
 
 
@@ -69,6 +74,7 @@ def test_speedups_are_over_the_dense_model_of_the_same_page() -> None:
             Step("b", "dense", ALONE, 2 * exact),
             Step("b", "heads-96-64", ALONE, exact),
             Step("c", "heads-96-64", ALONE, exact),
+            Step("b", "heads-96-64", ALONE, exact, FP8),  # there is no dense model in FP8
         ],
         PROFILE,
     )
@@ -76,11 +82,21 @@ def test_speedups_are_over_the_dense_model_of_the_same_page() -> None:
     assert rows[2]["speedup"] == pytest.approx(2, rel=1e-3)
     assert rows[2]["predicted_speedup"] == pytest.approx(exact / rows[2]["predicted"], rel=1e-3)
     assert "speedup" not in rows[3]
+    assert "speedup" not in rows[4]
+    assert 0.5 < rows[4]["predicted"] / rows[2]["predicted"] < 0.9
     about = {"date": "d", "commit": "c", "command": "x"}
-    profile = {"gpu": "H200", "measured": "m", "sources": {"low_rank": "a page"}}
-    text = page(about | {"profile": profile | {"sustained": False}, "rows": rows})
+    profile: dict[str, Any] = {"gpu": "H200", "measured": "m", "sources": {"low_rank": "a page"}}
+    text = page(
+        about | {"profile": profile | {"sustained": False, "estimated": "none was"}, "rows": rows}
+    )
     assert "The profile's `low_rank` times are from a page." in text
     assert "no `sustained` times" in text
+    assert "16-bit steps: median at most 5%" in text
     assert "worst at most 10% (missed: 50.0%)" in text
-    assert "| - of these b | 2 | " in text
-    assert f"| b | dense | 1x128->256 | {2 * exact:,.0f} | {exact:,.0f} | -50.0% | - | - |" in text
+    assert "FP8 steps: median at most 5% (missed: " in text
+    assert "FP8: none was." in text
+    assert "| - of these b | 3 | " in text
+    assert (
+        f"| b | dense | bf16+bf16 | 1x128->256 | {2 * exact:,.0f} | {exact:,.0f} | -50.0% | - | - |"
+        in text
+    )

@@ -193,6 +193,48 @@ def test_a_deployment_to_plan_for_without_a_budget_is_only_told(
     assert told.layers == plain.layers
 
 
+def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(
+    models: dict[str, Checkpoint],
+) -> None:
+    """In a small model, every factor is one launch more; in a large one, fewer are less time."""
+    light = {"gpu": "h200", "decode_batch": 1, "decode_context": 128, "prefill_tokens": 16}
+
+    def planned(name: str, **more: Any) -> Plan:
+        losses = made_up_losses(models[name].layout)
+        return best_plan(models[name], losses, PlanRequest(**light | more))
+
+    def microseconds(plan: Plan) -> tuple[float, float]:
+        assert plan.nanoseconds is not None
+        return plan.nanoseconds.dense / 1000, plan.nanoseconds.used / 1000
+
+    fp8 = {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
+    low_rank = planned("8B", param_ratio=0.9, methods=("lowrank",), **fp8)
+    dense, used = microseconds(low_rank)
+    assert used <= dense
+    limited, estimated = low_rank.notes["times"]
+    assert limited.startswith("the dense model's time was taken as a limit")
+    assert limited.endswith(f"times the dense model's {dense:,.0f}")
+    assert "no FP8 times of linears" in estimated
+
+    small = planned("demo", param_ratio=0.9, methods=("lowrank",), **fp8)
+    dense, used = microseconds(small)
+    assert used > dense
+    slower, _ = small.notes["times"]
+    ratio = f"{used:,.0f} us a step, {used / dense:.2f} times the dense model's {dense:,.0f}"
+    assert slower.startswith(f"slower than the dense model: {ratio}; no plan within these budgets")
+    allowed = planned("demo", param_ratio=0.9, methods=("lowrank",), latency=2 * dense)
+    (slower,) = allowed.notes["times"]
+    assert "no plan" not in slower
+    assert "times" not in planned("8B", kv_ratio=0.9, methods=("heads",)).notes
+
+
+def test_times_of_types_that_no_profile_has_are_said_to_be_of_16_bits() -> None:
+    request = PlanRequest(quantization="mxfp4")
+    (said,) = request.about_times(H200.profile)
+    assert "linears in mxfp4 are predicted as 16-bit ones" in said
+    assert request.types == PlanRequest().types
+
+
 def test_a_dim_that_takes_as_long_as_a_larger_one_is_not_chosen(
     models: dict[str, Checkpoint],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from vllm_gac.errors.shown import sentence
 from vllm_gac.planning.loss_range import perplexity_range
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ def print_budgets(plan: "Plan") -> None:
         )
         if left >= _WORTH_A_WORD * budget.dense and (why := _why_left(plan, key)):
             print(f"{'':13}  {why}")
+    for text in _about_times(plan):
+        print(f"{'':13}  {text[:1].upper()}{text[1:]}.")
     measured = plan.expected_loss is not None
     loss = plan.expected_loss if measured else plan.notes.get("expected_loss")
     if isinstance(loss, int | float):
@@ -37,6 +40,14 @@ def print_budgets(plan: "Plan") -> None:
         print(f"{'expected loss':13}  {loss:.4f} nats per token ({source})")
         if measured:
             print(f"{'':13}  On other text: {perplexity_range(loss)}, by the project's own trials.")
+
+
+def _about_times(plan: "Plan") -> list[str]:
+    """What the plan notes about its predicted times. A plan file may hold any notes."""
+    found = plan.notes.get("times")
+    if not isinstance(found, list):
+        return []
+    return [sentence(text) for text in found if isinstance(text, str)]
 
 
 def _why_left(plan: "Plan", budget: str) -> str | None:

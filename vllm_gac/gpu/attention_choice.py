@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, TypeAlias
 
-from vllm_gac.gpu.profile import DecodeTime, GpuProfile
+from vllm_gac.gpu.profile import DecodeTime, Dtype, GpuProfile
 from vllm_gac.layout.cache_geometry import GRANULE, CacheGeometry
 
 Sizes: TypeAlias = tuple[int, int]  # r_k, r_v
@@ -53,7 +53,11 @@ class Kernels:
 
 
 def select(
-    heads: CacheGeometry, gpu: Gpu, profile: GpuProfile | None, own: bool = False
+    heads: CacheGeometry,
+    gpu: Gpu,
+    profile: GpuProfile | None,
+    own: bool = False,
+    cache: Dtype = "bf16",
 ) -> Kernels | None:
     """The fastest kernels for a layer.
 
@@ -62,13 +66,15 @@ def select(
         gpu: the machine.
         profile: times of that GPU, or None if it was not measured.
         own: whether the backend must be ours.
+        cache: the type of the KV cache. Where the profile has no decode times with it, those with a
+            16-bit cache decide.
 
     Returns:
         The backend and the kernel of each phase; None if no prefill kernel takes these heads.
     """
     prefill, measured = _prefill_kernel(heads, gpu, profile)
     if not own and stock_takes(heads) and gpu.capability >= (8, 0):
-        gain = None if profile is None else _gain_over_stock(heads, prefill, profile)
+        gain = None if profile is None else _gain_over_stock(heads, prefill, profile, cache)
         own_sizes = _STOCK_SIZES.get(gpu.capability[0], _STOCK_SIZES[9])
         if heads.key_size in own_sizes if gain is None else gain <= 1 + _noise(profile):
             return Kernels(STOCK, STOCK, STOCK, gain is not None)
@@ -181,7 +187,7 @@ def _by_capability(fitting: Sequence[str], sizes: Sizes) -> str | None:
 
 
 def _gain_over_stock(
-    heads: CacheGeometry, prefill: str | None, profile: GpuProfile
+    heads: CacheGeometry, prefill: str | None, profile: GpuProfile, cache: Dtype
 ) -> float | None:
     """Our speedup over vLLM's backend: decode speedup times prefill speedup; None if unmeasured."""
     times = prefill_times(profile)
@@ -189,19 +195,20 @@ def _gain_over_stock(
         return None
     sizes = heads.key_size, heads.value_size
     own, stock = at_or_above(times[prefill], sizes), at_or_above(times[STOCK], sizes)
-    decode = at_or_above(_decode_gains(profile), sizes)
+    gains = _decode_gains(profile, cache) or _decode_gains(profile, "bf16")
+    decode = at_or_above(gains, sizes)
     return None if own is None or stock is None or decode is None else decode * stock / own
 
 
 @cache
-def _decode_gains(profile: GpuProfile) -> Mapping[Sizes, float]:
+def _decode_gains(profile: GpuProfile, cache: Dtype) -> Mapping[Sizes, float]:
     """By head sizes: vLLM's time over ours, as the geometric mean over batches and contexts.
 
     Only equal key and value sizes count, because vLLM's backend takes no others.
     """
     times: dict[Sizes, dict[tuple[str, int, int], float]] = defaultdict(dict)
     for point in profile.decode:
-        if _is_plain(point) and point.key_size == point.value_size:
+        if _is_plain(point) and point.key_size == point.value_size and point.dtype == cache:
             key = point.kernel, point.batch, point.context
             times[point.key_size, point.value_size][key] = point.microseconds
     gains = {}

@@ -1,5 +1,6 @@
 """profile.json as pydantic models: the measured times of a GPU's kernels."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal, Self, TypeAlias
 
@@ -9,6 +10,15 @@ from vllm_gac.layout.schema import Dim, Heads, HeadSize, Positive, StrictModel
 
 # Of weights with their activations, or of a cache: 16-bit, or e4m3.
 Dtype: TypeAlias = Literal["bf16", "fp8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The types that a deployment serves: of weights with their activations, and of the cache."""
+
+    weights: Dtype = "bf16"
+    cache: Dtype = "bf16"
+
 
 # Version 1 has 16-bit times alone.
 VERSION = 2
@@ -204,7 +214,7 @@ class GpuProfile(StrictModel):
     there are no `prefill_kernels`. Without `low_rank`, a low-rank linear is two GEMMs; without
     `swiglu`, gate and up are one, whatever serves them; without `sustained`, GEMMs of prefill are
     as fast as those of a GPU that has rested. Times in FP8 that are missing are estimated from
-    those in 16 bits (gpu/latency/estimated.py).
+    those in 16 bits, and a plan says so (gpu/latency/missing.py).
     """
 
     version: Annotated[int, AfterValidator(_known_version)]

@@ -26,7 +26,7 @@ from vllm_gac.gpu.latency.layer import (
     attention_microseconds,
     mlp_microseconds,
 )
-from vllm_gac.gpu.profile import GpuProfile
+from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
 from vllm_gac.planning.allowed_dims import AllowedDims, evenly_spread
@@ -97,7 +97,8 @@ def part_candidates(
         groups = request.key_group, request.value_group
         whole = list(attention_candidates(dense, dims, request.key_form, *groups))
         if request.key_form == "auto":
-            whole = _no_slower(dense, whole, deployment or Deployment(read_profile(), BatchMix()))
+            default = Deployment(read_profile(), BatchMix(), request.types)
+            whole = _no_slower(dense, whole, deployment or default)
         own = [name for name in linears if name.startswith("self_attn.")]
         layers = [small for a in whole for small in _rank_variants(dense, a, own, dims)]
         parts.append(_attention(dense, layers, budgeted))
@@ -124,7 +125,7 @@ def part_candidates(
 def _worth_their_time(
     dense: ModelLayout,
     layers: Sequence[LayerLayout],
-    time: Callable[[ModelLayout, LayerLayout, BatchMix, GpuProfile], float],
+    time: Callable[[ModelLayout, LayerLayout, BatchMix, GpuProfile, Types], float],
     deployment: Deployment,
 ) -> list[LayerLayout]:
     """Leave out layers that take as long as one with a larger dim.
@@ -134,7 +135,8 @@ def _worth_their_time(
     kept: list[LayerLayout] = []
     shortest = math.inf
     for layer in reversed(layers):
-        if (needed := time(dense, layer, deployment.mix, deployment.profile)) < shortest:
+        needed = time(dense, layer, deployment.mix, deployment.profile, deployment.types)
+        if needed < shortest:
             kept.insert(0, layer)
             shortest = needed
     return kept
@@ -147,7 +149,13 @@ def _no_slower(
 
     Latent keys are rebuilt in every step. That can take longer than reading fewer bytes saves.
     """
-    time = partial(attention_microseconds, dense, mix=deployment.mix, profile=deployment.profile)
+    time = partial(
+        attention_microseconds,
+        dense,
+        mix=deployment.mix,
+        profile=deployment.profile,
+        types=deployment.types,
+    )
     longest = time(dense.layers[0])
     return [layer for layer in layers if time(layer) <= longest] or list(layers)
 
@@ -273,7 +281,9 @@ def _costs(
     if deployment is not None:
         of_attention = (prefix if isinstance(prefix, str) else prefix[0]).startswith("self_attn.")
         time = attention_microseconds if of_attention else mlp_microseconds
-        microseconds = partial(time, dense, mix=deployment.mix, profile=deployment.profile)
+        microseconds = partial(
+            time, dense, mix=deployment.mix, profile=deployment.profile, types=deployment.types
+        )
         whole = microseconds(dense.layers[0])
         columns.append([round(1000 * (microseconds(layer) - whole)) for layer in layers])
     return np.array(columns, dtype=np.int64).T

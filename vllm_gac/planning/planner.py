@@ -142,7 +142,7 @@ def best_plan(
     Raises:
         PlanError: If no plan fits. The message gives the smallest feasible value of the option.
     """
-    problem, found = _best_solution(request, model, losses, scores, tolerance)
+    problem, found, about = _no_slower_solution(request, model, losses, scores, tolerance)
     layout = replace(model.layout, layers=tuple(found.layers))
     return Plan(
         version=1,
@@ -164,8 +164,46 @@ def best_plan(
             "gap": found.gap,
             "limited_by": found.limited_by,
         }
+        | ({"times": about} if about else {})
         | dict(notes or {}),
     )
+
+
+def _no_slower_solution(
+    request: PlanRequest,
+    model: Checkpoint,
+    losses: Losses,
+    scores: Scores | None,
+    tolerance: float,
+) -> tuple[Problem, Solution, list[str]]:
+    """The best choice that is predicted to be no slower than the dense model, if there is one.
+
+    Who names a time may be given a slower one. Otherwise the dense model's is the limit if the best
+    choice without one exceeds it.
+
+    Returns:
+        The problem, its solution, and what is to be known about predicted times.
+    """
+    problem, found = _best_solution(request, model, losses, scores, tolerance)
+    if problem.deployment is None:
+        return problem, found, []
+    about = request.about_times(problem.deployment.profile)
+    dense = problem.deployment.dense_microseconds(model.layout)
+    time = problem.deployment.nanoseconds(model.layout, found.layers) / 1000
+    if time <= dense:
+        return problem, found, about
+    slower = f"{time:,.0f} us a step, {time / dense:.2f} times the dense model's {dense:,.0f}"
+    if not request.limits_time and request.objective == "concave":
+        with suppress(PlanError):
+            as_dense = replace(request, latency_ratio=1.0)
+            limited, faster = _best_solution(as_dense, model, losses, scores, tolerance)
+            said = (
+                "the dense model's time was taken as a limit: without one, a plan would lose "
+                f"{found.loss:.4f} nats per token instead of {faster.loss:.4f}, and take {slower}"
+            )
+            return limited, faster, [said, *about]
+        slower += "; no plan within these budgets was found that is not slower"
+    return problem, found, [f"slower than the dense model: {slower}", *about]
 
 
 def _best_solution(

@@ -14,7 +14,8 @@ from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.errors import PlanError
 from vllm_gac.errors.shown import shown
 from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
-from vllm_gac.gpu.profile import GpuProfile
+from vllm_gac.gpu.latency.missing import estimated_times
+from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import METHODS, Strategy
@@ -26,6 +27,10 @@ Objective: TypeAlias = Literal["concave", "linear", "fisher"]
 
 # The options that describe the steps of a deployment. `BatchMix` has the same names.
 _BATCH_MIX = ("decode_batch", "decode_context", "prefill_tokens")
+
+_16_BIT = Types()
+# Quantizations that profiles have times of: e4m3 weights and activations.
+_MEASURED_FP8 = ("fp8_per_tensor", "fp8_per_channel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,7 @@ class PlanRequest:
         metadata=_option(
             "--quantization",
             "allow only dims that linears quantized in this way take without padding, and dims "
-            "that stay as they are; default: any",
+            "that stay as they are, and predict times in FP8; default: any",
             choices=sorted(LINEAR_MULTIPLES),
         ),
     )
@@ -156,7 +161,7 @@ class PlanRequest:
         metadata=_option(
             "--kv-cache-dtype",
             "allow only head sizes that such a cache takes without padding, and sizes that stay as "
-            "they are; default: auto, any",
+            "they are, and predict times with it; default: auto, any",
             choices=("auto", "fp8"),
         ),
     )
@@ -274,7 +279,25 @@ class PlanRequest:
         mix = {name: size for name in _BATCH_MIX if (size := getattr(self, name)) is not None}
         if self.gpu is None and not mix and not self.limits_time:
             return None
-        return Deployment(read_profile(self.gpu or DEFAULT_GPU), BatchMix(**mix))
+        return Deployment(read_profile(self.gpu or DEFAULT_GPU), BatchMix(**mix), self.types)
+
+    @property
+    def types(self) -> Types:
+        """The types whose times are predicted."""
+        return Types(
+            "fp8" if self.quantization in _MEASURED_FP8 else "bf16",
+            "fp8" if self.kv_cache_dtype == "fp8" else "bf16",
+        )
+
+    def about_times(self, profile: GpuProfile) -> list[str]:
+        """What is to be known about times that `profile` predicts for this request."""
+        found = [] if (lacking := estimated_times(profile, self.types)) is None else [lacking]
+        if self.quantization is not None and self.types.weights == "bf16":
+            found.append(
+                f"linears in {self.quantization} are predicted as 16-bit ones: profiles have times "
+                f"of {' and '.join(_MEASURED_FP8)} alone"
+            )
+        return found
 
     def record(self) -> dict[str, Any]:
         """The request as JSON values. A resumed run compares them with its own."""
@@ -292,10 +315,11 @@ def plan_options() -> Mapping[str, Option]:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A GPU, and the batches of its steps."""
+    """A GPU, the batches of its steps, and the types of weights and cache."""
 
     profile: GpuProfile
     mix: BatchMix
+    types: Types = _16_BIT
 
     def nanoseconds(self, dense: ModelLayout, layers: Sequence[LayerLayout]) -> float:
         """The predicted time of `layers` in a mean step, in nanoseconds."""
@@ -304,7 +328,7 @@ class Deployment:
         for layer in layers:
             key = str(layer)
             if key not in times:
-                times[key] = layer_microseconds(dense, layer, self.mix, self.profile)
+                times[key] = layer_microseconds(dense, layer, self.mix, self.profile, self.types)
             total += times[key]
         return 1000 * total
 

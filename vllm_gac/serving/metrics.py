@@ -183,6 +183,7 @@ def _attention(
         CacheGeometry.of(layout, layer),
         vllm_config.load_config.model_loader_extra_config,
         asks_for_gac(vllm_config),
+        vllm_config.cache_config.cache_dtype,
     )
     backend = "GAC" if current_platform.is_cuda() else "GAC_REFERENCE"
     if kernels.backend == STOCK:

@@ -2,9 +2,10 @@
 
     python -m benchmarks.engines.whole_model.predicted RESULT.json... --out OUT [--profile h200]
 
-Each RESULT.json is of `whole_model report` or of `grid report`; of the latter, only what is in
-bf16, because a profile has 16-bit times. Nothing is measured here, and no number of a profile was
-fitted to these engines. A decode step is predicted at the context halfway through the answers.
+Each RESULT.json is of `whole_model report`, in bf16, or of `grid report`, in any types of weights
+and cache. Nothing is measured here, and no number of a profile was fitted to these engines. A
+decode step is predicted at the context halfway through the answers. Times in FP8 that the profile
+lacks are estimated, and the page says so.
 """
 
 import json
@@ -20,14 +21,17 @@ from benchmarks.engines.whole_model.grid.cells import BF16, cells, models_by_nam
 from benchmarks.engines.whole_model.models import SHAPES, Batch
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds
 from vllm_gac.gpu.latency.layer import BatchMix
-from vllm_gac.gpu.profile import GpuProfile
+from vllm_gac.gpu.latency.missing import estimated_times
+from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.planning.request import Deployment
 
 COMMAND = "python -m benchmarks.engines.whole_model.predicted"
 SHAPE = "llama3-8b"
-MEDIAN, WORST = 0.05, 0.1  # of the absolute errors, to reach
+_16_BIT = Types()
+MEDIAN = 0.05  # of the absolute errors, to reach
+WORST, WORST_FP8 = 0.1, 0.12
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,14 @@ class Step:
         model: The name of the model.
         batch: The batch.
         microseconds: Its mean time.
+        types: Of weights and cache.
     """
 
     result: str
     model: str
     batch: Batch
     microseconds: float
+    types: Types = _16_BIT
 
 
 def main() -> None:
@@ -55,7 +61,7 @@ def main() -> None:
     profile = read_profile(args.profile)
     rows = [row for path in args.results for row in predict(list(steps_of(path)), profile)]
     if not rows:
-        raise SystemExit(f"{', '.join(map(str, args.results))}: no steps in bf16")
+        raise SystemExit(f"{', '.join(map(str, args.results))}: no steps")
     result = {
         "command": f"{COMMAND} {' '.join(map(str, args.results))}",
         **source(args.commit),
@@ -64,6 +70,7 @@ def main() -> None:
             "measured": profile.measured,
             "sources": profile.sources,
             "sustained": bool(profile.sustained),
+            "estimated": estimated_times(profile, Types("fp8", "fp8")),
         },
         "rows": rows,
     }
@@ -73,7 +80,7 @@ def main() -> None:
 
 
 def steps_of(path: Path) -> Iterator[Step]:
-    """The steps in bf16 that a result has.
+    """The steps that a result has.
 
     Raises:
         SystemExit: The result is of another shape.
@@ -91,15 +98,16 @@ def steps_of(path: Path) -> Iterator[Step]:
     batches = {b.name: b for cell in cells(SHAPE) for b in cell.batches}
     for row in result["rows"]:
         model, types = row["cell"].split()
-        if "batch" in row and types == f"{BF16}+{BF16}":
+        if "batch" in row:
             batch = batches[row["batch"]]
             key = "seconds" if batch.is_prefill else "decode_seconds"
-            yield _step(name, model, batch, statistics.median(row[key]))
+            served = Types(*types.split("+"))
+            yield _step(name, model, batch, statistics.median(row[key]), served)
 
 
-def _step(result: str, model: str, batch: Batch, seconds: float) -> Step:
+def _step(result: str, model: str, batch: Batch, seconds: float, types: Types = _16_BIT) -> Step:
     count = batch.prompts if batch.is_prefill else batch.output - 1
-    return Step(result, model, batch, seconds / count * 1e6)
+    return Step(result, model, batch, seconds / count * 1e6, types)
 
 
 def predict(steps: Sequence[Step], profile: GpuProfile) -> list[dict[str, Any]]:
@@ -108,10 +116,11 @@ def predict(steps: Sequence[Step], profile: GpuProfile) -> list[dict[str, Any]]:
     layouts = {name: by_name[name]().layout for name in {"dense", *(s.model for s in steps)}}
     dense = layouts["dense"]
     predicted = [
-        step_microseconds(dense, layouts[step.model], step.batch, profile) for step in steps
+        step_microseconds(dense, layouts[step.model], step.batch, profile, step.types)
+        for step in steps
     ]
     of_dense = {
-        (step.result, step.batch): (step.microseconds, time)
+        (step.result, step.batch, step.types): (step.microseconds, time)
         for step, time in zip(steps, predicted, strict=True)
         if step.model == "dense"
     }
@@ -119,12 +128,13 @@ def predict(steps: Sequence[Step], profile: GpuProfile) -> list[dict[str, Any]]:
     for step, time in zip(steps, predicted, strict=True):
         row = asdict(step) | {
             "batch": step.batch.name,
+            "types": f"{step.types.weights}+{step.types.cache}",
             "phase": "prefill" if step.batch.is_prefill else "decode",
             "microseconds": round(step.microseconds, 1),
             "predicted": round(time, 1),
             "error": round(time / step.microseconds - 1, 4),
         }
-        before = of_dense.get((step.result, step.batch))
+        before = of_dense.get((step.result, step.batch, step.types))
         if step.model != "dense" and before is not None:
             row["speedup"] = round(before[0] / step.microseconds, 4)
             row["predicted_speedup"] = round(before[1] / time, 4)
@@ -133,7 +143,11 @@ def predict(steps: Sequence[Step], profile: GpuProfile) -> list[dict[str, Any]]:
 
 
 def step_microseconds(
-    dense: ModelLayout, model: ModelLayout, batch: Batch, profile: GpuProfile
+    dense: ModelLayout,
+    model: ModelLayout,
+    batch: Batch,
+    profile: GpuProfile,
+    types: Types = _16_BIT,
 ) -> float:
     """The decoder layers, which is what `plan` predicts, with the last norm and the head."""
     if batch.is_prefill:
@@ -143,7 +157,7 @@ def step_microseconds(
         mix, tokens = BatchMix(batch.prompts, halfway, prefill_weight=0), batch.prompts
     head = gemm_microseconds(tokens, model.vocab_size, model.hidden_size, profile)
     norm = moving_microseconds(4 * tokens * model.hidden_size, profile)
-    return Deployment(profile, mix).nanoseconds(dense, model.layers) / 1000 + norm + head
+    return Deployment(profile, mix, types).nanoseconds(dense, model.layers) / 1000 + norm + head
 
 
 def page(result: Mapping[str, Any]) -> str:
@@ -158,6 +172,10 @@ def page(result: Mapping[str, Any]) -> str:
             for batch in dict.fromkeys(row["batch"] for row in rows)
         },
         **{
+            f"- of these {types}": [r for r in rows if r["types"] == types]
+            for types in dict.fromkeys(row["types"] for row in rows)
+        },
+        **{
             f"- of these {name}": [r for r in rows if r["result"] == name]
             for name in dict.fromkeys(row["result"] for row in rows)
         },
@@ -168,20 +186,19 @@ def page(result: Mapping[str, Any]) -> str:
             "",
             f"{result['date']}, commit {result['commit']}, `{result['command']}`.",
             f"Profile of {profile['gpu']}, measured {profile['measured']}; engines of the pages "
-            "whose names are below, in bf16. No",
+            "whose names are below, with the types of weights+cache. No",
             "number of the profile was fitted to them. A decode step gives each prompt one token; "
             "of prefill, the time is that of",
             "one prompt. Predicted is what `plan` counts, all decoder layers, with the last norm "
             "and the unembedding: nothing",
             "between kernels, no sampling. Errors are predicted / measured - 1. Speedups are over "
-            "the dense model of the same page:",
+            "the dense model of the same page and types:",
             "what a plan chooses by. That small kernels take at least a launch was seen in these "
             "engines' traces; how long a launch takes",
             "is the profile's.",
             "",
             *_sources(profile),
-            _goals(rows),
-            "",
+            *_goals(rows),
             *table(
                 ("", "steps", "median of abs. error", "worst", "of speedups: median", "worst"),
                 ((name, *_summary(group)) for name, group in groups.items() if group),
@@ -190,10 +207,10 @@ def page(result: Mapping[str, Any]) -> str:
             "## Every step, microseconds",
             "",
             *table(
-                ("page", "model", "batch", "measured", "predicted", "error", "speedup",
+                ("page", "model", "types", "batch", "measured", "predicted", "error", "speedup",
                  "predicted speedup"),
                 (
-                    (r["result"], r["model"], r["batch"], f"{r['microseconds']:,.0f}",
+                    (r["result"], r["model"], r["types"], r["batch"], f"{r['microseconds']:,.0f}",
                      f"{r['predicted']:,.0f}", f"{r['error']:+.1%}", _times(r, "speedup"),
                      _times(r, "predicted_speedup"))
                     for r in rows
@@ -213,15 +230,28 @@ def _sources(profile: Mapping[str, Any]) -> Iterator[str]:
             "GPU that has rested.",
             "",
         )
+    if profile["estimated"] is not None:
+        yield from (f"FP8: {profile['estimated']}.", "")
 
 
-def _goals(rows: Sequence[Mapping[str, Any]]) -> str:
-    errors = [abs(row["error"]) for row in rows]
-    found = (("median", statistics.median(errors), MEDIAN), ("worst", max(errors), WORST))
-    return "To reach: " + ", ".join(
-        f"{name} at most {goal:.0%} ({'reached' if error <= goal else 'missed'}: {error:.1%})"
-        for name, error, goal in found
-    )
+def _goals(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What is to be reached with 16-bit types alone, and where there is any FP8."""
+    plain = f"{BF16}+{BF16}"
+    for name, worst, group in (
+        ("16-bit steps", WORST, [row for row in rows if row["types"] == plain]),
+        ("FP8 steps", WORST_FP8, [row for row in rows if row["types"] != plain]),
+    ):
+        if group:
+            errors = [abs(row["error"]) for row in group]
+            found = (
+                ("median", statistics.median(errors), MEDIAN),
+                ("worst", max(errors), worst),
+            )
+            yield f"To reach, {name}: " + ", ".join(
+                f"{what} at most {goal:.0%} ({'reached' if e <= goal else 'missed'}: {e:.1%})"
+                for what, e, goal in found
+            )
+            yield ""
 
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -8,6 +8,9 @@ by the queries of its key heads. A profile has times for many head sizes at one 
    reading the cache once.
 2. It is scaled to the batch and context like the sizes that were measured there and take about as
    long per unit.
+
+Sizes that a kernel pads cost what they are padded to; with an FP8 cache, keys are padded more. A
+profile without times of an FP8 cache has those of a 16-bit one: of them, reading takes half.
 """
 
 import math
@@ -20,13 +23,15 @@ from typing import TypeAlias
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.gemm import roofline
 from vllm_gac.gpu.latency.interpolation import between, extrapolate
-from vllm_gac.gpu.profile import DecodeTime, GpuProfile
+from vllm_gac.gpu.profile import DecodeTime, Dtype, GpuProfile
+from vllm_gac.kernels.decode.tiling import smallest_key_piece
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.rounding import round_up
+from vllm_gac.layout.rounding import ceil_div, round_up
 
-# Kernels split heads into pieces of powers of two, this one the smallest; a narrower rest costs as
-# much as a whole piece.
+# Kernels split values into pieces of powers of two, this one the smallest; a narrower rest costs as
+# much as a whole piece. So they do with keys.
 _PIECE = 16
+_ITEMSIZES: dict[Dtype, int] = {"bf16": 2, "fp8": 1}
 
 Sizes: TypeAlias = tuple[int, int]  # r_k, r_v
 _TimesByUnits: TypeAlias = dict[int, dict[int, float]]  # units -> context -> microseconds
@@ -44,11 +49,22 @@ class Heads:
         """Numbers cached per token and value head."""
         return self.shared * sizes[0] + sizes[1]
 
+    def padded(self, sizes: Sizes, itemsize: int) -> Sizes:
+        """The sizes that the kernel computes. Rotary keys of one value head are one key to it."""
+        together = self.shared if self.form == "rotary" else 1
+        width = round_up(together * sizes[0], smallest_key_piece(itemsize))
+        return ceil_div(width, together), round_up(sizes[1], _PIECE)
+
 
 def decode_microseconds(
-    dense: ModelLayout, layer: LayerLayout, batch: int, context: int, profile: GpuProfile
+    dense: ModelLayout,
+    layer: LayerLayout,
+    batch: int,
+    context: int,
+    profile: GpuProfile,
+    dtype: Dtype = "bf16",
 ) -> float:
-    """Time of one layer's decode attention on the fastest measured kernel, with a 16-bit cache.
+    """Time of one layer's decode attention on the fastest measured kernel.
 
     Args:
         dense: the model before compression.
@@ -56,6 +72,7 @@ def decode_microseconds(
         batch: sequences, each with one new token.
         context: tokens in the cache of each sequence.
         profile: the GPU.
+        dtype: of the cache.
 
     Returns:
         Microseconds.
@@ -67,7 +84,19 @@ def decode_microseconds(
     heads = Heads(layer.key.form, dense.num_key_value_heads // key_heads, key_heads // value_heads)
     sizes = (round_up(layer.key.size, _PIECE), round_up(layer.value.size, _PIECE))
     units = batch * value_heads
-    return _decode_times(profile).microseconds(heads, sizes, dense.head_dim, units, context)
+    if dtype == "bf16" or has_decode_times(profile, heads.form, dtype):
+        times = _decode_times(profile, dtype)
+        return times.microseconds(heads, sizes, dense.head_dim, units, context)
+    times, sizes = _decode_times(profile, "bf16"), heads.padded(sizes, _ITEMSIZES[dtype])
+    time = times.microseconds(heads, sizes, dense.head_dim, units, context)
+    reading = roofline(profile).moving(units * context * heads.row(sizes))
+    return time - min(reading, time) / 2
+
+
+@cache
+def has_decode_times(profile: GpuProfile, form: str, dtype: Dtype) -> bool:
+    """Whether the profile has times of decode attention with such keys and such a cache."""
+    return any((point.form, point.dtype) == (form, dtype) for point in profile.decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +127,13 @@ class _Reference:
 class _DecodeTimes:
     """Everything that a prediction needs, computed once per profile."""
 
-    def __init__(self, profile: GpuProfile) -> None:
+    def __init__(self, profile: GpuProfile, dtype: Dtype) -> None:
         self.gpu, self.roofline = profile.gpu, roofline(profile)
-        self.head_dim = max((point.head_dim for point in profile.decode), default=1)
+        self.itemsize = _ITEMSIZES[dtype]
+        points = [point for point in profile.decode if point.dtype == dtype]
+        self.head_dim = max((point.head_dim for point in points), default=1)
         measured: dict[Heads, dict[Sizes, _TimesByUnits]] = defaultdict(lambda: defaultdict(dict))
-        for point in _fastest(profile.decode):
+        for point in _fastest(points):
             times_by_units = measured[_heads(point)][point.key_size, point.value_size]
             times_by_context = times_by_units.setdefault(point.batch * point.value_heads, {})
             times_by_context[point.context] = point.microseconds
@@ -142,6 +173,8 @@ class _DecodeTimes:
         self, heads: Heads, sizes: Sizes, head_dim: int, units: int, context: int
     ) -> float:
         reference = self._nearest(heads)
+        if not any(sizes[0] == measured[0] for measured in reference.slowdowns):
+            sizes = heads.padded(sizes, self.itemsize)
         reading = self._reading(heads, sizes, reference.units, reference.context)
         time = reading * math.exp(_on_grid(reference.slowdowns, sizes))
         if heads.form == "latent":  # all but the reading rebuilds keys of this size
@@ -158,7 +191,7 @@ class _DecodeTimes:
         return time * ((1 - weight) * ratios[0] + weight * ratios[1])
 
     def _reading(self, heads: Heads, sizes: Sizes, units: int, context: int) -> float:
-        return self.roofline.moving(units * context * heads.row(sizes))
+        return self.roofline.moving(units * context * heads.row(sizes)) * self.itemsize / 2
 
     def _nearest(self, heads: Heads) -> _Reference:
         """The reference of these heads, or of the most similar heads with this form of keys."""
@@ -189,8 +222,8 @@ def _scaling_law(times_by_units: _TimesByUnits, reference: _Reference) -> _Scali
 
 
 @cache
-def _decode_times(profile: GpuProfile) -> _DecodeTimes:
-    return _DecodeTimes(profile)
+def _decode_times(profile: GpuProfile, dtype: Dtype) -> _DecodeTimes:
+    return _DecodeTimes(profile, dtype)
 
 
 def _fastest(points: Iterable[DecodeTime]) -> Iterable[DecodeTime]:

@@ -4,6 +4,9 @@ A time is the roofline, max(bytes / bandwidth, FLOP / peak), times a slowdown. T
 slowdown is interpolated over a coarse grid of (n, k), and corrected by two fine sweeps, one over n
 and one over k. A dim that is not a multiple of 64 takes the time of the next multiple, plus the
 measured cost of its alignment class (the largest power of two that divides it).
+
+In FP8, dims that are not multiples of 16 cost what they are padded to. A profile without such times
+has 16-bit ones: of them, the roofline's part is replaced by the roofline in FP8.
 """
 
 import math
@@ -16,7 +19,7 @@ from typing import Literal, TypeAlias, get_args
 
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.interpolation import between, interpolate
-from vllm_gac.gpu.profile import GpuProfile, LinearSweep
+from vllm_gac.gpu.profile import Dtype, GpuProfile, LinearSweep
 from vllm_gac.layout.rounding import round_up
 
 Axis: TypeAlias = Literal["n", "k"]
@@ -27,13 +30,20 @@ Curve: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 # the curves contain.
 _TILE = 64
 _MOST_EXCESS = 10.0  # of a time; real ones are about 0.1
-_BYTES = 2  # of a weight or an activation
+_BYTES = 2  # of a number that is not FP8
+_FP8_MULTIPLE = 16  # of both dims of a weight; others are padded
 
 
 def gemm_microseconds(
-    m: int, n: int, k: int, profile: GpuProfile, *, is_sustained: bool = False
+    m: int,
+    n: int,
+    k: int,
+    profile: GpuProfile,
+    *,
+    is_sustained: bool = False,
+    dtype: Dtype = "bf16",
 ) -> float:
-    """Time of y[m, n] = x[m, k] w in 16-bit types, with weights that are read from memory.
+    """Time of y[m, n] = x[m, k] w with weights that are read from memory, and y in 16 bits.
 
     Between measured m, slowdowns are interpolated over log m. No prediction is below the fastest
     measured GEMM, or further below the roofline than any measurement at that m.
@@ -44,6 +54,7 @@ def gemm_microseconds(
         k: input features.
         profile: the GPU.
         is_sustained: whether GEMMs run for long without a rest, as in prefill under load.
+        dtype: of w and x. Quantizing x takes its own time (gpu/latency/passes.py).
 
     Returns:
         Microseconds.
@@ -52,10 +63,31 @@ def gemm_microseconds(
         ProfileError: if the profile has no ceilings, no sweep over n or no sweep over k, or
             sustained times that cannot be.
     """
-    time = _gemm_times(profile).microseconds(m, n, k)
+    if dtype == "fp8":
+        n, k = round_up(n, _FP8_MULTIPLE), round_up(k, _FP8_MULTIPLE)
+    time = _rested(m, n, k, profile, dtype)
     if not (is_sustained and profile.sustained):
         return time
-    return time + _excess(profile) * roofline(profile).multiplying(m, n, k)
+    return time + _excess(profile, dtype) * roofline(profile, dtype).multiplying(m, n, k)
+
+
+def has_gemms(profile: GpuProfile, dtype: Dtype) -> bool:
+    """Whether the profile has times of linears of this type."""
+    return any(sweep.dtype == dtype for sweep in profile.linear)
+
+
+def _rested(m: int, n: int, k: int, profile: GpuProfile, dtype: Dtype) -> float:
+    """Microseconds on a GPU that has rested."""
+    if dtype == "bf16" or _has_fp8(profile):
+        return _gemm_times(profile, dtype).microseconds(m, n, k)
+    times = _gemm_times(profile, "bf16")
+    saved = times.roofline.gemm(m, n, k) - roofline(profile, dtype).gemm(m, n, k)
+    return max(times.microseconds(m, n, k) - saved, times.fastest)
+
+
+@cache
+def _has_fp8(profile: GpuProfile) -> bool:
+    return has_gemms(profile, "fp8")
 
 
 def moving_microseconds(elements: float, profile: GpuProfile) -> float:
@@ -64,19 +96,20 @@ def moving_microseconds(elements: float, profile: GpuProfile) -> float:
     With few of them it is the time of a launch: that of the fastest measured GEMM, which is hardly
     more. Raises ProfileError as `gemm_microseconds` does.
     """
-    return max(roofline(profile).moving(elements), _gemm_times(profile).fastest)
+    return max(roofline(profile).moving(elements), _gemm_times(profile, "bf16").fastest)
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The two ceilings of a GPU: bytes and FLOP per microsecond."""
+    """The two ceilings of a GPU, bytes and FLOP per microsecond, and the bytes of a factor."""
 
     bandwidth: float
     peak: float
+    itemsize: int = _BYTES
 
     def gemm(self, m: int, n: int, k: int) -> float:
-        """Least possible microseconds of y[m, n] = x[m, k] w in 16-bit types."""
-        moved = _BYTES * (m * k + k * n + m * n)
+        """Least possible microseconds of y[m, n] = x[m, k] w, with y in 16 bits."""
+        moved = self.itemsize * (m * k + k * n) + _BYTES * m * n
         return max(moved / self.bandwidth, self.multiplying(m, n, k))
 
     def multiplying(self, m: int, n: int, k: int) -> float:
@@ -89,15 +122,21 @@ class Roofline:
 
 
 @cache
-def roofline(profile: GpuProfile) -> Roofline:
-    """The profile's ceilings. Raises ProfileError if it has none."""
+def roofline(profile: GpuProfile, dtype: Dtype = "bf16") -> Roofline:
+    """The profile's ceilings for GEMMs of `dtype`. Raises ProfileError if it has none.
+
+    Tensor cores multiply FP8 numbers twice as fast as 16-bit ones, unless the profile knows better.
+    """
     if profile.ceilings is None:
         raise ProfileError(
             f"the profile of {profile.gpu}, measured {profile.measured}, has no ceilings, which "
             "predicting times needs; measure again with vllm-gac profile"
         )
     rates = profile.ceilings
-    return Roofline(rates.terabytes_per_second * 1e6, rates.teraflops * 1e6)
+    bandwidth = rates.terabytes_per_second * 1e6
+    if dtype == "fp8":
+        return Roofline(bandwidth, (rates.fp8_teraflops or 2 * rates.teraflops) * 1e6, 1)
+    return Roofline(bandwidth, rates.teraflops * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +186,12 @@ class _Surface:
 class _GemmTimes:
     """Everything that a prediction needs, computed once per profile."""
 
-    def __init__(self, profile: GpuProfile) -> None:
-        self.roofline = roofline(profile)
+    def __init__(self, profile: GpuProfile, dtype: Dtype) -> None:
+        self.roofline = roofline(profile, dtype)
         by_m: dict[int, list[LinearSweep]] = defaultdict(list)
         for sweep in profile.linear:
-            by_m[sweep.m].append(sweep)
+            if sweep.dtype == dtype:
+                by_m[sweep.m].append(sweep)
         if not by_m or any({s.axis for s in sweeps} != {"n", "k"} for sweeps in by_m.values()):
             raise ProfileError(
                 f"the profile of {profile.gpu}, measured {profile.measured}, has no sweeps of "
@@ -172,16 +212,19 @@ class _GemmTimes:
 
 
 @cache
-def _excess(profile: GpuProfile) -> float:
+def _excess(profile: GpuProfile, dtype: Dtype) -> float:
     """How much longer GEMMs take that run for long, relative to the time of their FLOP.
 
     FLOP take power. So a GEMM that lies far above their time, because it is small or misaligned,
-    loses a smaller part of its rate.
+    loses a smaller part of its rate. If nothing was measured in FP8, it is as in 16 bits.
     """
+    times = [time for time in profile.sustained if time.dtype == dtype]
+    if not times:
+        return _excess(profile, "bf16") if dtype == "fp8" else 0.0
     excesses = [
-        (time.microseconds - gemm_microseconds(time.m, time.n, time.k, profile))
-        / roofline(profile).multiplying(time.m, time.n, time.k)
-        for time in profile.sustained
+        (time.microseconds - _rested(time.m, time.n, time.k, profile, dtype))
+        / roofline(profile, dtype).multiplying(time.m, time.n, time.k)
+        for time in times
     ]
     if max(excesses) > _MOST_EXCESS:
         raise ProfileError(
@@ -192,8 +235,8 @@ def _excess(profile: GpuProfile) -> float:
 
 
 @cache
-def _gemm_times(profile: GpuProfile) -> _GemmTimes:
-    return _GemmTimes(profile)
+def _gemm_times(profile: GpuProfile, dtype: Dtype) -> _GemmTimes:
+    return _GemmTimes(profile, dtype)
 
 
 def _surface(ceilings: Roofline, m: int, sweeps: Sequence[LinearSweep]) -> _Surface:

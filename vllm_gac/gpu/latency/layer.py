@@ -14,11 +14,12 @@ from vllm_gac.gpu.latency.decode import decode_microseconds
 from vllm_gac.gpu.latency.gemm import moving_microseconds
 from vllm_gac.gpu.latency.linears import Linear, linears_microseconds
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
-from vllm_gac.gpu.profile import GpuProfile
+from vllm_gac.gpu.profile import Dtype, GpuProfile, Types
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_16_BIT = Types()
 _O, _DOWN = ("self_attn.o_proj",), ("mlp.down_proj",)
 # Linears that share an input. They are computed together, so the time of one depends on the others.
 ONE_INPUT = (_QKV, _O, _GATE_UP, _DOWN)
@@ -63,7 +64,11 @@ class BatchMix:
 
 
 def layer_microseconds(
-    dense: ModelLayout, layer: LayerLayout, mix: BatchMix, profile: GpuProfile
+    dense: ModelLayout,
+    layer: LayerLayout,
+    mix: BatchMix,
+    profile: GpuProfile,
+    types: Types = _16_BIT,
 ) -> float:
     """Time of one decoder layer in a mean step of `mix`.
 
@@ -72,6 +77,7 @@ def layer_microseconds(
         layer: the layer to predict.
         mix: the steps of the deployment.
         profile: the GPU.
+        types: of weights and cache.
 
     Returns:
         Microseconds.
@@ -79,13 +85,17 @@ def layer_microseconds(
     Raises:
         ProfileError: if the profile has no GEMM, decode or prefill times.
     """
-    return attention_microseconds(dense, layer, mix, profile) + mlp_microseconds(
-        dense, layer, mix, profile
+    return attention_microseconds(dense, layer, mix, profile, types) + mlp_microseconds(
+        dense, layer, mix, profile, types
     )
 
 
 def attention_microseconds(
-    dense: ModelLayout, layer: LayerLayout, mix: BatchMix, profile: GpuProfile
+    dense: ModelLayout,
+    layer: LayerLayout,
+    mix: BatchMix,
+    profile: GpuProfile,
+    types: Types = _16_BIT,
 ) -> float:
     """Microseconds of a layer's norm, q, k, v and o projections, RoPE and attention kernel."""
 
@@ -94,29 +104,37 @@ def attention_microseconds(
         rotated = layer.query_heads * dense.query_size(layer) + layer.key.heads * layer.key.size
         return (
             _norm(dense, tokens, profile)
-            + _linears(dense, layer, _QKV, tokens, profile, is_prefill)
+            + _linears(dense, layer, _QKV, tokens, profile, is_prefill, types.weights)
             + moving_microseconds(tokens * (projected + rotated), profile)
             + kernel
-            + _linears(dense, layer, _O, tokens, profile, is_prefill)
+            + _linears(dense, layer, _O, tokens, profile, is_prefill, types.weights)
         )
 
     batch, context, chunk = mix.decode_batch, mix.decode_context, mix.prefill_tokens
     return mix.mean(
-        lambda: step(batch, decode_microseconds(dense, layer, batch, context, profile), False),
+        lambda: step(
+            batch,
+            decode_microseconds(dense, layer, batch, context, profile, types.cache),
+            False,
+        ),
         lambda: step(chunk, prefill_microseconds(dense, layer, chunk, profile), True),
     )
 
 
 def mlp_microseconds(
-    dense: ModelLayout, layer: LayerLayout, mix: BatchMix, profile: GpuProfile
+    dense: ModelLayout,
+    layer: LayerLayout,
+    mix: BatchMix,
+    profile: GpuProfile,
+    types: Types = _16_BIT,
 ) -> float:
     """Microseconds of a layer's norm, gate, up and down projections and SiLU."""
 
     def step(tokens: int, is_prefill: bool) -> float:
         return (
             _norm(dense, tokens, profile)
-            + _linears(dense, layer, _GATE_UP, tokens, profile, is_prefill)
-            + _linears(dense, layer, _DOWN, tokens, profile, is_prefill)
+            + _linears(dense, layer, _GATE_UP, tokens, profile, is_prefill, types.weights)
+            + _linears(dense, layer, _DOWN, tokens, profile, is_prefill, types.weights)
         )
 
     return mix.mean(lambda: step(mix.decode_batch, False), lambda: step(mix.prefill_tokens, True))
@@ -129,6 +147,7 @@ def _linears(
     tokens: int,
     profile: GpuProfile,
     is_prefill: bool,
+    dtype: Dtype,
 ) -> float:
     """Microseconds of linears that share one input; gate and up with SwiGLU.
 
@@ -140,7 +159,12 @@ def _linears(
         for name in names
     ]
     return linears_microseconds(
-        tokens, linears, profile, is_gated=names == _GATE_UP, is_sustained=is_prefill
+        tokens,
+        linears,
+        profile,
+        is_gated=names == _GATE_UP,
+        is_sustained=is_prefill,
+        dtype=dtype,
     )
 
 

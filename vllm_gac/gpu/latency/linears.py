@@ -5,6 +5,8 @@ some of them by our own kernels if there are few tokens: factors by kernels/few_
 computes several at once, and whole gate and up with SwiGLU by kernels/swiglu.py. Their times follow
 a law (launch_times.py) that is fitted to what a profile has measured of linears as served. Of
 low-rank linears, what cuBLAS computes is subtracted before.
+
+In FP8, vLLM's kernels compute everything: each factor is a GEMM whose input is quantized before.
 """
 
 from collections import defaultdict
@@ -12,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
+from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
 from vllm_gac.gpu.latency.launch_times import LaunchTimes, MeasuredLaunches
-from vllm_gac.gpu.profile import GpuProfile, LowRankTime
+from vllm_gac.gpu.latency.passes import pass_microseconds
+from vllm_gac.gpu.profile import Dtype, GpuProfile, LowRankTime
 from vllm_gac.kernels.few_tokens.tiling import faster_than_cublas
 from vllm_gac.kernels.swiglu_limits import is_within_limits
 
@@ -32,6 +35,13 @@ class Linear:
     rank: int | None = None
     has_bias: bool = False
 
+    @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """[features, width] of what multiplies."""
+        if self.rank is None:
+            return [(self.out_size, self.in_size)]
+        return [(self.rank, self.in_size), (self.out_size, self.rank)]
+
 
 def linears_microseconds(
     tokens: int,
@@ -40,8 +50,9 @@ def linears_microseconds(
     *,
     is_gated: bool = False,
     is_sustained: bool = False,
+    dtype: Dtype = "bf16",
 ) -> float:
-    """Time of linears of one input as served in 16-bit types, with SwiGLU if they are gated.
+    """Time of linears of one input as served, with SwiGLU if they are gated.
 
     Args:
         tokens: rows of the input.
@@ -49,6 +60,7 @@ def linears_microseconds(
         profile: the GPU.
         is_gated: whether they are gate and up, with SwiGLU on top.
         is_sustained: whether GEMMs run for long without a rest, as in prefill under load.
+        dtype: of weights; in FP8, with the quantization of every input.
 
     Returns:
         Microseconds.
@@ -56,6 +68,8 @@ def linears_microseconds(
     Raises:
         ProfileError: if the profile has no GEMM times.
     """
+    if dtype == "fp8":
+        return _in_fp8(tokens, linears, profile, is_gated, is_sustained)
     swiglu = roofline(profile).moving(3 * tokens * linears[0].out_size) if is_gated else 0.0
     kernel, time = _kernel_times(profile), 0.0
     if all(linear.rank is None for linear in linears):
@@ -73,6 +87,27 @@ def linears_microseconds(
         else:
             time += launch.by_cublas(tokens, profile, is_sustained)
     return time + swiglu
+
+
+def _in_fp8(
+    tokens: int, linears: Sequence[Linear], profile: GpuProfile, is_gated: bool, is_sustained: bool
+) -> float:
+    """Microseconds of linears in FP8: whole ones are one GEMM, factors one each."""
+    is_whole = all(linear.rank is None for linear in linears)
+    shapes = [(sum(linear.out_size for linear in linears), linears[0].in_size)]
+    if not is_whole:
+        shapes = [shape for linear in linears for shape in linear.matrices]
+    time = sum(
+        pass_microseconds("quantize", tokens, k, profile)
+        + gemm_microseconds(tokens, n, k, profile, is_sustained=is_sustained, dtype="fp8")
+        for n, k in shapes
+    )
+    if is_gated:
+        width = linears[0].out_size
+        time += pass_microseconds("swiglu", tokens, width, profile)
+        if not is_whole:  # vLLM's SwiGLU takes gate and up beside each other
+            time += moving_microseconds(4 * tokens * width, profile)
+    return time
 
 
 @dataclass(frozen=True, slots=True)

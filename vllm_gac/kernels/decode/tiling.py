@@ -54,7 +54,7 @@ def pieces_of(
     return first, second, third
 
 
-def _smallest(itemsize: int) -> int:
+def smallest_key_piece(itemsize: int) -> int:
     """The least columns of a piece of keys: tensor cores add up 16 at a time, byte_pairs.py 32."""
     return 32 if itemsize == 1 else 16
 
@@ -92,7 +92,7 @@ def tiling_of(
         return _latent_tiling(geometry, rows, itemsize, latent_group, capability)
     rows = 1 << (rows - 1).bit_length()  # what the kernel rounds them to
     # Pieces of 128 at most: keys and values then compute the same row addresses.
-    key_pieces = pieces_of(geometry.key_width, largest=128, smallest=_smallest(itemsize))
+    key_pieces = pieces_of(geometry.key_width, largest=128, smallest=smallest_key_piece(itemsize))
     value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=128)
     # Never 4 warps: with 64 rows they use Hopper's matrix instructions (see _latent_tiling).
     warps = 2 if rows > 16 or geometry.value_size > 128 else 1
@@ -153,7 +153,7 @@ def _latent_tiling(
     """
     memory = shared_memory(capability)
     # Pieces of 64 at most: the same threads then compute the row addresses of all pieces.
-    key_pieces = pieces_of(geometry.key_size, largest=64, smallest=_smallest(itemsize))
+    key_pieces = pieces_of(geometry.key_size, largest=64, smallest=smallest_key_piece(itemsize))
     value_pieces = pieces_of(geometry.value_size, geometry.key_width, largest=64)
     latents = geometry.key_heads // geometry.value_heads
     padded = 1 << (geometry.query_size - 1).bit_length()

@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.attention_choice import GAC, STOCK, Kernels, select
+from vllm_gac.gpu.profile import Dtype
 from vllm_gac.gpu.profile_files import profile_of_gpu, read_profile
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.serving.attention.prefill_kernels import installed_gpu
@@ -29,7 +30,10 @@ REFERENCE = "reference"
 
 
 def attention_kernels(
-    geometry: CacheGeometry, loader_config: dict[str, Any] | None = None, own: bool = False
+    geometry: CacheGeometry,
+    loader_config: dict[str, Any] | None = None,
+    own: bool = False,
+    cache_dtype: str = "auto",
 ) -> Kernels:
     """The kernels that serve a layer of these heads on this machine.
 
@@ -38,25 +42,25 @@ def attention_kernels(
             and one rank's share give the same answer.
         loader_config: vLLM's --model-loader-extra-config. Its `gpu` names the profile that decides;
             the default is the profile shipped for this GPU, if there is one.
-        own: Whether the user asks for our backend. It then serves every layer and every batch:
-            no profile has times yet of vLLM's kernels and ours at the dtypes of a cache, by which
-            to leave some of them to vLLM.
+        own: Whether the user asks for our backend. It then serves every layer and every batch.
+        cache_dtype: vLLM's --kv-cache-dtype.
 
     Raises:
         GacError: No prefill kernel takes the heads.
     """
-    return _attention_kernels(geometry, (loader_config or {}).get("gpu"), own)
+    cache: Dtype = "fp8" if cache_dtype.startswith("fp8") else "bf16"
+    return _attention_kernels(geometry, (loader_config or {}).get("gpu"), own, cache)
 
 
 @functools.cache
-def _attention_kernels(heads: CacheGeometry, gpu: str | None, own: bool) -> Kernels:
+def _attention_kernels(heads: CacheGeometry, gpu: str | None, own: bool, cache: Dtype) -> Kernels:
     if not current_platform.is_cuda():
         if _cpu_attention_takes(heads):
             return Kernels(STOCK, STOCK, STOCK, measured=False)
         return Kernels(GAC, REFERENCE, REFERENCE, measured=False)
     name = current_platform.get_device_name()
     profile = read_profile(gpu) if gpu is not None else profile_of_gpu(name)
-    kernels = select(heads, installed_gpu(), profile, own)
+    kernels = select(heads, installed_gpu(), profile, own, cache)
     if kernels is None:
         raise GacError(
             f"attention heads of ({heads.query_size}, {heads.value_size}): no prefill kernel "

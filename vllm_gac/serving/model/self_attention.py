@@ -183,8 +183,12 @@ class GacSelfAttention(nn.Module):
             "prefix": prefix,
         }
         vllm_config = get_current_vllm_config()
-        loader_config = vllm_config.load_config.model_loader_extra_config
-        kernels = attention_kernels(geometry, loader_config, asks_for_gac(vllm_config))
+        kernels = attention_kernels(
+            geometry,
+            vllm_config.load_config.model_loader_extra_config,
+            asks_for_gac(vllm_config),
+            vllm_config.cache_config.cache_dtype,
+        )
         announce(geometry, kernels)
         if kernels.backend == STOCK:
             return Attention(

@@ -1,0 +1,166 @@
+"""Times in FP8: measured ones count, missing ones are estimated, and padding costs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.gpu.test_latency import DECODE, DENSE, H200, LAYER, PREFILL, heads, low_rank
+from vllm_gac.gpu.attention_choice import Gpu, select
+from vllm_gac.gpu.latency.decode import decode_microseconds
+from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
+from vllm_gac.gpu.latency.layer import layer_microseconds, mlp_microseconds
+from vllm_gac.gpu.latency.missing import estimated_times
+from vllm_gac.gpu.latency.passes import pass_microseconds
+from vllm_gac.gpu.profile import PassTime, SustainedTime, Types
+from vllm_gac.layout.cache_geometry import CacheGeometry
+
+FP8 = Types("fp8", "fp8")
+
+
+def in_fp8(entries: list[Any], factor: float) -> list[Any]:
+    """The 16-bit entries, and the same in FP8 that take `factor` times as long."""
+
+    def time(entry: Any) -> Any:
+        times = entry.microseconds
+        return [factor * t for t in times] if isinstance(times, list) else factor * times
+
+    found = [e.model_copy(update={"dtype": "fp8", "microseconds": time(e)}) for e in entries]
+    return [*entries, *found]
+
+
+PASSES = [
+    PassTime(kernel=kernel, tokens=tokens, width=width, microseconds=2.0 + tokens * width / 1e6)
+    for kernel in ("quantize", "swiglu")
+    for tokens in (1, 64, 2048)
+    for width in (512, 4096, 14336)
+]
+MEASURED = H200.model_copy(
+    update={
+        "linear": in_fp8(H200.linear, 0.6),
+        "decode": in_fp8(H200.decode, 0.7),
+        "passes": PASSES,
+    }
+)
+
+
+def test_fp8_times_leave_those_in_16_bits_as_they_were() -> None:
+    for mix in (DECODE, PREFILL):
+        times = [layer_microseconds(DENSE, LAYER, mix, p) for p in (H200, MEASURED)]
+        assert times[0] == times[1]
+
+
+def test_measured_linears_take_as_long_as_measured() -> None:
+    for sweep in [s for s in MEASURED.linear if s.dtype == "fp8" and s.fixed == 4096]:
+        for dim, time in zip(sweep.dims, sweep.microseconds, strict=True):
+            if dim % 64 == 0:
+                n, k = (dim, sweep.fixed) if sweep.axis == "n" else (sweep.fixed, dim)
+                found = gemm_microseconds(sweep.m, n, k, MEASURED, dtype="fp8")
+                assert found == pytest.approx(time, rel=0.1), (sweep.m, n, k)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 30_000), st.integers(1, 30_000))
+def test_estimated_linears_save_bytes_and_flop_at_their_padded_size(m: int, n: int, k: int) -> None:
+    time = gemm_microseconds(m, n, k, H200, dtype="fp8")
+    padded = (-(-n // 16) * 16, -(-k // 16) * 16)
+    assert time == gemm_microseconds(m, *padded, H200, dtype="fp8")
+    assert time <= gemm_microseconds(m, *padded, H200)
+    assert time >= 0.85 * roofline(H200, "fp8").gemm(m, *padded)
+
+
+def test_every_factor_in_fp8_quantizes_its_input() -> None:
+    gemm = [
+        gemm_microseconds(64, n, k, MEASURED, dtype="fp8")
+        for n, k in ((1024, 4096), (14336, 1024), (14336, 4096), (4096, 14336))
+    ]
+    quantized = {w: pass_microseconds("quantize", 64, w, MEASURED) for w in (1024, 4096, 14336)}
+    assert quantized[4096] == pytest.approx(2.0 + 64 * 4096 / 1e6)
+    whole = mlp_microseconds(DENSE, LAYER, DECODE, MEASURED, FP8)
+    parted = mlp_microseconds(DENSE, low_rank(gate=1024), DECODE, MEASURED, FP8)
+    gate_up = gemm_microseconds(64, 2 * 14336, 4096, MEASURED, dtype="fp8")
+    joined = moving_microseconds(4 * 64 * 14336, MEASURED)
+    more = gemm[0] + gemm[1] + gemm[2] + quantized[4096] + quantized[1024] + joined - gate_up
+    assert parted - whole == pytest.approx(more, rel=1e-3)
+
+
+def test_low_rank_at_light_load_is_slower_in_fp8_than_dense() -> None:
+    """What was seen on an H200: .62 to .7 of the dense model's speed."""
+    layer = low_rank(gate=2432, up=2432, down=2432)
+    ratios = [
+        mlp_microseconds(DENSE, layer, DECODE, MEASURED, types)
+        / mlp_microseconds(DENSE, LAYER, DECODE, MEASURED, types)
+        for types in (Types(), FP8)
+    ]
+    assert ratios[0] < 1 < ratios[1]
+
+
+def test_what_holds_without_a_rest_is_measured_in_fp8_too() -> None:
+    time = gemm_microseconds(8192, 4096, 4096, MEASURED, dtype="fp8")
+    held = SustainedTime(m=8192, n=4096, k=4096, seconds=1, microseconds=1.5 * time, dtype="fp8")
+    profile = MEASURED.model_copy(update={"sustained": [held]})
+    found = gemm_microseconds(8192, 4096, 4096, profile, is_sustained=True, dtype="fp8")
+    assert found == pytest.approx(1.5 * time)
+    assert gemm_microseconds(64, 4096, 4096, profile, is_sustained=True) == gemm_microseconds(
+        64, 4096, 4096, H200
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "padded"),
+    [
+        (heads("latent", 8, 80, 4, 128), heads("latent", 8, 96, 4, 128)),
+        (heads("latent", 4, 112, 4, 96), heads("latent", 4, 128, 4, 96)),
+        (heads("rotary", 8, 48, 8, 64), heads("rotary", 8, 64, 8, 64)),
+    ],
+)
+def test_keys_that_an_fp8_cache_pads_cost_what_they_are_padded_to(layer: Any, padded: Any) -> None:
+    only = MEASURED.model_copy(
+        update={"decode": [p for p in MEASURED.decode if p.dtype == "bf16" or p.key_size % 32 == 0]}
+    )
+    for profile in (H200, only):
+        times = [decode_microseconds(DENSE, a, 64, 4096, profile, "fp8") for a in (layer, padded)]
+        assert times[0] == pytest.approx(times[1])
+    at_16_bits = [decode_microseconds(DENSE, a, 64, 4096, only) for a in (layer, padded)]
+    assert at_16_bits[0] < at_16_bits[1]
+
+
+def test_of_a_16_bit_decode_time_reading_takes_half_in_fp8() -> None:
+    time = decode_microseconds(DENSE, LAYER, 64, 4096, H200)
+    reading = roofline(H200).moving(64 * 4096 * LAYER.kv_elements)
+    found = decode_microseconds(DENSE, LAYER, 64, 4096, H200, "fp8")
+    assert found == pytest.approx(time - min(reading, time) / 2)
+
+
+def test_what_is_estimated_is_said() -> None:
+    assert estimated_times(H200, Types()) is None
+    assert estimated_times(MEASURED, FP8) is None
+    said = estimated_times(H200, FP8)
+    assert said is not None
+    assert "linears, quantization, decode attention with rotary keys, decode attention" in said
+    assert "vllm-gac profile --resume" in said
+    of_cache = estimated_times(H200, replace(FP8, weights="bf16"))
+    assert of_cache is not None
+    assert "linears" not in of_cache
+
+
+def test_kernels_are_chosen_by_the_times_of_the_cache_that_is_served() -> None:
+    """vLLM's decode with an FP8 cache takes twice as long here, ours half."""
+    slower = [
+        point.model_copy(
+            update={
+                "dtype": "fp8",
+                "microseconds": point.microseconds * (2 if point.kernel == "stock" else 0.5),
+            }
+        )
+        for point in H200.decode
+    ]
+    profile = H200.model_copy(update={"decode": [*H200.decode, *slower]})
+    gpu, dense = Gpu((9, 0), ("FA3", "FA4")), CacheGeometry(32, 128, 8, 128, 8, 128)
+    before = select(dense, gpu, H200)
+    assert select(dense, gpu, profile) == before
+    assert select(dense, gpu, H200, cache="fp8") == before  # has no such times
+    found = select(dense, gpu, profile, cache="fp8")
+    assert found is not None
+    assert found.backend == "gac"
