@@ -44,7 +44,7 @@ def read(path: Path) -> tuple[Progress | None, Tensors]:
     def take(state: Progress, kind: str, name: str, tensor: torch.Tensor) -> None:
         found[kind, name] = tensor
 
-    return read_state(path, "run", SHAPES, take), found
+    return read_state(path, "run", 10, SHAPES, take), found
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,39 @@ def broken(path: Path) -> list[tuple[str, str]]:
     for name, (values, header, _) in variants.items():
         save_file(values, path.with_name(name), header)
     return [(n, m) for n, _, m in found] + [(n, m) for n, (_, _, m) in variants.items()]
+
+
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
+    "too many steps": ({"step": 10**18}, "after step 1000000000000000000, the run has 10"),
+    "no step": ({"step": 0}, "after step 0"),
+    "text for a step": ({"step": "9"}, "validation error"),
+    "a true step": ({"step": True}, "validation error"),
+    "text for a loss": ({"teacher_loss": "1.5"}, "validation error"),
+    "NaN": ({"best": {"divergence": math.nan, "loss": 1.0}}, "a score that is not finite"),
+    "infinity": ({"teacher_loss": math.inf}, "a score that is not finite"),
+    "negative halvings": ({"halvings": -5}, "-5 halvings"),
+    "many halvings": ({"halvings": 4}, "4 halvings"),
+    "negative patience": ({"stale": -1}, "-1 measurements"),
+    "a growing rate": ({"factor": 2.0}, "a factor of 2"),
+    "no rate": ({"factor": 0.0}, "a factor of 0"),
+    "begun later": ({"begun": 10}, "best or begun at a step"),
+    "best later": ({"best_step": 10}, "best or begun at a step"),
+    "measured later": ({"curve": [(10, 0.5, 2.0)]}, "measurements that are none of 9 steps"),
+    "measured twice": ({"curve": [(3, 0.5, 2.0)] * 2}, "measurements that are none of 9 steps"),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_a_progress_that_cannot_be_is_refused(case: str, tmp_path: Path) -> None:
+    changes, said = IMPOSSIBLE[case]
+    write(tmp_path / "state", progress())
+    state = json.loads(_metadata(tmp_path / "state"))
+    for key, value in changes.items():
+        (state if key == "step" else state["guard"])[key] = value
+    good = load_file(tmp_path / "state")
+    save_file(good, tmp_path / "x", {"format": "1", "run": "run", "state": json.dumps(state)})
+    with pytest.raises(CheckpointError, match=said):
+        read(tmp_path / "x")
 
 
 def _metadata(path: Path) -> str:

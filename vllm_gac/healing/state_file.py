@@ -30,6 +30,7 @@ from vllm_gac.healing.adam import AVERAGES
 from vllm_gac.healing.guard import Guard
 
 _FORMAT = "1"
+_MOST_SAID = 1 << 20  # characters; a measurement has about 60
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -77,10 +78,11 @@ def write_state(
 def read_state(
     path: Path,
     run: str,
+    steps: int,
     shapes: Shapes,
     take: Callable[[Progress, str, str, torch.Tensor], None],
 ) -> Progress | None:
-    """Read the state in `path`; returns None if there is no such file.
+    """Read the state in `path` of a run of so many `steps`; returns None if there is no such file.
 
     `take` is called with what is known of the progress, and each tensor, by its kind and the
     parameter's name. Raises CheckpointError if it is the state of another run than `run`, or
@@ -96,7 +98,7 @@ def read_state(
                     f"{path}: the state of another run; remove it to begin again, or resume with "
                     "what that run was begun with"
                 )
-            progress = TypeAdapter(Progress).validate_json(metadata.get("state", ""))
+            progress = _progress(path, metadata.get("state", ""), steps)
             expected = {f"{kind}.{name}" for kind in progress.kinds for name in shapes}
             if set(file.keys()) != expected:
                 raise _broken(path, "has other tensors than its metadata says")
@@ -107,6 +109,17 @@ def read_state(
                     take(progress, kind, name, tensor)
     except (SafetensorError, ValidationError, OSError) as e:
         raise _broken(path, str(e).partition("\n")[0]) from e
+    return progress
+
+
+def _progress(path: Path, said: str, steps: int) -> Progress:
+    if len(said) > _MOST_SAID:
+        raise _broken(path, f"{len(said)} characters of metadata")
+    progress = TypeAdapter(Progress).validate_json(said, strict=True)
+    if not 0 < progress.step <= steps:
+        raise _broken(path, f"after step {progress.step}, the run has {steps}")
+    if fault := progress.guard.fault(progress.step):
+        raise _broken(path, f"it has {fault}")
     return progress
 
 

@@ -106,7 +106,8 @@ class Healing:
                 self._adam.restore(kind, name, share, progress.step - progress.guard.begun)
 
         with self._processes.agreeing():
-            progress = read_state(self._path, self._run, self._student.shapes(), take)
+            steps, shapes = self._schedule.steps, self._student.shapes()
+            progress = read_state(self._path, self._run, steps, shapes, take)
         if progress is None:
             before, teacher_loss = self._distillation.score(self._held_out)
             with self._processes.agreeing():
