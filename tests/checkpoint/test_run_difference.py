@@ -63,3 +63,9 @@ def test_plans_are_not_printed() -> None:
     assert difference(before, before) is None
     assert difference(before, RUN) == "with --plan, not without one"
     assert difference(before, RUN | {"plan": PLAN | {"layers": []}}) == "with another --plan"
+
+
+@pytest.mark.parametrize("before", [{"plan": {"a": None}}, {"options": {"a": {"b": None}}}])
+def test_null_and_nothing_differ_in_a_sentence(before: dict[str, Any]) -> None:
+    now: dict[str, Any] = {"plan": {}} if "plan" in before else {"options": {"a": {}}}
+    assert (difference(before, now) or "").startswith("with another --")

@@ -186,3 +186,13 @@ def test_flags_that_do_not_go_together(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in usage(capsys, "evaluate", "d", "--text", "t", *flags)
+
+
+def test_brackets_without_end_are_no_answer(
+    fake: Fake,
+    arguments: list[object],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(json, "dumps", lambda _: "[" * 100_000)
+    assert "not an answer of an OpenAI-compatible server" in error(capsys, *arguments)

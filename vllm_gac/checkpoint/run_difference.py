@@ -31,7 +31,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
         was, is_now = ("with", "without") if _is_plan(before) else ("without", "with")
         return f"{was} --plan, not {is_now} one"
     for key, value in before.items():
-        if now.get(key) != value:
+        if now.get(key) != value:  # a key that is missing says the same as null
             return _difference(key, value, now.get(key))
     return None
 
@@ -49,7 +49,10 @@ def _difference(key: str, before: Any, now: Any) -> str:
     if key == "plan" and _is_plan({"plan": before}):
         return "with another --plan"
     while isinstance(before, Mapping) and isinstance(now, Mapping) and key != "stats":
-        inner = next(name for name in {**before, **now} if before.get(name) != now.get(name))
+        names = (name for name in {**before, **now} if before.get(name) != now.get(name))
+        inner = next(names, None)
+        if inner is None:  # null in one of them, and missing in the other
+            break
         key = inner if key == "plan" else f"{key}.{inner}"
         before, now = before.get(inner), now.get(inner)
     name = _OPTIONS.get(key) or "--" + key.rpartition(".")[2].replace("_", "-")

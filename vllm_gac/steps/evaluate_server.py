@@ -139,7 +139,7 @@ def _ask(
         raise ServerError(f"{url}{path}: {e.message}; set OPENAI_API_KEY to its key") from e
     except openai.APIStatusError as e:
         raise ServerError(f"{url}{path}: {e.message}") from e
-    except (ValidationError, ValueError) as e:
+    except (ValidationError, ValueError, RecursionError) as e:  # the last one: of many brackets
         raise ServerError(
             f"{url}{path}: not an answer of an OpenAI-compatible server; "
             "expected http://HOST:PORT/v1"
