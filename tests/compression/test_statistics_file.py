@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from tests.support.command import error
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.calibrate import calibrate
@@ -19,6 +20,7 @@ from vllm_gac.compression.statistics_file import (
     read_errors,
     read_layer_stats,
     read_probes,
+    read_tokens,
 )
 from vllm_gac.errors import CheckpointError
 
@@ -46,6 +48,7 @@ def read(measured: Path, stats: Path) -> None:
     read_probes(stats)
     for index in range(len(checkpoint.layout.layers)):
         read_layer_stats(stats, index, "cpu")
+    read_tokens(stats, metadata, checkpoint.layout, checkpoint.config.max_position_embeddings)
 
 
 def contents(stats: Path) -> tuple[Arrays, dict[str, str]]:
@@ -83,6 +86,8 @@ def typed(dtype: str) -> Callable[[Arrays], object]:
         (one("layers.0.errors.width", 3, np.nan), r"errors\.width: contains NaN"),
         (one("layers.0.errors.width", 3, -1.0), r"errors\.width: less than 0"),
         (one("probes", 0, np.inf), "probes: contains NaN or infinity"),
+        (one("tokens", 0, -1), "tokens: -1 to"),
+        (one("tokens", 9, 1 << 20), "tokens: 0 to 1048576, the model has 0 to"),
     ],
 )
 def test_numbers_that_were_never_measured(
@@ -110,6 +115,8 @@ def test_numbers_that_were_never_measured(
         ({"probe_tokens": "-1"}, "probe_tokens: expected a number, got '-1'"),
         ({"gradient_tokens": "9" * 30}, "gradient_tokens: expected a number"),
         ({"gradient_tokens": "\u0663"}, "gradient_tokens: expected a number"),
+        ({"tokens": "0"}, "tokens: expected one sequence of 64 at least, got 0"),
+        ({"tokens": "63"}, "tokens: expected one sequence of 64 at least, got 63"),
     ],
 )
 def test_metadata_that_do_not_say_what_was_measured(
@@ -120,6 +127,25 @@ def test_metadata_that_do_not_say_what_was_measured(
     save_file(arrays, tmp_path / "stats", changed)
     with pytest.raises(CheckpointError, match=f"stats: metadata: {message}"):
         read(measured, tmp_path / "stats")
+
+
+def test_a_sequence_longer_than_the_context_is_refused(measured: Path) -> None:
+    """To refit on a sequence of ten million tokens takes gigabytes."""
+    checkpoint = open_checkpoint(measured / "model")
+    _, metadata = contents(measured / "stats")
+    with pytest.raises(CheckpointError, match="sequence_length: 64, more than the 63 tokens of"):
+        read_tokens(measured / "stats", metadata, checkpoint.layout, 63)
+
+
+@pytest.mark.parametrize("covariances", ["", ",,,", "mlp.down_proj"])
+def test_compression_needs_what_its_own_plan_shrinks(
+    covariances: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays, metadata = contents(measured / "stats")
+    save_file(arrays, tmp_path / "stats", metadata | {"covariances": covariances})
+    asked = ("--kv-ratio", 0.5, "--param-ratio", 0.9, "--stats", tmp_path / "stats", "--quiet")
+    said = error(capsys, "compress", measured / "model", "--out", tmp_path / "out", *asked)
+    assert "so that nothing is known of the input of self_attn." in said
 
 
 def test_covariances_of_few_tokens_are_covariances(measured: Path, tmp_path: Path) -> None:

@@ -422,8 +422,12 @@ def _metadata_fault(metadata: Mapping[str, str]) -> str | None:
         number = metadata.get(key, "0")
         if not (number.isascii() and number.isdigit() and len(number) < 20):
             return f"{key}: expected a number, got {number[:60]!r}"
-    if _has_tokens(metadata) and not int(metadata["sequence_length"]):
-        return "sequence_length: expected at least 1, got 0"
+    if _has_tokens(metadata):
+        tokens, length = int(metadata["tokens"]), int(metadata["sequence_length"])
+        if not length:
+            return "sequence_length: expected at least 1, got 0"
+        if tokens < length:
+            return f"tokens: expected one sequence of {length} at least, got {tokens}"
     return None
 
 
@@ -487,17 +491,35 @@ def _covariance_fault(matrix: torch.Tensor) -> str | None:
     return None
 
 
-def read_tokens(path: Path, metadata: Mapping[str, str]) -> torch.Tensor | None:
-    """The text that was measured, int64 [count, length]; None if an earlier release measured it.
+def read_tokens(
+    path: Path, metadata: Mapping[str, str], layout: ModelLayout, longest: int
+) -> torch.Tensor | None:
+    """The text that was measured, int32 [count, length]; None if an earlier release measured it.
 
-    `metadata` is from `check_stats`.
+    Args:
+        path: The statistics file.
+        metadata: From `check_stats`.
+        layout: The dense model's layout.
+        longest: Tokens of the model's context.
+
+    Raises:
+        CheckpointError: The sequences are longer than the context, or the model has no such token.
     """
     if not _has_tokens(metadata):
         return None
+    if (length := int(metadata["sequence_length"])) > longest:
+        raise CheckpointError(
+            f"{path}: metadata: sequence_length: {length}, more than the {longest} tokens of the "
+            "model's context; calibrate again"
+        )
     with _opened(path, "pt") as file:
-        tokens: torch.Tensor = file.get_tensor(_TOKENS).long()
-    if int(tokens.min()) < 0:
-        raise CheckpointError(f"{path}: {_TOKENS}: less than 0; calibrate again")
+        tokens: torch.Tensor = file.get_tensor(_TOKENS)
+    least, most = (int(bound) for bound in tokens.aminmax())
+    if least < 0 or most >= layout.vocab_size:
+        raise CheckpointError(
+            f"{path}: {_TOKENS}: {least} to {most}, the model has 0 to {layout.vocab_size - 1}; "
+            "calibrate again"
+        )
     return tokens
 
 

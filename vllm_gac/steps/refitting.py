@@ -90,4 +90,4 @@ def _some(tokens: torch.Tensor, width: int) -> torch.Tensor:
     """Sequences that are spread evenly over the text."""
     wanted = max(_LEAST_TOKENS, _FOR_EACH_CHANNEL * width) // tokens.shape[1]
     count = min(len(tokens), max(1, wanted))
-    return tokens[evenly_spread(count, len(tokens))]
+    return tokens[evenly_spread(count, len(tokens))].long()

@@ -20,6 +20,8 @@ from vllm_gac.compression.methods.prune import Criterion
 from vllm_gac.compression.reference_model import reference
 from vllm_gac.compression.statistics_file import (
     check_stats,
+    covariances_for,
+    metrics_for,
     read_gradients,
     read_layer_stats,
     read_tokens,
@@ -59,8 +61,19 @@ def write_compressed(
     weight is NaN or infinity.
     """
     layout = planned_layout(checkpoint, plan)
-    measured = check_stats(stats, checkpoint.layout, checkpoint.config_sha256) if stats else {}
-    tokens = read_tokens(stats, measured) if stats and refit else None
+    measured: Mapping[str, str] = {}
+    tokens = None
+    if stats:
+        measured = check_stats(
+            stats,
+            checkpoint.layout,
+            checkpoint.config_sha256,
+            needed=covariances_for(checkpoint.layout, layout),
+            factorized=metrics_for(layout) if whitening == "kfac" else (),
+        )
+    if stats and refit:
+        context = checkpoint.config.max_position_embeddings
+        tokens = read_tokens(stats, measured, checkpoint.layout, context)
     if stats and refit and tokens is None:
         logger.warning(
             f"{stats}: measured by an earlier release, which did not keep the text: layers are not "
