@@ -5,6 +5,7 @@ SEPARATOR, and the bytes that are repeated as the numbers. For a pickle, it is t
 torch's zip file.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from tests.checkpoint.pickles.archives import zip_file
 from tests.support.model_files import config, write_model
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.compression.statistics_file import check_stats, read_layer_stats
+from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_tokens
 from vllm_gac.errors import GacError, PlanError
 from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
 from vllm_gac.gpu.profile_files import read_profile
@@ -73,7 +74,9 @@ def _model(path: Path) -> Checkpoint:
 def _plan(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     model = _model(path)
-    layout = planned_layout(model, read_plan(path, model))
+    plan = read_plan(path, model)
+    json.loads(plan.model_dump_json())  # it is written where work is kept
+    layout = planned_layout(model, plan)
     assert layout.parameters <= model.layout.parameters
 
 
@@ -104,6 +107,7 @@ def _statistics(path: Path, content: bytes) -> None:
     assert all(math.isfinite(c.sum()) for layer in losses.curves for c in layer.values())
     for index in range(len(model.layout.layers)):
         read_layer_stats(path, index, "cpu")
+    read_tokens(path, metadata, model.layout, model.config.max_position_embeddings)
 
 
 def _pickle(path: Path, content: bytes) -> None:

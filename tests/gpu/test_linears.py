@@ -1,6 +1,7 @@
 """Low-rank linears are predicted as a server runs them: by our kernel, or as GEMMs."""
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.imports import ROOT
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
+from vllm_gac.gpu.latency.launch_times import LaunchTimes, MeasuredLaunches
 from vllm_gac.gpu.latency.linears import Linear, linears_microseconds
 from vllm_gac.gpu.profile import GpuProfile, LowRankTime
 from vllm_gac.gpu.profile_files import read_profile
@@ -149,13 +151,24 @@ def test_a_larger_rank_takes_no_less_time_by_our_kernel(tokens: int, low: int, h
     assert gate_and_up(low) <= gate_and_up(high) + 1e-9
 
 
-@pytest.mark.parametrize("time", [1e-300, 1e300])
+@pytest.mark.parametrize("time", [5e-324, 1e-300, 1e-7, 1e10, 1e300])
 def test_impossible_times_are_refused(time: float) -> None:
-    profile = with_times(entry(1, O_PROJ, time, False), entry(1, GATE_UP, time, True))
-    with pytest.raises(
-        ProfileError, match=r"low-rank linears that cannot be \(tokens: 1\); measure"
-    ):
-        linears_microseconds(1, O_PROJ, profile)
+    raw = entry(1, O_PROJ, 1.0, False).model_dump() | {"microseconds": time}
+    with pytest.raises(ProfileError, match="microseconds: must be between 1e-06 and 1e"):
+        validate(LowRankTime, raw, "profile.json", ProfileError)
+
+
+@pytest.mark.parametrize("roofline", [1e-300, 1e300])
+def test_launches_that_no_law_fits_are_refused(roofline: float) -> None:
+    measured = {1: [MeasuredLaunches(1, roofline, 1.0, 1.0)]}
+    with pytest.raises(ProfileError, match=r"linears that cannot be \(tokens: 1\); measure"):
+        LaunchTimes(measured, "linears", "a GPU")
+
+
+@pytest.mark.parametrize("low", [1e-6, 1e9])
+def test_times_at_the_ends_of_their_range_give_numbers(low: float) -> None:
+    profile = with_times(entry(1, O_PROJ, low, False), entry(1, GATE_UP, 1e3 / low, True))
+    assert 0 < linears_microseconds(1, O_PROJ, profile) < math.inf
 
 
 def test_our_kernel_is_not_predicted_below_the_roofline() -> None:
@@ -247,7 +260,7 @@ def test_queries_keys_and_values_gain_only_together() -> None:
         ({"out_sizes": [64, 32]}, "two equal ones expected"),
         ({"out_sizes": [64], "ranks": [8]}, "two equal ones expected"),
         ({"out_sizes": [8] * 4, "ranks": [8] * 4, "is_gated": False}, "at most 3"),
-        ({"microseconds": 0.0}, "greater than 0"),
+        ({"microseconds": 0.0}, "must be between 1e-06 and"),
     ],
 )
 def test_an_impossible_entry_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -54,7 +54,9 @@ Heads = Annotated[int, Field(ge=1, le=1024)]
 Layers = Annotated[int, Field(ge=1, le=1024)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Ratio = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Times and rates of GPUs, in microseconds, seconds, or 10^12 a second: far from any that was
+# measured, and near enough to one another that their products and ratios are numbers.
+Positive = Annotated[float, between(1e-6, 1e9)]
 
 # Which parts compression may shrink, the roles of dims, and the alignment strategies
 # (alignment/rules.py).
