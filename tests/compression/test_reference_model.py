@@ -51,10 +51,8 @@ def test_equals_transformers(changes: dict[str, Any], tmp_path: Any) -> None:
     transformers = pytest.importorskip("transformers")
     raw = config(**changes)
     checkpoint = open_checkpoint(write(tmp_path / "model", raw, tokenizer=False))
-    name = FAMILIES[raw["model_type"]].name
-    theirs = getattr(transformers, f"{name}ForCausalLM")(
-        getattr(transformers, f"{name}Config")(**raw)
-    )
+    architecture = FAMILIES[raw["model_type"]].architecture
+    theirs = getattr(transformers, architecture)(transformers.AutoConfig.for_model(**raw))
     theirs.load_state_dict(weights(raw), strict=not raw["tie_word_embeddings"])
     with torch.inference_mode(), checkpoint.reader() as read:
         expected = theirs.eval()(TOKENS).logits

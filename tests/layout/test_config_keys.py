@@ -1,4 +1,4 @@
-"""Every config key that vLLM's Llama and Mistral read is honoured, refused or harmless here."""
+"""Every config key that vLLM's models of these families read is honoured, refused or harmless."""
 
 import ast
 import json
@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 import vllm
+from vllm.model_executor.models.registry import _TEXT_GENERATION_MODELS
 
 from tests.serving.models import HETEROGENEOUS, layout_with
 from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.config_keys import REFUSED, REFUSED_IN_ROPE
 from vllm_gac.layout.dims import layout_of
+from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.schema import HfConfig, validate
 
 VLLM = Path(vllm.__file__).parent
+MODULES = {_TEXT_GENERATION_MODELS[family.architecture][0] for family in FAMILIES.values()}
 SOURCES = (
-    "model_executor/models/llama.py",
-    "model_executor/models/mistral.py",
-    "model_executor/models/qwen2.py",
-    "model_executor/models/qwen3.py",
+    *(f"model_executor/models/{module}.py" for module in sorted(MODULES)),
     "model_executor/models/adapters.py",
     "config/model.py",
     "transformers_utils/model_arch_config_convertor.py:ModelArchConfigConvertorBase",
@@ -381,12 +381,8 @@ def test_windows_of_all_layers_or_none_are_honoured() -> None:
 
 
 def test_the_demo_and_what_transformers_writes_are_served() -> None:
-    from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+    from transformers import CONFIG_MAPPING
 
-    for made in (
-        LlamaConfig(),
-        MistralConfig(sliding_window=4096),
-        Qwen2Config(),
-        Qwen3Config(),
-    ):
+    for model_type in FAMILIES:
+        made = CONFIG_MAPPING[model_type]()
         layout_of(json.loads(made.to_json_string(use_diff=False)))

@@ -19,6 +19,8 @@ from vllm_gac.steps.compress import compress
 ERROR = 2e-3
 CACHE_BYTES = 1 << 30
 FAMILY: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 32},
+    "mistral": {"head_dim": 32, "sliding_window": 48},
     "qwen2": {"head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "qwen2 with a window": {
         "head_dim": 32,
@@ -80,10 +82,8 @@ def test_logprobs_are_those_of_transformers_and_of_the_reference(tmp_path: Path)
     found = dict(zip(directories, in_engine_process(served, directories), strict=True))
 
     for raw, path in dense.values():
-        family = FAMILIES[raw["model_type"]].name
-        theirs = getattr(transformers, f"{family}ForCausalLM")(
-            getattr(transformers, f"{family}Config")(**raw)
-        )
+        architecture = FAMILIES[raw["model_type"]].architecture
+        theirs = getattr(transformers, architecture)(transformers.AutoConfig.for_model(**raw))
         theirs.load_state_dict(weights(raw), strict=not raw["tie_word_embeddings"])
         for prompt, (tokens, top) in zip(PROMPTS, found[str(path)][0], strict=True):
             with torch.inference_mode():

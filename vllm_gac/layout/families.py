@@ -75,4 +75,5 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
     }
 )
-NAMES = "Llama, Mistral, Qwen2 and Qwen3"
+_NAMES = [family.name for family in FAMILIES.values()]
+NAMES = f"{', '.join(_NAMES[:-1])} and {_NAMES[-1]}"

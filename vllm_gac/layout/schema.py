@@ -7,7 +7,7 @@ Our own formats forbid unknown keys, so that a typo is an error and not a silent
 """
 
 import reprlib
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -123,13 +123,12 @@ class GacSection(StrictModel):
     source: dict[str, Any] = Field(default_factory=dict)
 
 
-Architecture = Literal[
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "GacLlamaForCausalLM",
-]
+if TYPE_CHECKING:  # type checkers want literals, not what gives them
+    ModelType: TypeAlias = str
+    Architecture: TypeAlias = str
+else:
+    ModelType = Literal[*FAMILIES]
+    Architecture = Literal[*(family.architecture for family in FAMILIES.values()), ARCHITECTURE]
 
 
 class RopeParameters(BaseModel):
@@ -183,7 +182,7 @@ class HfConfig(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
+    model_type: ModelType
     architectures: list[Architecture] = Field(default_factory=list)
     hidden_size: Dim
     intermediate_size: Dim
