@@ -130,6 +130,7 @@ def test_rungs_have_the_parameters_of_their_names(size: str, millions: float) ->
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_in_the_same_bytes(
     text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +193,7 @@ def measured(text: Path, trained: Path) -> Path:
     return out.parent
 
 
+@pytest.mark.slow
 def test_rows_are_appended_once_and_are_within_their_budgets(measured: Path) -> None:
     lines = (measured / "rows.jsonl").read_text().splitlines()
     rows = {row["row"]: row for row in map(json.loads, lines)}
@@ -211,6 +213,7 @@ def test_rows_are_appended_once_and_are_within_their_budgets(measured: Path) -> 
     assert rows[CHOSEN[0]]["microseconds"] < dense["microseconds"]
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_window_is_that_of_the_project_s_evaluation(
     text: Path, trained: Path, measured: Path, tmp_path: Path
 ) -> None:
@@ -227,6 +230,7 @@ def test_the_loss_of_a_window_is_that_of_the_project_s_evaluation(
     assert math.log(perplexity) == pytest.approx(dense["losses"][0], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_page_has_each_row_once_and_the_pairs(measured: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `dev`")
     assert main(["report", str(measured.parent)]) == 0
@@ -243,6 +247,7 @@ def test_the_page_has_each_row_once_and_the_pairs(measured: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_results_of_other_weights_are_refused(
     measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,6 +262,7 @@ def test_results_of_other_weights_are_refused(
     assert ": rows of other weights, " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [("low rank .8", {}), ("low rank .8, plain fits", {"whitening": "svd-llm", "refit": False})],
@@ -283,6 +289,7 @@ def test_plain_fits_are_without_gradients_and_refits(
     assert json.loads(out.read_text())["refused"] == "enough"
 
 
+@pytest.mark.slow
 def test_a_row_that_cannot_be_made_says_why(text: Path, trained: Path, tmp_path: Path) -> None:
     """This model has learned nothing yet that compression could lose, and healing bring back."""
     out, name = tmp_path / "rows.jsonl", f"{CHOSEN[0]}, healed"
@@ -306,6 +313,7 @@ def test_vllm_serves_a_row_with_the_losses_of_the_reference(
     assert row["losses"] == pytest.approx(dense["losses"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_fault_is_measured_from_every_text_on_both_sides(
     text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
