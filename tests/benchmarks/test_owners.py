@@ -13,7 +13,7 @@ KERNELS = {
     "_gated_rows": "SwiGLU",
     "void vllm::dynamic_per_token_scaled_fp8_quant_kernel_strided<...>": "quantizing",
     "_quantized_rows": "quantizing",
-    "triton_red_fused_add_mean_0": "Inductor",
+    "triton_red_fused_cutlass_scaled_mm_rms_norm_0": "Inductor",
     "latent_split_kv": "attention",
     "_rotate": "rotating, caching",
     "void at::native::index_kernel": "rest",

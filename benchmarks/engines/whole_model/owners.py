@@ -151,6 +151,7 @@ def page(result: Mapping[str, Any]) -> str:
             f"{TRACED_STEPS} traced steps, by CUPTI;",
             f"gaps are those of at most {LONGEST_GAP:.0f} us. `host` is the step without both: "
             "waits for the host, less what tracing adds.",
+            "Where it is negative, tracing slowed kernels down by more than that.",
             "",
             *(line for name in names for line in _of_batch(result, name)),
             "## Kernels, microseconds of a step and launches",

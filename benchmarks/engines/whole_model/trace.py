@@ -19,11 +19,11 @@ _PURPOSES = {
 }
 # The same, and what the rest is in models that are not compiled, and in FP8.
 PURPOSES_OF_FP8 = {
+    "Inductor": r"^triton_",  # its names have those of what they fuse
     **_PURPOSES,
     "norm": r"rms_norm_kernel|\b_norm_rows\b",
     "SwiGLU": r"act_and_mul|\b_silu_mul\b|\b_gated_rows\b",
     "quantizing": r"quant",
-    "Inductor": r"^triton_",
 }
 REST = "rest"
 
