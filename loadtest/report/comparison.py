@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtest.errors import LoadTestError
-from loadtest.report.intervals import Estimate, Samples, ratio, ratio_of_totals
+from loadtest.report.intervals import Estimate, Ints, Samples, ratio, ratio_of_totals
 from loadtest.report.summary import MEASURES, PERCENTS, PooledRuns, amounts
 
 PHASES = {"prefill": "ttft", "decode": "tpot"}
@@ -90,8 +90,13 @@ def _compare(
     base: PooledRuns, other: PooledRuns, ideals: Mapping[tuple[str, str], float]
 ) -> Comparison:
     paired = _paired(base, other)
+    # Blocks of the other server in the order of the baseline's.
+    order = np.argsort([a for a, _ in sorted(paired, key=lambda pair: pair[1])])
+    starts = base.block_starts, other.block_starts
+    if paired:
+        starts = starts[0], _numbered(starts[1].reshape(len(order), -1)[order].ravel())
     speedup = {
-        measure: {p: _speedup(base, other, measure, p, paired) for p in PERCENTS}
+        measure: {p: _speedup(base, other, measure, p, paired, starts) for p in PERCENTS}
         for measure in MEASURES
     }
     ideal = {
@@ -102,8 +107,6 @@ def _compare(
         e = speedup[PHASES[phase]][50.0]
         parts = ((number - 1) / (best - 1) for number in (e.value, e.low, e.high))
         realized[phase] = Estimate(*parts)
-    # Blocks of the other server in the order of the baseline's.
-    order = np.argsort([a for a, _ in sorted(paired, key=lambda pair: pair[1])])
     one, two = amounts(base), amounts(other)
 
     def gain(name: str, per: str) -> Estimate:
@@ -111,7 +114,7 @@ def _compare(
         mine, my_units = two[name], two[per]
         if paired:
             mine, my_units = (a.reshape(len(order), -1)[order].ravel() for a in (mine, my_units))
-        return ratio_of_totals((mine, my_units), (one[name], one[per]), bool(paired))
+        return ratio_of_totals((mine, my_units), (one[name], one[per]), bool(paired), starts)
 
     return Comparison(
         label=other.label,
@@ -146,11 +149,18 @@ def _speedup(
     measure: str,
     percent: float,
     paired: Sequence[tuple[int, int]],
+    starts: tuple[Ints, Ints],
 ) -> Estimate:
     theirs, mine = base.samples[measure], other.samples[measure]
     if paired:
         mine = _renumbered(mine, other.blocks // len(other.runs), {b: a for a, b in paired})
-    return ratio(theirs, mine, percent, (base.blocks, other.blocks), bool(paired))
+    return ratio(theirs, mine, percent, (base.blocks, other.blocks), bool(paired), starts)
+
+
+def _numbered(starts: Ints) -> Ints:
+    """The same starts, numbered in the order in which they come."""
+    seen = list(dict.fromkeys(starts.tolist()))
+    return np.array([seen.index(start) for start in starts.tolist()])
 
 
 def _renumbered(samples: Samples, per_run: int, place: Mapping[int, int]) -> Samples:

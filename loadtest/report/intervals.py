@@ -23,6 +23,13 @@ survey. The methods are those of surveys:
   of few blocks. Above the 90th percentile, errors are also widened where slowish requests come in
   clusters more than the few slow ones show, and near saturation the wider of both intervals counts.
 
+Two starts of one server differ, too: by where its memory lies, by what was compiled how, by the
+clocks of its GPU. Blocks of one start do not show that. So each interval of a percentile, a rate or
+a ratio is at least as wide as the one in which the starts, not the blocks, are the unit of chance,
+by Student's quantile and for percentiles by a jackknife that leaves out one start at a time. It is
+far wider for two starts, and one start tells nothing: its interval is of that start alone. Shares
+of requests, and so capacities, do not have this part.
+
 Degrees of freedom follow from the kurtosis of what blocks add to the error (Satterthwaite, 1946):
 where a few blocks have all the slow requests, few blocks count.
 
@@ -39,6 +46,7 @@ Some intervals cannot hold exactly 95 %. `python -m loadtest coverage` simulates
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,11 +120,19 @@ class _Spread:
     freedom: float
 
 
-def percentile(samples: Samples, percent: float, blocks: int) -> Estimate:
-    """The smallest value that at least `percent` % of the samples do not exceed."""
+def percentile(
+    samples: Samples, percent: float, blocks: int, starts: Ints | None = None
+) -> Estimate:
+    """The smallest value that at least `percent` % of the samples do not exceed.
+
+    `starts` [blocks] numbers the start of the server that each block is of; None: all are of one.
+    """
     if not len(samples.values):
         return Estimate(math.nan, math.nan, math.nan)
-    return _Level.of(samples, percent, blocks).estimate
+    level = _Level.of(samples, percent, blocks)
+    if starts is None:
+        return level.estimate
+    return _widened(level.estimate, _between([level.without_each(starts)]))
 
 
 def clustering(samples: Samples, percent: float, blocks: int) -> float:
@@ -134,21 +150,29 @@ def proportion(samples: Samples, blocks: int) -> Estimate:
     return Estimate(share, low, high)
 
 
-def rate(amounts: Floats, seconds: Floats) -> Estimate:
+def rate(amounts: Floats, seconds: Floats, starts: Ints | None = None) -> Estimate:
     """The mean amount per second of blocks of `seconds` [blocks], by Student's interval.
 
-    Amounts are never negative, and neither is the lower limit.
+    Amounts are never negative, and neither is the lower limit. `starts` is as in `percentile`.
     """
     mean = float(amounts.sum() / seconds.sum())
     if len(amounts) < 2:
         return Estimate(mean, math.nan, math.nan)
     spread = float((amounts / seconds).std(ddof=1))
     half = _t(len(amounts) - 1) * spread / math.sqrt(len(amounts))
+    if starts is not None and (many := int(starts.max()) + 1) > 1:
+        each = np.bincount(starts, amounts) / np.bincount(starts, seconds)
+        half = max(half, _t(many - 1) * float(each.std(ddof=1)) / math.sqrt(many))
     return Estimate(mean, max(mean - half, 0.0), mean + half)
 
 
 def ratio(
-    base: Samples, other: Samples, percent: float, blocks: tuple[int, int], paired: bool
+    base: Samples,
+    other: Samples,
+    percent: float,
+    blocks: tuple[int, int],
+    paired: bool,
+    starts: tuple[Ints, Ints] | None = None,
 ) -> Estimate:
     """The percentile of `base` divided by that of `other`.
 
@@ -158,6 +182,7 @@ def ratio(
         percent: which percentile.
         blocks: how many blocks each has.
         paired: whether block i of both is the same seconds of the same schedule.
+        starts: of both, as in `percentile`.
     """
     if not (len(base.values) and len(other.values)):
         return Estimate(math.nan, math.nan, math.nan)
@@ -176,15 +201,24 @@ def ratio(
         if one.is_in_bursts or two.is_in_bursts:
             other_low, other_high = _profile(one, two, together)
             low, high = min(low, other_low), max(high, other_high)
-    return Estimate(
+    found = Estimate(
         value,
         0.0 if math.isinf(bottom.high) else value * math.exp(min(low, 0.0)),
         math.inf if math.isinf(top.high) else value * math.exp(min(max(high, 0.0), 700.0)),
     )
+    if starts is None:
+        return found
+    left_out = [one.without_each(starts[0]), two.without_each(starts[1])]
+    if paired and np.array_equal(*starts):
+        left_out = [left_out[0] - left_out[1]]
+    return _widened(found, _between(left_out))
 
 
 def ratio_of_totals(
-    top: tuple[Floats, Floats], bottom: tuple[Floats, Floats], paired: bool
+    top: tuple[Floats, Floats],
+    bottom: tuple[Floats, Floats],
+    paired: bool,
+    starts: tuple[Ints, Ints] | None = None,
 ) -> Estimate:
     """The amount for each unit in `top` divided by that in `bottom`, by linearization.
 
@@ -192,6 +226,7 @@ def ratio_of_totals(
         top: the amounts and the units of each block, [blocks] each.
         bottom: those of the other server.
         paired: whether block i of both is the same seconds of the same schedule.
+        starts: of both, as in `percentile`.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         one, two = (amounts.sum() / units.sum() for amounts, units in (top, bottom))
@@ -202,11 +237,43 @@ def ratio_of_totals(
         return Estimate(value, 0.0 if value >= 0 else math.nan, math.inf)
     if value == 0 or math.isinf(value):  # nothing at all, in two blocks or more
         return Estimate(value, value, value)
+    numbers = list(starts or ())
     if paired:
         errors = [errors[0] - errors[1]]
-    variance = sum(len(e) / (len(e) - 1) * float((e**2).sum()) for e in errors)
-    half = _t(min(map(_freedom, errors))) * math.sqrt(variance)
+        numbers = numbers[:1] if starts is not None and np.array_equal(*starts) else []
+    half = _half_width(errors, [_freedom(e) for e in errors])
+    of_starts = [
+        np.bincount(n, e).astype(np.float64) for n, e in zip(numbers, errors, strict=False)
+    ]
+    if numbers and min(map(len, of_starts)) > 1:
+        half = max(half, _half_width(of_starts, [len(e) - 1.0 for e in of_starts]))
     return Estimate(value, value * math.exp(-half), value * math.exp(half))
+
+
+def _half_width(errors: Sequence[Floats], freedom: Sequence[float]) -> float:
+    """Of a sum of independent errors, each the sum of what its parts add to it."""
+    variance = sum(len(e) / (len(e) - 1) * float((e**2).sum()) for e in errors)
+    return _t(min(freedom)) * math.sqrt(variance)
+
+
+def _between(left_out: Sequence[Floats]) -> float:
+    """The half width by starts alone of a sum of logarithms, each [starts] without one start."""
+    if min(map(len, left_out)) < 2:
+        return 0.0
+    if not all(np.isfinite(logs).all() for logs in left_out):
+        return math.inf
+    # The jackknife of Quenouille and Tukey.
+    errors = [(logs - logs.mean()) * (len(logs) - 1) / len(logs) for logs in left_out]
+    return _half_width(errors, [len(logs) - 1.0 for logs in left_out])
+
+
+def _widened(estimate: Estimate, half: float) -> Estimate:
+    """The estimate, with a logarithm that may be off by `half` at least."""
+    value = estimate.value
+    if not (math.isfinite(value) and value > 0 and half > 0):
+        return estimate
+    factor = math.exp(half) if half < 700 else math.inf
+    return Estimate(value, min(estimate.low, value / factor), max(estimate.high, value * factor))
 
 
 def _bootstrap(one: "_Level", two: "_Level") -> tuple[float, float]:
@@ -311,6 +378,12 @@ class _Level:
             enough = np.einsum("rb,rb->r", counts[middle], times) >= wanted
             low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
         return np.asarray(at[low], dtype=np.float64)
+
+    def without_each(self, starts: Ints) -> Floats:
+        """[starts], the logarithm of the percentile without each of them."""
+        times = (starts != np.arange(starts.max() + 1)[:, None]).astype(np.float64)
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.percentiles(times)), dtype=np.float64)
 
     @functools.cached_property
     def _counts(self) -> tuple[Floats, Floats]:

@@ -18,6 +18,7 @@ from loadtest.report.blocks import Blocks, block_seconds, memory
 from loadtest.report.intervals import (
     Estimate,
     Floats,
+    Ints,
     Samples,
     ascending,
     percentile,
@@ -80,6 +81,13 @@ class PooledRuns:
     def starts(self) -> int:
         """How often the server was started. Runs that do not say are taken for those of one."""
         return len({run.info.get("start") for run in self.runs})
+
+    @property
+    def block_starts(self) -> Ints:
+        """[blocks], the number of the start of the server that each block is of."""
+        seen = list(dict.fromkeys(run.info.get("start") for run in self.runs))
+        numbers = [seen.index(run.info.get("start")) for run in self.runs]
+        return np.repeat(numbers, [blocks.count for blocks in self.run_blocks])
 
     @property
     def seconds(self) -> float:
@@ -200,12 +208,13 @@ def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:
     records = group.records
     answered = [record for record in records if record.ok]
     came = amounts(group)
-    rates = {name: rate(values, came["seconds"]) for name, values in came.items()}
+    starts = group.block_starts
+    rates = {name: rate(values, came["seconds"], starts) for name, values in came.items()}
     watts = [run.server["watts"] for run in group.runs if "watts" in run.server]
     events = sum(len(record.tokens) for record in answered)
     return Summary(
         latency={
-            measure: {p: percentile(samples, p, group.blocks) for p in PERCENTS}
+            measure: {p: percentile(samples, p, group.blocks, starts) for p in PERCENTS}
             for measure, samples in group.samples.items()
         },
         worst={

@@ -296,3 +296,34 @@ def test_a_ratio_of_totals_has_the_error_that_blocks_share_taken_out() -> None:
     none = ratio_of_totals((units * 0, units), (units, units), paired=True)
     assert none.high < 1
     assert ratio_of_totals((units[:1], units[:1]), (units[:1], units[:1]), True).high == math.inf
+
+
+STARTS, BLOCKS, UNITS = np.repeat(np.arange(5), 4), np.repeat(np.arange(20), 50), np.ones(20)
+
+
+def of_five_starts(number: str, seed: int, starts: Ints | None) -> Estimate:
+    """1 % between five starts of four blocks each; requests vary by 2 %."""
+    random = np.random.default_rng(seed)
+    one, two = (np.exp(random.normal(0, 0.01, 5))[STARTS] for _ in range(2))
+    first, second = (
+        Samples(speed[BLOCKS] * np.exp(random.normal(0, 0.02, 1000)), BLOCKS)
+        for speed in (one, two)
+    )
+    both = None if starts is None else (starts, starts)
+    if number == "percentile":
+        return percentile(first, 50.0, 20, starts)
+    if number == "ratio":
+        return ratio(first, second, 50.0, (20, 20), paired=True, starts=both)
+    if number == "totals":
+        return ratio_of_totals((one, UNITS), (two, UNITS), paired=True, starts=both)
+    return rate(one, UNITS, starts)
+
+
+@pytest.mark.parametrize("number", ["percentile", "ratio", "totals", "rate"])
+def test_starts_that_differ_are_in_the_interval(number: str) -> None:
+    def held(starts: Ints | None) -> float:
+        found = [of_five_starts(number, seed, starts) for seed in range(100)]
+        return float(np.mean([e.low <= 1 <= e.high for e in found]))
+
+    assert held(STARTS) > 0.9
+    assert held(None) < 0.9
