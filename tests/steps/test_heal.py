@@ -294,7 +294,7 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ("lora_rank", 0, "--lora-rank 0: must be from 1 to"),
         ("batch_tokens", 10**9, "--batch-tokens 1000000000: one step would take more than"),
         ("batch_tokens", 31, "--batch-tokens 31: one step takes whole sequences of 32 tokens"),
-        ("train", "both", "--train both: expected one of auto, whole, lora"),
+        ("train", "both", "--train 'both': expected one of auto, whole, lora"),
         ("held_out", [tmp_path / "text.txt"], "is given as --held-out and has the bytes of a"),
         ("teacher_revision", "v1", "--teacher-revision v1: "),
     ):

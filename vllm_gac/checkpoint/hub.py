@@ -54,7 +54,9 @@ def model_directory(
             `model` is a path, which has no revisions.
     """
     name = str(model)
-    if revision is not None and (not revision.strip() or not revision.isprintable()):
+    if revision is not None and (
+        not isinstance(revision, str) or not revision.strip() or not revision.isprintable()
+    ):
         raise HubError(
             f"{flag} {shown(repr(revision))}: not the name of a branch, tag or commit; give one, "
             f"or leave {flag} out for main"

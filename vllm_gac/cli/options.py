@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, get_args
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES
 from vllm_gac.checkpoint.hub_texts import is_data_set
-from vllm_gac.errors import GacError
 from vllm_gac.layout.schema import Method
 from vllm_gac.planning.request import PlanRequest, plan_options
 
@@ -133,7 +132,9 @@ def run_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """
     names = ("max_tokens", "sequence_length", "device")
     if args.device is not None and args.device != "cpu":
-        _check_cuda(args.device)
+        from vllm_gac.compression.devices import check_device
+
+        check_device(args.device)
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     return given | {"progress": not args.quiet}
 
@@ -204,14 +205,6 @@ def text_file(text: str) -> str | Path:
     Whether a data set's name is well-formed is checked where it is looked up.
     """
     return text if is_data_set(text) else path(text)
-
-
-def _check_cuda(name: str) -> None:
-    import torch
-
-    count = torch.cuda.device_count()
-    if int(name.partition(":")[2] or 0) >= count:
-        raise GacError(f"--device {name}: PyTorch {torch.__version__} sees {count} CUDA devices")
 
 
 def _number(kind: type[int] | type[float], text: str) -> float:

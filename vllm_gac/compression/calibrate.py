@@ -31,6 +31,8 @@ from vllm_gac.checkpoint.workspace import (
     publish,
     refuse_existing,
 )
+from vllm_gac.compression.arguments import check_count, check_names
+from vllm_gac.compression.devices import check_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.gradients import measure_gradients
 from vllm_gac.compression.methods.attended import spread_output
@@ -68,7 +70,7 @@ from vllm_gac.compression.statistics_file import (
     whole_model_shapes,
 )
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.schema import METHODS
 
 logger = logging.getLogger(__name__)
@@ -141,6 +143,14 @@ def calibrate(
         True
     """
     out = Path(out)
+    check_device(device)
+    check_count("--max-tokens", max_tokens, least=1)
+    check_count("--sequence-length", sequence_length, least=1)
+    check_count("--probe-tokens", probe_tokens, least=0)
+    check_count("--gradients", gradient_tokens, least=0)
+    check_count("value_group", value_group, least=1)
+    check_names("linears", linears, STATISTICS)
+    check_names("factorized", factorized, LINEARS)
     _check_methods(methods, empty=linears is not None or factorized is not None)
     finished_before(out, "calibrate", {})
     refuse_existing(out)
@@ -154,6 +164,11 @@ def calibrate(
     wanted = max(_LEAST_TOKENS, _ENOUGH * width) if max_tokens is None else max_tokens
     tokens = calibration_sequences(model, texts, length=sequence_length, max_tokens=wanted)
     largest, heads = largest_value_group(checkpoint.layout), "heads" in methods or not methods
+    if value_group and checkpoint.layout.num_key_value_heads % value_group:
+        raise CheckpointError(
+            f"value_group {value_group}: does not divide the model's "
+            f"{checkpoint.layout.num_key_value_heads} value heads"
+        )
     metadata = {
         "model_config_sha256": checkpoint.config_sha256,
         "tokens": str(tokens.numel()),
@@ -191,7 +206,8 @@ def calibrate(
 
 def _check_methods(methods: Sequence[str], empty: bool) -> None:
     """Raise CheckpointError for unknown methods, or for none unless they may be `empty`."""
-    if isinstance(methods, str) or not set(methods) <= set(METHODS) or not (methods or empty):
+    check_names("--method", methods, METHODS)
+    if not (methods or empty):
         raise CheckpointError(f"--method {methods}: expected some of {', '.join(METHODS)}")
 
 

@@ -7,7 +7,7 @@ run that was killed can be continued, and ends in the same bytes.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -17,7 +17,9 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.workspace import check_output, finished_before, workspace
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
+from vllm_gac.compression.arguments import check_choice, check_count
 from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS, DEFAULT_SEQUENCE_LENGTH, calibrate
+from vllm_gac.compression.devices import check_device
 from vllm_gac.compression.methods.lowrank import Whitening
 from vllm_gac.compression.methods.prune import Criterion
 from vllm_gac.compression.statistics_file import (
@@ -112,6 +114,11 @@ def compress(
         (True, True)
     """
     out, stats = Path(out), None if stats is None else Path(stats)
+    check_choice("--whitening", whitening, get_args(Whitening))
+    check_choice("--prune-criterion", prune_criterion, get_args(Criterion))
+    check_device(device)
+    check_count("--max-tokens", max_tokens, least=1)
+    check_count("--sequence-length", sequence_length, least=1)
     model = model_directory(model, revision)
     inputs = [model, *given_files(calibration)] + ([] if stats is None else [stats])
     if isinstance(plan, (str, Path)):

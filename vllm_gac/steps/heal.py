@@ -30,6 +30,8 @@ from vllm_gac.checkpoint.workspace import (
     workspace,
 )
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, write_index
+from vllm_gac.compression.arguments import check_choice, check_count
+from vllm_gac.compression.devices import check_device
 from vllm_gac.compression.reference_model import reference
 from vllm_gac.errors import CheckpointError, HealingError
 from vllm_gac.healing.distillation import Distillation, Model
@@ -174,11 +176,11 @@ def heal(
         True
     """
     out = Path(out)
+    check_device(device)
+    check_count("--sequence-length", sequence_length, least=1)
     with together(device) as processes, ExitStack() as stack:
         with processes.agreeing():
-            if train not in get_args(Train):
-                known = ", ".join(get_args(Train))
-                raise HealingError(f"--train {train}: expected one of {known}")
+            check_choice("--train", train, get_args(Train))
             refuse_impossible(
                 {
                     "--tokens": tokens,

@@ -1,0 +1,51 @@
+"""From Python anything may come: what is no value of an argument is refused by its name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_gac import calibrate, compress, evaluate
+from vllm_gac.errors import GacError
+from vllm_gac.steps.heal import heal
+
+NOWHERE = Path("there-is-no-such-model")
+CALLS: dict[str, Any] = {
+    "calibrate": lambda **given: calibrate(NOWHERE, [], NOWHERE, **given),
+    "compress": lambda **given: compress(NOWHERE, NOWHERE, **given),
+    "evaluate": lambda **given: evaluate(NOWHERE, [], **given),
+    "heal": lambda **given: heal(NOWHERE, NOWHERE, [], NOWHERE, **given),
+}
+COUNTS: tuple[Any, ...] = (float("nan"), -5, 1.5, True, "7", 10**40)
+WRONG: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "device": ("--device", (7, "evil", "cuda:x", "mps", None, "cuda:9999", b"cpu")),
+    "max_tokens": ("--max-tokens", (*COUNTS, 0)),
+    "sequence_length": ("--sequence-length", (*COUNTS, 0)),
+    "revision": ("--revision", (7, b"main", "")),
+    "whitening": ("--whitening", ("evil", None, ["kfac"])),
+    "prune_criterion": ("--prune-criterion", ("evil", 1)),
+    "probe_tokens": ("--probe-tokens", COUNTS),
+    "gradient_tokens": ("--gradients", COUNTS),
+    "value_group": ("value_group", (*COUNTS, 0)),
+    "linears": ("linears", ("mlp.up_proj", 7, ["evil"], [7])),
+    "factorized": ("factorized", ({"a": 1}, ["evil"])),
+    "methods": ("--method", ("heads", 7, [["heads"]])),
+    "train": ("--train", ("both", 7)),
+}
+TAKEN = {
+    "calibrate": "device max_tokens sequence_length revision probe_tokens gradient_tokens "
+    "value_group linears factorized methods",
+    "compress": "device max_tokens sequence_length revision whitening prune_criterion",
+    "evaluate": "device max_tokens sequence_length revision",
+    "heal": "device sequence_length revision train",
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "name"), [(call, name) for call, names in TAKEN.items() for name in names.split()]
+)
+def test_a_wrong_value_is_refused_by_the_name_of_its_argument(call: str, name: str) -> None:
+    flag, values = WRONG[name]
+    for value in values:
+        with pytest.raises(GacError, match=f"^{flag} "):
+            CALLS[call](**{name: value})
