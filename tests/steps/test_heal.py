@@ -301,6 +301,23 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         assert said in refused(tmp_path, **{option: value})
 
 
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "model_type"),
+        ({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 5e5}}, "RoPE"),
+        ({"rms_norm_eps": 1e-3}, "rms_norm_eps"),
+    ],
+)
+def test_a_teacher_of_the_same_shapes_that_computes_otherwise_is_refused(
+    changes: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    write_all(tmp_path)
+    shutil.rmtree(tmp_path / "teacher")
+    write_model(tmp_path / "teacher", dense_config(**changes), seed=1)
+    assert f"was made of: its {what} is " in refused(tmp_path)
+
+
 def test_a_text_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     student, teacher, text = write_all(tmp_path)
     with pytest.raises(CheckpointError, match="a --text is given twice; what is set aside"):

@@ -34,6 +34,7 @@ from vllm_gac.compression.arguments import check_choice, check_count
 from vllm_gac.compression.devices import check_device
 from vllm_gac.compression.reference_model import reference
 from vllm_gac.errors import CheckpointError, HealingError
+from vllm_gac.errors.shown import shown
 from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.guard import Guard, Score
 from vllm_gac.healing.memory import Memory, chosen_rank, free_host_memory, memory
@@ -44,6 +45,7 @@ from vllm_gac.healing.teacher import Teacher
 from vllm_gac.healing.train import Healing
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.names import VERSION
+from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.steps.calibration_text import given_files, sha256_of, text_files
 from vllm_gac.steps.healing_options import refuse_impossible
 from vllm_gac.steps.healing_text import sequences
@@ -310,6 +312,20 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
                 f"{teacher.directory}: is not the model that {student.directory} was made of: "
                 f"{theirs} {what}, the compressed model has {ours}; give the right --teacher (a "
                 "model whose hidden states or vocabulary were padded is healed before it is padded)"
+            )
+    mine, dense, head_dim = student.config, teacher.config, teacher.layout.head_dim
+    frequencies = [inverse_frequencies(config.rope, head_dim) for config in (mine, dense)]
+    eps = mine.rms_norm_eps, dense.rms_norm_eps
+    for what, of_student, of_teacher, same in (
+        ("model_type", mine.model_type, dense.model_type, mine.model_type == dense.model_type),
+        ("RoPE", mine.rope, dense.rope, torch.equal(*frequencies)),
+        ("rms_norm_eps", *eps, eps[0] == eps[1]),
+    ):
+        if not same:
+            raise CheckpointError(
+                f"{teacher.directory}: is not the model that {student.directory} was made of: its "
+                f"{what} is {shown(of_teacher)}, the compressed model's {shown(of_student)}; give "
+                "the right --teacher"
             )
     tokenizer = teacher.directory / "tokenizer.json"
     if tokenizer.is_file() and vocabulary(teacher.directory) != vocabulary(student.directory):
