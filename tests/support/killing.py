@@ -96,7 +96,12 @@ def survey(directory: Path, run: Run, step: int) -> dict[str, object]:
         digests["full"] = _digest(out)
     point = step
     while step:
-        status = forked(lambda at=point: _kill_before_change(at, out, lambda: run(out, False)))
+
+        def run_until_killed(at: int = point) -> None:
+            kill_before_change(at, out)
+            run(out, False)
+
+        status = forked(run_until_killed)
         if not os.WIFSIGNALED(status):
             break
         assert os.WTERMSIG(status) == signal.SIGKILL
@@ -108,7 +113,8 @@ def survey(directory: Path, run: Run, step: int) -> dict[str, object]:
     return summary | {"digests": digests, "killed": killed}
 
 
-def _kill_before_change(number: int, out: Path, action: Callable[[], None]) -> None:
+def kill_before_change(number: int, out: Path) -> None:
+    """Have this process kill itself before its change of this number to what is at `out`."""
     from safetensors import torch as safetensors
 
     seen, save_file = 0, safetensors.save_file
@@ -137,7 +143,6 @@ def _kill_before_change(number: int, out: Path, action: Callable[[], None]) -> N
 
     safetensors.save_file = save_in_steps
     sys.addaudithook(hook)
-    action()
 
 
 def _writes(flags: object) -> bool:

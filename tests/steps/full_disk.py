@@ -1,0 +1,101 @@
+"""A full disk under every verb that writes: `unshare -rm python -m tests.steps.full_disk DIR N`.
+
+Each verb runs on a disk with room for 0 to N - 1 of N parts of what it needs. It must fail with one
+sentence and leave no half of a result; what was there before, and may be overwritten, must stay
+whole. With more room, the run is resumed and must end in the bytes of an undisturbed one. Prints,
+as JSON, how many runs met a full disk, and what was wrong.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from tests.support.writing_verbs import (
+    FILES,
+    VERBS,
+    arguments,
+    digest,
+    ran,
+    small_disk,
+    write_inputs,
+)
+
+_ROOM = 1 << 30
+_PAGE = 4096
+
+
+def main(directory: Path, parts: int) -> dict[str, object]:
+    """Run every verb on disks of different sizes in `directory`."""
+    write_inputs(directory)
+    wrong: list[str] = []
+    full = 0
+    disk = directory / "disk"
+    with small_disk(disk) as resize:
+        for verb in VERBS:
+            assert ran(arguments(verb, directory / verb), directory) == 0, _said(directory)
+        for verb in VERBS:
+            expected = digest(directory / verb)
+            for overwritten in (False, True):
+                needed = _bytes(directory / verb)
+                for part in range(parts):
+                    resize(_ROOM)
+                    out, old = disk / "out", "nothing"
+                    if overwritten:
+                        old = _write_old(verb, directory, out)
+                    more = ("--overwrite",) if overwritten and verb != "calibrate" else ()
+                    resize(_bytes(disk) + max(_PAGE, needed * part // parts // _PAGE * _PAGE))
+                    status = ran(arguments(verb, out, *more), directory)
+                    where = f"{verb}, {part} of {parts}{', overwritten' if overwritten else ''}"
+                    if status:
+                        full += 1
+                        if fault := _fault(directory, out, old):
+                            wrong.append(f"{where}: {fault}")
+                    resize(_ROOM)
+                    again = () if verb in FILES else ("--resume",)
+                    if status and ran(arguments(verb, out, *more, *again), directory):
+                        wrong.append(f"{where}: resumed: {_said(directory)}")
+                    if digest(out) != expected or sorted(disk.iterdir()) != [out]:
+                        wrong.append(f"{where}: other bytes, or leftovers {_names(disk)}")
+                    for path in disk.iterdir():
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+                if verb == "calibrate":
+                    break  # it has no --overwrite
+    return {"full": full, "wrong": wrong}
+
+
+def _write_old(verb: str, directory: Path, out: Path) -> str:
+    """Put what vllm-gac wrote before at `out`, and return its digest."""
+    if verb in FILES:
+        shutil.copyfile(directory / verb, out)
+    else:
+        shutil.copytree(directory / ("repair" if verb == "import" else "import"), out)
+    return digest(out)
+
+
+def _fault(directory: Path, out: Path, old: str) -> str | None:
+    """What a run that met a full disk did wrong; None if nothing."""
+    said = _said(directory)
+    if len(said.splitlines()) != 1 or not said.startswith("vllm-gac: error: "):
+        return f"not one sentence: {said}"
+    if "No space left on device" not in said and "I/O error" not in said:
+        return f"another error: {said}"
+    return None if digest(out) == old else f"half of a result, or a loss: {_names(out.parent)}"
+
+
+def _said(directory: Path) -> str:
+    return (directory / "said").read_text().strip()
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*"))
+
+
+def _bytes(path: Path) -> int:
+    """What the files at `path` take on the disk."""
+    files = list(path.rglob("*")) if path.is_dir() else [path]
+    return sum(-(-file.stat().st_size // _PAGE) * _PAGE for file in files)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))))
