@@ -160,7 +160,8 @@ def test_failed_requests_are_results_and_the_master_is_on_loopback(tmp_path: Pat
             if connection.status == psutil.CONN_LISTEN
         }
         output, _ = process.communicate(timeout=600)
-    assert process.returncode in (0, 3), output  # 3 on a machine that is busy otherwise
+    assert process.returncode == 1  # such a run tells nothing
+    assert "every request failed, such as by ConnectionRefusedError" in output
     assert listening == {"127.0.0.1"}
     run = load_run(out)
     assert len(run.records) == len(run.schedule.requests), output
