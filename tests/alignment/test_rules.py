@@ -235,7 +235,7 @@ def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 2}, "format version 1"),
+        ({"version": 3}, "versions 1 to 2"),
         ({"noise": "0.02"}, "noise"),
         ({"gemm": [gemm("n", 1, {8: 0.0})]}, "greater than 0"),
         ({"gemm": [gemm("n", 1, {16: 1.0, 8: 1.0})]}, "dims must rise"),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.old_profile import without_fp8
 from vllm_gac.errors import PlanError, ProfileError
 from vllm_gac.gpu.latency.decode import decode_microseconds
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
@@ -26,7 +27,8 @@ from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime, SustainedT
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ValueLayout, layout_of
 
-H200 = read_profile("h200").model_copy(update={"sustained": []})  # each test adds its own
+# Of sustained times, each test adds its own.
+H200 = without_fp8(read_profile("h200")).model_copy(update={"sustained": []})
 GEMMS_ALONE = H200.model_copy(update={"low_rank": []})  # as profiles were before it
 DENSE = layout_of(
     {

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.planning.test_plan_file import DEMO, LLAMA_8B, model
 from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
+from tests.support.old_profile import without_fp8
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import QuantizationMultiples, align
 from vllm_gac.checkpoint.open import Checkpoint
@@ -194,14 +195,20 @@ def test_a_deployment_to_plan_for_without_a_budget_is_only_told(
 
 
 def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(
-    models: dict[str, Checkpoint],
+    models: dict[str, Checkpoint], tmp_path: Path
 ) -> None:
     """In a small model, every factor is one launch more; in a large one, fewer are less time."""
-    light = {"gpu": "h200", "decode_batch": 1, "decode_context": 128, "prefill_tokens": 16}
+    write_profile(tmp_path / "old.json", without_fp8(read_profile("h200")))
+    light = {
+        "gpu": str(tmp_path / "old.json"),
+        "decode_batch": 1,
+        "decode_context": 128,
+        "prefill_tokens": 16,
+    }
 
     def planned(name: str, **more: Any) -> Plan:
         losses = made_up_losses(models[name].layout)
-        return best_plan(models[name], losses, PlanRequest(**light | more))
+        return best_plan(models[name], losses, PlanRequest(**{**light, **more}))
 
     def microseconds(plan: Plan) -> tuple[float, float]:
         assert plan.nanoseconds is not None

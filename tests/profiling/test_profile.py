@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.command import error, result
+from tests.support.old_profile import without_fp8
 from vllm_gac.cli import main
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.attention_choice import Gpu
@@ -170,7 +171,7 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
 ) -> None:
     """Killed on the way, it goes on: each part is saved, what matters most first."""
     out = tmp_path / "profile.json"
-    old = H200.model_copy(update={"gpu": "Made Up 100", "version": 1, "sustained": []})
+    old = without_fp8(H200).model_copy(update={"gpu": "Made Up 100", "sustained": []})
     write_profile(out, old)
     command = ("profile", "--quick", "--quiet", "--resume", "--out", out)
 
