@@ -119,7 +119,10 @@ def _plan() -> bytes:
 
 
 def _statistics() -> bytes:
-    """Statistics with a header as compression/calibrate.py writes it. Every number is 1.0."""
+    """Statistics with a header as compression/calibrate.py writes it.
+
+    Every four bytes are those of the token 1, and as a float a little above 0.
+    """
     import hashlib
 
     from vllm_gac.compression.statistics_file import STATISTICS, stats_file
@@ -138,7 +141,7 @@ def _statistics() -> bytes:
         "gradient_tokens": "0",
     }
     header = stats_file(Path(), layout_of(config(), "config.json"), metadata).header
-    return header[8:] + SEPARATOR + struct.pack("<f", 1.0)
+    return header[8:] + SEPARATOR + struct.pack("<i", 1)
 
 
 def _pickle() -> bytes:

@@ -400,7 +400,7 @@ def test_what_is_made_of_a_profile_can_be_cached() -> None:
     [
         ({"kv_heads": 5}, "each must divide the former"),
         ({"value_heads": 16}, "each must divide the former"),
-        ({"microseconds": 0.0}, "greater than 0"),
+        ({"microseconds": 0.0}, "must be between 1e-06 and"),
         ({"form": "linear"}, "rotary"),
     ],
 )
