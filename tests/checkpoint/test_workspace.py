@@ -177,6 +177,15 @@ def test_an_empty_directory_is_nobodys_loss(out: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
+def test_a_run_killed_in_its_last_moment_leaves_nothing_for_good(out: Path) -> None:
+    run(out)
+    for resume in (False, True):
+        out.with_name("out.partial").mkdir()
+        with pytest.raises(DiskError, match="out: exists"):
+            run(out, resume=resume)
+        assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
 def test_nothing_is_left_of_a_refused_run_that_the_next_one_would_stumble_over(out: Path) -> None:
     for resume in (False, True, False):
         with pytest.raises(PlanError):

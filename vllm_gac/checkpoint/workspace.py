@@ -52,6 +52,7 @@ def check_output(
     """
     directory = partial_of(out)
     _refuse_inputs(out, inputs)
+    _remove_empty(directory)
     begun = _read_record(directory) is not None
     if begun or (directory / _LOCK).exists():
         with _locked(directory):
@@ -175,6 +176,7 @@ def finished_before(out: Path, command: str, run: Mapping[str, Any]) -> bool:
     Raises CheckpointError if another run was stopped there.
     """
     directory = partial_of(out)
+    _remove_empty(directory)
     if not _is_finished(out):
         return False
     with _locked(directory):
@@ -246,6 +248,11 @@ def _remove(directory: Path) -> None:
         logger.warning("kept, see %s: %s", directory / _REPLACED, e)
     _remove_all(directory, (_MODEL, *_MEASURED, _STREAMS, HEALING, *_EMPTY))
     (directory / _RECORD).unlink(missing_ok=True)  # last, because it marks the rest as ours
+    _remove_empty(directory)
+
+
+def _remove_empty(directory: Path) -> None:
+    """Remove `directory` if nothing is in it: that is left of a run killed in its last moment."""
     with suppress(OSError):
         directory.rmdir()
 
