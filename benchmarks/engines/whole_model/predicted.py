@@ -222,8 +222,11 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def _sources(profile: Mapping[str, Any]) -> Iterator[str]:
+    names: dict[str, list[str]] = {}
     for name, origin in profile["sources"].items():
-        yield from (f"The profile's `{name}` times are from {origin}.", "")
+        names.setdefault(origin, []).append(f"`{name}`")
+    for origin, of_it in names.items():
+        yield from (f"The profile's times of {', '.join(of_it)} are from {origin}.", "")
     if not profile["sustained"]:
         yield from (
             "The profile has no `sustained` times: prefill is predicted at the rate of GEMMs on a "
