@@ -89,7 +89,7 @@ def test_speedups_are_over_the_dense_model_of_the_same_page() -> None:
     text = page(
         about | {"profile": profile | {"sustained": False, "estimated": "none was"}, "rows": rows}
     )
-    assert "The profile's `low_rank` times are from a page." in text
+    assert "The profile's times of `low_rank` are from a page." in text
     assert "no `sustained` times" in text
     assert "16-bit steps: median at most 5%" in text
     assert "worst at most 10% (missed: 50.0%)" in text
