@@ -116,7 +116,7 @@ def _edges(module: str) -> set[str]:
     if any(name.partition(".")[0] == "vllm" for name in names):
         names.update(COMMANDS["vllm"])
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and module != __name__:
             names |= _named(node.value, module)
         elif isinstance(node, ast.arg) and node.arg == "compressed_demo":
             names.add("tests.conftest")  # which makes it by vllm-gac

@@ -62,7 +62,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "one byte short": (without_its_last_byte, CHANGED),
     "replaced": (replaced, CHANGED),
     "rewritten": (rewritten, CHANGED),
-    "a directory": (turned_into_a_directory, r"model\.safetensors: cannot be read \(Is a dir"),
+    "a directory": (turned_into_a_directory, r"model\.safetensors: not a regular file"),
 }
 FORMATS = ("gac", "palu")
 
