@@ -201,3 +201,31 @@ def fit_before_validation(manager: "LoRAModelManager", fit: "Callable[[LoRAModel
         validate(adapter)
 
     setattr(manager, name, fit_and_validate)
+
+
+# ---- linears in FP8 --------------------------------------------------------------------------
+
+
+def fp8_kernel_of(linear: Any) -> Any:
+    """CUTLASS's kernel of a linear that vLLM quantizes to FP8 while loading, None for any other.
+
+    Its `apply_scaled_mm` takes an input in FP8 with a scale for each token. vLLM's interface for
+    inputs that are quantized already, `QuantizedActivation`, exists for this kernel only with a
+    scale that is known beforehand.
+    """
+    import vllm.envs as envs
+    from vllm.model_executor.kernels.linear.scaled_mm.cutlass import CutlassFP8ScaledMMLinearKernel
+    from vllm.model_executor.layers.quantization.online.fp8 import (
+        Fp8PerTensorOnlineLinearMethod,
+        Fp8PtpcOnlineLinearMethod,
+    )
+    from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8DynamicTokenSym
+
+    method = linear.quant_method
+    if type(method) not in (Fp8PerTensorOnlineLinearMethod, Fp8PtpcOnlineLinearMethod):
+        return None
+    kernel = method.fp8_linear
+    is_by_token = method.activation_quant_key == kFp8DynamicTokenSym
+    if type(kernel) is not CutlassFP8ScaledMMLinearKernel or not is_by_token:
+        return None
+    return None if envs.VLLM_BATCH_INVARIANT else kernel

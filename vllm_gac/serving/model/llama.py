@@ -27,6 +27,7 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.serving.hf_layouts import layout_of_hf
 from vllm_gac.serving.loading.quantized_checkpoint import packed_alike
+from vllm_gac.serving.model.fp8_linear import Fp8Linear, Quantized, normed
 from vllm_gac.serving.model.linear import (
     Shards,
     add_column_parallel,
@@ -81,11 +82,24 @@ class GacMLP(nn.Module):
         )
         self.act_fn = SiluAndMul()
         self.is_plain = self.is_fused and is_plain(self.gate_up_proj)
+        self.fp8_gate_up = Fp8Linear(self.gate_up_proj) if self.is_fused else None
+        self.fp8_down = Fp8Linear(self.down_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
         x, _ = self.down_proj(self._gated(x))
         return x
+
+    def of_quantized(self, x: Quantized, dtype: torch.dtype) -> torch.Tensor:
+        """The same of an input in FP8; only where `fp8_gate_up` takes it."""
+        assert self.fp8_gate_up is not None
+        gate_up = self.fp8_gate_up.multiply(x, dtype)
+        if not self.fp8_down.takes_quantized(gate_up):
+            out, _ = self.down_proj(self.act_fn(gate_up))
+            return out
+        from vllm_gac.kernels.fp8_rows import gated
+
+        return self.fp8_down.multiply(gated(gate_up), dtype)
 
     def _gated(self, x: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, [tokens, width]."""
@@ -137,12 +151,22 @@ class GacDecoderLayer(nn.Module):
         Returns:
             Hidden states and residual for the next layer, both [tokens, hidden].
         """
-        if residual is None:
-            residual = hidden_states
-            hidden_states = self.input_layernorm(hidden_states)
+        dtype = hidden_states.dtype
+        fp8_qkv, fp8_gate_up = self.self_attn.fp8_qkv, self.mlp.fp8_gate_up
+        if fp8_qkv is not None and fp8_qkv.takes_quantized(hidden_states):
+            quantized, residual = normed(self.input_layernorm, hidden_states, residual)
+            qkv = fp8_qkv.multiply(quantized, dtype)
+            hidden_states = self.self_attn.of_qkv(positions, qkv)
         else:
-            hidden_states, residual = self.input_layernorm(hidden_states, residual)
-        hidden_states = self.self_attn(positions, hidden_states)
+            if residual is None:
+                residual = hidden_states
+                hidden_states = self.input_layernorm(hidden_states)
+            else:
+                hidden_states, residual = self.input_layernorm(hidden_states, residual)
+            hidden_states = self.self_attn(positions, hidden_states)
+        if fp8_gate_up is not None and fp8_gate_up.takes_quantized(hidden_states):
+            quantized, residual = normed(self.post_attention_layernorm, hidden_states, residual)
+            return self.mlp.of_quantized(quantized, dtype), residual
         hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
         return self.mlp(hidden_states), residual
 

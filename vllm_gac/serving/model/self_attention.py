@@ -22,6 +22,7 @@ from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 from vllm_gac.layout.schema import HfConfig, RopeParameters
 from vllm_gac.serving.attention.layer import GacAttention, announce, attention_kernels
 from vllm_gac.serving.config.engine_options import asks_for_gac
+from vllm_gac.serving.model.fp8_linear import Fp8Linear
 from vllm_gac.serving.model.linear import Shards, add_column_parallel, project, row_parallel
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -65,11 +66,21 @@ class GacSelfAttention(nn.Module):
             quant_config,
             f"{prefix}.o_proj",
         )
+        self.fp8_qkv = Fp8Linear(self.qkv_proj) if self.is_fused else None
+        self.fp8_o = Fp8Linear(self.o_proj)
         self.attn = self._attention(cache_config, f"{prefix}.attn")
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """positions [tokens], hidden_states [tokens, hidden] -> [tokens, hidden]."""
-        q, k, v = self._project(hidden_states)
+        return self._attend(positions, *self._project(hidden_states))
+
+    def of_qkv(self, positions: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
+        """The same of queries, keys and values beside each other, as `qkv_proj` gives them."""
+        return self._attend(positions, *self._split(qkv))
+
+    def _attend(
+        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
         if self.layout.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if q.is_cuda and not torch.compiler.is_compiling():
@@ -77,6 +88,10 @@ class GacSelfAttention(nn.Module):
         else:
             q, k = self._rotate(positions, q, k)
             attended = self.attn(q, k, v)
+        if self.fp8_o.takes_quantized(attended):
+            from vllm_gac.kernels.fp8_rows import quantized
+
+            return self.fp8_o.multiply(quantized(attended), attended.dtype)
         output, _ = self.o_proj(attended)
         return output
 
@@ -86,6 +101,10 @@ class GacSelfAttention(nn.Module):
         if not self.is_fused:
             q, k, v = project(self, PROJECTIONS, hidden_states)
             return q, k, v
+        qkv, _ = self.qkv_proj(hidden_states)
+        return self._split(qkv)
+
+    def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         geometry = self.geometry
         query_size, key_size = self.layout.projected_sizes(self.layer)
         sizes = [
@@ -93,7 +112,6 @@ class GacSelfAttention(nn.Module):
             geometry.key_heads * key_size,
             geometry.value_heads * geometry.value_size,
         ]
-        qkv, _ = self.qkv_proj(hidden_states)
         q, k, v = qkv.split(sizes, dim=-1)
         return q, k, v
 
