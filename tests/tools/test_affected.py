@@ -35,7 +35,7 @@ def test_every_slow_test_depends_on_what_it_tests(test: str) -> None:
         ("loadtest/comparisons/smoke.yaml", "loadtest/test_smoke.py", "serving/test_lora.py"),
         ("vllm_gac/steps/heal.py", "steps/test_heal_killed.py", "kernels/test_compiler.py"),
         ("vllm_gac/cli/compress.py", "demo/test_plan.py", "serving/test_parallel.py"),
-        ("vllm_gac/serving/model/llama.py", "serving/test_parallel.py", "demo/test_plan.py"),
+        ("vllm_gac/serving/model/llama.py", "serving/test_parallel.py", "demo/test_training.py"),
         ("vllm_gac/serving/metrics.py", "serving/test_lora.py", "steps/test_heal_killed.py"),
         ("vllm_gac/demo/plan.json", "demo/test_plan.py", "kernels/test_compiler.py"),
         ("vllm_gac/gpu/profiles/h200.json", "serving/test_align.py", "steps/test_heal_killed.py"),
