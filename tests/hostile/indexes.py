@@ -56,7 +56,9 @@ def sends_to(file: Any) -> Case:
         write_model(directory, config(), shards=2)
         write_index(directory, read_index(directory) | {DOWN: file})
 
-    return Case(write, (INDEX, DOWN, "not the name of a .safetensors file"))
+    half = isinstance(file, str) and "\ud800" in file
+    said = "half of a character" if half else "not the name of a .safetensors file"
+    return Case(write, (INDEX, DOWN, said))
 
 
 def listed_elsewhere(directory: Path) -> None:

@@ -22,7 +22,8 @@ MAX_PARTS = 1 << 16
 MAX_DEPTH = 64
 # A text in JSON, also one that never ends.
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?(?:"|\Z)', re.DOTALL)
-_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def read_json(
@@ -42,7 +43,7 @@ def read_json(
     if fault := lfs_pointer(raw):
         raise error(f"{path}: {fault}")
     parsed = parse_json(raw, str(path), error, max_parts)
-    if _HALF.search(raw) and (half := _half_a_character(parsed)):
+    if _HALF_ESCAPED.search(raw) and (half := _half_a_character(parsed)):
         raise error(f"{path}: {half} is half of a character, which no UTF-8 text can hold")
     return parsed
 
@@ -119,9 +120,16 @@ def _is_deep(parsed: dict[str, Any]) -> bool:
 
 
 def _half_a_character(parsed: dict[str, Any]) -> str | None:
-    """A half of a surrogate pair in a key or a text, as an escape; None if there is none."""
-    try:
-        json.dumps(parsed, ensure_ascii=False).encode()
-    except UnicodeEncodeError as e:
-        return ascii(e.object[e.start])
+    """Where a key or a text has half of a surrogate pair, and its escape; None if there is none."""
+    todo: list[tuple[str, Any]] = [("", parsed)]
+    while todo:
+        place, value = todo.pop()
+        texts = list(value) if isinstance(value, dict) else [value]
+        for text in texts:
+            if isinstance(text, str) and (half := _HALF.search(text)):
+                return f"{shown(place.rstrip('.') or 'a key')}: {half[0]!a}"
+        if isinstance(value, list):
+            todo.extend((f"{place}{n}.", item) for n, item in enumerate(value))
+        elif isinstance(value, dict):
+            todo.extend((f"{place}{key}.", item) for key, item in value.items())
     return None
