@@ -39,8 +39,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     changed = changed_since(commit) if commit else None
     if changed is not None:
         files = affected(changed)
-        runs = [item for item in items if _runs(item, files)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(runs)])
+        runs, left_out = [], []
+        for item in items:
+            (runs if _runs(item, files) else left_out).append(item)
+        config.hook.pytest_deselected(items=left_out)
         items[:] = runs
     items.sort(key=lambda item: _place(item.path.relative_to(Path(__file__).parent).parts[0]))
 

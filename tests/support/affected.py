@@ -8,6 +8,7 @@ import ast
 import functools
 import subprocess
 from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +29,8 @@ EVERYTHING = (
     "Makefile",
     "tests/conftest.py",
 )
+# Names an earlier commit, and so always differs from that commit's own.
+ALL_PASSED = ".ci/all-passed"
 # No slow test reads these.
 NOTHING = ("docs/", ".github/", "benchmarks/results/", "fuzz/corpus/", "tests/hostile/")
 # Read by the tests beside them.
@@ -59,10 +62,11 @@ def always(test: str) -> bool:
 
 
 def changed_since(commit: str) -> list[str] | None:
-    """The files that differ from those of a commit; None if it is not in the history."""
-    command = ["git", "-C", str(ROOT), "diff", "--name-only", "--no-renames", commit, "--"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.splitlines() if done.returncode == 0 else None
+    """The files that differ from those of a commit, or are new; None if there is no such commit."""
+    git = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=False)
+    changed = git(["git", "diff", "--name-only", "--no-renames", commit, "--"])
+    new = git(["git", "ls-files", "--others", "--exclude-standard"])
+    return (changed.stdout + new.stdout).splitlines() if changed.returncode == 0 else None
 
 
 def affected(changed: Iterable[str]) -> set[str]:
@@ -71,12 +75,14 @@ def affected(changed: Iterable[str]) -> set[str]:
     tests = {file for file in sources if Path(file).name.startswith("test_")}
     found, roots = set(), set()
     for file in changed:
+        if file == ALL_PASSED:
+            continue
+        if file.startswith(EVERYTHING):
+            return tests
         if file in sources:
             roots.add(sources[file])
         elif beside := [BESIDE[place] for place in BESIDE if file.startswith(place)]:
             found |= {test for test in tests if test.startswith(tuple(beside))}
-        elif file.startswith(EVERYTHING):
-            return tests
         elif file.startswith(NOTHING) or file.endswith(".md"):
             continue
         elif users := [name for file_, name in sources.items() if _holds(Path(file_).parent, file)]:
@@ -113,6 +119,7 @@ def _edges(module: str) -> set[str]:
     path, sources = _sources()[module], _sources()
     names = set(imports(path))
     names |= {parent for name in names for parent in _parents(name)}
+    names |= {f"{folder}.conftest" for folder in _parents(module)}  # pytest gives its fixtures
     if any(name.partition(".")[0] == "vllm" for name in names):
         names.update(COMMANDS["vllm"])
     for node in ast.walk(ast.parse(path.read_text())):

@@ -41,6 +41,7 @@ def test_every_slow_test_depends_on_what_it_tests(test: str) -> None:
         ("vllm_gac/gpu/profiles/h200.json", "serving/test_align.py", "steps/test_heal_killed.py"),
         ("serving_configs/nginx/a.conf", "serving_configs/test_ray.py", "demo/test_plan.py"),
         ("tests/support/killing.py", "steps/test_heal_killed.py", "serving/test_lora.py"),
+        ("tests/loadtest/conftest.py", "loadtest/test_report.py", "serving/test_lora.py"),
         ("docs/compress_and_serve.ipynb", "test_notebook.py", "serving/test_lora.py"),
     ],
 )  # fmt: skip
@@ -50,13 +51,16 @@ def test_a_change_runs_the_tests_that_it_can_break(file: str, runs: str, does_no
     assert f"tests/{does_not_run}" not in found
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/cache.svg", "benchmarks/results/a.json"])
+@pytest.mark.parametrize(
+    "file", ["README.md", "docs/cache.svg", "benchmarks/results/a.json", ".ci/all-passed"]
+)
 def test_pages_run_no_slow_test(file: str) -> None:
     assert affected([file]) == set()
 
 
 @pytest.mark.parametrize(
-    "file", ["pyproject.toml", "requirements/cpu.txt", "Makefile", "a_new_folder/data.bin"]
+    "file",
+    ["pyproject.toml", "requirements/cpu.txt", "tests/conftest.py", ".ci/run", "x/y"],
 )
 def test_what_everything_rests_on_runs_all(file: str) -> None:
     assert {f"{name.replace('.', '/')}.py" for name in SLOW} <= affected([file])

@@ -6,6 +6,7 @@ when it takes more than a template does.
 """
 
 import multiprocessing
+import pickle
 import resource
 import signal
 import time
@@ -19,9 +20,9 @@ from vllm_gac.checkpoint.strict_json import read_bounded, read_json
 from vllm_gac.errors import CheckpointError
 
 _LARGEST = 1 << 20  # bytes of a template
-# Of a template's process: CPU seconds to begin with and for each conversation, additional bytes of
-# memory, and characters of one text.
-_SECONDS, _SECONDS_EACH = 1.0, 0.01
+# Of a template's process: CPU seconds to begin with, for each conversation and for each of its
+# bytes, additional bytes of memory, and characters of one text.
+_SECONDS, _SECONDS_EACH, _SECONDS_A_BYTE = 1.0, 0.01, 1e-6
 _MEMORY, _LONGEST = 1 << 26, 1 << 22
 
 
@@ -43,8 +44,9 @@ class ChatTemplate:
         # A fork, because a new interpreter takes seconds to import what renders.
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe()
-        process = context.Process(target=_renderer, args=(theirs, source, tokens), daemon=True)
-        process.start()
+        arguments = (theirs, self._connection, source, tokens)
+        self._process = context.Process(target=_renderer, args=arguments, daemon=True)
+        self._process.start()
         theirs.close()
 
     def __enter__(self) -> "ChatTemplate":
@@ -52,6 +54,8 @@ class ChatTemplate:
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
+        self._process.terminate()
+        self._process.join()  # it inherited the lock of our workspace
 
     def render(self, messages: Any, where: str) -> str:
         """The text of a conversation. Raises CheckpointError if the template refuses it."""
@@ -103,21 +107,24 @@ def _template(model: Path, texts: Path) -> tuple[str, dict[str, str]]:
     return source, {k: v for k, v in contents.items() if isinstance(v, str)}
 
 
-def _renderer(connection: Connection, source: str, tokens: Mapping[str, str]) -> None:
+def _renderer(
+    connection: Connection, parents: Connection, source: str, tokens: Mapping[str, str]
+) -> None:
     """The process: answer each conversation by its text and None, or by None and a fault."""
+    parents.close()  # the copy of a fork; with it, the pipe would outlive a parent that is killed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who reads the texts decides when to end
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + _MEMORY, hard))
     allowed = _SECONDS
     while True:
         try:
-            messages = connection.recv()
+            raw = connection.recv_bytes()
         except EOFError:
             return
-        allowed += _SECONDS_EACH
+        allowed += _SECONDS_EACH + _SECONDS_A_BYTE * len(raw)
         # The signal ends the process. Without one more millisecond, 0 would mean no limit.
         signal.setitimer(signal.ITIMER_PROF, max(0.001, allowed - time.process_time()))
-        answer = _rendered(messages, source, tokens)
+        answer = _rendered(pickle.loads(raw), source, tokens)  # of our own process
         signal.setitimer(signal.ITIMER_PROF, 0)
         connection.send(answer)
 

@@ -40,7 +40,7 @@ def check_pages(path: Path, row_group: Any, column: str) -> int:
 
 def _largest_page(path: Path, file: BinaryIO, chunk: Any) -> int:
     starts = (chunk.data_page_offset, chunk.dictionary_page_offset)
-    at = min(start for start in starts if start is not None)
+    at = min(start for start in starts if start)  # some writers say 0 for no dictionary
     end, largest = at + chunk.total_compressed_size, 0
     for _ in range(_MOST_PAGES):
         if at >= end:
