@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 OWN_MOUNTS = ("unshare", "--map-root-user", "--mount")
 
 
-@pytest.mark.parametrize("rounds", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(25, marks=pytest.mark.slow)])
 def test_kills_lose_nothing(rounds: int, tmp_path: Path) -> None:
     found = _run("tests.steps.kill_rounds", tmp_path, rounds)
     assert found["wrong"] == []
