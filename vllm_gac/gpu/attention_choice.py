@@ -195,8 +195,9 @@ def _gain_over_stock(
         return None
     sizes = heads.key_size, heads.value_size
     own, stock = at_or_above(times[prefill], sizes), at_or_above(times[STOCK], sizes)
-    gains = _decode_gains(profile, cache) or _decode_gains(profile, "bf16")
-    decode = at_or_above(gains, sizes)
+    decode = at_or_above(_decode_gains(profile, cache), sizes)
+    if decode is None:  # of sizes that were measured in 16 bits only
+        decode = at_or_above(_decode_gains(profile, "bf16"), sizes)
     return None if own is None or stock is None or decode is None else decode * stock / own
 
 

@@ -32,7 +32,8 @@ def pass_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile)
         return moving_microseconds(_MOVED[kernel] * tokens * width, profile)
     widths = sorted(by_width)
     at_tokens = [extrapolate([*by_width[w]], [*by_width[w].values()], tokens) for w in widths]
-    return extrapolate(widths, at_tokens, width)
+    # No pass takes less than the shortest that was measured, wherever the last two points point to.
+    return max(extrapolate(widths, at_tokens, width), min(at_tokens))
 
 
 @cache
