@@ -22,7 +22,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Two processes, each with whole files of tests: what a file's tests share is made once. Files are
 # begun in the order of tests/conftest.py. Each process computes with one thread: on two cores, the
 # threads of two processes that have two each wait for one another most of the time.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m tools.run_tests --timeout 1800 -n 2 --dist loadfile \
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m tools.run_tests --timeout 900 -n 2 --dist loadfile \
   --no-loadscope-reorder
 UV     := build/uv/bin/uv
 DEBIAN := build/debian

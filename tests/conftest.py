@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,11 @@ from vllm_gac import demo
 # How long it takes to make and to try an example depends on what else the machine does.
 settings.register_profile("any time", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any time")
+
+# A shell that runs the suite in the background makes it ignore Ctrl-C, and so would the processes
+# that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Folders with files that take minutes. Their tests come first: two processes share the files, and
 # if such a file came last, one of them would have nothing to do.
