@@ -143,7 +143,8 @@ def _add_fail_on(parser: argparse.ArgumentParser) -> None:
         choices=["invalid", "failed", "worse"],
         default=[],
         help="exit with 1 after the report if a run is INVALID, a request failed, or a server is "
-        "surely worse than the baseline in anything; may be given more than once",
+        "surely worse than the baseline in anything, or whether it is cannot be told; may be given "
+        "more than once",
     )
 
 

@@ -75,8 +75,9 @@ def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = No
     try:
         _measure(comparison, out, extent, first, earlier, warmup, progress, report)
     except (KeyboardInterrupt, LoadTestError):
-        if found := sorted((out / "runs").iterdir()):
-            write_report([*earlier, *_runs_of(out)], report, _options(comparison, found))
+        if found := _complete(out):
+            there = [*earlier, *found]
+            write_report(there, report, _options(comparison, there))
             print(
                 f"stopped; what there is: {report}\n"
                 f"to go on: the same command with another directory, --part {extent.part + 1} "
@@ -128,7 +129,8 @@ def _measure(
                         )
             if repeat < comparison.repeats:
                 continue
-            write_report([*earlier, *runs], report, _options(comparison, runs))
+            there = [*earlier, *runs]
+            write_report(there, report, _options(comparison, there))
             missing = _missing(comparison, report, extent.until) if extent.until else []
             for need in missing:
                 print(f"  {need}", flush=True)
@@ -193,10 +195,15 @@ def _options(comparison: Comparison, runs: Sequence[Path]) -> ReportOptions:
 
 
 def _runs_of(part: Path) -> list[Path]:
-    """The runs of a part, in the order in which they began."""
-    found = [path.parent for path in (part / "runs").glob("*/run.json")]
-    if not found:
+    """The runs of a part, in the order in which they began, of which there must be some."""
+    if not (found := _complete(part)):
         raise LoadTestError(f"{part}: holds no runs of `ab` to pool")
+    return found
+
+
+def _complete(part: Path) -> list[Path]:
+    """The complete runs of a part, in the order in which they began. run.json is written last."""
+    found = [path.parent for path in (part / "runs").glob("*/run.json")]
     return sorted(found, key=lambda run: (float(read_info(run)["start_at"]), run))
 
 

@@ -43,21 +43,40 @@ def _sentences(
 def _against(comparisons: Sequence[Comparison]) -> str:
     """What one server surely does better and worse than the baseline."""
     who = f"{comparisons[0].label} against {comparisons[0].baseline}"
-    starts = min(c.starts for c in comparisons)
-    if starts < ENOUGH_STARTS:
-        return (
-            f"{who}: nothing is told apart, because starts of one server differ and there "
-            f"{'are only two starts' if starts == 2 else 'is only one start'} of each; measure "
-            f"{ENOUGH_STARTS} or more"
-        )
-    better, worse, unsure = told_apart(comparisons)
-    named = {"surely better": better, "surely worse": worse, "not told apart": unsure}
+    if why := _too_few_starts(min(c.starts for c in comparisons)):
+        return f"{who}: nothing is told apart, because {why}"
+    better, bad, unsure = _told_apart(comparisons)
+    named = {"surely better": better, "surely worse": bad, "not told apart": unsure}
     return f"{who}, " + "; ".join(
         f"{name}: {', '.join(said)}" for name, said in named.items() if said
     )
 
 
-def told_apart(comparisons: Sequence[Comparison]) -> tuple[list[str], list[str], list[str]]:
+def worse(comparisons: Sequence[Comparison]) -> list[str]:
+    """What one server surely does worse than the baseline, or why nobody can tell.
+
+    `comparisons` are those under one kind of traffic. A rate that was measured too seldom, such as
+    one of a search, does not count beside one that was measured often enough.
+    """
+    if not comparisons:
+        return ["cannot be told, because the baseline has no runs at the same rates"]
+    if why := _too_few_starts(max(c.starts for c in comparisons)):
+        return [f"cannot be told, because {why}"]
+    return _told_apart(comparisons)[1]
+
+
+def _too_few_starts(starts: int) -> str:
+    """Why so few starts tell nothing; "" if they are enough."""
+    if starts >= ENOUGH_STARTS:
+        return ""
+    return (
+        "starts of one server differ and there "
+        f"{'are only two starts' if starts == 2 else 'is only one start'} of each; measure "
+        f"{ENOUGH_STARTS} or more"
+    )
+
+
+def _told_apart(comparisons: Sequence[Comparison]) -> tuple[list[str], list[str], list[str]]:
     """What one server surely does better than the baseline, what worse, and what neither."""
     better: list[str] = []
     worse: list[str] = []

@@ -20,7 +20,7 @@ from loadtest.errors import LoadTestError
 from loadtest.report import plots
 from loadtest.report.capacity import GOOD_ENOUGH, Capacity, capacities
 from loadtest.report.comparison import Comparison, compare, parse_ideals
-from loadtest.report.conclusion import conclusion, failures, told, told_apart
+from loadtest.report.conclusion import conclusion, failures, told, worse
 from loadtest.report.intervals import Estimate, clustering
 from loadtest.report.summary import (
     MEASURES,
@@ -70,6 +70,7 @@ class Report:
     capacities: list[Capacity]
     runs: list[Run]
     notes: list[str]
+    baseline: str | None = None
     gpu_price: float | None = None
 
     @property
@@ -125,6 +126,7 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
         capacities=capacities(groups, summaries),
         runs=list(runs),
         notes=_notes(groups, summaries),
+        baseline=options.baseline,
         gpu_price=options.gpu_price,
     )
 
@@ -307,15 +309,7 @@ def _as_json(report: Report) -> dict[str, Any]:
                 if not run.verdict.valid
             ],
             "failed": failures(report.groups, report.summaries),
-            "worse": [
-                f"{label} under {traffic}: {fault}"
-                for label, traffic in dict.fromkeys(
-                    (c.label, c.traffic) for c in report.comparisons
-                )
-                for fault in told_apart(
-                    [c for c in report.comparisons if (c.label, c.traffic) == (label, traffic)]
-                )[1]
-            ],
+            "worse": _worse(report),
         },
         "gpu_price": report.gpu_price,
         "notes": report.notes,
@@ -353,6 +347,27 @@ def _as_json(report: Report) -> dict[str, Any]:
             for run in report.runs
         ],
     }
+
+
+def _worse(report: Report) -> list[str]:
+    """What each server does worse than the baseline, or why nobody can tell."""
+    if report.baseline is None:
+        return ["whether a server is worse cannot be told without a baseline"]
+    sections = dict.fromkeys((g.label, g.traffic) for g in report.groups)
+    against = {
+        (label, traffic): [
+            c for c in report.comparisons if (c.label, c.traffic) == (label, traffic)
+        ]
+        for label, traffic in sections
+        if label != report.baseline
+    }
+    if not against:
+        return [f"whether a server is worse cannot be told: all runs are of {report.baseline}"]
+    return [
+        f"{label} under {traffic}: {fault}"
+        for (label, traffic), comparisons in against.items()
+        for fault in worse(comparisons)
+    ]
 
 
 def _plain(value: Any) -> Any:

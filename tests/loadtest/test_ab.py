@@ -17,11 +17,13 @@ from loadtest.errors import LoadTestError
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
+from loadtest.ab import ab
 from loadtest.ab.ab import Extent, _missing, _staircases, _turns, run_comparison
 from loadtest.ab.comparison_file import load_comparison
 from loadtest.ab.progress import prediction
 from loadtest.traffic.schedule import fingerprint
 from tests.loadtest.locusts import ROOT, is_installed
+from tests.loadtest.runs import write_run
 from tests.loadtest.test_server import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
@@ -149,6 +151,26 @@ def test_rates_of_a_search_are_not_waited_for(tmp_path: Path) -> None:
     missing = _missing(load_comparison(path), tmp_path / "report.html", 0.1)
     assert {need.rate for need in missing} == {6.0}
     assert len(missing) == 4
+
+
+def test_ctrl_c_in_a_part_compares_with_the_baseline_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, first, second = tmp_path / "ab.yaml", tmp_path / "part1", tmp_path / "part2"
+    path.write_text(TEXT.format(port=8100, python="python", together="false"))
+    write_run(first / "runs" / "slow-1", "slow")
+
+    def stopped(*_: object) -> None:
+        write_run(second / "runs" / "fast-2.1", "fast")
+        (second / "runs" / "slow-2.1").mkdir()  # which was under way
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ab, "_measure", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run_comparison(load_comparison(path), second, Extent(part=2, pool=(first,)))
+    content = json.loads((second / "report.json").read_text())
+    assert [run["directory"] for run in content["runs"]] == ["slow-1", "fast-2.1"]
+    assert [(c["label"], c["baseline"]) for c in content["comparisons"]] == [("fast", "slow")]
 
 
 @pytest.mark.slow

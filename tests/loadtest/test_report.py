@@ -141,6 +141,32 @@ def test_fail_on_names_what_it_fails_on(tmp_path: Path, capsys: pytest.CaptureFi
     assert "late is INVALID: requests were sent 100.0 ms late" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("starts", "rate", "baseline", "why"),
+    [
+        (2, 2.0, "dense", "gac under imaginary: cannot be told, because starts of one server"),
+        (3, 3.0, "dense", "gac under imaginary: cannot be told, because the baseline has no runs"),
+        (3, 2.0, None, "whether a server is worse cannot be told without a baseline"),
+        (3, 0.0, "dense", "whether a server is worse cannot be told: all runs are of dense"),
+    ],
+)
+def test_fail_on_worse_fails_where_nobody_can_tell(
+    starts: int,
+    rate: float,
+    baseline: str | None,
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = [write_run(tmp_path / f"dense-{seed}", "dense", seed=seed) for seed in range(starts)]
+    for seed in range(starts if rate else 0):
+        runs.append(write_run(tmp_path / f"gac-{seed}", "gac", rate, seed=seed))
+    against = ["--baseline", baseline] if baseline else []
+    report = ["report", str(tmp_path / "r.html"), *map(str, runs), *against]
+    assert main([*report, "--fail-on", "worse"]) == 1
+    assert f"error: --fail-on: {why}" in capsys.readouterr().err
+
+
 def test_a_speedup_whose_interval_holds_one_is_marked(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / f"{label}-{seed}", label, seed=seed + 10 * (label == "b"))
