@@ -3,6 +3,7 @@
 On a CPU there is no kernel of vLLM's for them; a stand-in multiplies in fp32.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,9 @@ pytest.importorskip("vllm")
 from vllm.config import LoRAConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.linear import LinearBase
 
+from tests.serving.agreement import PROMPTS
+from tests.serving.engines import GPU_OPTIONS, in_engine_process
+from tests.serving.models import HETEROGENEOUS, write_model
 from vllm_gac.kernels import swiglu
 from vllm_gac.serving.model import fp8_linear
 from vllm_gac.serving.model.fp8_linear import Fp8Linear
@@ -44,7 +48,7 @@ def _is_fp8(
     monkeypatch: pytest.MonkeyPatch, asked: bool = True, lora: Any = None, **of: Any
 ) -> Any:
     config = VllmConfig()
-    config.load_config.model_loader_extra_config = {"fused_fp8": True} if asked else {}
+    config.load_config.model_loader_extra_config = {} if asked else {"fused_fp8": False}
     config.lora_config = lora
     monkeypatch.setattr(fp8_linear, "current_platform", SimpleNamespace(is_cuda=lambda: True))
     monkeypatch.setattr(fp8_linear, "fp8_kernel_of", lambda linear: Kernel())
@@ -54,7 +58,7 @@ def _is_fp8(
         return Fp8Linear(Linear(**of)).is_fp8
 
 
-def test_only_plain_linears_take_quantized_inputs_and_only_if_asked(
+def test_only_plain_linears_take_quantized_inputs_unless_that_is_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert _is_fp8(monkeypatch)
@@ -71,3 +75,54 @@ def test_numbers_and_scales_reach_the_kernel(monkeypatch: pytest.MonkeyPatch) ->
     with set_current_vllm_config(VllmConfig()):
         out = Fp8Linear(linear).multiply((numbers, scales), torch.float32)
     torch.testing.assert_close(out, numbers * scales @ (linear.weight * 0.5))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", ["fp8_per_tensor", "fp8_per_channel"])
+def test_text_is_scored_as_closely_as_with_apart_quantization(weights: str, tmp_path: Path) -> None:
+    """Prompts, and tokens one after the other in CUDA graphs."""
+    write_model(tmp_path / "model", HETEROGENEOUS)
+    exact, apart, fused = (
+        in_engine_process(_scored, str(tmp_path / "model"), GPU_OPTIONS | options)
+        for options in (
+            {},
+            {"quantization": weights, "model_loader_extra_config": {"fused_fp8": False}},
+            {"quantization": weights},
+        )
+    )
+    assert fused["fused"]
+    assert not apart["fused"]
+    error, error_apart = (_distance(found, exact) for found in (fused, apart))
+    assert 0 < error < 1.25 * error_apart
+    assert 0 < _distance(fused, apart) < 1.25 * error_apart
+
+
+def _distance(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    pairs = list(zip(found["logprobs"], expected["logprobs"], strict=True))
+    return sum(abs(a - b) for a, b in pairs) / len(pairs)
+
+
+def _scored(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Logprobs of all tokens of the prompts, and of first and second tokens of answers."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(model, **options)
+    sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    scored = [
+        step[token].logprob
+        for output in llm.generate(prompts, sampling, use_tqdm=False)
+        for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    ]
+    decoded = llm.generate(
+        prompts,
+        SamplingParams(max_tokens=8, min_tokens=8, logprobs=0, allowed_token_ids=[7]),
+        use_tqdm=False,
+    )
+    scored += [step[7].logprob for output in decoded for step in output.outputs[0].logprobs]
+    return {"logprobs": scored, "fused": llm.collective_rpc(_is_fused)[0]}
+
+
+def _is_fused(worker: Any) -> bool:
+    """Whether an MLP quantizes what SwiGLU gives in one kernel. Runs in the worker."""
+    return any(layer.mlp.fp8_down.is_fp8 for layer in worker.get_model().model.layers)

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,14 @@ from vllm_gac.planning.request import PlanRequest
 
 GPU = "h200"
 _HALF_CACHE = PlanRequest(param_ratio=0.8, kv_ratio=0.5, gpu=GPU)
+# For how it is served: 64 requests at a time, each with 1,250 tokens halfway through its answer.
+_HALF_CACHE_FP8 = replace(
+    _HALF_CACHE,
+    quantization="fp8_per_tensor",
+    kv_cache_dtype="fp8",
+    decode_batch=64,
+    decode_context=1250,
+)
 
 
 def _low_rank(share: float) -> PlanRequest:
@@ -20,6 +29,10 @@ def _low_rank(share: float) -> PlanRequest:
 
 REQUESTS = {
     "planned": ("the planner's dims for 80 % of the parameters and half the cache", _HALF_CACHE),
+    "planned-fp8": (
+        "the same, planned for 64 requests of 1,250 tokens in FP8 with an FP8 cache",
+        _HALF_CACHE_FP8,
+    ),
     **{
         f"planned-low-rank-{percent}": (
             f"every linear low rank, the planner's ranks for {percent} % of the parameters",

@@ -3,8 +3,7 @@
 vLLM quantizes the input of every linear in a launch. What runs before it, a norm or SwiGLU, can do
 that itself (kernels/fp8_rows.py). Compiled models leave it to Inductor.
 
-Off unless the loader's option `fused_fp8` is set: the kernels were measured (benchmarks/results/
-fp8_layer_h200.md), whole models were not yet.
+The loader's option `fused_fp8` turns it off, so that both can be compared.
 """
 
 from typing import Any

@@ -19,6 +19,8 @@ MORE_LOW_RANK = ("planned-low-rank-90", "planned-low-rank-70", "low-rank-mlp")
 MORE_FORMS = ("latent-64", "heads-64-64", "planned")
 # The dense model with our decode kernel in place of vLLM's attention: nothing is compressed.
 OWN_ATTENTION = "dense-own-attention"
+# Planned for FP8 weights and an FP8 cache, and so served in nothing else.
+PLANNED_FP8 = "planned-fp8"
 # Served as they are, which FP8 does not allow.
 MISALIGNED = "low-rank-misaligned"
 
@@ -65,10 +67,10 @@ def cells(shape: str) -> list[Cell]:
     """All cells, in the order in which they are measured."""
     grid = [(model, *types) for types in PRECISIONS for model in FORMS]
     low_rank = [(model, *types) for types in PRECISIONS[:2] for model in MORE_LOW_RANK]
-    low_rank.append((MISALIGNED, BF16, BF16))
     other = [(model, *types) for types in PRECISIONS[:2] for model in (OWN_ATTENTION, *MORE_FORMS)]
     # What users compare comes first: all forms in FP8, all in bf16.
-    ordered = [*grid[:10], *low_rank, *other, *grid[10:]]
+    once = [(MISALIGNED, BF16, BF16), (PLANNED_FP8, FP8, FP8)]
+    ordered = [*grid[:10], *low_rank, *once, *other, *grid[10:]]
     return [Cell(*named, _batches(shape, *named)) for named in ordered]
 
 
