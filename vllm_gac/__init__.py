@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vllm_gac.layout.dims import ModelLayout
     from vllm_gac.planning.planner import plan
     from vllm_gac.planning.request import PlanRequest
+    from vllm_gac.steps.compare import compare
     from vllm_gac.steps.compress import compress
     from vllm_gac.steps.evaluate import evaluate
     from vllm_gac.steps.heal import heal
@@ -42,6 +43,7 @@ __all__ = [
     "ModelLayout",
     "PlanRequest",
     "calibrate",
+    "compare",
     "compress",
     "evaluate",
     "heal",
@@ -57,6 +59,7 @@ _MODULES = {
     "ModelLayout": "vllm_gac.layout.dims",
     "PlanRequest": "vllm_gac.planning.request",
     "calibrate": "vllm_gac.compression.calibrate",
+    "compare": "vllm_gac.steps.compare",
     "compress": "vllm_gac.steps.compress",
     "evaluate": "vllm_gac.steps.evaluate",
     "heal": "vllm_gac.steps.heal",

@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 from benchmarks.quality.ladder import faults, scores, training
 from benchmarks.quality.ladder import measure as measuring
 from benchmarks.quality.ladder.__main__ import main
-from benchmarks.quality.ladder.intervals import ratio
 from benchmarks.quality.ladder.rows import GOALS, ROWS, is_variant
 from benchmarks.quality.ladder.scores import runner, window_losses
 from benchmarks.quality.ladder.sizes import SIZES
@@ -359,20 +358,6 @@ def test_an_unknown_row_is_one_clear_error(
     command = ["faults", str(trained / "model"), str(tmp_path / "out.jsonl"), "--text", str(text)]
     assert main([*command, "--budgets", "half"]) == 1
     assert capsys.readouterr().err.startswith("error: half: no such budget; there are low rank .8;")
-
-
-def test_an_interval_is_of_documents_and_holds_the_ratio() -> None:
-    rng = random.Random(0)
-    document = [n // 3 for n in range(90)]
-    dense = [rng.gauss(2, 1) for _ in document]
-    shifts = [rng.gauss(0.05, 0.02) for _ in range(30)]
-    losses = [loss + shifts[d] for loss, d in zip(dense, document, strict=True)]
-    found, low, high = ratio(losses, dense, document)
-    assert found == pytest.approx(math.exp(sum(shifts) / 30))
-    assert low < found < high
-    # The error of the mean of 30 documents, not that of 90 windows.
-    assert math.log(high / low) == pytest.approx(2 * 1.96 * 0.02 / 30**0.5, rel=0.3)
-    assert ratio(dense, dense, document) == (1, 1, 1)
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.quality.ladder.intervals import ratio
 from benchmarks.quality.ladder.rows import HEALED, PLAIN
 from vllm_gac.planning.loss_range import (
     LEAST_EXPECTED,
     MEASURED_OVER_EXPECTED,
     perplexity_range,
 )
+from vllm_gac.steps.perplexity_ratio import ratio
 
 QUALITY = Path(__file__).parents[2] / "benchmarks" / "results" / "quality"
 

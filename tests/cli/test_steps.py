@@ -69,7 +69,7 @@ def test_compress_alone_plans_and_calibrates(
     assert re.search(r"expected loss +\d+\.\d{4} nats per token \(measured on this model\)", said)
     assert re.search(r"On other text: perplexity .*% higher, by the project's own trials", said)
     assert f"vllm serve {out} --load-format gac" in said
-    assert f"vllm-gac evaluate {out} --text HELD_OUT.txt" in said
+    assert f"vllm-gac evaluate {out} --against {dense} --text HELD_OUT.txt" in said
     said = error(capsys, *args, "--calibration", text, "--quiet")
     assert "exists; remove it or choose another output; --overwrite replaces a model" in said
 

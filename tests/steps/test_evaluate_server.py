@@ -178,6 +178,7 @@ def test_no_server_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
             "--quantization has no effect without --engine vllm",
         ),
         (["--server", "http://a", "--kv-cache-dtype", "fp8"], "--kv-cache-dtype has no effect"),
+        (["--against-revision", "v1"], "--against-revision has no effect without --against"),
         (["--engine", "vllm", "--device", "cuda"], "--device is the reference's"),
         (["--server", "http://a", "--device", "cuda"], "--device is the reference's"),
     ],

@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{serve_hint(args.out)}")
     # A model is evaluated on other text than it was calibrated on.
     text = quoted(held_out_text(model) or Path("HELD_OUT.txt"))
-    dense_model = named(args.model, args.revision)
-    for what, which in (("Measure it", quoted(args.out)), ("The dense", dense_model)):
-        print(f"{what + ':':12} vllm-gac evaluate {which} --text {text}")
+    dense_model = named(args.model, args.revision, "--against-revision")
+    which = f"{quoted(args.out)} --against {dense_model}"
+    print(f"Measure it:  vllm-gac evaluate {which} --text {text}")
     return 0

@@ -1,6 +1,7 @@
 """`vllm-gac evaluate`: the perplexity of a model on text, by the reference model or as served."""
 
 import argparse
+import dataclasses
 import math
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from vllm_gac.cli.options import (
     text_file,
 )
 from vllm_gac.cli.output import print_json
+from vllm_gac.errors.shown import shown
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -38,6 +40,15 @@ def add_parser(verbs: Verbs) -> None:
     add_revision(parser)
     parser.add_argument(
         "--text", nargs="+", type=text_file, required=True, metavar="FILE", help=TEXTS
+    )
+    parser.add_argument(
+        "--against",
+        type=path,
+        metavar="MODEL2",
+        help="divide by the perplexity of this model, mostly the dense one, on the same tokens",
+    )
+    parser.add_argument(
+        "--against-revision", metavar="REVISION", help="its branch, tag or commit on the Hub"
     )
     by = parser.add_mutually_exclusive_group()
     by.add_argument(
@@ -81,6 +92,13 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error(f"--{flag} has no effect without --engine vllm")
     if args.device is not None and (args.server or args.engine == "vllm"):
         args.usage_error("--device is the reference's; vLLM runs on the device it is built for")
+    if args.against is not None:
+        if args.server or args.engine == "vllm":
+            flag = "--server" if args.server else "--engine vllm"
+            args.usage_error(f"--against compares two models by the reference; leave out {flag}")
+        return _compare(args)
+    if args.against_revision is not None:
+        args.usage_error("--against-revision has no effect without --against")
 
     from vllm_gac.errors import CheckpointError
 
@@ -92,6 +110,30 @@ def run(args: argparse.Namespace) -> int:
         print_json({"perplexity": value, "tokens": tokens})
     else:
         print(f"perplexity {value:.4f} over {tokens:,} tokens")
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from vllm_gac.steps.compare import LEAST_WINDOWS, compare
+
+    found = compare(
+        args.directory,
+        args.against,
+        args.text,
+        revision=args.revision,
+        against_revision=args.against_revision,
+        **on_a_device(args),
+    )
+    if args.json:
+        print_json(dataclasses.asdict(found))
+        return 0
+    interval = (
+        f"too little text for an interval, which takes {LEAST_WINDOWS} windows"
+        if found.interval is None
+        else "95 % interval {:.4f} to {:.4f}".format(*found.interval)
+    )
+    print(f"perplexity {found.perplexity:.4f} over {found.tokens:,} tokens")
+    print(f"{found.ratio:.4f} times {found.against:.4f} of {shown(args.against)}; {interval}")
     return 0
 
 

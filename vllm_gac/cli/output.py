@@ -32,11 +32,9 @@ def quoted(path: Path) -> str:
     return one_line(shlex.quote(f"./{name}" if name.startswith("-") else name))
 
 
-def named(model: Path, revision: str | None) -> str:
+def named(model: Path, revision: str | None, flag: str = "--revision") -> str:
     """A model and its revision on the Hub, if it has one, for such a command line."""
-    return (
-        quoted(model) if revision is None else f"{quoted(model)} --revision {shlex.quote(revision)}"
-    )
+    return quoted(model) if revision is None else f"{quoted(model)} {flag} {shlex.quote(revision)}"
 
 
 def serve_hint(directory: Path) -> str:

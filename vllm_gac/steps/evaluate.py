@@ -1,7 +1,7 @@
 """Perplexity of a model directory on text files, computed by the torch reference model.
 
 evaluate_engine.py computes it by vLLM in this process, and evaluate_server.py by a running server.
-All three predict the same tokens.
+All three predict the same tokens. compare.py divides two models' perplexities.
 """
 
 import math
@@ -13,12 +13,11 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.open import Checkpoint, TensorReader, faults
+from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.token_text import windows
 from vllm_gac.compression.arguments import check_count
 from vllm_gac.compression.devices import check_device
 from vllm_gac.compression.reference_model import (
-    Reference,
     batches,
     embed,
     head,
@@ -80,11 +79,7 @@ def evaluate(
     checkpoint = checked(model)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
     tokens = window_batches(model, texts, length=sequence_length, max_tokens=max_tokens)
-    with checkpoint.reader() as read, torch.inference_mode():
-        total = _negative_log_likelihood(
-            reference(checkpoint, device=device), read, tokens, progress
-        )
-    return exp_of_mean(total, tokens)
+    return exp_of_mean(sum(window_losses(checkpoint, tokens, device, progress)), tokens)
 
 
 def checked(model: Path) -> Checkpoint:
@@ -118,21 +113,25 @@ def exp_of_mean(total: float, tokens: Sequence[torch.Tensor]) -> tuple[float, in
         return math.inf, count
 
 
-def _negative_log_likelihood(
-    model: Reference, read: TensorReader, tokens: list[torch.Tensor], progress: bool
-) -> float:
-    """The loss in nats, summed over all predicted tokens of the batches [windows, length]."""
-    layers = model.layout.layers
-    hidden = [embed(model, read, batch).cpu() for batch in tokens]
-    with tqdm(total=len(tokens) * len(layers), desc="evaluate", disable=not progress) as bar:
+@torch.inference_mode()
+def window_losses(
+    checkpoint: Checkpoint, tokens: Sequence[torch.Tensor], device: str, progress: bool
+) -> list[float]:
+    """The loss in nats of each window of `window_batches`, summed over its predicted tokens."""
+    model = reference(checkpoint, device=device)
+    layers, losses = model.layout.layers, []
+    with checkpoint.reader() as read:
+        hidden = [embed(model, read, batch).cpu() for batch in tokens]
+        bar = tqdm(total=len(tokens) * len(layers), desc="evaluate", disable=not progress)
         for index, layer in enumerate(layers):
             weights = layer_weights(model, read, index)
             for number, states in enumerate(hidden):
                 hidden[number] = layer_forward(model, layer, weights, states.to(model.device)).cpu()
                 bar.update()
-    total = 0.0
-    for states, batch in zip(hidden, tokens, strict=True):
-        predicted = head(model, read, states.to(model.device))[:, :-1].flatten(0, 1)
-        targets = batch[:, 1:].flatten().to(model.device)
-        total += cross_entropy(predicted.float(), targets, reduction="sum").item()
-    return total
+        bar.close()
+        for states, batch in zip(hidden, tokens, strict=True):
+            predicted = head(model, read, states.to(model.device))[:, :-1].float()
+            targets = batch[:, 1:].to(model.device)
+            each = cross_entropy(predicted.transpose(1, 2), targets, reduction="none")
+            losses += each.sum(1, dtype=torch.float64).tolist()
+    return losses

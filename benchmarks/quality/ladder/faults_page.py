@@ -19,8 +19,8 @@ from benchmarks.quality.ladder.faults import (
     MASSIVE,
     Case,
 )
-from benchmarks.quality.ladder.intervals import ratio, shown
 from benchmarks.quality.ladder.rows import OTHER_DIMS, had_other_dims
+from vllm_gac.steps.perplexity_ratio import ratio, shown
 
 _ALIGNMENTS = [case for case in CASES if case.fault == ALIGNED]
 _FAULTS = [case for case in CASES if case.fault != ALIGNED]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from benchmarks.common.markdown import table
-from benchmarks.quality.ladder.intervals import shown
 from benchmarks.quality.ladder.results import Model
 from benchmarks.quality.ladder.rows import (
     HEALED,
@@ -12,6 +11,7 @@ from benchmarks.quality.ladder.rows import (
     had_other_dims,
     had_other_times,
 )
+from vllm_gac.steps.perplexity_ratio import shown
 
 RUNG = "130m"
 # At most so much perplexity over the dense model's, for models of the rung RUNG.

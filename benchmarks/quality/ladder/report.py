@@ -17,7 +17,6 @@ from benchmarks.common.markdown import table
 from benchmarks.common.page import origin
 from benchmarks.quality.ladder.faults_page import faults_page
 from benchmarks.quality.ladder.goals import other_dims, other_times, reached
-from benchmarks.quality.ladder.intervals import shown
 from benchmarks.quality.ladder.pareto import microseconds, what_to_buy
 from benchmarks.quality.ladder.published import published
 from benchmarks.quality.ladder.results import Model, Row, read_models
@@ -25,6 +24,7 @@ from benchmarks.quality.ladder.rows import DENSE, FREE, PLAIN, ROWS, SERVED, is_
 from benchmarks.quality.ladder.scaling import by_size
 from benchmarks.quality.ladder.text import WINDOW
 from benchmarks.quality.ladder.training import card
+from vllm_gac.steps.perplexity_ratio import shown
 
 _LEAST_RANKED = 4
 _LEAST_SHOWN = 0.005  # %

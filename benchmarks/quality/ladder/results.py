@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.json_lines import lines_of
-from benchmarks.quality.ladder.intervals import ratio
 from benchmarks.quality.ladder.rows import DENSE, ROWS, SERVED
 from benchmarks.quality.ladder.training import Point
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import GacError
+from vllm_gac.steps.perplexity_ratio import ratio
 
 Row = Mapping[str, Any]
 

@@ -1,0 +1,101 @@
+"""The ratio of two models' perplexities, and how far it can be trusted."""
+
+import json
+import math
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vllm_gac
+from tests.support.command import error, result, usage
+from tests.support.dense_models import config, write, write_text
+from vllm_gac.cli import main
+from vllm_gac.steps.perplexity_ratio import ratio
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models of one tokenizer, and text of 60 windows of 40 tokens and a short one."""
+    directory = tmp_path_factory.mktemp("models")
+    write(directory / "a", config())
+    write(directory / "b", config(intermediate_size=93, max_position_embeddings=40))
+    write_text(directory / "text", 2424)
+    return directory
+
+
+def test_it_is_the_ratio_of_what_evaluate_says_of_each(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ("--text", models / "text", "--quiet")
+    found = result(capsys, "evaluate", models / "a", "--against", models / "b", *text)
+    first, second = (
+        result(capsys, "evaluate", models / name, *text, "--sequence-length", 40) for name in "ab"
+    )
+    assert (found["perplexity"], found["tokens"]) == (first["perplexity"], first["tokens"])
+    assert found["against"] == second["perplexity"]
+    assert found["ratio"] == pytest.approx(first["perplexity"] / second["perplexity"])
+    low, high = found["interval"]
+    assert low < found["ratio"] < high
+    back = vllm_gac.compare(models / "b", models / "a", [models / "text"])
+    assert back.ratio == pytest.approx(1 / found["ratio"])
+    assert back.interval == pytest.approx((1 / high, 1 / low))
+
+
+def test_little_text_has_no_interval(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = ("--text", models / "text", "--quiet", "--sequence-length", 40, "--max-tokens")
+    for windows, said in ((47, "too little text for an interval"), (48, "; 95 % interval ")):
+        asked = ("evaluate", models / "a", "--against", models / "b", *tokens, 40 * windows)
+        assert main([*map(str, asked)]) == 0
+        first, second = capsys.readouterr().out.splitlines()
+        assert first.endswith(f"over {39 * windows:,} tokens")
+        assert said in second
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: raw["model"]["vocab"].update({"another token that the text has not": 127}),
+        lambda raw: raw.update(
+            normalizer={"type": "Replace", "pattern": {"String": "a"}, "content": "b"}
+        ),
+    ],
+)
+def test_another_tokenizer_is_refused(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any
+) -> None:
+    other = shutil.copytree(models / "b", tmp_path / "b")
+    raw = json.loads((other / "tokenizer.json").read_text())
+    change(raw)
+    (other / "tokenizer.json").write_text(json.dumps(raw))
+    said = error(
+        capsys, "evaluate", models / "a", "--against", other, "--text", models / "text", "--quiet"
+    )
+    assert said.startswith(f"{other}: its tokenizer is not that of {models / 'a'}")
+
+
+@pytest.mark.parametrize("by", [("--server", "http://a"), ("--engine", "vllm")])
+def test_only_the_reference_compares(
+    by: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = usage(capsys, "evaluate", "a", "--against", "b", "--text", "t", *by)
+    assert said.startswith("--against compares two models by the reference; leave out --")
+
+
+def test_an_interval_is_of_documents_and_holds_the_ratio() -> None:
+    rng = random.Random(0)
+    document = [n // 3 for n in range(90)]
+    dense = [rng.gauss(2, 1) for _ in document]
+    shifts = [rng.gauss(0.05, 0.02) for _ in range(30)]
+    losses = [loss + shifts[d] for loss, d in zip(dense, document, strict=True)]
+    found, low, high = ratio(losses, dense, document)
+    assert found == pytest.approx(math.exp(sum(shifts) / 30))
+    assert low < found < high
+    # The error of the mean of 30 documents, not that of 90 windows.
+    assert math.log(high / low) == pytest.approx(2 * 1.96 * 0.02 / 30**0.5, rel=0.3)
+    assert ratio(dense, dense, document) == (1, 1, 1)
+    assert ratio([2 * loss for loss in losses], [0] * 90, document, [2] * 90)[0] == pytest.approx(
+        ratio(losses, [0] * 90, document)[0]
+    )

@@ -1,0 +1,123 @@
+"""Two models on the same text: their perplexities, the ratio of these, and its interval."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_gac.checkpoint.hub import model_directory
+from vllm_gac.checkpoint.token_text import vocabulary
+from vllm_gac.compression.arguments import check_count
+from vllm_gac.compression.devices import check_device
+from vllm_gac.errors import CheckpointError
+from vllm_gac.steps.evaluate import (
+    DEFAULT_SEQUENCE_LENGTH,
+    checked,
+    exp_of_mean,
+    window_batches,
+    window_losses,
+)
+from vllm_gac.steps.perplexity_ratio import ratio
+
+# From fewer windows, which are 16 stretches, an interval is too narrow.
+LEAST_WINDOWS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two models on the same text.
+
+    Attributes:
+        perplexity: Of the model.
+        against: The perplexity of the model that it is compared with.
+        tokens: How many tokens were predicted by each.
+        ratio: The first perplexity over the second.
+        interval: The 95 % interval of the ratio over other text like this; None: there is too
+            little text to tell.
+    """
+
+    perplexity: float
+    against: float
+    tokens: int
+    ratio: float
+    interval: tuple[float, float] | None
+
+
+def compare(
+    model: str | Path,
+    against: str | Path,
+    texts: Sequence[str | Path],
+    *,
+    revision: str | None = None,
+    against_revision: str | None = None,
+    sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    max_tokens: int | None = None,
+    device: str = "cpu",
+    progress: bool = False,
+) -> Comparison:
+    """Divide the perplexities of two models on the same text, as `evaluate` computes them.
+
+    The interval is that of a paired bootstrap. Windows that follow one another are drawn together,
+    of n windows as many as the cube root of n (Hall, Horowitz and Jing 1995).
+
+    Args:
+        model: A model directory in any format that can be served, with a tokenizer.json; or the id
+            of such a model on the Hub.
+        against: The model to compare with, likewise; mostly the dense one.
+        texts: As `evaluate` takes them.
+        revision: A branch, tag or commit of a `model` on the Hub. None: main.
+        against_revision: The same of an `against` on the Hub.
+        sequence_length: Tokens of one window; at most the shorter of both contexts.
+        max_tokens: How many tokens of the text to use. None: all.
+        device: The torch device to compute on.
+        progress: Whether to show a progress bar on stderr.
+
+    Raises:
+        CheckpointError: As for `evaluate`; or the models' tokenizers differ, or a perplexity is not
+            finite.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> found = vllm_gac.compare(
+        ...     Path("llama"), Path("llama"), [Path("text.txt")], sequence_length=64
+        ... )
+        >>> found.ratio, found.perplexity == found.against
+        (1.0, True)
+    """
+    check_device(device)
+    check_count("--max-tokens", max_tokens, least=1)
+    check_count("--sequence-length", sequence_length, least=1)
+    directories = (
+        model_directory(model, revision),
+        model_directory(against, against_revision, flag="--against-revision"),
+    )
+    checkpoints = [checked(directory) for directory in directories]
+    length = min(sequence_length, *(c.config.max_position_embeddings for c in checkpoints))
+    tokens, others = (
+        window_batches(directory, texts, length=length, max_tokens=max_tokens)
+        for directory in directories
+    )
+    same_ids = [batch.tolist() for batch in tokens] == [batch.tolist() for batch in others]
+    if not same_ids or vocabulary(directories[0]) != vocabulary(directories[1]):
+        raise CheckpointError(
+            f"{directories[1]}: its tokenizer is not that of {directories[0]}, so their "
+            "perplexities are of other tokens and cannot be compared; give --against a model with "
+            "the same tokenizer"
+        )
+    losses = [window_losses(checkpoint, tokens, device, progress) for checkpoint in checkpoints]
+    perplexities = [exp_of_mean(sum(found), tokens)[0] for found in losses]
+    for directory, perplexity in zip(directories, perplexities, strict=True):
+        if not math.isfinite(perplexity):
+            raise CheckpointError(f"{directory}: perplexity is {perplexity}; see 'vllm-gac verify'")
+    counts = [batch.shape[1] - 1 for batch in tokens for _ in batch]
+    stretch = int(len(counts) ** (1 / 3) + 1e-9)
+    groups = [window // stretch for window in range(len(counts))]
+    middle, low, high = ratio(losses[0], losses[1], groups, counts)
+    return Comparison(
+        perplexity=perplexities[0],
+        against=perplexities[1],
+        tokens=sum(counts),
+        ratio=middle,
+        interval=(low, high) if len(counts) >= LEAST_WINDOWS else None,
+    )
