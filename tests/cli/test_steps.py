@@ -58,6 +58,18 @@ def test_each_step_reads_what_the_one_before_wrote(
     assert 0 < measured["tokens"] <= 512
 
 
+def test_what_calibrate_refuses_it_refuses_before_it_warns(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No text is given, which is worth a warning only if the run begins."""
+    compressed, out = tmp_path / "compressed", tmp_path / "stats.safetensors"
+    made = ("compress", dense, "--out", compressed, "--param-ratio", 1, "--kv-ratio", 1, "--quiet")
+    result(capsys, *made)
+    assert "compressed" in error(capsys, "calibrate", compressed, "--out", out)
+    out.touch()
+    assert error(capsys, "calibrate", dense, "--out", out).startswith(f"{out}: exists")
+
+
 def test_compress_alone_plans_and_calibrates(
     dense: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +95,8 @@ def test_what_is_left_of_a_budget_is_explained_and_the_next_command_can_be_copie
     args = ("plan", model, "--param-ratio", 0.8, "--out", plan)
     assert main([*map(str, args)]) == 0
     said = capsys.readouterr().out
-    assert "The parameters budget is the limit: within it, using more here" in said
+    assert "Limited by the parameters (--param-ratio): with a larger budget there" in said
+    assert "could use more of this one and lose less" in said
     assert "nats per token (estimated from other models, not measured)" in said
     (hint,) = [line for line in said.splitlines() if line.startswith("Compress by it: ")]
     words = shlex.split(hint.removeprefix("Compress by it: "))

@@ -25,10 +25,13 @@ def test_the_budget_in_the_way_is_named(
     assert limited_by(costs, values, [1, 1], limits) == expected
 
 
-def test_each_budget_may_rule_out_another_candidate() -> None:
-    costs = [np.array([[0, 0], [9, 0], [0, 9]])]
-    values = [np.array([0.0, 1.0, 1.0])]
+def test_only_candidates_that_use_more_of_a_budget_tell_why_it_is_left() -> None:
+    costs, values = [np.array([[0, 0], [9, 0], [0, 9]])], [np.array([0.0, 1.0, 1.0])]
+    assert limited_by(costs, values, [0], {"a": 5, "b": 5}) == {"a": ["a"], "b": ["b"]}
+    costs = [np.array([[0, 0], [9, 1], [1, 9]])]
     assert limited_by(costs, values, [0], {"a": 5, "b": 5}) == {"a": ["b"], "b": ["a"]}
+    costs = [np.array([[0, 0], [9, 0], [9, 0]])]
+    assert limited_by(costs, values, [0], {"a": 5, "b": 5}) == {"a": ["a"], "b": []}
 
 
 def test_where_nothing_is_better_no_budget_binds() -> None:

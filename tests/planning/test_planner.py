@@ -232,7 +232,14 @@ def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(
     allowed = planned("demo", param_ratio=0.9, methods=("lowrank",), latency=2 * dense)
     (slower,) = allowed.notes["times"]
     assert "no plan" not in slower
-    assert "times" not in planned("8B", kv_ratio=0.9, methods=("heads",)).notes
+    assert allowed.notes["time_limit"] == "request"
+    assert (low_rank.notes["time_limit"], small.notes["time_limit"]) == ("dense model", "none")
+    faster = planned("8B", kv_ratio=0.9, methods=("heads",))
+    dense, used = microseconds(faster)
+    assert faster.nanoseconds is not None
+    assert used < faster.nanoseconds.allowed / 1000 == dense
+    assert (faster.notes["time_limit"], "times" in faster.notes) == ("dense model", False)
+    assert faster.notes["deployment"].startswith("NVIDIA H200, with 1 sequences of 128 tokens")
 
 
 def test_times_of_types_that_no_profile_has_are_said_to_be_of_16_bits() -> None:

@@ -12,21 +12,25 @@ from vllm_gac.planning.request import PlanRequest
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("param_ratio", 0, "--param-ratio 0: expected a number above 0 and at most 1"),
-        ("param_ratio", 1.01, "--param-ratio 1.01: expected a number"),
-        ("param_ratio", None, "--param-ratio None: expected a number"),
-        ("kv_ratio", float("nan"), "--kv-ratio nan: expected a number"),
-        ("kv_ratio", "0.5", "--kv-ratio 0.5: expected a number"),
-        ("methods", (), r"--method \(\): expected some of heads, prune, lowrank"),
-        ("methods", "heads", "--method heads: expected some of heads, prune, lowrank"),
+        ("param_ratio", 0, "param_ratio 0: expected a number above 0 and at most 1"),
+        ("param_ratio", 1.01, "param_ratio 1.01: expected a number"),
+        ("param_ratio", None, "param_ratio None: expected a number"),
+        ("kv_ratio", float("nan"), "kv_ratio nan: expected a number"),
+        ("kv_ratio", "0.5", "kv_ratio 0.5: expected a number"),
+        ("methods", (), r"methods \(\): expected some of heads, prune, lowrank"),
+        ("methods", "heads", "methods heads: expected some of heads, prune, lowrank"),
         ("methods", ("heads", "svd"), "expected some of heads, prune, lowrank"),
-        ("align", "exact", "--align exact: expected one of none, minimal, optimal"),
-        ("key_group", 3, "--key-group 3: expected one of 1, 2"),
-        ("tensor_parallel_size", 0, "--tp 0: expected an integer of at least 1"),
-        ("tensor_parallel_size", 2.0, "--tp 2.0: expected an integer of at least 1"),
-        ("quantization", "int4", "--quantization int4: expected one of fp8"),
-        ("objective", "speed", "--objective speed: expected one of concave, linear, fisher"),
-        ("latency", float("inf"), "--latency inf: expected a number above 0"),
+        ("align", "exact", "align exact: expected one of none, minimal, optimal"),
+        ("key_group", 3, "key_group 3: expected one of 1, 2"),
+        ("tensor_parallel_size", 0, "tensor_parallel_size 0: expected an integer of at least 1"),
+        (
+            "tensor_parallel_size",
+            2.0,
+            "tensor_parallel_size 2.0: expected an integer of at least 1",
+        ),
+        ("quantization", "int4", "quantization int4: expected one of fp8"),
+        ("objective", "speed", "objective speed: expected one of concave, linear, fisher"),
+        ("latency", float("inf"), "latency inf: expected a number above 0"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(field: str, value: Any, said: str) -> None:
@@ -35,7 +39,7 @@ def test_a_value_that_cannot_be_is_refused(field: str, value: Any, said: str) ->
 
 
 def test_two_limits_of_time_are_refused() -> None:
-    with pytest.raises(PlanError, match="--latency and --latency-ratio: give one of them"):
+    with pytest.raises(PlanError, match="latency and latency_ratio: give one of them"):
         PlanRequest(latency=5.0, latency_ratio=0.5)
 
 

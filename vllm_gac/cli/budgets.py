@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 # The rest of a budget is explained if it is at least this share of the dense model.
 _WORTH_A_WORD = 0.005
+_NAMES = {"parameters": "parameters", "kv_elements": "KV cache", "nanoseconds": "time"}
+_FLAGS = {"parameters": "--param-ratio", "kv_elements": "--kv-ratio", "nanoseconds": "--latency"}
 
 
 def print_budgets(plan: "Plan") -> None:
@@ -23,12 +25,16 @@ def print_budgets(plan: "Plan") -> None:
         budgets.append(("time", "nanoseconds", plan.nanoseconds, 1000, unit))
     for name, key, budget, unit_size, unit in budgets:
         left = budget.allowed - budget.used
-        print(
-            f"{name:13}  {budget.used // unit_size:,} of {budget.allowed // unit_size:,} allowed"
-            f"{unit}, {budget.used / budget.dense:.1%} of dense, {left // unit_size:,} left"
-        )
+        used, share = f"{budget.used // unit_size:,}", f"{budget.used / budget.dense:.1%} of dense"
+        if key == "nanoseconds" and plan.notes.get("time_limit") == "none":
+            print(f"{name:13}  {used}{unit}, {share}")
+        else:
+            allowed = f"{budget.allowed // unit_size:,} allowed{unit}"
+            print(f"{name:13}  {used} of {allowed}, {share}, {left // unit_size:,} left")
         if left >= _WORTH_A_WORD * budget.dense and (why := _why_left(plan, key)):
             print(f"{'':13}  {why}")
+    if isinstance(deployment := plan.notes.get("deployment"), str):
+        print(f"{'':13}  Predicted for {sentence(deployment)}.")
     for text in _about_times(plan):
         print(f"{'':13}  {text[:1].upper()}{text[1:]}.")
     measured = plan.expected_loss is not None
@@ -55,14 +61,16 @@ def _why_left(plan: "Plan", budget: str) -> str | None:
     limits = plan.notes.get("limited_by")
     if not isinstance(limits, dict) or not isinstance(limits.get(budget), list):
         return None
-    names = {"parameters": "parameters", "kv_elements": "KV cache", "nanoseconds": "time"}
-    by = [names[name] for name in limits[budget] if name in names]
-    if not by:
-        return "No part can become larger, so the rest cannot lower the expected loss."
-    if by == [names.get(budget)]:
-        return "The next larger dims need more than what is left."
+    by = [name for name in _NAMES if name in limits[budget]]
     objective = plan.notes.get("objective", "concave")
-    worse = "does not lower the expected loss"
-    if objective != "concave":
-        worse = f"does not raise the objective {objective}"
-    return f"The {' and '.join(by)} budget is the limit: within it, using more here {worse}."
+    if not by:
+        better = "a lower loss" if objective == "concave" else f"a larger objective {objective}"
+        return f"No dims that use more of it give {better}."
+    if by == [budget]:
+        return "The next larger dims need more than what is left."
+    better = "lose less" if objective == "concave" else f"raise the objective {objective}"
+    limiting = " and ".join(f"{_NAMES[name]} ({_FLAGS[name]})" for name in by)
+    return (
+        f"Limited by the {limiting}: with a larger budget there, the plan could use more of this "
+        f"one and {better}."
+    )

@@ -71,7 +71,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the statistics and print their path."""
     from vllm_gac.checkpoint.hub import model_directory
-    from vllm_gac.compression.calibrate import calibrate
+    from vllm_gac.compression.calibrate import calibrate, checked_model
     from vllm_gac.steps.calibration_text import calibration_texts
 
     options = given(args, "probe_tokens") | on_a_device(args)
@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.method is not None:
         options["methods"] = args.method
     directory = model_directory(args.model, args.revision)
+    checked_model(directory, args.out)  # a refusal comes before a warning about the text
     calibrate(directory, calibration_texts(directory, args.text), args.out, **options)
     model = named(args.model, args.revision)
     if args.json:

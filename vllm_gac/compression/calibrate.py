@@ -152,10 +152,8 @@ def calibrate(
     check_names("linears", linears, STATISTICS)
     check_names("factorized", factorized, LINEARS)
     _check_methods(methods, empty=linears is not None or factorized is not None)
-    finished_before(out, "calibrate", {})
-    refuse_existing(out)
     model = model_directory(model, revision)
-    checkpoint = open_dense(model)
+    checkpoint = checked_model(model, out)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
     metrics = list(factorized) if factorized is not None else metrics_of(methods)
     if sequence_length < 2 and (probe_tokens or gradient_tokens or metrics):
@@ -202,6 +200,13 @@ def calibrate(
         _stream(run)
         _measure_whole(run)
         publish(file.path, out)
+
+
+def checked_model(model: Path, out: Path) -> Checkpoint:
+    """Open the dense model in `model`; raises GacError if it is none, or if `out` exists."""
+    finished_before(out, "calibrate", {})
+    refuse_existing(out)
+    return open_dense(model)
 
 
 def _check_methods(methods: Sequence[str], empty: bool) -> None:

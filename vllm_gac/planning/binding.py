@@ -33,10 +33,10 @@ def limited_by(
 ) -> dict[str, list[str]]:
     """Name for each budget the budgets that keep the plan from using more of it.
 
-    A plan is optimal, so no single candidate with a larger value fits into all budgets. If the rest
-    of a budget suffices for some of these candidates, the budgets that they exceed are named. If it
-    suffices for none of them, the budget itself is named. If no item has a better candidate, no
-    budget is named.
+    A plan is optimal, so no single candidate with a larger value fits into all budgets. Those of
+    them count that use more of a budget. If its rest suffices for some, the budgets that these
+    exceed are named. If it suffices for none, the budget itself is named. If no candidate counts,
+    no budget is named.
 
     Args:
         costs: [candidates, budgets] for each item.
@@ -46,17 +46,17 @@ def limited_by(
     """
     used = sum(cost[position] for cost, position in zip(costs, chosen, strict=True))
     left = np.array(list(limits.values())) - used
-    exceeded = np.concatenate(
+    more = np.concatenate(
         [
-            (cost - cost[position] > left)[value > value[position]]
+            (cost - cost[position])[value > value[position]]
             for cost, value, position in zip(costs, values, chosen, strict=True)
         ]
     )
-    names = list(limits)
-    found = {}
+    exceeded, names, found = more > left, list(limits), {}
     for column, name in enumerate(names):
-        affordable = exceeded[~exceeded[:, column]]
-        if len(exceeded) and not len(affordable):
+        counts = more[:, column] > 0
+        affordable = exceeded[counts & ~exceeded[:, column]]
+        if counts.any() and not len(affordable):
             found[name] = [name]
         else:
             found[name] = [

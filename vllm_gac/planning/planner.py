@@ -144,6 +144,7 @@ def best_plan(
     """
     problem, found, about = _no_slower_solution(request, model, losses, scores, tolerance)
     layout = replace(model.layout, layers=tuple(found.layers))
+    time, about_time = _time_budget(request, problem, found.layers, model.layout)
     return Plan(
         version=1,
         tool_version=VERSION,
@@ -154,7 +155,7 @@ def best_plan(
         kv_ratio=request.kv_ratio,
         parameters=problem.parameters.model_copy(update={"used": layout.parameters}),
         kv_elements=problem.kv_elements.model_copy(update={"used": layout.kv_elements}),
-        nanoseconds=_time_budget(problem, model.layout, found.layers),
+        nanoseconds=time,
         expected_loss=round(found.loss, 6),
         layers=[LayerSection.model_validate(layer.section()) for layer in found.layers],
         notes={
@@ -164,6 +165,7 @@ def best_plan(
             "gap": found.gap,
             "limited_by": found.limited_by,
         }
+        | about_time
         | ({"times": about} if about else {})
         | dict(notes or {}),
     )
@@ -233,12 +235,19 @@ def _best_solution(
 
 
 def _time_budget(
-    problem: Problem, dense: ModelLayout, layers: list[LayerLayout]
-) -> PlanBudget | None:
+    request: PlanRequest, problem: Problem, layers: list[LayerLayout], dense: ModelLayout
+) -> tuple[PlanBudget | None, dict[str, Any]]:
+    """The budget of time, and notes: for what times are predicted, and where the limit is from."""
     if problem.deployment is None:
-        return None
-    before = round(problem.deployment.nanoseconds(dense, dense.layers))
-    used = math.ceil(problem.deployment.nanoseconds(dense, layers))
-    budget = problem.microseconds
-    allowed = used if budget is None else math.floor(1000 * budget)
-    return PlanBudget(dense=before, allowed=max(used, allowed), used=used)
+        return None, {}
+    before = problem.deployment.nanoseconds(dense, dense.layers)
+    used = problem.deployment.nanoseconds(dense, layers)
+    if request.limits_time and problem.microseconds is not None:
+        limit, allowed = "request", math.floor(1000 * problem.microseconds)
+    elif request.objective == "concave" and used <= before:
+        limit, allowed = "dense model", round(before)
+    else:
+        limit, allowed = "none", math.ceil(used)
+    used = math.ceil(used)
+    budget = PlanBudget(dense=round(before), allowed=max(used, allowed), used=used)
+    return budget, {"deployment": str(problem.deployment), "time_limit": limit}

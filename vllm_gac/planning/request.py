@@ -116,7 +116,8 @@ class PlanRequest:
         default=None,
         metadata=_option(
             "--gpu",
-            "profile to plan for: h200, or a profile.json; it need not be this machine's",
+            "profile to plan for: h200, or a profile.json; it need not be this machine's; default: "
+            "h200 with --align measured or an option of predicted times, else none",
         ),
     )
     key_form: str = field(
@@ -225,7 +226,7 @@ class PlanRequest:
     )
 
     def __post_init__(self) -> None:
-        """Refuse what the command line refuses by itself.
+        """Refuse what the command line's parser refuses by itself, by the names of the fields.
 
         Raises:
             PlanError: A value is not allowed.
@@ -235,9 +236,9 @@ class PlanRequest:
             if value is None and each.default is None:
                 continue
             if (expected := option.expected(value)) is not None:
-                raise PlanError(f"{option.flags[0]} {shown(value)}: expected {expected}")
+                raise PlanError(f"{each.name} {shown(value)}: expected {expected}")
         if self.latency is not None and self.latency_ratio is not None:
-            raise PlanError("--latency and --latency-ratio: give one of them")
+            raise PlanError("latency and latency_ratio: give one of them")
 
     @property
     def keeps_everything(self) -> bool:
@@ -320,6 +321,16 @@ class Deployment:
     profile: GpuProfile
     mix: BatchMix
     types: Types = _16_BIT
+
+    def __str__(self) -> str:
+        """For a sentence: the GPU, the types if they are not of 16 bits, and the steps."""
+        types = {"weights": self.types.weights, "cache": self.types.cache}
+        fp8 = "".join(f", {what} in FP8" for what, dtype in types.items() if dtype == "fp8")
+        return (
+            f"{self.profile.gpu}{fp8}, with {self.mix.decode_batch:,} sequences of "
+            f"{self.mix.decode_context:,} tokens in a step of decoding and "
+            f"{self.mix.prefill_tokens:,} tokens in one of prefill"
+        )
 
     def nanoseconds(self, dense: ModelLayout, layers: Sequence[LayerLayout]) -> float:
         """The predicted time of `layers` in a mean step, in nanoseconds."""
