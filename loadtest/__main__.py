@@ -126,13 +126,6 @@ def _parser() -> argparse.ArgumentParser:
     faults.add_argument("--seconds", type=float, default=15.0, help="of traffic for each fault")
     faults.add_argument("--only", action="append", default=[], help="one of the faults, by name")
     faults.set_defaults(step=_faults)
-
-    coverage = steps.add_parser(
-        "coverage", help="how often the report's intervals cover the truth, by simulation"
-    )
-    coverage.add_argument("out", type=Path, help="the page (.md); an older one is replaced")
-    coverage.add_argument("--experiments", type=int, default=400)
-    coverage.set_defaults(step=_coverage)
     return parser
 
 
@@ -266,15 +259,6 @@ def _faults(options: argparse.Namespace) -> None:
     if not 0 < options.seconds < math.inf:
         raise LoadTestError(f"--seconds {options.seconds:g}: expected a number above 0")
     print(check_faults(options.out, options.seconds, options.only))
-
-
-def _coverage(options: argparse.Namespace) -> None:
-    from loadtest.checks.coverage_page import write_page
-
-    if options.experiments < 10:
-        raise LoadTestError(f"--experiments {options.experiments}: expected 10 or more")
-    write_page(options.out, options.experiments)
-    print(options.out)
 
 
 def _mock(options: argparse.Namespace) -> None:

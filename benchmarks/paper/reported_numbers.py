@@ -7,7 +7,6 @@ https://github.com/JihaoXin/GAC (report.md, scripts/run_c4_dimension_repair.py).
 
 # Figure 3 in numbers (report.md, 1.2), ms by head size.
 STAIRCASE = {64: 0.826, 96: 1.140, 104: 1.551, 107: 2.147, 112: 1.545, 120: 1.603, 128: 1.485}
-STAIRCASE_RANGES = {"multiples of 8": (1.1, 1.6), "others": (1.6, 2.2)}
 # Section 4.1: means over head sizes 104 to 128.
 STAIRCASE_MEANS = {"multiples of 8": 1.55, "others": 2.03}
 
@@ -54,15 +53,3 @@ REPAIR = {
 }
 # Section 6.3: latency gained per memory spent.
 ROI = {"minimal": 6.9, "optimal": 4.0}
-
-# Table 3, and section 4.3: status, impact in percent.
-HYPOTHESES = {
-    "H1: tensor cores want K % 16": ("confirmed", 58.0),
-    "H2: L2 sectors are wasted": ("not confirmed", 5.8),
-    "H3: attention loses bandwidth": ("confirmed", 40.0),
-    "H4: loads become narrow": ("confirmed", 50.0),
-}
-# H2: GB/s of (2048, 2048, K), K from 104 to 128.
-L2_BANDWIDTH = {"multiples of 16": 209.3, "others": 214.6}
-# H3: ms of attention by head size.
-BANDWIDTH_MS = {112: 1.529, 113: 2.208, 120: 1.571, 121: 2.142}

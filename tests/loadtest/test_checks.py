@@ -8,20 +8,19 @@ import numpy as np
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.checks.simulator import Speed, serve, simulated_run
 from loadtest.runs.run import load_run
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario
 from tests.loadtest.locusts import is_installed
+from tests.loadtest.simulator import Speed, serve, simulated_run
 
 pytest.importorskip("scipy", reason="needs the extra `loadtest`")
 
-from loadtest.checks.coverage import Plan, coverage
-from loadtest.checks.coverage_page import write_page
 from loadtest.checks.faults import DRAIN, TRIALS, check_faults, tokens_sent
 from loadtest.errors import LoadTestError
 from loadtest.report.power import needs
 from loadtest.report.report import ReportOptions, build_report
+from tests.loadtest.coverage import Plan, coverage
 
 
 def scenario(rate: float, **lengths: int) -> Scenario:
@@ -88,15 +87,6 @@ def test_a_report_says_where_rare_bursts_make_the_slowest_answers(rate: float, n
         runs.append(simulated_run(traffic, Speed(), "a", (20.0, 120.0)))
     notes = build_report(runs, ReportOptions()).notes
     assert any("rare bursts" in note for note in notes) == noted
-
-
-@pytest.mark.slow
-def test_the_page_of_coverage_has_every_number(tmp_path: Path) -> None:
-    write_page(tmp_path / "page.md", 10, truth=2000.0)
-    text = (tmp_path / "page.md").read_text()
-    for number in ("ttft p99.9", "speedup gap p99", "within SLO", "good tokens/s"):
-        assert f"| {number} |" in text
-    assert "Capacity, by the search" in text
 
 
 def test_a_plan_says_how_many_repeats_are_missing() -> None:
