@@ -1,9 +1,11 @@
 """`evaluate --server` adds up correct answers, and reports each invalid one in one line."""
 
+import contextlib
 import json
 import math
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
@@ -187,6 +189,71 @@ def test_flags_that_do_not_go_together(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in usage(capsys, "evaluate", "d", "--text", "t", *flags)
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_without_end_is_not_read(
+    fake: Fake,
+    arguments: list[object],
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+) -> None:
+    """The server sends 1 GB. It is cut off after what could have been asked for."""
+    sent = []
+
+    def endless(handler: _Handler) -> None:
+        handler.send_response(status)
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(1 << 10):
+                sent.append(handler.wfile.write(b" " * (1 << 20)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Handler, "do_POST", endless)
+        said = error(capsys, *arguments)
+    assert "an answer of more than " in said if status == 200 else "Error code: 400" in said
+    assert sum(sent) < 100 << 20
+
+
+@pytest.mark.parametrize(("logprob", "refused"), [(0.009, False), (0.011, True), (1e308, True)])
+def test_what_is_no_log_probability_is_refused(
+    fake: Fake,
+    arguments: list[object],
+    capsys: pytest.CaptureFixture[str],
+    logprob: float,
+    refused: bool,
+) -> None:
+    respond = fake.respond
+
+    def positive(request: dict[str, Any]) -> tuple[int, Any]:
+        status, answer = respond(request)
+        answer["choices"][0]["logprobs"]["token_logprobs"][5] = logprob
+        return status, answer
+
+    fake.respond = positive
+    if refused:
+        said = error(capsys, *arguments)
+        assert said.startswith(f"{fake.url}/v1: returns {logprob:g} as a log probability")
+        assert "--logprobs-mode raw_logprobs" in said
+    else:
+        assert result(capsys, *arguments)["perplexity"] > 1
+
+
+def test_a_busy_server_is_asked_again(
+    fake: Fake,
+    arguments: list[object],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    asked = []
+    respond = fake.respond
+    fake.respond = lambda request: (
+        (503, "busy") if asked.append(1) or len(asked) % 3 else respond(request)
+    )
+    assert result(capsys, *arguments)["perplexity"] > 1
+    fake.respond = lambda request: (503, "busy")
+    assert error(capsys, *arguments).endswith('/completions: Error code: 503 - "busy"')
 
 
 def test_brackets_without_end_are_no_answer(

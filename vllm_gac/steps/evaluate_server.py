@@ -5,21 +5,25 @@ probabilities. lm-eval asks in the same way.
 """
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.errors import ServerError
+from vllm_gac.steps.bounded_answer import ask
 from vllm_gac.steps.evaluate import DEFAULT_SEQUENCE_LENGTH, exp_of_mean, window_batches
 
 if TYPE_CHECKING:
     import torch
-    from openai import OpenAI
+
+# By how much rounding may lift a log probability above 0.
+_ROUNDING = 0.01
+# A token of an answer has about 150 bytes: its text, three times, and two log probabilities.
+_BYTES_OF_A_TOKEN = 1 << 12
 
 
 class _Model(BaseModel):
@@ -43,9 +47,6 @@ class _Completion(BaseModel):
     choices: list[_Choice]
 
 
-_Answer = TypeVar("_Answer", bound=BaseModel)
-
-
 def evaluate_server(
     tokenizer: str | Path,
     texts: Sequence[str | Path],
@@ -66,28 +67,22 @@ def evaluate_server(
     `vllm_gac.steps.evaluate.evaluate`. Raises ServerError if the server cannot be reached, has no
     such model, has too short a context, or does not return log probabilities.
     """
-    from openai import OpenAI, Timeout
-
     directory = model_directory(tokenizer, revision, weights=False)
-
-    key = os.environ.get("OPENAI_API_KEY") or "none"
-    with OpenAI(base_url=url, api_key=key, timeout=Timeout(600, connect=10)) as client:
-        model = _served(client, url, served_model_name)
-        if model.max_model_len is not None and sequence_length >= model.max_model_len:
-            raise ServerError(
-                f"{url}: {model.id} has a context of {model.max_model_len} tokens, too short for "
-                f"windows of {sequence_length} and the one token that it generates; use "
-                f"--sequence-length {model.max_model_len - 1}, or less"
-            )
-        tokens = window_batches(directory, texts, length=sequence_length, max_tokens=max_tokens)
-        bar = tqdm(tokens, desc="evaluate", disable=not progress)
-        total = sum(_negative_log_likelihood(client, url, model.id, batch) for batch in bar)
-    return exp_of_mean(total, tokens)
+    model = _served(url, served_model_name)
+    if model.max_model_len is not None and sequence_length >= model.max_model_len:
+        raise ServerError(
+            f"{url}: {model.id} has a context of {model.max_model_len} tokens, too short for "
+            f"windows of {sequence_length} and the one token that it generates; use "
+            f"--sequence-length {model.max_model_len - 1}, or less"
+        )
+    tokens = window_batches(directory, texts, length=sequence_length, max_tokens=max_tokens)
+    bar = tqdm(tokens, desc="evaluate", disable=not progress)
+    return exp_of_mean(sum(_negative_log_likelihood(url, model.id, batch) for batch in bar), tokens)
 
 
-def _served(client: "OpenAI", url: str, name: str | None) -> _Model:
+def _served(url: str, name: str | None) -> _Model:
     """The server's model `name`, or its only model if `name` is None."""
-    models = _ask(client, url, "/models", None, _Models).data
+    models = ask(url, "/models", None, _Models).data
     names = ", ".join(model.id for model in models)
     if name is None and len(models) != 1:
         raise ServerError(f"{url}: serves {names or 'no model'}; choose by --served-model-name")
@@ -97,18 +92,25 @@ def _served(client: "OpenAI", url: str, name: str | None) -> _Model:
     raise ServerError(f"{url}: --served-model-name {name}: no such model; it serves {names}")
 
 
-def _negative_log_likelihood(client: "OpenAI", url: str, name: str, batch: "torch.Tensor") -> float:
+def _negative_log_likelihood(url: str, name: str, batch: "torch.Tensor") -> float:
     """The loss in nats, summed over the predicted tokens of a batch [windows, length]."""
     windows = batch.tolist()
     # Not every server accepts max_tokens = 0, so that one token is generated.
     request = {"model": name, "prompt": windows, "max_tokens": 1, "temperature": 0}
-    answer = _ask(client, url, "/completions", request | {"echo": True, "logprobs": 1}, _Completion)
+    request |= {"echo": True, "logprobs": 1}
+    answer = ask(url, "/completions", request, _Completion, batch.numel() * _BYTES_OF_A_TOKEN)
     total, found = 0.0, 0
     for choice in answer.choices:
         logprobs = choice.logprobs.token_logprobs if choice.logprobs else []
         predicted = logprobs[1 : batch.shape[1]]
         found += len(predicted)
-        total -= sum(math.nan if logprob is None else logprob for logprob in predicted)
+        for logprob in predicted:
+            if logprob is not None and logprob > _ROUNDING:
+                raise ServerError(
+                    f"{url}: returns {logprob:g} as a log probability, which is never above 0; a "
+                    "vLLM server must have --logprobs-mode raw_logprobs, its default"
+                )
+            total -= math.nan if logprob is None else logprob
     expected = len(windows) * (batch.shape[1] - 1)
     if found != expected:
         raise ServerError(
@@ -116,31 +118,3 @@ def _negative_log_likelihood(client: "OpenAI", url: str, name: str, batch: "torc
             "support 'echo' with 'logprobs'"
         )
     return total
-
-
-def _ask(
-    client: "OpenAI", url: str, path: str, body: dict[str, Any] | None, kind: type[_Answer]
-) -> _Answer:
-    """Send a request (GET without a body, else POST) and validate its answer.
-
-    Raises ServerError.
-    """
-    import openai
-
-    try:
-        if body is None:
-            answer = client.get(path, cast_to=object)
-        else:
-            answer = client.post(path, body=body, cast_to=object)
-        return kind.model_validate(answer)
-    except openai.APIConnectionError as e:
-        raise ServerError(f"{url}: no answer ({e.__cause__ or e}); is the server running?") from e
-    except (openai.AuthenticationError, openai.PermissionDeniedError) as e:
-        raise ServerError(f"{url}{path}: {e.message}; set OPENAI_API_KEY to its key") from e
-    except openai.APIStatusError as e:
-        raise ServerError(f"{url}{path}: {e.message}") from e
-    except (ValidationError, ValueError, RecursionError) as e:  # the last one: of many brackets
-        raise ServerError(
-            f"{url}{path}: not an answer of an OpenAI-compatible server; "
-            "expected http://HOST:PORT/v1"
-        ) from e
