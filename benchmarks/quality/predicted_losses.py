@@ -183,7 +183,7 @@ def _measure(args: argparse.Namespace, file: Path) -> None:
     ]
     with pool_of_workers() as pool:
         for seed in range(args.texts):
-            stats = calibrated(args.out, seed, args.device).stats
+            stats = calibrated(args.out, seed, args.device)
             tasks = [
                 Task(case, seed, fit, stats, args.device, args.windows)
                 for number, fit in enumerate(args.fits)
