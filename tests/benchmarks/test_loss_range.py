@@ -12,6 +12,7 @@ from benchmarks.quality.ladder.rows import HEALED, PLAIN
 from vllm_gac.planning.loss_range import (
     LEAST_EXPECTED,
     MEASURED_OVER_EXPECTED,
+    USUALLY_OVER_EXPECTED,
     perplexity_range,
 )
 from vllm_gac.steps.perplexity_ratio import ratio
@@ -43,6 +44,7 @@ def test_the_range_is_that_of_the_committed_trials() -> None:
     least, most = min(times), max(times)
     outwards = math.floor(least * 10) / 10, math.ceil(most * 10) / 10
     assert outwards == MEASURED_OVER_EXPECTED
+    assert round(float(np.median(times)), 1) == USUALLY_OVER_EXPECTED
     small = [lost for expected, lost in trials if expected < LEAST_EXPECTED]
     assert max(small) <= MEASURED_OVER_EXPECTED[1] * LEAST_EXPECTED
 

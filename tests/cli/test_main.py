@@ -56,14 +56,18 @@ def test_every_verb_explains_itself_and_has_json(
         (["inspect", "hf://o/m"], "hf://o/m is an address, not a path; a model on the Hub is ORGA"),
         (["compress", "m", "--out", "s3://b/m"], "argument --out: s3://b/m is an address, not a p"),
         (["evaluate", "m", "--text", "https://h/a.txt"], "--text: https://h/a.txt is an address"),
-        (["plan", "m", "--gpu", "h200"], "give --param-ratio, --kv-ratio or a --latency"),
+        (
+            ["plan", "m", "--gpu", "h200"],
+            "give --max-loss, --param-ratio, --kv-ratio or a --latency",
+        ),
+        (["plan", "m", "--max-loss", "1"], "1: must be above 0 and below 100 %; 1% is 0.01"),
         (["plan", "m", "--param-ratio", "0"], "0: must be above 0 and at most 1"),
         (["plan", "m", "--kv-ratio", "nan"], "nan: must be above 0 and at most 1"),
         (["plan", "m", "--method", "heads,magic"], "'magic': choose from heads, prune, lowrank"),
         (["compress", "m", "--param-ratio", "0.8"], "required: --out"),
         (
             ["compress", "m", "--out", "o"],
-            "give --param-ratio, --kv-ratio, a --latency or a --plan",
+            "give --max-loss, --param-ratio, --kv-ratio, a --latency or a --plan",
         ),
         (
             ["compress", "m", "--out", "o", "--plan", "p", "--kv-ratio", "1"],

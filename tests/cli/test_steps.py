@@ -104,6 +104,20 @@ def test_what_is_left_of_a_budget_is_explained_and_the_next_command_can_be_copie
     assert words[words.index("--plan") + 1] == str(plan)
 
 
+def test_a_plan_by_a_loss_says_what_it_is_for(
+    dense: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    percent, share = (
+        result(capsys, "plan", dense, "--max-loss", loss, "--decode-batch", 8)
+        for loss in ("10%", "0.1")
+    )
+    assert percent == share
+    assert main(["plan", str(dense), "--max-loss", "10%", "--decode-batch", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "Predicted for NVIDIA H200, with 8 sequences of 2,048 tokens" in said
+    assert "asked          perplexity at most 10.00% higher: the fastest plan if it loses" in said
+
+
 def test_a_plan_that_cannot_be_is_explained(
     dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ from vllm_gac.gpu.latency.layer import (
 from vllm_gac.gpu.profile_files import read_profile, write_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
 from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
+from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import best_plan, prior_plan
 from vllm_gac.planning.problem import Problem
@@ -179,6 +180,47 @@ def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) ->
         assert plan.nanoseconds.used == pytest.approx(1000 * time, abs=2)
         # The plan uses nearly all of the allowed time: less time would cost quality.
         assert time > 0.85 * before
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("demo", {"methods": ("heads", "prune"), "kv_ratio": 0.8}),
+        ("8B", {"methods": ("prune", "lowrank"), "quantization": "fp8_per_tensor"}),
+    ],
+)
+def test_no_plan_with_a_time_limit_that_loses_as_little_is_faster(
+    models: dict[str, Checkpoint], name: str, given: dict[str, Any]
+) -> None:
+    dense, losses = models[name], made_up_losses(models[name].layout)
+    fastest = [best_plan(dense, losses, PlanRequest(**given, max_loss=m)) for m in (0.02, 0.04)]
+    limited = [
+        best_plan(dense, losses, PlanRequest(**given, latency_ratio=ratio))
+        for ratio in (0.8, 0.75, 0.7, 0.6)
+    ]
+    for plan, asked in zip(fastest, (0.02, 0.04), strict=True):
+        most = math.log1p(asked) / USUALLY_OVER_EXPECTED
+        assert plan.nanoseconds is not None
+        assert (plan.expected_loss or 0) <= most
+        times = [
+            other.nanoseconds.used
+            for other in limited
+            if other.nanoseconds is not None and (other.expected_loss or 0) <= most
+        ]
+        assert times
+        assert plan.nanoseconds.used <= min(times)
+    assert fastest[1].nanoseconds.used < fastest[0].nanoseconds.used  # type: ignore[union-attr]
+
+
+def test_a_loss_that_other_budgets_do_not_allow_is_answered_with_the_least(
+    models: dict[str, Checkpoint],
+) -> None:
+    demo, losses = models["demo"], made_up_losses(models["demo"].layout)
+    given: Any = {"methods": ("heads", "prune"), "kv_ratio": 0.3}
+    with pytest.raises(PlanError, match=r"--max-loss 0\.01%: what else is asked for") as caught:
+        best_plan(demo, losses, PlanRequest(**given, max_loss=1e-4))
+    least = float(str(caught.value).split("lose ")[1].split("%")[0]) / 100
+    best_plan(demo, losses, PlanRequest(**given, max_loss=least + 1e-4))
 
 
 def test_a_deployment_to_plan_for_without_a_budget_is_only_told(

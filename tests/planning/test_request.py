@@ -30,6 +30,7 @@ from vllm_gac.planning.request import PlanRequest
         ),
         ("quantization", "int4", "quantization int4: expected one of fp8"),
         ("objective", "speed", "objective speed: expected one of concave, linear, fisher"),
+        ("max_loss", 1, "max_loss 1: expected a share above 0 and below 1: 1 % is 0.01"),
         ("latency", float("inf"), "latency inf: expected a number above 0"),
     ],
 )
@@ -38,9 +39,22 @@ def test_a_value_that_cannot_be_is_refused(field: str, value: Any, said: str) ->
         PlanRequest(**{field: value})
 
 
-def test_two_limits_of_time_are_refused() -> None:
-    with pytest.raises(PlanError, match="latency and latency_ratio: give one of them"):
-        PlanRequest(latency=5.0, latency_ratio=0.5)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"latency": 5.0, "latency_ratio": 0.5}, "latency and latency_ratio: give one of them"),
+        ({"max_loss": 0.01, "latency_ratio": 0.5}, "max_loss finds the fastest model"),
+        ({"max_loss": 0.01, "objective": "linear"}, "objective linear is for budgets alone"),
+    ],
+)
+def test_what_contradicts_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        PlanRequest(**given)
+
+
+def test_all_methods_may_make_the_fastest_model() -> None:
+    assert PlanRequest(max_loss=0.01).methods == ("heads", "prune", "lowrank")
+    assert PlanRequest(max_loss=0.01, methods=["prune"]).methods == ["prune"]
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from vllm_gac.errors.shown import sentence
-from vllm_gac.planning.loss_range import perplexity_range
+from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED, perplexity_range
 
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan, PlanBudget
@@ -46,6 +46,11 @@ def print_budgets(plan: "Plan") -> None:
         print(f"{'expected loss':13}  {loss:.4f} nats per token ({source})")
         if measured:
             print(f"{'':13}  On other text: {perplexity_range(loss)}, by the project's own trials.")
+    if isinstance(asked := plan.notes.get("max_loss"), float):
+        print(
+            f"{'asked':13}  perplexity at most {asked:.2%} higher: the fastest plan if it loses "
+            f"{USUALLY_OVER_EXPECTED} times what is expected, the median of the trials"
+        )
 
 
 def _about_times(plan: "Plan") -> list[str]:

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         flag = options[next(iter(planning))].flags[0]
         args.usage_error(f"{flag} has no effect with --plan")
     if args.plan is None and not given(args, *BUDGETS):
-        args.usage_error("give --param-ratio, --kv-ratio, a --latency or a --plan")
+        args.usage_error("give --max-loss, --param-ratio, --kv-ratio, a --latency or a --plan")
 
     from vllm_gac.checkpoint.dense_model import open_dense
     from vllm_gac.checkpoint.hub import model_directory

@@ -21,7 +21,7 @@ TEXTS = (
 )
 MODEL = "a model directory, or the id of a model on the Hub"
 # The options of which a plan needs one: without any, it keeps all of the model.
-BUDGETS = ("param_ratio", "kv_ratio", "latency", "latency_ratio")
+BUDGETS = ("max_loss", "param_ratio", "kv_ratio", "latency", "latency_ratio")
 
 CALIBRATION_TOKENS = (
     ", in whole sequences, one at least; default: 65536, or 16 for each channel of an MLP if that "
@@ -171,6 +171,16 @@ def ratio(text: str) -> float:
     return value
 
 
+def loss(text: str) -> float:
+    """Parse a loss of perplexity, as percent or as a share: 1% or 0.01."""
+    percent = text.endswith("%")
+    value = float(_number(float, text.removesuffix("%"))) / (100 if percent else 1)
+    if not 0 < value < 1:
+        hint = f"; {text}% is {value / 100:g}" if not percent and 0 < value < 100 else ""
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and below 100 %{hint}")
+    return value
+
+
 def methods(text: str) -> list[str]:
     """Parse names of methods, separated by commas. Repeated names are dropped."""
     names = text.split(",")
@@ -217,6 +227,7 @@ def _number(kind: type[int] | type[float], text: str) -> float:
 # The parser of each kind of value in a plan's options, and the name of the value in --help.
 _KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "ratio": (ratio, "R"),
+    "loss": (loss, "LOSS"),
     "count": (positive, "N"),
     "microseconds": (above_zero, "US"),
     "methods": (methods, "M,..."),

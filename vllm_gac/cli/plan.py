@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
         args.usage_error(f"--plot {args.plot}: only .svg and .png are drawn; name it so")
     if not given(args, *BUDGETS):
-        args.usage_error("give --param-ratio, --kv-ratio or a --latency")
+        args.usage_error("give --max-loss, --param-ratio, --kv-ratio or a --latency")
     model = open_dense(model_directory(args.model, args.revision))
     request = plan_request(args)
     if args.stats is not None:

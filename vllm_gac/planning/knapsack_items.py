@@ -53,7 +53,7 @@ class PartCandidates:
         prefix: The names of the part's linears begin with this, or with one of these.
         layers: The candidates. Each is a dense layer in which only this part is changed.
         costs: [candidates, budgets] the parameters of the part, its numbers in the KV cache per
-            token and, if there is a budget of time, the time of the layer minus that of the dense
+            token and, if the request weighs time, the time of the layer minus that of the dense
             layer, in nanoseconds (mostly below 0).
         losses: A function from losses and the index of a layer to the loss of every candidate
             [candidates], in nats per token.
@@ -91,7 +91,7 @@ def part_candidates(
     """
     layer, dims, methods = dense.layers[0], request.allowed_dims, request.methods
     linears = list(LINEARS) if "lowrank" in methods else []
-    budgeted = deployment if request.limits_time else None
+    budgeted = deployment if request.weighs_time else None
     parts: list[PartCandidates] = []
     if "heads" in methods:
         groups = request.key_group, request.value_group

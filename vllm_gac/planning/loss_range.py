@@ -9,6 +9,8 @@ import math
 
 # What held-out text lost, as a multiple of what the plan expected: the least and the most.
 MEASURED_OVER_EXPECTED = (0.6, 3.4)
+# The median of the trials. A plan for a loss that is asked for goes by it.
+USUALLY_OVER_EXPECTED = 1.8
 # In nats per token. Of a smaller loss the trials measured noise, and never more than the most that
 # this one may become.
 LEAST_EXPECTED = 0.001
@@ -25,6 +27,18 @@ def perplexity_range(expected: float) -> str:
     if expected < LEAST_EXPECTED:
         return f"perplexity up to {_percent(most)} % higher"
     return f"perplexity {_percent(least)} to {_percent(most)} % higher"
+
+
+def expected_for(lost: float) -> float:
+    """The loss that a plan is to expect, so that the perplexity usually rises by `lost`.
+
+    Args:
+        lost: A share of the perplexity, above 0.
+
+    Returns:
+        Nats per token.
+    """
+    return math.log1p(lost) / USUALLY_OVER_EXPECTED
 
 
 def _percent(nats: float) -> str:

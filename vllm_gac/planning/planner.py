@@ -1,4 +1,4 @@
-"""The plan with the smallest expected loss within the budgets."""
+"""The plan with the smallest expected loss within the budgets, or the fastest within a loss."""
 
 import math
 from collections.abc import Mapping
@@ -127,7 +127,7 @@ def best_plan(
     scores: Scores | None = None,
     tolerance: float = 0.0,
 ) -> Plan:
-    """Make the plan with the smallest loss within every budget.
+    """Make the plan with the smallest loss within every budget, or the fastest within a loss.
 
     Args:
         model: The dense model.
@@ -166,6 +166,7 @@ def best_plan(
             "limited_by": found.limited_by,
         }
         | about_time
+        | ({"max_loss": request.max_loss} if request.max_loss is not None else {})
         | ({"times": about} if about else {})
         | dict(notes or {}),
     )
@@ -195,7 +196,7 @@ def _no_slower_solution(
     if time <= dense:
         return problem, found, about
     slower = f"{time:,.0f} us a step, {time / dense:.2f} times the dense model's {dense:,.0f}"
-    if not request.limits_time and request.objective == "concave":
+    if not request.weighs_time and request.objective == "concave":
         with suppress(PlanError):
             as_dense = replace(request, latency_ratio=1.0)
             limited, faster = _best_solution(as_dense, model, losses, scores, tolerance)
@@ -215,7 +216,7 @@ def _best_solution(
     scores: Scores | None,
     tolerance: float,
 ) -> tuple[Problem, Solution]:
-    """The best choice by the request's methods, or by some of them if it loses less.
+    """The best choice by the request's methods, or by some of them if it is better.
 
     Where an attention or an MLP may be factorized and smaller, too, few ranks of each linear are
     candidates, or their combinations would be too many. With fewer methods there are more ranks.
@@ -231,7 +232,14 @@ def _best_solution(
             with suppress(PlanError):  # fewer methods may not fit the budgets
                 fewer = Problem(replace(request, methods=(*kept, *always)), model)
                 found.append((fewer, fewer.solve(losses, scores, tolerance)))
-    return min(found, key=lambda one: one[1].loss)
+    if request.max_loss is None:
+        return min(found, key=lambda one: one[1].loss)
+
+    def time_and_loss(one: tuple[Problem, Solution]) -> tuple[float, float]:
+        assert one[0].deployment is not None  # a request for the fastest plan has one
+        return one[0].deployment.nanoseconds(model.layout, one[1].layers), one[1].loss
+
+    return min(found, key=time_and_loss)
 
 
 def _time_budget(
@@ -244,7 +252,7 @@ def _time_budget(
     used = problem.deployment.nanoseconds(dense, layers)
     if request.limits_time and problem.microseconds is not None:
         limit, allowed = "request", math.floor(1000 * problem.microseconds)
-    elif request.objective == "concave" and used <= before:
+    elif request.objective == "concave" and request.max_loss is None and used <= before:
         limit, allowed = "dense model", round(before)
     else:
         limit, allowed = "none", math.ceil(used)

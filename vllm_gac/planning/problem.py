@@ -15,6 +15,7 @@ from vllm_gac.planning.binding import limited_by, tight
 from vllm_gac.planning.knapsack import choose
 from vllm_gac.planning.knapsack.instance import Ints
 from vllm_gac.planning.knapsack_items import PartCandidates, part_candidates, part_parameters
+from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED, expected_for
 from vllm_gac.planning.losses import Curve, Losses
 from vllm_gac.planning.plan_file import exact_budget
 from vllm_gac.planning.proportional import (
@@ -29,6 +30,9 @@ from vllm_gac.planning.request import PlanRequest
 # Because of fused GEMMs, the time of a layer differs a little from that of its parts. If a plan
 # takes too long, the time budget is lowered and the plan is made again, at most this often.
 _ATTEMPTS = 8
+# Where losses are a budget, they are counted in units of this many nats per token. A candidate that
+# loses more than the most is as good as none.
+_NATS, _MOST_NATS = 1e-9, 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class Solution:
     Attributes:
         layers: The layers of the model.
         loss: Their expected loss, in nats per token.
-        gap: No other choice is better by more than this.
+        gap: No other choice is better by more than this, in nats per token, or in nanoseconds if
+            the fastest choice was sought.
         limited_by: For each budget, the budgets that keep the plan from using more of it.
     """
 
@@ -124,7 +129,7 @@ class Problem:
     def solve(
         self, losses: Losses, scores: Scores | None = None, tolerance: float = 0.0
     ) -> Solution:
-        """Find the choice with the smallest loss within every budget.
+        """Find the choice with the smallest loss within every budget, or the fastest one.
 
         The time budget is checked on whole layers.
 
@@ -132,13 +137,16 @@ class Problem:
             losses: The expected loss of every dim of every layer.
             scores: For the objectives linear and fisher, the importance of every part of every
                 layer. By default it is computed from `losses`.
-            tolerance: A choice is good enough if no other loses less by more than this.
+            tolerance: A choice is good enough if no other loses less by more than this. Of the
+                fastest choice, it is the share of the dense model's time.
 
         Raises:
-            PlanError: If no plan is within the budgets.
+            PlanError: If no plan is within the budgets, or none loses so little.
         """
         values, limits = self._values(losses, scores), dict(self._limits)
         self.check_feasible()
+        if self._request.max_loss is not None:
+            return self._fastest(values, expected_for(self._request.max_loss), tolerance)
         for _ in range(_ATTEMPTS):
             found = self._choose(values, limits, tolerance)
             if self.microseconds is None or self.deployment is None:
@@ -192,7 +200,8 @@ class Problem:
         The limit of time is relative to the dense model.
         """
         least = sum(part.costs.min(0) for part in self._parts)
-        left: Ints = np.array(list(limits.values())) - len(self._dense.layers) * least
+        count = len(self._dense.layers)
+        left: Ints = np.array(list(limits.values())) - count * least[: len(limits)]
         return left
 
     def _check_time(self, unspent: Ints) -> None:
@@ -246,11 +255,44 @@ class Problem:
                 windows.append(np.flatnonzero(about if any(about) else np.ones(len(about))))
         return windows
 
+    def _fastest(self, by: _Values, most: float, tolerance: float) -> Solution:
+        """The choice that takes least time of those that lose at most `most` nats per token.
+
+        It is the same knapsack: the loss is a budget, and the time that is saved is the value.
+        """
+        parts = [part for part in self._parts for _ in self._dense.layers]
+        losses = [
+            np.ceil(np.minimum(lost, _MOST_NATS) / _NATS).astype(np.int64) for lost in by.losses
+        ]
+        costs = [
+            np.column_stack((part.costs[:, :2] - part.costs[:, :2].min(0), lost))
+            for part, lost in zip(parts, losses, strict=True)
+        ]
+        values = [-part.costs[:, 2].astype(np.float64) for part in parts]
+        unspent = self._unspent(self._limits).tolist()
+        budgets = dict(zip(self._limits, unspent, strict=True)) | {"loss": int(most / _NATS)}
+        columns = tight(costs, budgets)
+        few = [cost[:, list(columns.values())] for cost in costs]
+        assert self.deployment is not None  # a request for the fastest plan has one
+        whole = self.deployment.nanoseconds(self._dense, self._dense.layers)
+        try:
+            within = {name: budgets[name] for name in columns}
+            chosen, gap = choose(few, values, within, tolerance=tolerance * whole)
+        except PlanError as e:
+            least = self._choose(by, self._limits, tolerance).loss
+            if least <= most:
+                raise
+            raise PlanError(
+                f"--max-loss {self._request.max_loss:.2%}: what else is asked for is expected to "
+                f"lose {math.expm1(USUALLY_OVER_EXPECTED * least):.2%} at least; allow more"
+            ) from e
+        return self._solution(by, chosen, gap, {})
+
     def _choose(self, by: _Values, limits: Mapping[str, int], tolerance: float) -> Solution:
         count = len(self._dense.layers)
         # Every choice pays for the smallest candidates, so costs are relative to theirs.
         above = [part.costs - part.costs.min(0) for part in self._parts]
-        every = [cost for cost in above for _ in range(count)]
+        every = [cost[:, : len(limits)] for cost in above for _ in range(count)]
         costs = [cost[allowed] for cost, allowed in zip(every, by.allowed, strict=True)]
         values = [value[allowed] for value, allowed in zip(by.values, by.allowed, strict=True)]
         budgets = dict(zip(limits, self._unspent(limits).tolist(), strict=True))
@@ -260,9 +302,14 @@ class Problem:
         few = [cost[:, list(columns.values())] for cost in costs]
         positions, gap = choose(few, values, within, tolerance=tolerance)
         chosen = [int(a[position]) for a, position in zip(by.allowed, positions, strict=True)]
-        layers = list(self._dense.layers)
+        return self._solution(by, chosen, gap, limited_by(costs, values, positions, budgets))
+
+    def _solution(
+        self, by: _Values, chosen: Sequence[int], gap: float, limits: Mapping[str, list[str]]
+    ) -> Solution:
+        count, layers = len(self._dense.layers), list(self._dense.layers)
         for number, position in enumerate(chosen):
             part, index = self._parts[number // count], number % count
             layers[index] = part.put(layers[index], part.layers[position])
         loss = math.fsum(lost[p] for lost, p in zip(by.losses, chosen, strict=True))
-        return Solution(layers, loss, gap, limited_by(costs, values, positions, budgets))
+        return Solution(layers, loss, gap, limits)

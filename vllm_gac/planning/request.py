@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.errors import PlanError
@@ -48,7 +48,7 @@ class Option:
 
     flags: tuple[str, ...]
     help: str
-    kind: Literal["ratio", "count", "microseconds", "methods", "text"] = "text"
+    kind: Literal["ratio", "loss", "count", "microseconds", "methods", "text"] = "text"
     choices: Sequence[str | int] | None = None
     group: Literal["keep", "time", "time limit"] = "keep"
 
@@ -58,6 +58,8 @@ class Option:
         match self.kind:
             case "ratio" if not 0 < number <= 1:
                 return "a number above 0 and at most 1"
+            case "loss" if not 0 < number < 1:
+                return "a share above 0 and below 1: 1 % is 0.01"
             case "count" if not (isinstance(value, Integral) and number >= 1):
                 return "an integer of at least 1"
             case "microseconds" if not 0 < number < math.inf:
@@ -80,9 +82,10 @@ class PlanRequest:
 
     Ratios are shares of the dense model, above 0 and at most 1. The time is that of all decoder
     layers in a mean step, predicted from the profile of `gpu`. It is a budget only if `latency`
-    (in microseconds) or `latency_ratio` is given. The deployment is known if `gpu`, one of these
-    two or an option of the batch is given. In that case the plan has no dim that takes as long as a
-    larger one.
+    (in microseconds) or `latency_ratio` is given. With `max_loss`, the plan is the fastest one that
+    is expected to lose at most this share of the perplexity, and ratios are further budgets. The
+    deployment is known if `gpu`, one of these three or an option of the batch is given. In that
+    case the plan has no dim that takes as long as a larger one.
 
     Examples:
         >>> import vllm_gac
@@ -99,12 +102,22 @@ class PlanRequest:
         default=1.0,
         metadata=_option("--kv-ratio", "share of the KV cache to keep, 0 to 1", kind="ratio"),
     )
+    max_loss: float | None = field(
+        default=None,
+        kw_only=True,
+        metadata=_option(
+            "--max-loss",
+            "the fastest model whose perplexity is this much higher at most, 1%% or 0.01; ratios "
+            "that are given are kept to, too",
+            kind="loss",
+        ),
+    )
     methods: Sequence[str] = field(
-        default=("heads", "prune"),
+        default=cast("Sequence[str]", None),  # set below
         metadata=_option(
             "--method",
             "heads (fewer and smaller key and value heads), prune (narrower MLPs), lowrank "
-            "(factorized linears); default: heads,prune",
+            "(factorized linears); default: heads,prune, or all with --max-loss",
             kind="methods",
         ),
     )
@@ -117,7 +130,7 @@ class PlanRequest:
         metadata=_option(
             "--gpu",
             "profile to plan for: h200, or a profile.json; it need not be this machine's; default: "
-            "h200 with --align measured or an option of predicted times, else none",
+            "h200 with --max-loss, --align measured or an option of predicted times, else none",
         ),
     )
     key_form: str = field(
@@ -239,16 +252,33 @@ class PlanRequest:
                 raise PlanError(f"{each.name} {shown(value)}: expected {expected}")
         if self.latency is not None and self.latency_ratio is not None:
             raise PlanError("latency and latency_ratio: give one of them")
+        if self.max_loss is not None and self.limits_time:
+            raise PlanError(
+                "max_loss finds the fastest model, so that a limit of time has no effect; leave "
+                "out latency and latency_ratio, or max_loss"
+            )
+        if self.max_loss is not None and self.objective != "concave":
+            raise PlanError(
+                f"objective {self.objective} is for budgets alone; leave it out, or max_loss"
+            )
+        if not self.methods:
+            usual = ("heads", "prune") if self.max_loss is None else METHODS
+            object.__setattr__(self, "methods", usual)
 
     @property
     def keeps_everything(self) -> bool:
         """Whether the request allows the whole dense model."""
-        return self.param_ratio == self.kv_ratio == 1 and not self.limits_time
+        return self.param_ratio == self.kv_ratio == 1 and not self.weighs_time
 
     @property
     def limits_time(self) -> bool:
         """Whether there is a budget of time."""
         return self.latency is not None or self.latency_ratio is not None
+
+    @property
+    def weighs_time(self) -> bool:
+        """Whether time has a budget, or is to be the shortest."""
+        return self.limits_time or self.max_loss is not None
 
     @property
     def allows_dense_attention(self) -> bool:
@@ -278,7 +308,7 @@ class PlanRequest:
             ProfileError: If there is no profile of the GPU.
         """
         mix = {name: size for name in _BATCH_MIX if (size := getattr(self, name)) is not None}
-        if self.gpu is None and not mix and not self.limits_time:
+        if self.gpu is None and not mix and not self.weighs_time:
             return None
         return Deployment(read_profile(self.gpu or DEFAULT_GPU), BatchMix(**mix), self.types)
 
