@@ -283,10 +283,19 @@ def test_the_verbs_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert json.loads((out / "plan.json").read_text())["kv_ratio"] == ratio
     assert "exists" in error(capsys, *args)
     assert "exists" in error(capsys, *plan_args)
-    for kept in (dense / "config.json", dense / "model.safetensors", text):
+    drawn, stranger = tmp_path / "plan.svg", tmp_path / "stranger.svg"
+    for _ in range(2):
+        result(capsys, *plan_args, "--plot", drawn, "--overwrite")
+    stranger.write_text(drawn.read_text().partition("-->")[2])
+    for option, kept, what in (
+        ("--out", dense / "config.json", "plan"),
+        ("--out", dense / "model.safetensors", "plan"),
+        ("--out", text, "plan"),
+        ("--plot", stranger, "picture of a plan"),
+    ):
         before = kept.read_bytes()
-        said = error(capsys, *plan_args[:-1], kept, "--overwrite")
-        assert said == f"{kept}: is no plan; --overwrite replaces nothing else"
+        said = error(capsys, *plan_args[:-2], option, kept, "--overwrite")
+        assert said == f"{kept}: is no {what} of vllm-gac; --overwrite replaces nothing else"
         assert kept.read_bytes() == before
     for _ in range(2):
         result(capsys, "repair", out, "--out", tmp_path / "repaired", "--quiet", "--overwrite")

@@ -158,11 +158,12 @@ def test_interrupted_it_leaves_what_was_there(
 
     out = tmp_path / "profile.json"
     if there:
-        out.write_text("old")
+        write_profile(out, H200.model_copy(update={"gpu": "Made Up 100"}))
+    before = [file.read_text() for file in tmp_path.iterdir()]
     monkeypatch.setattr(profile, "measure_decode", interrupt)
     assert main(["profile", "--quick", "--quiet", "--out", str(out)]) == 130
     assert capsys.readouterr().err == "vllm-gac: interrupted; nothing was written\n"
-    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"] * there
+    assert [file.read_text() for file in tmp_path.iterdir()] == before
 
 
 @pytest.mark.usefixtures("gpu")
@@ -171,7 +172,8 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
 ) -> None:
     """Killed on the way, it goes on: each part is saved, what matters most first."""
     out = tmp_path / "profile.json"
-    old = without_fp8(H200).model_copy(update={"gpu": "Made Up 100", "sustained": []})
+    changes = {"gpu": "Made Up 100", "sustained": [], "quick": True}
+    old = without_fp8(H200).model_copy(update=changes)
     write_profile(out, old)
     command = ("profile", "--quick", "--quiet", "--resume", "--out", out)
 
@@ -200,13 +202,63 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_profile_of_another_gpu_is_not_completed(
+def test_sizes_of_quick_and_others_are_not_mixed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "profile.json"
-    write_profile(out, H200)
-    message = error(capsys, "profile", "--quick", "--resume", "--out", out)
-    assert "of NVIDIA H200, and this GPU is Made Up 100" in message
+    command = ("profile", "--quiet", "--out", out)
+    result(capsys, *command, "--quick")
+    assert "measured with --quick: go on with it" in error(capsys, *command, "--resume")
+    write_profile(out, H200.model_copy(update={"gpu": "Made Up 100"}))
+    message = error(capsys, *command, "--resume", "--quick")
+    assert "measured without --quick: go on without it" in message
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_the_gpu_is_too_small_for_is_tried_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, tried = tmp_path / "profile.json", list[list[decode.DecodePlan]]()
+
+    def too_small(plan: decode.DecodePlan) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(decode.DecodePlan, "decode_batch", too_small)
+    monkeypatch.setattr(low_rank, "is_hopper", lambda device: False)
+    monkeypatch.setattr(profile, "compile_kernels", lambda kernels, tick: tried.append(kernels))
+    for _ in range(2):
+        result(capsys, "profile", "--quick", "--quiet", "--resume", "--out", out)
+    found = GpuProfile.model_validate(json.loads(out.read_text()))
+    assert (found.decode, found.low_rank, len(tried)) == ([], [], 2)  # bf16 and FP8, once each
+    assert "low-rank linears" in found.without_times
+    assert [part.name for part in profile.parts_of(True, True) if not part.is_in(found)] == []
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (H200, "of NVIDIA H200, and this GPU is Made Up 100"),
+        ({"version": 2}, "it is not replaced: choose another --out"),
+        ("text", "it is not replaced: choose another --out"),
+    ],
+)
+def test_only_a_profile_of_the_same_gpu_is_replaced(
+    there: Any,
+    said: str,
+    resume: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "profile.json"
+    if there is H200:
+        write_profile(out, H200)
+    else:
+        out.write_text(there if isinstance(there, str) else json.dumps(there))
+    before = out.read_bytes()
+    assert said in error(capsys, "profile", "--quick", *resume, "--out", out)
+    assert out.read_bytes() == before
 
 
 @pytest.mark.usefixtures("gpu")
@@ -343,11 +395,9 @@ def test_what_is_timed_computes_the_linears() -> None:
     torch.testing.assert_close(found[1], x @ down[8:].t() @ ups[1].t())
 
 
-@pytest.mark.parametrize("kernel", ["norm", "swiglu"])
-def test_passes_are_calls_that_vllm_takes(kernel: str) -> None:
-    """On a CPU, which has these two kernels of vLLM, too."""
-    x = torch.randn(2, 64).bfloat16()
-    stock_fp8.activation_pass(kernel, x)()
+def test_passes_are_calls_that_vllm_takes() -> None:
+    """On a CPU, which has this kernel of vLLM, too."""
+    stock_fp8.activation_pass("swiglu", torch.randn(2, 64).bfloat16())()
 
 
 def test_fp8_is_measured_at_dims_that_are_not_padded() -> None:

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _abandon_stdout()  # stdout itself may have failed
         return _failed(f"{e.filename}: {e.strerror}" if e.filename else e.strerror or str(e))
     except ModuleNotFoundError as e:
-        if e.name not in ("torch", "tokenizers", "vllm", "PIL"):
+        if e.name not in ("torch", "tokenizers", "vllm"):
             raise
         return _failed(
             f"'{args.verb}' needs {e.name}, which is not installed: "

@@ -1,6 +1,7 @@
 """`vllm-gac plan`: choose the dims of every layer."""
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 from vllm_gac.cli.budgets import print_budgets
@@ -37,11 +38,11 @@ def add_parser(verbs: Verbs) -> None:
         "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured of it"
     )
     parser.add_argument("--out", type=path, metavar="PLAN.json", help="write the plan here")
+    parser.add_argument("--plot", type=path, metavar="FILE.svg", help="draw the plan here")
     parser.add_argument(
-        "--plot", type=path, metavar="FILE", help="draw the plan here, as .svg or .png"
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace those files, each at once and in full"
+        "--overwrite",
+        action="store_true",
+        help="replace a plan and a picture that vllm-gac wrote, each at once and in full",
     )
     add_planning(parser)
     add_json(parser)
@@ -50,22 +51,27 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan. If the options ask for it, write and draw it, too."""
-    from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
+    from vllm_gac.checkpoint.atomic_files import write_json, write_text
     from vllm_gac.checkpoint.dense_model import open_dense
     from vllm_gac.checkpoint.hub import model_directory
     from vllm_gac.errors import PlanError
-    from vllm_gac.planning.picture import png, svg
+    from vllm_gac.planning.picture import is_svg, svg
     from vllm_gac.planning.plan_file import is_plan
     from vllm_gac.planning.planner import measured_plan, prior_plan
     from vllm_gac.planning.plot import draw_plan
 
-    for file in (args.out, args.plot):
-        if file is not None and file.exists() and not (args.overwrite and file.is_file()):
+    if args.plot is not None and args.plot.suffix.lower() != ".svg":
+        args.usage_error(f"--plot {args.plot}: only SVG is drawn; name it so")
+    for file, is_ours, what in (
+        (args.out, is_plan, "plan"),
+        (args.plot, is_svg, "picture of a plan"),
+    ):
+        if file is None or not os.path.lexists(file):
+            continue
+        if not args.overwrite:
             raise PlanError(f"{file}: exists; remove it, choose another file or give --overwrite")
-    if args.out is not None and args.out.exists() and not is_plan(args.out):
-        raise PlanError(f"{args.out}: is no plan; --overwrite replaces nothing else")
-    if args.plot is not None and args.plot.suffix.lower() not in (".svg", ".png"):
-        args.usage_error(f"--plot {args.plot}: only .svg and .png are drawn; name it so")
+        if not is_ours(file):
+            raise PlanError(f"{file}: is no {what} of vllm-gac; --overwrite replaces nothing else")
     if not given(args, *BUDGETS):
         args.usage_error("give --max-loss, --param-ratio, --kv-ratio or a --latency")
     model = open_dense(model_directory(args.model, args.revision))
@@ -80,11 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         write_json(args.out, as_json)
     if args.plot is not None:
-        picture = draw_plan(plan, model.layout)
-        if args.plot.suffix.lower() == ".png":
-            write_bytes(args.plot, png(picture))
-        else:
-            write_text(args.plot, svg(picture))
+        write_text(args.plot, svg(draw_plan(plan, model.layout)))
     if args.json:
         print_json(as_json)
     else:

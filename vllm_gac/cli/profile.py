@@ -1,12 +1,17 @@
 """`vllm-gac profile`: measure kernels on this machine's GPU."""
 
 import argparse
+import os
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_gac.cli.options import Verbs, add_json, path
 from vllm_gac.cli.output import print_json
-from vllm_gac.errors import ProfileError
+from vllm_gac.errors import GacError, ProfileError
+
+if TYPE_CHECKING:
+    from vllm_gac.gpu.profile import GpuProfile
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -23,7 +28,7 @@ def add_parser(verbs: Verbs) -> None:
         type=path,
         default=Path("profile.json"),
         metavar="PROFILE.json",
-        help="where to write it (profile.json)",
+        help="where to write it (profile.json); replaces nothing but a profile of the same GPU",
     )
     parser.add_argument(
         "--resume",
@@ -44,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.out.absolute().parent.is_dir():
         raise ProfileError(f"--out {args.out}: its directory does not exist; make it first")
 
-    from vllm_gac.gpu.profile_files import read_profile, write_profile
+    from vllm_gac.gpu.profile_files import write_profile
     from vllm_gac.profiling.gpu import require_gpu
 
     require_gpu()
@@ -52,11 +57,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.resume:
         args.hint = "; the same command goes on from here"
-    known, save = None, partial(write_profile, args.out)
-    if args.resume and args.out.exists():
-        known = read_profile(str(args.out))
+    save = partial(write_profile, args.out)
+    before = _before(args.out)
     profile = measure_profile(
-        known,
+        before if args.resume else None,
         save if args.resume else lambda profile: None,
         quick=args.quick,
         progress=not args.quiet,
@@ -73,3 +77,29 @@ def run(args: argparse.Namespace) -> int:
             f"with: vllm-gac plan MODEL --align measured --gpu {args.out} ..."
         )
     return 0
+
+
+def _before(out: Path) -> "GpuProfile | None":
+    """The profile at `out`; None if nothing is there.
+
+    Raises:
+        ProfileError: If something else is there, or a profile of another GPU.
+    """
+    import torch
+
+    from vllm_gac.checkpoint.strict_json import read_json
+    from vllm_gac.gpu.profile import GpuProfile
+    from vllm_gac.layout.schema import validate
+
+    if not os.path.lexists(out):
+        return None
+    try:
+        found = validate(GpuProfile, read_json(out, ProfileError), str(out), ProfileError)
+    except GacError as e:
+        raise ProfileError(f"{e}; it is not replaced: choose another --out, or remove it") from e
+    if found.gpu != (gpu := torch.cuda.get_device_name()):
+        raise ProfileError(
+            f"{out}: the profile is of {found.gpu}, and this GPU is {gpu}; measure it into another "
+            "file"
+        )
+    return found

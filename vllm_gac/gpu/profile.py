@@ -89,8 +89,9 @@ class LinearSweep(Sweep):
 class PassTime(StrictModel):
     """A kernel of vLLM that reads and writes activations [tokens, width] once.
 
-    `quantize` gives each token a scale and makes its numbers e4m3; `norm` adds the residual and
-    normalizes; `norm_quantize` is both; `swiglu` makes [tokens, width] of gate and up.
+    `quantize` gives each token a scale and makes its numbers e4m3; `swiglu` makes [tokens, width]
+    of gate and up. Norms, alone (`norm`) and with `quantize`, were measured by earlier releases;
+    nothing reads their times.
     """
 
     kernel: Literal["quantize", "norm", "norm_quantize", "swiglu"]
@@ -224,6 +225,10 @@ class GpuProfile(StrictModel):
     method: str
     # By name of times that were not measured with the rest: where they are from.
     sources: dict[str, str] = Field(default_factory=dict)
+    # Whether it has fewer sizes, by `vllm-gac profile --quick`.
+    quick: bool = False
+    # What was measured, and gave no time: the GPU is too small for it, or has no kernel.
+    without_times: list[str] = Field(default_factory=list)
     # Relative difference below which two times are equal.
     noise: Annotated[float, Field(ge=0, lt=1)]
     attention: list[AttentionSweep]

@@ -1,13 +1,16 @@
-"""Pictures made of boxes and text, as SVG and as PNG."""
+"""Pictures made of boxes and text, as SVG."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 from xml.sax.saxutils import escape
 
-# Pixels of a PNG per unit of length.
-_SCALE = 2
+from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.errors import PlanError
+
+# By it a file is known as ours, which another picture may replace.
+_BEGINS = "<!-- drawn by vllm-gac -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ class Picture:
 def svg(picture: Picture) -> str:
     """Write `picture` as an SVG document."""
     return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {picture.width} {picture.height}' "
+        f"{_BEGINS}<svg xmlns='http://www.w3.org/2000/svg' "
+        f"viewBox='0 0 {picture.width} {picture.height}' "
         f"font-family='Helvetica,Arial,sans-serif'><rect width='100%' height='100%' fill='white'/>"
         f"{''.join(map(_element, picture.shapes))}</svg>\n"
     )
@@ -67,22 +71,9 @@ def _element(shape: Shape) -> str:
     )
 
 
-def png(picture: Picture) -> bytes:
-    """Write `picture` as a PNG file. vLLM installs Pillow, which draws it."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    image = Image.new("RGB", (_SCALE * picture.width, _SCALE * picture.height), "white")
-    draw = ImageDraw.Draw(image)
-    for shape in picture.shapes:
-        x, y = _SCALE * shape.x, _SCALE * shape.y
-        if isinstance(shape, Box):
-            right, bottom = x + _SCALE * shape.width, y + _SCALE * shape.height
-            if right - x >= 1 and bottom - y >= 1:  # Pillow draws the last pixel, too
-                draw.rectangle((x, y, right - 1, bottom - 1), fill=shape.fill)
-        else:
-            font = ImageFont.load_default(_SCALE * shape.size)
-            anchor = "ms" if shape.middle else "ls"
-            draw.text((x, y), shape.text, shape.fill, font, anchor)
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
+def is_svg(path: Path) -> bool:
+    """Whether `path` is a picture that `svg` wrote."""
+    if not path.is_file():
+        return False
+    with opened(path, PlanError) as file:
+        return file.read(len(_BEGINS)) == _BEGINS.encode()

@@ -10,11 +10,9 @@ from vllm_gac.profiling.timing import microseconds
 
 _TOKENS = (1, 16, 64, 256, 1024, 2048, 8192)
 _QUICK_TOKENS = (1, 64, 2048)
-# Inputs of linears: of attention and low-rank factors, and of an MLP. Norms are as wide as a model.
+# Inputs of linears: of attention and low-rank factors, and of an MLP.
 _WIDTHS = {
     "quantize": (512, 1024, 2048, 4096, 8192, 14336),
-    "norm": (2048, 4096, 8192),
-    "norm_quantize": (2048, 4096, 8192),
     "swiglu": (4096, 10240, 14336),
 }
 _CALLS = 20

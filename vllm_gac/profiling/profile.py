@@ -68,14 +68,18 @@ class Part:
     Attributes:
         name: As the progress bar and the profile's `sources` call it.
         steps: How often it ticks.
-        is_in: Whether a profile has it.
+        has_times: Whether a profile has times of it.
         measure: Measures it, given the profile so far.
     """
 
     name: str
     steps: int
-    is_in: Callable[[GpuProfile], bool]
+    has_times: Callable[[GpuProfile], bool]
     measure: Callable[[GpuProfile, _Tick], _Found]
+
+    def is_in(self, profile: GpuProfile) -> bool:
+        """Whether it was measured, be it that it gave no time."""
+        return self.name in profile.without_times or self.has_times(profile)
 
 
 def measure_profile(
@@ -94,7 +98,7 @@ def measure_profile(
         progress: show a progress bar.
 
     Raises:
-        ProfileError: if the GPU has too little free memory, or `known` is of another GPU.
+        ProfileError: if the GPU has too little free memory, or `known` has other sizes.
     """
     try:
         return _measure(known, save, quick, progress)
@@ -109,10 +113,11 @@ def measure_profile(
 def _measure(
     known: GpuProfile | None, save: Callable[[GpuProfile], object], quick: bool, progress: bool
 ) -> GpuProfile:
-    profile, gpu = known or _nothing(), torch.cuda.get_device_name()
-    if profile.gpu != gpu:
+    profile = known or _nothing(quick)
+    if profile.quick != quick:
+        how = "with" if profile.quick else "without"
         raise ProfileError(
-            f"the profile is of {profile.gpu}, and this GPU is {gpu}; measure it into another file"
+            f"the profile was measured {how} --quick: go on {how} it, or measure into another file"
         )
     parts = [part for part in parts_of(quick, _has_fp8()) if not part.is_in(profile)]
     with tqdm(total=sum(part.steps for part in parts), disable=not progress, unit="kernel") as bar:
@@ -120,7 +125,7 @@ def _measure(
         for part in parts:
             bar.set_description(part.name)
             if found := part.measure(profile, bar.update):
-                profile = _with(profile, part.name, found)
+                profile = _with(profile, part, found)
                 save(profile)
     return profile
 
@@ -149,8 +154,9 @@ def _has_fp8() -> bool:
     return torch.cuda.get_device_capability() >= _FP8_CAPABILITY and find_spec("vllm") is not None
 
 
-def _nothing() -> GpuProfile:
+def _nothing(quick: bool) -> GpuProfile:
     return GpuProfile(
+        quick=quick,
         version=FORMAT,
         gpu=torch.cuda.get_device_name(),
         measured=date.today().isoformat(),
@@ -171,7 +177,7 @@ def _software() -> dict[str, str]:
     return found | ({"vllm": metadata.version("vllm")} if find_spec("vllm") is not None else {})
 
 
-def _with(profile: GpuProfile, name: str, found: _Found) -> GpuProfile:
+def _with(profile: GpuProfile, part: Part, found: _Found) -> GpuProfile:
     """The profile with what a part found, and where that is from, if not from the same run."""
     changes: dict[str, Any] = {"version": FORMAT, "method": _METHOD}
     for field, times in found.items():
@@ -179,8 +185,12 @@ def _with(profile: GpuProfile, name: str, found: _Found) -> GpuProfile:
     today, software = date.today().isoformat(), _software()
     if (profile.measured, profile.software) != (today, software):
         versions = ", ".join(f"{tool} {version}" for tool, version in software.items())
-        changes["sources"] = profile.sources | {name: f"vllm-gac profile, {today}, {versions}"}
-    return profile.model_copy(update=changes)
+        source = {part.name: f"vllm-gac profile, {today}, {versions}"}
+        changes["sources"] = profile.sources | source
+    after = profile.model_copy(update=changes)
+    if part.has_times(after):
+        return after
+    return after.model_copy(update={"without_times": [*after.without_times, part.name]})
 
 
 def _ceilings() -> Part:
@@ -207,14 +217,14 @@ def _linears(quick: bool, dtype: Dtype) -> Iterator[Part]:
         sweeps = [linear_sweep(plan, buffers.sweep(plan, tick)) for plan in plans]
         return {"linear": sweeps, "ceilings": _raised(profile.ceilings, sweeps)}
 
-    def is_in(m: int, profile: GpuProfile) -> bool:
+    def has_times(m: int, profile: GpuProfile) -> bool:
         return any((sweep.m, sweep.dtype) == (m, dtype) for sweep in profile.linear)
 
     for m, plans in groupby(linear_plans(quick, dtype), lambda plan: plan.m):
         every = list(plans)
         name = f"linears, {_named(dtype)}, {m} tokens"
         steps = sum(len(plan.dims) for plan in every)
-        yield Part(name, steps, partial(is_in, m), partial(measure, every))
+        yield Part(name, steps, partial(has_times, m), partial(measure, every))
 
 
 def _raised(ceilings: Ceilings | None, sweeps: Sequence[LinearSweep]) -> Ceilings:
@@ -232,16 +242,17 @@ def _raised(ceilings: Ceilings | None, sweeps: Sequence[LinearSweep]) -> Ceiling
 
 def _decode(quick: bool, dtype: Dtype) -> Iterator[Part]:
     """A part for each kind of heads, and one before them that compiles all kernels at once."""
-    plans = decode_plans(quick, dtype)
+    plans, parts = decode_plans(quick, dtype), dict[_Heads, Part]()
 
-    def is_in(kind: _Heads, profile: GpuProfile) -> bool:
+    def has_times(kind: _Heads, profile: GpuProfile) -> bool:
         return any(
             (time.form, time.key_heads, time.value_heads) == kind and time.dtype == dtype
             for time in profile.decode
         )
 
     def compile_all(profile: GpuProfile, tick: _Tick) -> _Found:
-        compile_kernels(kernels_of(p for p in plans if not is_in(_heads(p), profile)), tick)
+        missing = [plan for plan in plans if not parts[_heads(plan)].is_in(profile)]
+        compile_kernels(kernels_of(missing), tick)
         warm_up()
         return {}
 
@@ -249,20 +260,20 @@ def _decode(quick: bool, dtype: Dtype) -> Iterator[Part]:
         times = measure_decode(plans, tick)
         return {"decode": times + measure_stock_decode(stock_plans(plans), tick)}
 
-    kinds = list(dict.fromkeys(map(_heads, plans)))
     cache = f"{_named(dtype)} cache"
-    yield Part(
-        f"compiling decode kernels, {cache}",
-        len(kernels_of(plans)),
-        lambda profile: all(is_in(kind, profile) for kind in kinds),
-        compile_all,
-    )
-    for kind in kinds:
+    for kind in dict.fromkeys(map(_heads, plans)):
         every = [plan for plan in plans if _heads(plan) == kind]
         form, keys, values = kind
         name = f"decode attention, {cache}, {keys} {form} keys, {values} values"
         steps = len(every) + len(stock_plans(every))
-        yield Part(name, steps, partial(is_in, kind), partial(measure, every))
+        parts[kind] = Part(name, steps, partial(has_times, kind), partial(measure, every))
+    yield Part(
+        f"compiling decode kernels, {cache}",
+        len(kernels_of(plans)),
+        lambda profile: all(part.is_in(profile) for part in parts.values()),
+        compile_all,
+    )
+    yield from parts.values()
 
 
 def _heads(plan: DecodePlan) -> _Heads:

@@ -6,8 +6,6 @@ import torch
 
 from vllm_gac.serving.vllm_internals import kernel_calls, swiglu_kernel
 
-_EPS = 1e-5
-
 
 def fp8_multiply(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that multiplies by an e4m3 weight, as --quantization fp8_per_tensor does.
@@ -31,15 +29,8 @@ def activation_pass(kernel: str, x: torch.Tensor) -> Callable[[], object]:
         kernel: as `PassTime` names it.
         x: [tokens, width], bf16; for `swiglu`, gate and up beside each other [tokens, 2 * width].
     """
-    ops = kernel_calls()
     if kernel == "quantize":
+        ops = kernel_calls()
         return lambda: ops.scaled_fp8_quant(x, use_per_token_if_dynamic=True)
-    if kernel == "swiglu":
-        out, swiglu = x.new_empty(x.shape[0], x.shape[1] // 2), swiglu_kernel()
-        return lambda: swiglu(out, x)
-    weight, residual = x.new_ones(x.shape[1]), torch.zeros_like(x)
-    if kernel == "norm":
-        return lambda: ops.fused_add_rms_norm(x, residual, weight, _EPS)
-    return lambda: ops.rms_norm_dynamic_per_token_quant(
-        x, weight, _EPS, torch.float8_e4m3fn, residual=residual
-    )
+    out, swiglu = x.new_empty(x.shape[0], x.shape[1] // 2), swiglu_kernel()
+    return lambda: swiglu(out, x)

@@ -1,4 +1,4 @@
-"""Predicted time of kernels that read and write activations once: norm, SwiGLU, quantization."""
+"""Predicted time of kernels that read and write activations once: SwiGLU and quantization."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from vllm_gac.gpu.latency.interpolation import extrapolate
 from vllm_gac.gpu.profile import GpuProfile
 
 # 16-bit numbers that each kernel moves for each number of its output.
-_MOVED = {"quantize": 1.5, "norm": 4.0, "norm_quantize": 3.5, "swiglu": 3.0}
+_MOVED = {"quantize": 1.5, "swiglu": 3.0}
 
 
 def pass_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile) -> float:
