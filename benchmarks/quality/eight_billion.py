@@ -3,7 +3,7 @@
     python -m benchmarks.quality.eight_billion OUT [--device cuda] [--directory /dev/shm]
 
 Writes eight_billion.json and .md into OUT. The models (16 GB) and statistics (18.5 GB) are written
-to --directory and removed at the end. Calibration prints the time and memory that it expects, for
+to --directory and removed at the end. Calibration prints the memory that it expects, for
 comparison.
 """
 

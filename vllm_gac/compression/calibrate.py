@@ -77,7 +77,7 @@ logger = logging.getLogger(__name__)
 
 # Tokens for each channel of an MLP. With 0.7 of the demo model's parameters and half its cache,
 # the perplexity was 9.21 with 2.5 tokens, 8.53 with 9, 8.36 with 16, and 8.30 with all of the text.
-_ENOUGH, _FEW = 16, 8
+ENOUGH, _FEW = 16, 8
 _LEAST_TOKENS = 1 << 16
 DEFAULT_SEQUENCE_LENGTH = 512
 DEFAULT_PROBE_TOKENS = 1 << 11
@@ -159,7 +159,7 @@ def calibrate(
     if sequence_length < 2 and (probe_tokens or gradient_tokens or metrics):
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
     width = checkpoint.layout.layers[0].intermediate_size
-    wanted = max(_LEAST_TOKENS, _ENOUGH * width) if max_tokens is None else max_tokens
+    wanted = max(_LEAST_TOKENS, ENOUGH * width) if max_tokens is None else max_tokens
     tokens = calibration_sequences(model, texts, length=sequence_length, max_tokens=wanted)
     largest, heads = largest_value_group(checkpoint.layout), "heads" in methods or not methods
     if value_group and checkpoint.layout.num_key_value_heads % value_group:
@@ -238,7 +238,7 @@ class _Run:
 
 
 def _few_tokens(tokens: int, width: int) -> str:
-    enough = _ENOUGH * width
+    enough = ENOUGH * width
     return (
         f"{tokens:,} tokens are {tokens / width:.1f} for each of an MLP's {width:,} channels; with "
         f"fewer than {_FEW} the model that comes out is clearly worse. Give text of {enough:,} "
@@ -251,10 +251,7 @@ def _work(layout: ModelLayout, file: StatsFile, metadata: Mapping[str, str]) -> 
     return Work(
         layout=layout,
         tokens=int(metadata["tokens"]),
-        sequence_length=int(metadata["sequence_length"]),
         covariances=tuple(shapes[name][0] for name in kept_covariances(metadata)),
-        pruned="prune" in methods,
-        factorized="lowrank" in methods,
         probes=len(probes(layout, methods)),
         probe_tokens=int(metadata["probe_tokens"]),
         metrics=tuple(metric_shapes(layout)[name][0] for name in kept_metrics(metadata)),
