@@ -5,9 +5,7 @@ may compute for ever and make gigabytes of text. So it runs in a process of its 
 when it takes more than a template does.
 """
 
-import multiprocessing
 import pickle
-import resource
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.headers import refuse_escape
+from vllm_gac.checkpoint.limited_process import LimitedProcess
 from vllm_gac.checkpoint.strict_json import read_bounded, read_json
 from vllm_gac.errors import CheckpointError
 
@@ -41,29 +40,21 @@ class ChatTemplate:
         from transformers.utils import chat_template_utils  # noqa: F401 -- the process inherits it
 
         source, tokens = _template(model, texts)
-        # A fork, because a new interpreter takes seconds to import what renders.
-        context = multiprocessing.get_context("fork")
-        self._connection, theirs = context.Pipe()
-        arguments = (theirs, self._connection, source, tokens)
-        self._process = context.Process(target=_renderer, args=arguments, daemon=True)
-        self._process.start()
-        theirs.close()
+        self._renderer = LimitedProcess(_MEMORY, _answer, source, tokens)
 
     def __enter__(self) -> "ChatTemplate":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-        self._process.terminate()
-        self._process.join()  # it inherited the lock of our workspace
+    def __exit__(self, *exception: object) -> None:
+        self._renderer.__exit__(*exception)
 
     def render(self, messages: Any, where: str) -> str:
         """The text of a conversation. Raises CheckpointError if the template refuses it."""
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             raise CheckpointError(f"{where}: 'messages' is not a list of objects")
         try:
-            self._connection.send(messages)
-            text, fault = self._connection.recv()
+            self._renderer.connection.send(messages)
+            text, fault = self._renderer.connection.recv()
         except (EOFError, OSError) as e:
             fault = "it takes more time or memory than a template needs"
             raise CheckpointError(f"{where}: the model's chat template was ended: {fault}") from e
@@ -107,14 +98,8 @@ def _template(model: Path, texts: Path) -> tuple[str, dict[str, str]]:
     return source, {k: v for k, v in contents.items() if isinstance(v, str)}
 
 
-def _renderer(
-    connection: Connection, parents: Connection, source: str, tokens: Mapping[str, str]
-) -> None:
+def _answer(connection: Connection, source: str, tokens: Mapping[str, str]) -> None:
     """The process: answer each conversation by its text and None, or by None and a fault."""
-    parents.close()  # the copy of a fork; with it, the pipe would outlive a parent that is killed
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who reads the texts decides when to end
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + _MEMORY, hard))
     allowed = _SECONDS
     while True:
         try:
@@ -143,10 +128,3 @@ def _rendered(
     if len(text) > _LONGEST:
         return None, f"it makes {len(text)} characters of them, at most {_LONGEST} are taken"
     return str(text), None
-
-
-def _data_bytes() -> int:
-    """The private memory of this process, which RLIMIT_DATA limits."""
-    status = Path("/proc/self/status").read_text()
-    (data,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmData:"))
-    return int(data) << 10
