@@ -37,6 +37,30 @@ def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
 
 
 @pytest.mark.parametrize(
+    ("steps", "of_weights", "of_adapters", "warm_up"),
+    [
+        (1, 3e-5, 8e-5, 1),
+        (12, 3e-5, 8e-5, 3),
+        (46, 3e-5, 8e-5, 11),
+        (128, 5e-5, 2e-4, 12),
+        (256, 1e-4, 4e-4, 12),
+        (1525, 1e-4, 4e-4, 76),
+    ],
+)
+def test_a_short_run_has_a_low_rate_and_a_long_warm_up(
+    steps: int, of_weights: float, of_adapters: float, warm_up: int
+) -> None:
+    for adapters, expected in ((False, of_weights), (True, of_adapters)):
+        made = schedule(1000, 512, 2048 * steps, 2048, None, adapters=adapters)
+        assert made.steps == steps
+        assert made.learning_rate == pytest.approx(expected)
+        without = Schedule(1000, 4, steps, made.learning_rate)
+        reached = [made.rate(step, 0, 1) / without.rate(step, -200, 1) for step in range(steps)]
+        assert sum(part < 1 for part in reached) == warm_up - 1
+    assert schedule(1000, 512, 2048 * steps, 2048, 7e-4).learning_rate == 7e-4
+
+
+@pytest.mark.parametrize(
     ("tokens", "batch_tokens", "batch", "steps"),
     [
         (100_000, None, 4, 48),  # 2,048 tokens at least

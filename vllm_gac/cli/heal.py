@@ -64,7 +64,8 @@ def add_parser(verbs: Verbs) -> None:
         "--learning-rate",
         type=above_zero,
         metavar="R",
-        help="the highest one; default: 1e-4 for whole weights, 4e-4 for lora",
+        help="the highest one; default: 1e-4 for whole weights, 4e-4 for lora, and a share of that "
+        "for fewer than 256 steps",
     )
     parser.add_argument(
         "--train",

@@ -14,11 +14,19 @@ import torch
 
 from vllm_gac.errors import HealingError
 
-# Share of the learning rate that is left at the last step, and most steps of the warm-up.
+# Share of the learning rate that is left at the last step.
 _LAST_RATE = 0.1
-_LONGEST_WARM_UP = 100
 # A short run needs many small steps, a long one larger ones, which are less noisy.
 _STEPS = 256
+# The highest learning rate of so many steps or more; of the demo model's whole weights, 5e-4
+# diverged. A shorter run has a lower one, in proportion to its steps, down to the second number: at
+# the full rate its first steps raise the divergence, and it ends before it has won much more than
+# that back. The numbers won most of the demo model in 12, 46 and 120 steps:
+# benchmarks/results/quality/healing_cpu.md.
+_OF_WEIGHTS, _OF_ADAPTERS = (1e-4, 3e-5), (4e-4, 8e-5)
+# A quarter of the steps warm up, as far as that is few: Adam's averages of squares are of few
+# gradients then. In a long run it is a twentieth.
+_WARM_UP, _LONGEST_WARM_UP = 12, 100
 _SMALLEST_BATCH, _LARGEST_BATCH = 1 << 11, 1 << 16
 _EVALUATIONS = 16
 
@@ -61,7 +69,8 @@ class Schedule:
 
     @property
     def _warm_up(self) -> int:
-        return max(1, min(_LONGEST_WARM_UP, self.steps // 20))
+        few = min(_WARM_UP, self.steps // 4)
+        return max(1, min(_LONGEST_WARM_UP, max(few, self.steps // 20)))
 
 
 def schedule(
@@ -69,8 +78,10 @@ def schedule(
     length: int,
     tokens: int,
     batch_tokens: int | None,
-    learning_rate: float,
+    learning_rate: float | None,
     processes: int = 1,
+    *,
+    adapters: bool = False,
 ) -> Schedule:
     """The schedule that trains on at most `tokens` tokens, in as many whole steps as they have.
 
@@ -80,8 +91,10 @@ def schedule(
         tokens: Tokens to train on; more than there are means several passes.
         batch_tokens: Tokens of one step. None: a 256th of all, from 2,048 to 65,536, and at most
             all of them.
-        learning_rate: The highest learning rate.
+        learning_rate: The highest learning rate. None: 1e-4, or 4e-4 for adapters; in fewer than
+            256 steps a 256th of that for each step, but 3e-5 at least, or 8e-5 for adapters.
         processes: How many processes share the sequences of a step.
+        adapters: Whether adapters are trained, and not whole weights.
 
     Raises:
         HealingError: `tokens` or `batch_tokens` have no sequence for each process, `batch_tokens`
@@ -114,7 +127,10 @@ def schedule(
                 f"shared evenly by {processes} processes; give --batch-tokens {even * length}"
             )
         batch = min(even, tokens // least * processes)
-    return Schedule(sequences, batch, tokens // (batch * length), learning_rate)
+    steps = tokens // (batch * length)
+    highest, lowest = _OF_ADAPTERS if adapters else _OF_WEIGHTS
+    usual = max(lowest, highest * min(1.0, steps / _STEPS))
+    return Schedule(sequences, batch, steps, learning_rate or usual)
 
 
 @lru_cache(maxsize=2)

@@ -47,6 +47,7 @@ from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.steps.calibration_text import given_files, sha256_of, text_files
+from vllm_gac.steps.healing_expectation import expectation
 from vllm_gac.steps.healing_options import refuse_impossible
 from vllm_gac.steps.healing_text import sequences
 from vllm_gac.steps.model_card import healed_card
@@ -58,8 +59,6 @@ logger = logging.getLogger(__name__)
 Train: TypeAlias = Literal["auto", "whole", "lora"]
 DEFAULT_SEQUENCE_LENGTH = 512
 DEFAULT_ADAPTER_RANK = 32
-# The highest learning rate. Of the demo model's whole weights, 5e-4 diverged.
-_RATE_OF_WEIGHTS, _RATE_OF_ADAPTERS = 1e-4, 4e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,8 @@ def heal(
             the text has means several passes. None: the text once.
         held_out: Text that is only measured, like `text`; a 32nd of `tokens` of it, from 4,096 to
             65,536. Empty: as much of `text` is set aside.
-        learning_rate: The highest learning rate. None: 1e-4 for whole weights, 4e-4 for adapters.
+        learning_rate: The highest learning rate. None: 1e-4 for whole weights, 4e-4 for adapters;
+            in fewer than 256 steps a 256th of that for each step, but 3e-5 and 8e-5 at least.
         train: "whole" trains all weights of the layers, "lora" adapters, which are merged in the
             end. "auto": whole weights if the GPU has room for them.
         lora_rank: The rank of the adapters; smaller matrices have adapters of their full rank.
@@ -211,9 +211,15 @@ def heal(
             )
             trained, measured = sequences(student, texts, held_out_texts, length, tokens)
             rank = _adapter_rank(student, dense, train, lora_rank, length, processes, offload)
-            rate = learning_rate or (_RATE_OF_WEIGHTS if rank is None else _RATE_OF_ADAPTERS)
-            amount = tokens or trained.numel()
-            steps = schedule(len(trained), length, amount, batch_tokens, rate, processes.count)
+            steps = schedule(
+                len(trained),
+                length,
+                tokens or trained.numel(),
+                batch_tokens,
+                learning_rate,
+                processes.count,
+                adapters=rank is not None,
+            )
             threads = threads_of(out)
             run = {
                 "tool_version": VERSION,
@@ -227,7 +233,7 @@ def heal(
                 "held_out": held_out_sums,
                 "tokens": tokens,
                 "train": "whole" if rank is None else "lora",  # decides the default of the rate
-                "learning_rate": rate,
+                "learning_rate": steps.learning_rate,
                 "lora_rank": rank,
                 "temperature": temperature,
                 "hidden_weight": hidden_weight,
@@ -258,6 +264,7 @@ def heal(
             mixed=processes.device.type == "cuda" and _is_bf16(weights),
         )
         logger.info(_announcement(steps, length, measured, rank, device, processes.count))
+        logger.info(expectation(steps.steps * steps.batch * length))
         healing = Healing(
             distillation,
             weights,
