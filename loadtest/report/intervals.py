@@ -51,7 +51,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -424,7 +424,7 @@ class _Level:
     def _at_scores(self, scores: Floats) -> list[float]:
         """The percentiles at normal scores of the level; infinite where no value bounds them."""
         count = len(self.values)
-        below, above = _quantiles(self.level, count, self.spread, stats.norm.cdf(scores))
+        below, above = _quantiles(self.level, count, self.spread, special.ndtr(scores))
         found = []
         for score, low, high in zip(scores, below, above, strict=True):
             if score <= 0:
@@ -516,14 +516,14 @@ def _quantiles(level: float, count: int, spread: _Spread, chances: Floats) -> tu
     effective = count / spread.effect * (_t(math.inf) / _t(spread.freedom)) ** 2
     inside, outside = level * effective, (1 - level) * effective
     none = np.zeros_like(chances)
-    low = stats.beta.ppf(chances, inside, outside + 1) if inside > 0 else none
-    high = stats.beta.ppf(chances, inside + 1, outside) if outside > 0 else none + 1
+    low = special.betaincinv(inside, outside + 1, chances) if inside > 0 else none
+    high = special.betaincinv(inside + 1, outside, chances) if outside > 0 else none + 1
     return low, high
 
 
 def _t(freedom: float) -> float:
     """Student's quantile; the normal one without limit."""
-    return float(stats.t.ppf(1 - _TAIL, freedom))
+    return float(special.stdtrit(freedom, 1 - _TAIL))
 
 
 def ascending(samples: Samples) -> Samples:

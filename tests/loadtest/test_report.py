@@ -17,7 +17,14 @@ from tests.loadtest.runs import write_run
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
+from loadtest.report import plots
 from loadtest.report.report import ReportOptions, write_report
+
+
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of a report's time."""
+    monkeypatch.setattr(plots, "_svg", lambda figure: "<svg></svg>")
 
 
 def test_the_page_stands_alone_and_the_numbers_are_in_all_three_files(
@@ -66,12 +73,13 @@ def test_a_server_that_answers_nothing_has_a_report(tmp_path: Path) -> None:
     assert "HTTP 503" in page
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_the_conclusion_says_who_takes_how_much_and_what_got_slower(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / f"{label}-{rate}-{seed}", label, rate, ttft, itl, seed=seed)
         for label, itl in (("dense", 0.01), ("gac", 0.012))
         for rate, ttft in ((8.0, 0.1), (16.0, 0.1 if label == "gac" else 0.9))
-        for seed in range(4)
+        for seed in range(3)
     ]
     write_report(runs, tmp_path / "r.html", ReportOptions(baseline="dense", gpu_price=2.0))
     content = content_of(tmp_path / "r.html")
@@ -88,6 +96,7 @@ def test_the_conclusion_says_who_takes_how_much_and_what_got_slower(tmp_path: Pa
     assert "cost per million" in (tmp_path / "r.html").read_text()
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_the_conclusion_hides_no_tail_no_failure_and_no_doubt(tmp_path: Path) -> None:
     def said(starts: int, fail_every: int) -> str:
         runs = [
@@ -118,6 +127,7 @@ def test_the_conclusion_hides_no_tail_no_failure_and_no_doubt(tmp_path: Path) ->
         assert 'class="up"><b>1.' not in (tmp_path / "r.html").read_text()
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_fail_on_names_what_it_fails_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [
         write_run(
@@ -167,6 +177,7 @@ def test_fail_on_worse_fails_where_nobody_can_tell(
     assert f"error: --fail-on: {why}" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_a_speedup_whose_interval_holds_one_is_marked(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path / f"{label}-{seed}", label, seed=seed + 10 * (label == "b"))
@@ -252,6 +263,7 @@ def test_a_proxy_that_holds_tokens_back_has_a_report(tmp_path: Path) -> None:
     assert "∞" in (tmp_path / "r.html").read_text()
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_repeats_of_one_schedule_have_a_note(tmp_path: Path) -> None:
     same = [write_run(tmp_path / name) for name in ("a", "b")]
     write_report(same, tmp_path / "r.html", ReportOptions())
@@ -284,7 +296,7 @@ def test_a_browser_opens_the_page_without_a_complaint(runs: list[Path], tmp_path
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     assert "CONSOLE" not in done.stderr
