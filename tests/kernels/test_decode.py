@@ -25,7 +25,12 @@ SEEDS_AT_ONCE = 40
 
 
 @pytest.mark.parametrize(
-    ("grain", "largest", "first", "last"), [(8, 64, 0, 11), (1, 64, 0, 4), (1, 20, 5, 9)]
+    ("grain", "largest", "first", "last"),
+    [
+        pytest.param(8, 64, 0, 11, marks=pytest.mark.slow),
+        (1, 64, 0, 4),
+        pytest.param(1, 20, 5, 9, marks=pytest.mark.slow),
+    ],
 )
 def test_kernel_matches_the_reference_in_tritons_interpreter(
     grain: int, largest: int, first: int, last: int

@@ -9,6 +9,7 @@ from vllm_gac.kernels.few_tokens.launch import faster_tiling
 from vllm_gac.kernels.few_tokens.tiling import MOST_TILES, Tiling, faster_than_cublas
 
 
+@pytest.mark.slow
 def test_kernels_match_torch_in_tritons_interpreter() -> None:
     assert run_interpreted("tests.kernels.few_tokens_cases").count("checked") == CASES
 

@@ -8,6 +8,7 @@ from tests.kernels.interpreter import run_interpreted
 from vllm_gac.kernels import fp8_rows
 
 
+@pytest.mark.slow
 def test_kernels_match_torch_in_tritons_interpreter() -> None:
     assert "all rows agree" in run_interpreted("tests.kernels.fp8_rows_cases")
 

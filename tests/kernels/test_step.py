@@ -23,5 +23,6 @@ def test_cached_on_a_gpu(seed: int) -> None:
     check_write(random_case(seed, "cuda"))
 
 
+@pytest.mark.slow
 def test_heads_may_be_more_than_two_to_the_31_numbers_apart() -> None:
     assert run_interpreted("tests.kernels.large_cache_cases").count("checked") == 3

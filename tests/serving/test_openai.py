@@ -14,6 +14,8 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.steps.evaluate import evaluate
 from vllm_gac.steps.evaluate_server import evaluate_server
 
+pytestmark = pytest.mark.slow
+
 PROMPT = 'def read_lines(path):\n    """Return the lines of a file."""\n'
 
 

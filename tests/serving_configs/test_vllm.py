@@ -42,6 +42,7 @@ def test_the_common_deployments_are_there() -> None:
     assert {path.stem for path in FILES} == {"one-gpu", "two-gpus", "long-context", "cpu-demo"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_vllm_takes_every_flag_as_it_stands(path: Path, parsed: dict[str, dict[str, Any]]) -> None:
     options = parsed[path.stem]
@@ -61,6 +62,7 @@ def test_every_flag_has_its_reason_in_its_line(path: Path) -> None:
     assert all(len(line) <= 120 for line in lines)
 
 
+@pytest.mark.slow
 def test_what_sets_each_deployment_apart(parsed: dict[str, dict[str, Any]]) -> None:
     assert all(options["load_format"] == "gac" for options in parsed.values())
     assert {name: options["tensor_parallel_size"] for name, options in parsed.items()} == {
