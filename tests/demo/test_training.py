@@ -25,7 +25,7 @@ TINY = Architecture(
     max_position_embeddings=1024,
 )
 SCHEDULE = Schedule(
-    epochs=20, minutes=5, batch=4, length=32, lr=1e-2, weight_decay=0.1, dropout=0.0, seed=0
+    epochs=20, minutes=600, batch=4, length=32, lr=1e-2, weight_decay=0.1, dropout=0.0, seed=0
 )
 
 

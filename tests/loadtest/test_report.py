@@ -160,6 +160,7 @@ def test_fail_on_names_what_it_fails_on(tmp_path: Path, capsys: pytest.CaptureFi
         (3, 0.0, "dense", "whether a server is worse cannot be told: all runs are of dense"),
     ],
 )
+@pytest.mark.usefixtures("without_plots")
 def test_fail_on_worse_fails_where_nobody_can_tell(
     starts: int,
     rate: float,
