@@ -138,7 +138,6 @@ def _statistics() -> bytes:
         "tokens": "1024",
         "sequence_length": "64",
         "probe_tokens": "64",
-        "gradient_tokens": "0",
     }
     header = stats_file(Path(), layout_of(config(), "config.json"), metadata).header
     return header[8:] + SEPARATOR + struct.pack("<i", 1)

@@ -25,7 +25,6 @@ WRONG: dict[str, tuple[str, tuple[Any, ...]]] = {
     "whitening": ("--whitening", ("evil", None, ["kfac"])),
     "prune_criterion": ("--prune-criterion", ("evil", 1)),
     "probe_tokens": ("--probe-tokens", COUNTS),
-    "gradient_tokens": ("--gradients", COUNTS),
     "value_group": ("value_group", (*COUNTS, 0)),
     "linears": ("linears", ("mlp.up_proj", 7, ["evil"], [7])),
     "factorized": ("factorized", ({"a": 1}, ["evil"])),
@@ -33,7 +32,7 @@ WRONG: dict[str, tuple[str, tuple[Any, ...]]] = {
     "train": ("--train", ("both", 7)),
 }
 TAKEN = {
-    "calibrate": "device max_tokens sequence_length revision probe_tokens gradient_tokens "
+    "calibrate": "device max_tokens sequence_length revision probe_tokens "
     "value_group linears factorized methods",
     "compress": "device max_tokens sequence_length revision whitening prune_criterion",
     "evaluate": "device max_tokens sequence_length revision",

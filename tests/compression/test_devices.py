@@ -88,7 +88,6 @@ def test_the_guide_has_the_text_and_the_statistics_of_an_8b_model() -> None:
             "methods": ",".join(methods),
             "covariances": ",".join(covariances_of(methods)),
             "metrics": ",".join(metrics_of(methods)),
-            "gradient_tokens": "0",
             "tokens": str(ENOUGH * width),
             "sequence_length": "512",
         }

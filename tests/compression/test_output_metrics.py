@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tests.support.dense_models import config, write, write_text
 from tests.support.exact_models import MODELS, exact_model, random_tokens
@@ -33,10 +32,8 @@ from vllm_gac.compression.reference_model import (
 )
 from vllm_gac.compression.shrinkage import shrunk
 from vllm_gac.compression.statistics_file import check_stats, read_layer_stats
-from vllm_gac.errors import CheckpointError, PlanError
+from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS
-from vllm_gac.planning.planner import measured_plan
-from vllm_gac.planning.request import PlanRequest
 
 RUN: dict[str, Any] = {"max_tokens": 512, "sequence_length": 64, "progress": False}
 
@@ -194,25 +191,12 @@ def test_metrics_of_another_calibration_are_not_used(
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "fresh").read_bytes()
 
 
-def test_older_statistics_serve_for_all_but_low_rank(
+def test_what_was_calibrated_for_no_low_rank_factorizes_nothing(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    calibrate(model, [text], tmp_path / "stats", **RUN)
-    with safe_open(tmp_path / "stats", framework="pt") as file:
-        metadata = dict(file.metadata())
-    tensors = {n: t for n, t in load_file(tmp_path / "stats").items() if ".metric." not in n}
-    del metadata["metrics"]
-    save_file(tensors, tmp_path / "old", metadata | {"format": "2"})
-    checkpoint = open_checkpoint(model)
-    request = PlanRequest(param_ratio=0.9, kv_ratio=0.75)
-    plan = measured_plan(checkpoint, tmp_path / "old", request)
-    assert plan.layers == measured_plan(checkpoint, tmp_path / "stats", request).layers
-    with pytest.raises(PlanError, match=r"old: measured by an earlier release.*calibrate again"):
-        measured_plan(checkpoint, tmp_path / "old", replace(request, methods=("lowrank",)))
-    found = (checkpoint.layout, checkpoint.config_sha256)
-    with pytest.raises(CheckpointError, match=r"old: measured by an earlier release.*again"):
-        check_stats(tmp_path / "old", *found, factorized=["mlp.up_proj"])
     calibrate(model, [text], tmp_path / "heads", methods=("heads",), **RUN)
+    checkpoint = open_checkpoint(model)
+    found = (checkpoint.layout, checkpoint.config_sha256)
     with pytest.raises(CheckpointError, match=r"nothing is known of the output of mlp\.up_proj"):
         check_stats(tmp_path / "heads", *found, factorized=["mlp.up_proj"])
 

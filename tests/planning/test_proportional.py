@@ -13,7 +13,6 @@ from tests.support.measured_layers import made_up_losses
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning.proportional import (
     LinearLosses,
-    LossScores,
     ProportionalShare,
     importance,
     proportional,
@@ -51,7 +50,7 @@ def test_layers_keep_the_budgets(methods: tuple[str, ...]) -> None:
     dense = layout_of(config())
     losses = made_up_losses(dense)
     parameters, kv = int(0.8 * dense.parameters), int(0.6 * dense.kv_elements)
-    layers = proportional_layers(dense, LossScores(losses), methods, "rotary", parameters, kv)
+    layers = proportional_layers(dense, losses, methods, "rotary", parameters, kv)
     layout = replace(dense, layers=tuple(layers))
     if methods != ("heads",):
         assert 0.75 * dense.parameters < layout.parameters <= parameters
@@ -64,7 +63,7 @@ def test_layers_keep_the_budgets(methods: tuple[str, ...]) -> None:
 def test_straight_lines_meet_the_importance_half_way() -> None:
     dense = layout_of(config())
     losses = made_up_losses(dense)
-    line = LinearLosses(losses, LossScores(losses)).width(0)
+    line = LinearLosses(losses).width(0)
     full = dense.layers[0].intermediate_size
     assert line[full] == 0
     assert line[0] == pytest.approx(importance(losses.width(0)))

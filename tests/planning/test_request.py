@@ -29,7 +29,7 @@ from vllm_gac.planning.request import PlanRequest
             "tensor_parallel_size 2.0: expected an integer of at least 1",
         ),
         ("quantization", "int4", "quantization int4: expected one of fp8"),
-        ("objective", "speed", "objective speed: expected one of concave, linear, fisher"),
+        ("objective", "speed", "objective speed: expected one of concave, linear"),
         ("max_loss", 1, "max_loss 1: expected a share above 0 and below 1: 1 % is 0.01"),
         ("latency", float("inf"), "latency inf: expected a number above 0"),
     ],

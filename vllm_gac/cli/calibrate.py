@@ -54,15 +54,6 @@ def add_parser(verbs: Verbs) -> None:
         help="how many of the tokens measure what each part of each layer is worth, 0 for none; "
         "default: 2048",
     )
-    parser.add_argument(
-        "--gradients",
-        nargs="?",
-        type=count,
-        const=2048,
-        metavar="N",
-        help="also measure the gradients of the loss by weights on N of the tokens, 2048 if no "
-        "number is given: for --prune-criterion taylor and --objective fisher",
-    )
     add_run(parser, CALIBRATION_TOKENS)
     add_json(parser)
     parser.set_defaults(run=run, hint="; the same command goes on from here")
@@ -75,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.steps.calibration_text import calibration_texts
 
     options = given(args, "probe_tokens") | on_a_device(args)
-    if args.gradients is not None:
-        options["gradient_tokens"] = args.gradients
     if args.method is not None:
         options["methods"] = args.method
     directory = model_directory(args.model, args.revision)

@@ -48,9 +48,9 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--prune-criterion",
-        choices=("obs", "taylor", "magnitude"),
-        help="how MLP channels are chosen: by their loss after the refit, LLM-Pruner's score, or "
-        "the energy of their activations; default: obs",
+        choices=("obs", "magnitude"),
+        help="how MLP channels are chosen: by their loss after the refit, or the energy of their "
+        "activations; default: obs",
     )
     parser.add_argument(
         "--no-refit",

@@ -4,8 +4,7 @@ If linears may be factorized, a first pass over fewer tokens measures what error
 cost (output_metrics.py). In the pass that measures everything else, memory holds the weights and
 statistics of one layer, and the hidden states of the calibration sequences. After each layer its
 statistics and the hidden states are on disk, so that a run that was stopped continues with the next
-layer. A third pass measures by how much the loss grows if a part of a layer shrinks (probes.py), a
-fourth one, if asked for, gradients of the loss by weights (gradients.py).
+layer. A third pass measures by how much the loss grows if a part of a layer shrinks (probes.py).
 """
 
 import hashlib
@@ -34,7 +33,6 @@ from vllm_gac.checkpoint.workspace import (
 from vllm_gac.compression.arguments import check_count, check_names
 from vllm_gac.compression.devices import check_device
 from vllm_gac.compression.effort import Work, announcement
-from vllm_gac.compression.gradients import measure_gradients
 from vllm_gac.compression.methods.attended import spread_output
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.normed_keys import PAIR_SCORES, normed_pair_scores
@@ -94,7 +92,6 @@ def calibrate(
     max_tokens: int | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     probe_tokens: int = DEFAULT_PROBE_TOKENS,
-    gradient_tokens: int = 0,
     methods: Sequence[str] = METHODS,
     linears: Sequence[str] | None = None,
     factorized: Sequence[str] | None = None,
@@ -118,7 +115,6 @@ def calibrate(
         sequence_length: Tokens of one sequence; at most the model's context.
         probe_tokens: About how many of the tokens to measure sensitivities on, which plans need:
             by how many nats the loss grows if a part of a layer shrinks. 0: none.
-        gradient_tokens: About how many of the tokens to measure gradients of the loss on. 0: none.
         methods: The methods that may be planned with these statistics: heads, prune, lowrank.
         linears: The linears whose input covariances [in, in] are kept, e.g. "mlp.up_proj". None:
             all that `methods` need.
@@ -147,7 +143,6 @@ def calibrate(
     check_count("--max-tokens", max_tokens, least=1)
     check_count("--sequence-length", sequence_length, least=1)
     check_count("--probe-tokens", probe_tokens, least=0)
-    check_count("--gradients", gradient_tokens, least=0)
     check_count("value_group", value_group, least=1)
     check_names("linears", linears, STATISTICS)
     check_names("factorized", factorized, LINEARS)
@@ -156,7 +151,7 @@ def calibrate(
     checkpoint = checked_model(model, out)
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
     metrics = list(factorized) if factorized is not None else metrics_of(methods)
-    if sequence_length < 2 and (probe_tokens or gradient_tokens or metrics):
+    if sequence_length < 2 and (probe_tokens or metrics):
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
     width = checkpoint.layout.layers[0].intermediate_size
     wanted = max(_LEAST_TOKENS, ENOUGH * width) if max_tokens is None else max_tokens
@@ -172,9 +167,6 @@ def calibrate(
         "tokens": str(tokens.numel()),
         "sequence_length": str(sequence_length),
         "probe_tokens": str(min(_whole_sequences(probe_tokens, sequence_length), tokens.numel())),
-        "gradient_tokens": str(
-            min(_whole_sequences(gradient_tokens, sequence_length), tokens.numel())
-        ),
         "tokens_sha256": hashlib.sha256(tokens.numpy().tobytes()).hexdigest(),
         "methods": ",".join(method for method in METHODS if method in methods),
         "format": FORMAT,
@@ -316,7 +308,7 @@ def _stream(run: _Run) -> None:
 
 
 def _measure_whole(run: _Run) -> None:
-    """Measure sensitivities and gradients on some of the sequences, and finish the file."""
+    """Measure sensitivities on some of the sequences, and finish the file."""
     file, metadata, layout = run.file, run.metadata, run.checkpoint.layout
     shapes = whole_model_shapes(layout, metadata)
     measured = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"tokens": run.tokens}
@@ -333,9 +325,6 @@ def _measure_whole(run: _Run) -> None:
             with torch.inference_mode():
                 found = measure(run.model, read, statistics, some, tried, progress=run.progress)
             measured["probes"] = found
-        some = run.some("gradient_tokens")
-        if len(some):
-            measured |= measure_gradients(run.model, read, some, progress=run.progress)
     file.finish(measured)
 
 

@@ -15,14 +15,10 @@ layers.{i}.pair_scores     [KV heads * head_dim / 2] of models with q_norm and k
                           query heads that share it (methods/normed_keys.py)
 layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
 probes                    [layers, probes, 2] by how much the loss grows (probes.py)
-fisher, taylor            [layers, ...] statistics from gradients, if measured (gradients.py)
 tokens                    int32 [count, length], the text itself: compressed layers are refitted on
                           what they get for it (refit.py)
 
-In the metadata, "format" is 3; "covariances" and "metrics" name the linears that have them. Files
-of format 2 have neither metrics nor tokens. Files of format 1 do not name the covariances either,
-and have those of all four linears as [n, n]. Both are read, but not for low rank: the errors of
-linears in them do not know the outputs.
+In the metadata, "format" is 3; "covariances" and "metrics" name the linears that have them.
 
 The layers are appended one by one. This is why the file is laid out here and not by safetensors:
 the header is known beforehand, and a calibration that was stopped after k layers leaves a file with
@@ -61,17 +57,12 @@ Floats: TypeAlias = NDArray[np.float32]
 
 STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 FORMAT = "3"
-_OLDER = ("1", "2")
 _TOKENS = "tokens"
 _DTYPES = {"F32": torch.float32, "I32": torch.int32}
 # Rows of a covariance that are copied from the device at a time.
 _ROWS = 256
 # Relative rounding error of fp32 sums over any realistic number of tokens.
 _ROUNDING = 1e-3
-_NO_METRICS = (
-    "measured by an earlier release, which knew nothing of the outputs of low-rank linears; "
-    "calibrate again"
-)
 _NEEDED_BY: Mapping[str, Sequence[str]] = {
     "heads": ("self_attn.q_proj", "self_attn.o_proj"),
     "prune": ("mlp.down_proj",),
@@ -140,7 +131,7 @@ def kept_metrics(metadata: Mapping[str, str]) -> list[str]:
 
 def kept_covariances(metadata: Mapping[str, str]) -> list[str]:
     """The linears whose input covariances a file has."""
-    kept = metadata.get("covariances", ",".join(STATISTICS)).split(",")
+    kept = metadata.get("covariances", "").split(",")
     return [name for name in STATISTICS if name in kept]
 
 
@@ -154,11 +145,6 @@ def methods_of(metadata: Mapping[str, str]) -> list[str]:
     return [method for method in metadata.get("methods", "").split(",") if method]
 
 
-def has_gradients(metadata: Mapping[str, str]) -> bool:
-    """Whether gradients were measured."""
-    return metadata.get("gradient_tokens", "0") != "0"
-
-
 def check_methods(path: Path, metadata: Mapping[str, str], methods: Sequence[str]) -> None:
     """Raise PlanError unless `methods` can be planned with the statistics at `path`."""
     known = methods_of(metadata)
@@ -168,7 +154,10 @@ def check_methods(path: Path, metadata: Mapping[str, str], methods: Sequence[str
             "calibrate again with --method"
         )
     if "lowrank" in methods and not kept_metrics(metadata):
-        raise PlanError(f"{path}: {_NO_METRICS}")
+        raise PlanError(
+            f"{path}: nothing was measured of the outputs of linears, which lowrank needs; "
+            "calibrate again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +250,8 @@ def _square(packed: torch.Tensor, device: str) -> torch.Tensor:
 def stats_file(path: Path, layout: ModelLayout, metadata: Mapping[str, str]) -> StatsFile:
     """The statistics file at `path` for a model of `layout`; nothing is written yet.
 
-    `metadata` says what is measured and how. Its "value_group", "methods" and "gradient_tokens"
-    determine shapes.
+    `metadata` says what is measured and how. Its "value_group" and "methods" determine
+    shapes.
     """
     shapes = _shapes(layout, metadata)
     header = tensors_header({n: (_dtype(n), shape) for n, shape in shapes.items()}, metadata)
@@ -275,10 +264,9 @@ def stats_file(path: Path, layout: ModelLayout, metadata: Mapping[str, str]) -> 
 def _shapes(layout: ModelLayout, metadata: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of the file, in the order of the file."""
     square = layer_shapes(layout, int(metadata["value_group"]))
-    packed = "format" in metadata
     layer: dict[str, tuple[int, ...]] = {
         **{
-            name: (square[name][0] * (square[name][0] + 1) // 2,) if packed else square[name]
+            name: (square[name][0] * (square[name][0] + 1) // 2,)
             for name in kept_covariances(metadata)
         },
         **(
@@ -306,18 +294,11 @@ def whole_model_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor that is measured after all layers have been."""
     layers = len(layout.layers)
-    shapes: dict[str, tuple[int, ...]] = {
-        "probes": (layers, len(probes(layout, methods_of(metadata))), 2)
+    length = int(metadata["sequence_length"])
+    return {
+        "probes": (layers, len(probes(layout, methods_of(metadata))), 2),
+        _TOKENS: (int(metadata["tokens"]) // length, length),
     }
-    if has_gradients(metadata):
-        shapes |= {
-            "fisher": (layers, len(LINEARS)),
-            "taylor": (layers, layout.layers[0].intermediate_size),
-        }
-    if _has_tokens(metadata):
-        length = int(metadata["sequence_length"])
-        shapes[_TOKENS] = (int(metadata["tokens"]) // length, length)
-    return shapes
 
 
 def check_stats(
@@ -348,10 +329,10 @@ def check_stats(
         found = {name: _entry(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
     if "model_config_sha256" not in metadata:
         raise CheckpointError(f"{path}: not statistics that 'vllm-gac calibrate' wrote")
-    if metadata.get("format", FORMAT) not in (FORMAT, *_OLDER):
+    if (found_format := metadata.get("format", "1")) != FORMAT:
         raise VersionError(
-            f"{path}: statistics of format {metadata['format'][:20]!r}, this release reads "
-            f"{FORMAT}; calibrate again"
+            f"{path}: statistics of format {found_format[:20]!r}, this release reads {FORMAT}; "
+            "calibrate again"
         )
     if metadata.get("model_config_sha256") != config_sha256:
         raise CheckpointError(
@@ -365,8 +346,6 @@ def check_stats(
             f"input of {', '.join(missing)}, which the plan shrinks; calibrate again with --method"
         )
     if set(factorized) - set(kept_metrics(metadata)):
-        if metadata.get("format") != FORMAT:
-            raise CheckpointError(f"{path}: {_NO_METRICS}")
         raise CheckpointError(
             f"{path}: calibrated for {metadata['methods']}, so that nothing is known of the output "
             f"of {', '.join(factorized)}, which the plan factorizes; calibrate again with --method"
@@ -389,10 +368,6 @@ def check_stats(
 
 def _opened(path: Path, framework: str) -> AbstractContextManager[Any]:
     return open_safetensors(path, "a readable statistics file", framework)
-
-
-def _has_tokens(metadata: Mapping[str, str]) -> bool:
-    return metadata.get("format") == FORMAT
 
 
 def _dtype(name: str) -> str:
@@ -418,16 +393,15 @@ def _metadata_fault(metadata: Mapping[str, str]) -> str | None:
         return f"methods: expected some of {','.join(METHODS)}, got {metadata['methods'][:60]!r}"
     if metadata["value_group"] not in map(str, MERGEABLE):
         return f"value_group: expected one of {MERGEABLE}, got {metadata['value_group'][:60]!r}"
-    for key in ("probe_tokens", "gradient_tokens", "tokens", "sequence_length"):
-        number = metadata.get(key, "0")
+    for key in ("probe_tokens", "tokens", "sequence_length"):
+        number = metadata[key]
         if not (number.isascii() and number.isdigit() and len(number) < 20):
             return f"{key}: expected a number, got {number[:60]!r}"
-    if _has_tokens(metadata):
-        tokens, length = int(metadata["tokens"]), int(metadata["sequence_length"])
-        if not length:
-            return "sequence_length: expected at least 1, got 0"
-        if tokens < length:
-            return f"tokens: expected one sequence of {length} at least, got {tokens}"
+    tokens, length = int(metadata["tokens"]), int(metadata["sequence_length"])
+    if not length:
+        return "sequence_length: expected at least 1, got 0"
+    if tokens < length:
+        return f"tokens: expected one sequence of {length} at least, got {tokens}"
     return None
 
 
@@ -440,9 +414,7 @@ def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
     with _opened(path, "pt") as file:
         metadata = file.metadata() or {}
         for name in (*kept_covariances(metadata), *map(metric_of, kept_metrics(metadata))):
-            stored = file.get_tensor(f"layers.{index}.{name}")
-            packed = stored.ndim == 1
-            tensor = _square(stored, device) if packed else stored.to(device, torch.float64)
+            tensor = _square(file.get_tensor(f"layers.{index}.{name}"), device)
             if fault := _covariance_fault(tensor):
                 raise CheckpointError(f"{path}: layers.{index}.{name}: {fault}; calibrate again")
             stats[name] = tensor
@@ -493,8 +465,8 @@ def _covariance_fault(matrix: torch.Tensor) -> str | None:
 
 def read_tokens(
     path: Path, metadata: Mapping[str, str], layout: ModelLayout, longest: int
-) -> torch.Tensor | None:
-    """The text that was measured, int32 [count, length]; None if an earlier release measured it.
+) -> torch.Tensor:
+    """The text that was measured, int32 [count, length].
 
     Args:
         path: The statistics file.
@@ -505,8 +477,6 @@ def read_tokens(
     Raises:
         CheckpointError: The sequences are longer than the context, or the model has no such token.
     """
-    if not _has_tokens(metadata):
-        return None
     if (length := int(metadata["sequence_length"])) > longest:
         raise CheckpointError(
             f"{path}: metadata: sequence_length: {length}, more than the {longest} tokens of the "
@@ -540,22 +510,6 @@ def read_errors(
 def read_probes(path: Path) -> Floats:
     """The probes [layers, probes, 2] (probes.py). Raises CheckpointError if not finite."""
     return _read(path, "probes")
-
-
-def check_gradients(path: Path, metadata: Mapping[str, str], flag: str) -> None:
-    """Raise CheckpointError unless the statistics at `path` have what the option `flag` needs."""
-    if not has_gradients(metadata):
-        raise CheckpointError(
-            f"{path}: no gradients were measured, which {flag} needs; calibrate with --gradients"
-        )
-
-
-def read_gradients(path: Path, name: str) -> Floats:
-    """[layers, ...]: fisher or taylor of gradients.py.
-
-    For statistics that have gradients; raises CheckpointError if they are not finite.
-    """
-    return _read(path, name)
 
 
 def _read(path: Path, name: str, least: float | None = None) -> Floats:

@@ -11,7 +11,7 @@ from typing import Any
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.compression.statistics_file import check_gradients, check_methods, check_stats
+from vllm_gac.compression.statistics_file import check_methods, check_stats
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.names import VERSION
@@ -20,7 +20,6 @@ from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.planning.prior_losses import PriorLosses
 from vllm_gac.planning.problem import Problem, Solution
-from vllm_gac.planning.proportional import Scores, read_fisher_scores
 from vllm_gac.planning.request import PlanRequest
 
 # Losses of other models predict those of this one no closer than this, in nats per token. Equal
@@ -84,8 +83,6 @@ def measured_plan(model: Checkpoint, stats: Path, request: PlanRequest) -> Plan:
     if request.sensitivity == "kfac" and "lowrank" not in request.methods:
         raise PlanError("--sensitivity kfac is of the ranks of linears; add lowrank to --method")
     metadata = check_stats(stats, model.layout, model.config_sha256)
-    if request.needs_gradients:
-        check_gradients(stats, metadata, request.needs_gradients)
     needs_probes = request.sensitivity == "probe" or set(request.methods) != {"lowrank"}
     if needs_probes and metadata["probe_tokens"] == "0":
         raise PlanError(f"{stats}: no sensitivities were measured; calibrate with --probe-tokens")
@@ -93,11 +90,10 @@ def measured_plan(model: Checkpoint, stats: Path, request: PlanRequest) -> Plan:
     if int(metadata["value_group"]) == 1:  # the statistics hold nothing about merged heads
         request = replace(request, value_group=1, key_group=1)
     losses = read_losses(stats, model.layout, metadata, request.sensitivity)
-    scores = read_fisher_scores(stats) if request.objective == "fisher" else None
-    text, measured = ("tokens", "tokens_sha256", "sequence_length"), ("probe", "metric", "gradient")
+    text, measured = ("tokens", "tokens_sha256", "sequence_length"), ("probe", "metric")
     known = (*text, *(f"{what}_tokens" for what in measured))
     calibration = {key: metadata[key] for key in known if key in metadata}
-    return best_plan(model, losses, request, {"calibration": calibration}, scores)
+    return best_plan(model, losses, request, {"calibration": calibration})
 
 
 def prior_plan(model: Checkpoint, request: PlanRequest) -> Plan:
@@ -124,7 +120,6 @@ def best_plan(
     losses: Losses,
     request: PlanRequest,
     notes: Mapping[str, Any] | None = None,
-    scores: Scores | None = None,
     tolerance: float = 0.0,
 ) -> Plan:
     """Make the plan with the smallest loss within every budget, or the fastest within a loss.
@@ -134,15 +129,13 @@ def best_plan(
         losses: The expected loss of every dim of every layer.
         request: What the plan is to keep.
         notes: More entries for the plan's notes.
-        scores: The importance of every part, for the objectives linear and fisher. By default it
-            is computed from `losses`.
         tolerance: A plan is good enough if no other loses less by more than this, in nats per
             token.
 
     Raises:
         PlanError: If no plan fits. The message gives the smallest feasible value of the option.
     """
-    problem, found, about = _no_slower_solution(request, model, losses, scores, tolerance)
+    problem, found, about = _no_slower_solution(request, model, losses, tolerance)
     layout = replace(model.layout, layers=tuple(found.layers))
     time, about_time = _time_budget(request, problem, found.layers, model.layout)
     return Plan(
@@ -176,7 +169,6 @@ def _no_slower_solution(
     request: PlanRequest,
     model: Checkpoint,
     losses: Losses,
-    scores: Scores | None,
     tolerance: float,
 ) -> tuple[Problem, Solution, list[str]]:
     """The best choice that is predicted to be no slower than the dense model, if there is one.
@@ -187,7 +179,7 @@ def _no_slower_solution(
     Returns:
         The problem, its solution, and what is to be known about predicted times.
     """
-    problem, found = _best_solution(request, model, losses, scores, tolerance)
+    problem, found = _best_solution(request, model, losses, tolerance)
     if problem.deployment is None:
         return problem, found, []
     about = request.about_times(problem.deployment.profile)
@@ -199,7 +191,7 @@ def _no_slower_solution(
     if not request.weighs_time and request.objective == "concave":
         with suppress(PlanError):
             as_dense = replace(request, latency_ratio=1.0)
-            limited, faster = _best_solution(as_dense, model, losses, scores, tolerance)
+            limited, faster = _best_solution(as_dense, model, losses, tolerance)
             said = (
                 "the dense model's time was taken as a limit: without one, a plan would lose "
                 f"{found.loss:.4f} nats per token instead of {faster.loss:.4f}, and take {slower}"
@@ -213,7 +205,6 @@ def _best_solution(
     request: PlanRequest,
     model: Checkpoint,
     losses: Losses,
-    scores: Scores | None,
     tolerance: float,
 ) -> tuple[Problem, Solution]:
     """The best choice by the request's methods, or by some of them if it is better.
@@ -222,7 +213,7 @@ def _best_solution(
     candidates, or their combinations would be too many. With fewer methods there are more ranks.
     """
     problem = Problem(request, model)
-    found = [(problem, problem.solve(losses, scores, tolerance))]
+    found = [(problem, problem.solve(losses, tolerance))]
     if request.objective == "concave" and "lowrank" in request.methods:
         # Without the method heads, attention has the form that the dense model has.
         needed = {"lowrank"} if request.allows_dense_attention else {"lowrank", "heads"}
@@ -231,7 +222,7 @@ def _best_solution(
         for kept in chain.from_iterable(combinations(others, n) for n in range(len(others))):
             with suppress(PlanError):  # fewer methods may not fit the budgets
                 fewer = Problem(replace(request, methods=(*kept, *always)), model)
-                found.append((fewer, fewer.solve(losses, scores, tolerance)))
+                found.append((fewer, fewer.solve(losses, tolerance)))
     if request.max_loss is None:
         return min(found, key=lambda one: one[1].loss)
 

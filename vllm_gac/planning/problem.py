@@ -20,8 +20,6 @@ from vllm_gac.planning.losses import Curve, Losses
 from vllm_gac.planning.plan_file import exact_budget
 from vllm_gac.planning.proportional import (
     LinearLosses,
-    LossScores,
-    Scores,
     proportional_layers,
     within_window,
 )
@@ -126,24 +124,20 @@ class Problem:
                 )
         self._check_time(unspent)
 
-    def solve(
-        self, losses: Losses, scores: Scores | None = None, tolerance: float = 0.0
-    ) -> Solution:
+    def solve(self, losses: Losses, tolerance: float = 0.0) -> Solution:
         """Find the choice with the smallest loss within every budget, or the fastest one.
 
         The time budget is checked on whole layers.
 
         Args:
             losses: The expected loss of every dim of every layer.
-            scores: For the objectives linear and fisher, the importance of every part of every
-                layer. By default it is computed from `losses`.
             tolerance: A choice is good enough if no other loses less by more than this. Of the
                 fastest choice, it is the share of the dense model's time.
 
         Raises:
             PlanError: If no plan is within the budgets, or none loses so little.
         """
-        values, limits = self._values(losses, scores), dict(self._limits)
+        values, limits = self._values(losses), dict(self._limits)
         self.check_feasible()
         if self._request.max_loss is not None:
             return self._fastest(values, expected_for(self._request.max_loss), tolerance)
@@ -221,28 +215,27 @@ class Problem:
         shares = (f"{name} {size / whole:.3f}" for name, size in parts.items() if size)
         return f" ({', '.join(shares)})"
 
-    def _values(self, losses: Losses, scores: Scores | None) -> _Values:
+    def _values(self, losses: Losses) -> _Values:
         by_loss = self._curves(losses)
         if self._request.objective == "concave":
             every = [np.arange(len(loss)) for loss in by_loss]
             return _Values(by_loss, [-loss for loss in by_loss], every)
-        scores = scores or LossScores(losses)
-        objective = self._curves(LinearLosses(losses, scores))
-        return _Values(by_loss, [-loss for loss in objective], self._windows(scores))
+        objective = self._curves(LinearLosses(losses))
+        return _Values(by_loss, [-loss for loss in objective], self._windows(losses))
 
     def _curves(self, losses: Losses) -> list[Curve]:
         """The losses [candidates], with one entry for each part of each layer."""
         layers = range(len(self._dense.layers))
         return [part.losses(losses, index) for part in self._parts for index in layers]
 
-    def _windows(self, scores: Scores) -> list[NDArray[np.intp]]:
+    def _windows(self, losses: Losses) -> list[NDArray[np.intp]]:
         """The candidates near the proportional dims, for each part of each layer.
 
         If no candidate is near, all are taken.
         """
         near = proportional_layers(
             self._dense,
-            scores,
+            losses,
             self._request.methods,
             "latent" if self._request.key_form == "latent" else "rotary",
             self.parameters.allowed,

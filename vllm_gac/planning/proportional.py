@@ -3,21 +3,16 @@
 PaLU and ASVD score every matrix. Under one budget for the whole model, they give each matrix a rank
 in proportion to its score. The ranks are arbitrary integers, which are slow on GPUs. The GAC paper
 starts from these ranks: a knapsack then chooses aligned dims near them, where the value of a dim is
-the dim times the score (the objective `linear`). Our scores come from the measured losses, or are
-PaLU's own (the objective `fisher`).
+the dim times the score (the objective `linear`). Our scores come from the measured losses.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vllm_gac.compression.statistics_file import read_gradients
 from vllm_gac.layout.dims import LINEARS, KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.planning.knapsack_items import Prefix, part_parameters
 from vllm_gac.planning.losses import Curve, Losses
@@ -27,86 +22,9 @@ from vllm_gac.planning.losses import Curve, Losses
 WINDOW = 1 / 8
 
 
-class Scores(Protocol):
-    """The importance of each part of each layer, above 0. A score belongs to the whole part."""
-
-    def key(self, layer: int, form: str, group: int) -> float:
-        """Of the keys."""
-
-    def value(self, layer: int, group: int) -> float:
-        """Of the values."""
-
-    def width(self, layer: int) -> float:
-        """Of the MLP."""
-
-    def rank(self, layer: int, linear: str) -> float:
-        """Of a linear."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossScores:
-    """Scores by the loss when the dim of a part is halved (see `importance`)."""
-
-    losses: Losses
-
-    def key(self, layer: int, form: str, group: int) -> float:
-        """Of the keys."""
-        return importance(self.losses.key(layer, form, group))
-
-    def value(self, layer: int, group: int) -> float:
-        """Of the values."""
-        return importance(self.losses.value(layer, group))
-
-    def width(self, layer: int) -> float:
-        """Of the MLP."""
-        return importance(self.losses.width(layer))
-
-    def rank(self, layer: int, linear: str) -> float:
-        """Of a linear."""
-        return importance(self.losses.rank(layer, linear))
-
-
-@dataclass(frozen=True, slots=True)
-class FisherScores:
-    """PaLU's scores (Chang et al., ICLR 2025): the Fisher information of a linear's weights.
-
-    Keys and values have the scores of their projections. PaLU does not prune, so we score an MLP
-    by the mean over its three linears. compression/gradients.py measures the information.
-
-    Attributes:
-        fisher: [layers, linears] in the order of LINEARS.
-    """
-
-    fisher: NDArray[np.float64]
-
-    def key(self, layer: int, form: str, group: int) -> float:
-        """Of the keys."""
-        return self.rank(layer, "self_attn.k_proj")
-
-    def value(self, layer: int, group: int) -> float:
-        """Of the values."""
-        return self.rank(layer, "self_attn.v_proj")
-
-    def width(self, layer: int) -> float:
-        """Of the MLP."""
-        names = [name for name in LINEARS if name.startswith("mlp.")]
-        return sum(self.rank(layer, name) for name in names) / len(names)
-
-    def rank(self, layer: int, linear: str) -> float:
-        """Of a linear."""
-        return float(self.fisher[layer, LINEARS.index(linear)])
-
-
-def read_fisher_scores(path: Path) -> FisherScores:
-    """Read the scores from statistics with gradients, and scale them to a mean of 1."""
-    fisher = np.maximum(read_gradients(path, "fisher").astype(np.float64), np.finfo(float).tiny)
-    fisher /= fisher.mean()
-    return FisherScores(np.maximum(fisher, 1e-9))
-
-
 def proportional_layers(
     dense: ModelLayout,
-    scores: Scores,
+    losses: Losses,
     methods: Sequence[str],
     form: str,
     parameters: int,
@@ -119,7 +37,7 @@ def proportional_layers(
 
     Args:
         dense: The dense model.
-        scores: The importance of each part.
+        losses: The expected losses, which give each part its score (`importance`).
         methods: The methods that the plan may use.
         form: The form of smaller keys, rotary or latent.
         parameters: The budget of parameters.
@@ -130,13 +48,13 @@ def proportional_layers(
     """
     layers = list(dense.layers)
     if "heads" in methods:
-        layers = _heads(dense, scores, layers, form, kv_elements)
+        layers = _heads(dense, losses, layers, form, kv_elements)
     if "prune" in methods:
-        layers = _widths(dense, scores, layers, parameters)
+        layers = _widths(dense, losses, layers, parameters)
     if "lowrank" in methods:
         # An MLP is either narrower or factorized.
         linears = [n for n in LINEARS if not ("prune" in methods and n.startswith("mlp."))]
-        layers = _ranks(dense, scores, layers, linears, parameters)
+        layers = _ranks(dense, losses, layers, linears, parameters)
     return layers
 
 
@@ -161,13 +79,13 @@ def _kept_shares(dense: ModelLayout, layer: LayerLayout, prefix: Prefix) -> list
 
 
 def _heads(
-    dense: ModelLayout, scores: Scores, layers: list[LayerLayout], form: str, budget: int
+    dense: ModelLayout, losses: Losses, layers: list[LayerLayout], form: str, budget: int
 ) -> list[LayerLayout]:
     heads, size = dense.num_key_value_heads, dense.head_dim
     shares = [
-        ProportionalShare(score, heads, size, heads * size)
+        ProportionalShare(importance(curve), heads, size, heads * size)
         for index in range(len(layers))
-        for score in (scores.key(index, form, 1), scores.value(index, 1))
+        for curve in (losses.key(index, form, 1), losses.value(index, 1))
     ]
     dims = iter(proportional(shares, budget))
     found = []
@@ -182,12 +100,12 @@ def _heads(
 
 
 def _widths(
-    dense: ModelLayout, scores: Scores, layers: list[LayerLayout], budget: int
+    dense: ModelLayout, losses: Losses, layers: list[LayerLayout], budget: int
 ) -> list[LayerLayout]:
     full, cost = dense.layers[0].intermediate_size, 3 * dense.hidden_size
     others = replace(dense, layers=tuple(layers)).parameters - len(layers) * cost * full
     shares = [
-        ProportionalShare(scores.width(index), cost, full, cost * full)
+        ProportionalShare(importance(losses.width(index)), cost, full, cost * full)
         for index in range(len(layers))
     ]
     widths = proportional(shares, budget - others)
@@ -196,7 +114,7 @@ def _widths(
 
 def _ranks(
     dense: ModelLayout,
-    scores: Scores,
+    losses: Losses,
     layers: list[LayerLayout],
     linears: Sequence[str],
     budget: int,
@@ -204,7 +122,7 @@ def _ranks(
     shapes = [dense.linear_shape(layer, name) for layer in layers for name in linears]
     wholes = [rows * columns for rows, columns in shapes]
     others = replace(dense, layers=tuple(layers)).parameters - sum(wholes)
-    own = [scores.rank(index, name) for index in range(len(layers)) for name in linears]
+    own = [importance(losses.rank(index, name)) for index in range(len(layers)) for name in linears]
     shares = [
         ProportionalShare(score, sum(shape), min(shape), whole)
         for score, shape, whole in zip(own, shapes, wholes, strict=True)
@@ -287,26 +205,25 @@ class LinearLosses:
     """Straight lines in place of `losses`: the value of a dim is its share of the part's score."""
 
     losses: Losses
-    scores: Scores
 
     def key(self, layer: int, form: str, group: int) -> Curve:
         """By the size of a key head."""
-        return _line(self.losses.key(layer, form, group), self.scores.key(layer, form, group))
+        return _line(self.losses.key(layer, form, group))
 
     def value(self, layer: int, group: int) -> Curve:
         """By the size of a value head."""
-        return _line(self.losses.value(layer, group), self.scores.value(layer, group))
+        return _line(self.losses.value(layer, group))
 
     def width(self, layer: int) -> Curve:
         """By the MLP's width."""
-        return _line(self.losses.width(layer), self.scores.width(layer))
+        return _line(self.losses.width(layer))
 
     def rank(self, layer: int, linear: str) -> Curve:
         """By the rank of a linear."""
-        return _line(self.losses.rank(layer, linear), self.scores.rank(layer, linear))
+        return _line(self.losses.rank(layer, linear))
 
 
-def _line(curve: Curve, score: float) -> Curve:
+def _line(curve: Curve) -> Curve:
     full = len(curve) - 1
-    line: Curve = score * (1 - np.arange(full + 1) / full)
+    line: Curve = importance(curve) * (1 - np.arange(full + 1) / full)
     return line

@@ -23,7 +23,7 @@ from vllm_gac.planning.allowed_dims import AllowedDims
 
 # Where the losses of ranks come from: probes of whole layers, or one backward pass.
 RankLossSource: TypeAlias = Literal["probe", "kfac"]
-Objective: TypeAlias = Literal["concave", "linear", "fisher"]
+Objective: TypeAlias = Literal["concave", "linear"]
 
 # The options that describe the steps of a deployment. `BatchMix` has the same names.
 _BATCH_MIX = ("decode_batch", "decode_context", "prefill_tokens")
@@ -183,10 +183,9 @@ class PlanRequest:
         default="concave",
         metadata=_option(
             "--objective",
-            "value of a dim: the loss without it, as measured (concave). For comparison, in "
-            "proportion to the dim as in the GAC paper, scored by losses (linear) or as in PaLU "
-            "(fisher); default: concave",
-            choices=("concave", "linear", "fisher"),
+            "value of a dim: the loss without it, as measured (concave), or for comparison in "
+            "proportion to the dim, as in the GAC paper (linear); default: concave",
+            choices=("concave", "linear"),
         ),
     )
     sensitivity: RankLossSource = field(
@@ -286,14 +285,9 @@ class PlanRequest:
         return self.key_form != "latent" and {self.key_group, self.value_group} <= {None, 1}
 
     @property
-    def needs_gradients(self) -> str | None:
-        """The option that needs gradients of the loss by weights, or None."""
-        return "--objective fisher" if self.objective == "fisher" else None
-
-    @property
     def needs_statistics(self) -> str | None:
         """The option that needs statistics of the model, or None."""
-        return "--sensitivity kfac" if self.sensitivity == "kfac" else self.needs_gradients
+        return "--sensitivity kfac" if self.sensitivity == "kfac" else None
 
     @property
     def allowed_dims(self) -> AllowedDims:

@@ -23,7 +23,6 @@ from vllm_gac.compression.devices import check_device
 from vllm_gac.compression.methods.lowrank import Whitening
 from vllm_gac.compression.methods.prune import Criterion
 from vllm_gac.compression.statistics_file import (
-    check_gradients,
     check_stats,
     covariances_for,
     metrics_for,
@@ -142,10 +141,6 @@ def compress(
     linears = None if layout is None else covariances_for(checkpoint.layout, layout)
     factorized = None if layout is None else metrics_for(layout)
     texts = calibration_texts(model, calibration) if needed and stats is None else ()
-    gradients = _needs_gradients(request, prune_criterion)
-    if stats is not None and gradients:
-        metadata = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
-        check_gradients(stats, metadata, gradients)
     needed_metrics = factorized if whitening == "kfac" else None
     threads = threads_of(out)
     run = {
@@ -191,7 +186,6 @@ def compress(
                     if chosen is None or "heads" in chosen.methods
                     else value_group,
                     probe_tokens=DEFAULT_PROBE_TOKENS if chosen is None else 0,
-                    gradient_tokens=DEFAULT_PROBE_TOKENS if gradients else 0,
                 )
         if chosen is None:
             assert stats is not None  # given, or measured above
@@ -208,13 +202,6 @@ def compress(
             progress=progress,
             calibrated_on=described(calibration) if texts else None,
         )
-
-
-def _needs_gradients(request: PlanRequest, criterion: Criterion) -> str | None:
-    """The option that needs the gradients of the loss; None if no option does."""
-    if criterion == "taylor":
-        return "--prune-criterion taylor"
-    return request.needs_gradients
 
 
 def _value_group(layout: ModelLayout | None) -> int:

@@ -1,7 +1,6 @@
 """Writing the directory of a compressed model: its shards, then the files beside them."""
 
 import hashlib
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from vllm_gac.compression.statistics_file import (
     check_stats,
     covariances_for,
     metrics_for,
-    read_gradients,
     read_layer_stats,
     read_tokens,
     steadied,
@@ -34,8 +32,6 @@ from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.steps.model_card import compressed_card
 from vllm_gac.steps.refitting import Refitting
-
-logger = logging.getLogger(__name__)
 
 
 def write_compressed(
@@ -53,10 +49,9 @@ def write_compressed(
 ) -> ModelLayout:
     """Write the model that `plan` makes from the dense model `checkpoint` into `directory`.
 
-    Shards that exist are not written again. `stats` may be None if nothing shrinks. They must have
-    gradients if the `criterion` for MLP channels is taylor. With `refit`, layers are refitted on
-    what the layers before really give them, if the statistics have the text; what that needs
-    between two layers is kept beside `directory`. The card says what text the model was
+    Shards that exist are not written again. `stats` may be None if nothing shrinks. With `refit`,
+    layers are refitted on what the layers before really give them; what that needs between two
+    layers is kept beside `directory`. The card says what text the model was
     `calibrated_on`, if that is known. Raises CheckpointError if a compressed
     weight is NaN or infinity.
     """
@@ -74,11 +69,6 @@ def write_compressed(
     if stats and refit:
         context = checkpoint.config.max_position_embeddings
         tokens = read_tokens(stats, measured, checkpoint.layout, context)
-    if stats and refit and tokens is None:
-        logger.warning(
-            f"{stats}: measured by an earlier release, which did not keep the text: layers are not "
-            "refitted to what compressed layers give; calibrate again for that"
-        )
     inv_freq = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim).to(device)
 
     def make_layer(index: int) -> Mapping[str, torch.Tensor]:
@@ -94,7 +84,6 @@ def write_compressed(
             {name: tensor.to(device) for name, tensor in weights.items()},
             steadied(read_layer_stats(stats, index, device), int(measured["tokens"])),
             inv_freq,
-            _taylor(stats, index, device) if criterion == "taylor" else None,
         )
         smaller = compress_layer(layer, layout.layers[index], whitening, criterion)
         if refitting is None:
@@ -127,10 +116,6 @@ def write_compressed(
     _write_companions(checkpoint, plan, layout, source, card, directory)
     write_index(directory)
     return layout
-
-
-def _taylor(stats: Path, index: int, device: str) -> torch.Tensor:
-    return torch.from_numpy(read_gradients(stats, "taylor")[index]).to(device)
 
 
 def _stored(

@@ -22,14 +22,12 @@ class MeasuredLayer:
         covariances: fp64 covariances of the inputs of linears, and the scores of normed pairs
             (statistics_file.py).
         inv_freq: The model's RoPE frequencies, [head_dim / 2].
-        taylor: The scores of the MLP channels [width] (gradients.py), if they were measured.
     """
 
     layout: ModelLayout
     weights: Mapping[str, torch.Tensor]
     covariances: Mapping[str, torch.Tensor]
     inv_freq: torch.Tensor
-    taylor: torch.Tensor | None = None
 
 
 class Compressor(Protocol):

@@ -16,9 +16,9 @@ _RIDGE = 1e-4
 # 0.1 % of that of removing one channel at a time.
 _STEPS = 128
 
-# How channels are chosen. obs: by the error that is left after the refit. taylor: by Taylor scores
-# (gradients.py). magnitude: by the energy that a channel adds to the output.
-Criterion = Literal["obs", "taylor", "magnitude"]
+# How channels are chosen. obs: by the error that is left after the refit. magnitude: by the energy
+# that a channel adds to the output.
+Criterion = Literal["obs", "magnitude"]
 
 
 class Channels:
@@ -62,17 +62,12 @@ class Channels:
                 **without(layer.covariances, "mlp.gate_proj", "mlp.up_proj"),
                 "mlp.down_proj": covariance[kept][:, kept],
             },
-            taylor=None if layer.taylor is None else layer.taylor[kept.to(layer.taylor.device)],
         )
 
     def _scores(self, layer: MeasuredLayer) -> torch.Tensor | None:
         """A score for each channel [width]; None for obs, which removes them step by step."""
         if self.criterion == "obs":
             return None
-        if self.criterion == "taylor":
-            if layer.taylor is None:
-                raise PlanError("pruning by taylor needs statistics with gradients")
-            return layer.taylor
         down, covariance = layer.weights["mlp.down_proj.weight"], layer.covariances["mlp.down_proj"]
         energies: torch.Tensor = down.double().square().sum(0) * covariance.double().diagonal()
         return energies
