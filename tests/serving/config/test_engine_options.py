@@ -50,7 +50,11 @@ def _asked(
     mfu: bool = False,
     **parallel: int,
 ) -> Any:
-    speculative = None if drafted is None else SimpleNamespace(num_speculative_tokens=drafted)
+    speculative = None
+    if drafted is not None:
+        speculative = SimpleNamespace(
+            method="ngram", num_speculative_tokens=drafted, attention_backend=None
+        )
     return SimpleNamespace(
         model_config=SimpleNamespace(dtype=dtype),
         cache_config=CacheConfig(cache_dtype=cache_dtype),
@@ -135,15 +139,22 @@ def test_layers_too_large_for_the_gpu_are_refused_by_index(
     decode_fit.check_decode_kernel(_asked(), large)
 
 
-def test_only_one_of_our_backends_can_be_asked_for_and_by_all_layers(registered: None) -> None:
+def test_only_one_of_our_backends_can_be_asked_for_by_all_layers_and_on_a_gpu(
+    registered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     gac, reference = (AttentionBackendEnum[name] for name in BACKENDS)
     engine_options.check_engine_options(_asked(attention=AttentionConfig(backend=gac)))
-    for attention in (
+    others = (
         AttentionConfig(backend=reference),
         AttentionConfig(backend_per_kind={"full_attention": gac}),
-    ):
+    )
+    for attention in others:
+        with pytest.raises(CheckpointError, match=r"^--attention-backend GAC.*: .*leave it out"):
+            engine_options.check_engine_options(_asked(attention=attention))
+    _on_a_cpu(monkeypatch)
+    for attention in (AttentionConfig(backend=gac), *others):
         with pytest.raises(CheckpointError, match=r"^--attention-backend GAC.*: .*leave it out"):
             engine_options.check_engine_options(_asked(attention=attention))
 

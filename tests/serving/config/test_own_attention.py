@@ -40,14 +40,22 @@ def _on(
         monkeypatch.setattr(module, "current_platform", platform)
 
 
-def _asked(backend: str | None = "GAC", cache_dtype: Any = "fp8", **changes: Any) -> Any:
+def drafted(tokens: int) -> Any:
+    return SimpleNamespace(method="ngram", num_speculative_tokens=tokens, attention_backend=None)
+
+
+def _asked(
+    backend: str | None = "GAC", cache_dtype: Any = "fp8", heads: int = 32, **changes: Any
+) -> Any:
     """What vLLM makes of `vllm serve MODEL --attention-backend BACKEND`."""
     model = {
         "model": "my-model",
         "architecture": "LlamaForCausalLM",
-        "runner_type": "generate",
         "dtype": torch.bfloat16,
         "hf_config": SimpleNamespace(),
+        "get_num_attention_heads": lambda parallel: heads,
+        "get_num_kv_heads": lambda parallel: 1,
+        "get_head_size": lambda: 128,
     }
     sizes = {name: changes.pop(name) for name in [*changes] if name.endswith("_size")}
     settings = {
@@ -56,6 +64,7 @@ def _asked(backend: str | None = "GAC", cache_dtype: Any = "fp8", **changes: Any
         "speculative_config": changes.pop("speculative_config", None),
         "attention_config": AttentionConfig(backend=backend),  # type: ignore[arg-type]
         "kv_transfer_config": None,
+        "use_v2_model_runner": True,
     }
     return SimpleNamespace(model_config=SimpleNamespace(**model | changes), **settings)
 
@@ -97,11 +106,10 @@ def test_nothing_changes_where_nobody_asks() -> None:
             "for Llama, .* and my-model is a Gemma2ForCausalLM",
         ),
         ({"architecture": "TransformersForCausalLM"}, "is a TransformersForCausalLM; leave it out"),
-        ({"runner_type": "draft"}, "^--speculative-config: attention_backend is GAC, .* drafters"),
         ({"dtype": torch.float32}, "^--dtype: is float32; .* float16 and bfloat16"),
         ({"cache_dtype": "fp8_e5m2"}, "^--kv-cache-dtype: is fp8_e5m2; .* takes auto, "),
         ({"cache_dtype": "float16"}, "^--kv-cache-dtype: is float16, and --dtype is bfloat16"),
-        ({"speculative_config": SimpleNamespace(num_speculative_tokens=8)}, "use 7 or fewer"),
+        ({"speculative_config": drafted(8)}, "use 7 or fewer"),
         ({"decode_context_parallel_size": 2}, "^--decode-context-parallel-size: is 2; "),
         (
             {"hf_config": SimpleNamespace(dual_chunk_attention_config={"chunk_size": 8})},
@@ -114,11 +122,17 @@ def test_what_it_does_not_do_is_refused(changes: dict[str, Any], sentence: str) 
         _hooked(_asked(**changes))
 
 
-def test_it_needs_a_gpu_that_has_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_needs_a_gpu_that_has_the_format_and_room_for_the_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _on(monkeypatch, is_cuda=True, capability=(8, 0))
     with pytest.raises(CheckpointError, match=r"capability is 8\.0, .* use bfloat16$"):
         _hooked(_asked())
     _hooked(_asked(cache_dtype="auto"))
+    _on(monkeypatch, is_cuda=True, capability=(8, 9))
+    _hooked(_asked(speculative_config=drafted(7)))
+    with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* 99 KB is .*; leave"):
+        _hooked(_asked(speculative_config=drafted(7), heads=48))
     _on(monkeypatch, is_cuda=False)
     with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* NVIDIA GPU; leave"):
         _hooked(_asked())

@@ -18,7 +18,7 @@ from vllm_gac.kernels.gpu_limits import converts_e4m3
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.families import FAMILIES, NAMES
 from vllm_gac.layout.names import ARCHITECTURE
-from vllm_gac.serving.loading.decode_fit import gpu_capability
+from vllm_gac.serving.loading.decode_fit import check_own_heads, gpu_capability
 from vllm_gac.serving.registration import BACKENDS, refuse_if_unregistered
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ KV_CACHE_DTYPES: tuple[CacheDType, ...] = ("auto", "float16", "bfloat16", "fp8",
 MAX_DECODE_QUERY = 8
 # The value of --attention-backend by which vLLM's own models get our attention.
 GAC = "GAC"
+# Methods of --speculative-config whose drafter has no attention, or never inherits a backend.
+_NO_ATTENTION = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "custom_class")
+_INHERIT_NONE = (*_NO_ATTENTION, "extract_hidden_states", "dflash", "dspark")
 
 
 def check_role(model_config: "ModelConfig") -> None:
@@ -69,9 +72,77 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
             "--enable-mfu-metrics: vLLM counts operations and bytes by config.json, as if all "
             "layers were alike, so the numbers of a gac model would be wrong; leave it out"
         )
+    check_backends(vllm_config)
     _check_attention(vllm_config)
-    if current_platform.is_cuda():
-        _check_backend(vllm_config)
+    attention = vllm_config.attention_config
+    if attention.use_non_causal:
+        raise CheckpointError(
+            "--attention-config: use_non_causal is true; the attention of a gac model is causal; "
+            "leave it out"
+        )
+    chosen = [attention.backend, *dict(attention.backend_per_kind).values()]
+    others = [backend.name for backend in chosen if backend is not None and backend.name != GAC]
+    if attention.flash_attn_version is not None:
+        others.append(f"FlashAttention {attention.flash_attn_version}")
+    if others:
+        logger.warning(
+            "%s: not for the layers that GAC serves; the lines 'Attention of ...' say which",
+            ", ".join(others),
+        )
+
+
+def check_backends(vllm_config: "VllmConfig") -> None:
+    """Check what options say about our backends, for a model or its drafter.
+
+    Raises:
+        CheckpointError: They name one that the layers cannot use, or a drafter would get ours,
+            which was tried with none.
+    """
+    attention = vllm_config.attention_config
+    named = [attention.backend, *dict(attention.backend_per_kind).values()]
+    whole = asks_for_gac(vllm_config)
+    ours = [backend.name for backend in named[whole:] if backend and backend.name in BACKENDS]
+    if ours:
+        raise CheckpointError(
+            f"--attention-backend {ours[0]}: the layers that need it take it by themselves; leave "
+            f"it out, or give --attention-backend {GAC} for all layers of a model on a GPU"
+        )
+    if whole and not current_platform.is_cuda():
+        raise CheckpointError(
+            f"--attention-backend {GAC}: its kernels need an NVIDIA GPU; leave it out"
+        )
+    _check_drafter(vllm_config)
+
+
+def _check_drafter(vllm_config: "VllmConfig") -> None:
+    """Raise CheckpointError if the layers of a drafter would get one of our backends.
+
+    vLLM's first model runner chooses a drafter's backend anew. With its second one, the drafter
+    inherits the model's unless the options name another, and a whole draft model always does.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is None:
+        return
+    named = speculative.attention_backend
+    if named is not None and named.name in BACKENDS:
+        raise CheckpointError(
+            f"--speculative-config: attention_backend is {named.name}, which was not tried with "
+            "drafters; name another one"
+        )
+    if not asks_for_gac(vllm_config) or not vllm_config.use_v2_model_runner:
+        return
+    if speculative.method == "draft_model":
+        raise CheckpointError(
+            f"--attention-backend {GAC}: vLLM would give it to the draft model, too, whatever "
+            "--speculative-config says, and it was not tried with drafters; leave it out, or draft "
+            "by n-grams"
+        )
+    if named is None and speculative.method not in _INHERIT_NONE:
+        raise CheckpointError(
+            f"--attention-backend {GAC}: vLLM would give it to the drafter ({speculative.method}), "
+            "too, and it was not tried with drafters; name the drafter's own in "
+            '--speculative-config, as in "attention_backend": "FLASH_ATTN"'
+        )
 
 
 def asks_for_gac(vllm_config: "VllmConfig") -> bool:
@@ -95,19 +166,13 @@ def check_own_attention(vllm_config: "VllmConfig") -> None:
             f"{flag}: for {NAMES} only, and {model_config.model} is a "
             f"{model_config.architecture}; leave it out"
         )
-    if not current_platform.is_cuda():
-        raise CheckpointError(f"{flag}: its kernels need an NVIDIA GPU; leave it out")
-    if model_config.runner_type == "draft":
-        raise CheckpointError(
-            f"--speculative-config: attention_backend is {GAC}, which was not tried with drafters; "
-            "leave it out"
-        )
     if getattr(model_config.hf_config, "dual_chunk_attention_config", None):
         raise CheckpointError(
             f"{flag}: {model_config.model} has a dual_chunk_attention_config, which it does not "
             "implement; leave it out"
         )
     _check_attention(vllm_config)
+    check_own_heads(vllm_config)
 
 
 def _check_attention(vllm_config: "VllmConfig") -> None:
@@ -185,34 +250,4 @@ def check_offloading(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
             f"--cpu-offload-gb: is {offload.uva.cpu_offload_gb:g}, and {why}; vLLM then copies "
             f"weights for each step, which layer {latent} with latent keys would not see; leave "
             "out one of the two, or use --offload-backend prefetch"
-        )
-
-
-def _check_backend(vllm_config: "VllmConfig") -> None:
-    """Check the choice of an attention backend. It holds for the layers that vLLM's own serves.
-
-    Raises:
-        CheckpointError: It names a backend of ours that those layers cannot use, or asks for
-            attention that is not causal.
-    """
-    attention = vllm_config.attention_config
-    if attention.use_non_causal:
-        raise CheckpointError(
-            "--attention-config: use_non_causal is true; the attention of a gac model is causal; "
-            "leave it out"
-        )
-    by_kind = dict(attention.backend_per_kind)
-    backends = [None if asks_for_gac(vllm_config) else attention.backend, *by_kind.values()]
-    chosen = [backend.name for backend in backends if backend is not None]
-    if ours := [name for name in chosen if name in BACKENDS]:
-        raise CheckpointError(
-            f"--attention-backend {ours[0]}: the layers that need it take it by themselves; leave "
-            f"it out, or give --attention-backend {GAC} for all layers of a model on a GPU"
-        )
-    if attention.flash_attn_version is not None:
-        chosen.append(f"FlashAttention {attention.flash_attn_version}")
-    if chosen:
-        logger.warning(
-            "%s: not for the layers that GAC serves; the lines 'Attention of ...' say which",
-            ", ".join(chosen),
         )

@@ -46,8 +46,13 @@ class ForeignCodeHook:
         for."""
         # Not at the top: the parser imports this module before vLLM's registries are there.
         from vllm_gac.serving.config.cache_layout import choose_cache_layout
-        from vllm_gac.serving.config.engine_options import asks_for_gac, check_own_attention
+        from vllm_gac.serving.config.engine_options import (
+            asks_for_gac,
+            check_backends,
+            check_own_attention,
+        )
 
+        check_backends(vllm_config)
         if asks_for_gac(vllm_config):
             check_own_attention(vllm_config)
             choose_cache_layout(vllm_config)

@@ -39,11 +39,7 @@ def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
     """Raise CheckpointError, naming the layer, if its decode kernel does not fit this GPU."""
     if not current_platform.is_cuda():
         return
-    speculative = vllm_config.speculative_config
-    queries = 1 if speculative is None else 1 + speculative.num_speculative_tokens
-    cache = vllm_config.cache_config
-    fp8, mixed = cache.cache_dtype.startswith("fp8"), bool(cache.kv_cache_dtype_skip_layers)
-    itemsizes = (1, 2) if fp8 and mixed else (1,) if fp8 else (2,)
+    queries, itemsizes = _served(vllm_config)
     checked = set()  # many layers have the same heads
     for index, layer in enumerate(layout.layers):
         attention = layer.query_heads, layer.key, layer.value
@@ -54,6 +50,27 @@ def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
         except GacError as error:
             raise CheckpointError(f"layer {index}: {error}") from None
         checked.add(attention)
+
+
+def check_own_heads(vllm_config: "VllmConfig") -> None:
+    """The same for the layers of vLLM's own model, which all have the same heads."""
+    model_config, parallel_config = vllm_config.model_config, vllm_config.parallel_config
+    kv_heads, size = model_config.get_num_kv_heads(parallel_config), model_config.get_head_size()
+    heads = model_config.get_num_attention_heads(parallel_config)
+    geometry = CacheGeometry(heads, size, kv_heads, size, kv_heads, size)
+    try:
+        _check_fits(geometry, 0, *_served(vllm_config))
+    except GacError as error:
+        fault = str(error).partition(";")[0]  # what follows is about choosing heads
+        raise CheckpointError(f"--attention-backend GAC: {fault}; leave it out") from None
+
+
+def _served(vllm_config: "VllmConfig") -> tuple[int, tuple[int, ...]]:
+    """Query tokens of a decoding request, and bytes of cached numbers, as `_check` takes them."""
+    speculative, cache = vllm_config.speculative_config, vllm_config.cache_config
+    queries = 1 if speculative is None else 1 + speculative.num_speculative_tokens
+    fp8, mixed = cache.cache_dtype.startswith("fp8"), bool(cache.kv_cache_dtype_skip_layers)
+    return queries, (1, 2) if fp8 and mixed else (1,) if fp8 else (2,)
 
 
 def _check(layout: ModelLayout, layer: LayerLayout, queries: int, itemsizes: Iterable[int]) -> None:
@@ -68,9 +85,6 @@ def _check(layout: ModelLayout, layer: LayerLayout, queries: int, itemsizes: Ite
     Raises:
         GacError: No tiling fits.
     """
-    # Not at the top: it imports torch.
-    from vllm_gac.kernels.decode.tiling import tiling_of
-
     # The largest sizes that padding at load time may give them.
     geometry = replace(
         CacheGeometry.of(layout, layer),
@@ -78,5 +92,14 @@ def _check(layout: ModelLayout, layer: LayerLayout, queries: int, itemsizes: Ite
         value_size=align(layer.value.size, "optimal"),
     )
     group = layout.num_key_value_heads // layer.key.heads if geometry.is_latent else 0
+    _check_fits(geometry, group, queries, itemsizes)
+
+
+def _check_fits(
+    geometry: CacheGeometry, group: int, queries: int, itemsizes: Iterable[int]
+) -> None:
+    # Not at the top: it imports torch.
+    from vllm_gac.kernels.decode.tiling import tiling_of
+
     for itemsize in itemsizes:
         tiling_of(geometry, queries, itemsize, group, gpu_capability())

@@ -1,0 +1,91 @@
+"""Drafters beside --attention-backend GAC: with vLLM's own configs, as its front end makes them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms.interface import DeviceCapability
+
+from tests.serving.models import HETEROGENEOUS, write_model
+from tests.support.dense_models import config, write
+from vllm_gac.serving.config import engine_options
+from vllm_gac.serving.loading import decode_fit
+from vllm_gac.serving.plugin import register
+
+V1, V2 = "0", "1"  # vLLM's model runners
+THREE: dict[str, Any] = {"num_speculative_tokens": 3}
+EAGLE, EAGLE3 = ({"method": name, "model": "dense", **THREE} for name in ("eagle", "eagle3"))
+MEDUSA, DRAFT_MODEL = {"method": "medusa", "model": "dense", **THREE}, {"model": "dense", **THREE}
+HIDDEN_STATES = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
+OTHER, OURS = {"attention_backend": "FLASH_ATTN"}, {"attention_backend": "GAC"}
+
+TOO = "--attention-backend GAC: vLLM would give it to the draft"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    write(folder / "dense", config(vocab_size=4096), torch.bfloat16, tokenizer=False)
+    write_model(folder / "gac", HETEROGENEOUS[:2])
+    return {name: str(folder / name) for name in ("dense", "gac")}
+
+
+@pytest.fixture(autouse=True)
+def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    register()
+    platform = SimpleNamespace(
+        is_cuda=lambda: True, get_device_capability=lambda: DeviceCapability(9, 0)
+    )
+    for module in (engine_options, decode_fit):
+        monkeypatch.setattr(module, "current_platform", platform)
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "runner", "asked", "sentence"),
+    [
+        ("GAC", V2, {"method": "ngram", **THREE}, None),
+        ("GAC", V2, HIDDEN_STATES, None),
+        ("GAC", V1, MEDUSA, None),
+        ("GAC", V2, EAGLE, rf"{TOO}er \(eagle\), too, .*\"attention_backend\": \"FLASH_ATTN\""),
+        ("GAC", V2, EAGLE3, rf"{TOO}er \(eagle3\), too, "),
+        ("GAC", V2, EAGLE | OTHER, None),
+        ("GAC", V1, EAGLE, None),
+        ("GAC", V2, DRAFT_MODEL, rf"{TOO} model, too, whatever --speculative-config says"),
+        ("GAC", V2, DRAFT_MODEL | OTHER, rf"{TOO} model, too, whatever --speculative-config says"),
+        ("GAC", V1, DRAFT_MODEL, None),
+        ("GAC", V1, DRAFT_MODEL | OURS, "--speculative-config: attention_backend is GAC, "),
+        (None, V2, EAGLE | OURS, "--speculative-config: attention_backend is GAC, .* another one"),
+        (None, V2, EAGLE, None),
+        (None, V2, DRAFT_MODEL, None),
+    ],
+)
+@pytest.mark.parametrize("target", ["dense", "gac"])
+def test_no_drafter_gets_our_attention(
+    target: str,
+    backend: Any,
+    runner: str,
+    asked: dict[str, Any],
+    sentence: str | None,
+    models: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+    drafter = {"model": models["dense"]} if "model" in asked else {}
+    arguments = EngineArgs(
+        model=models[target],
+        attention_backend=backend,
+        speculative_config=asked | drafter,
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+    )
+    if sentence is None:
+        arguments.create_engine_config()
+    else:
+        with pytest.raises(ValueError, match=sentence):
+            arguments.create_engine_config()
