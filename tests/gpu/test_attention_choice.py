@@ -199,6 +199,28 @@ def test_a_layer_that_both_backends_take_gets_the_one_that_gains_more(
     assert select(heads(96, 96, value=4), HOPPER, known) == Kernels("gac", "gac", "FA3", True)
 
 
+def test_with_an_fp8_cache_our_prefill_gathers_and_vllms_decode_alone_does_not_decide() -> None:
+    """Ours gains 5 % in decoding. Reading rows that were gathered takes 40 us more than fresh ones.
+
+    With an FP8 cache vLLM's decode takes three times as long, and its prefill is unknown.
+    """
+    decode, prefill = {"gac": 200, "stock": 210}, {"FA3": (220, 220), "stock": (220, 220)}
+    for rows, in_fp8 in (
+        ({"xformers": (1000, 1040)}, Kernels("stock", "stock", "stock", True)),
+        ({"xformers": (1000, 1001)}, Kernels("gac", "gac", "FA3", True)),
+        ({}, Kernels("gac", "gac", "FA3", False)),  # by default: FA3 of vLLM would pad
+    ):
+        at_96: Any = {kernel: {(96, 96): both} for kernel, both in (prefill | rows).items()}
+        known = profile(decode, **at_96)
+        slow = [
+            point.model_copy(update={"dtype": "fp8", "microseconds": time})
+            for point, time in zip(known.decode, (200, 630), strict=True)
+        ]
+        known = known.model_copy(update={"decode": [*known.decode, *slow]})
+        assert select(heads(96, 96), HOPPER, known) == Kernels("gac", "gac", "FA3", True)
+        assert select(heads(96, 96), HOPPER, known, cache="fp8") == in_fp8
+
+
 def test_without_vllms_times_the_default_stands() -> None:
     known = profile({"gac": 200}, FA3={(128, 128): (200, 200)})
     assert select(heads(128, 128), HOPPER, known) == Kernels("stock", "stock", "stock", False)

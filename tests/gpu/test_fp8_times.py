@@ -8,14 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gpu.test_latency import DECODE, DENSE, H200, LAYER, PREFILL, heads, low_rank
-from vllm_gac.gpu.attention_choice import Gpu, select
 from vllm_gac.gpu.latency.decode import decode_microseconds
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
 from vllm_gac.gpu.latency.layer import layer_microseconds, mlp_microseconds
 from vllm_gac.gpu.latency.missing import estimated_times
 from vllm_gac.gpu.latency.passes import pass_microseconds
 from vllm_gac.gpu.profile import PassTime, SustainedTime, Types
-from vllm_gac.layout.cache_geometry import CacheGeometry
 
 FP8 = Types("fp8", "fp8")
 
@@ -143,24 +141,3 @@ def test_what_is_estimated_is_said() -> None:
     of_cache = estimated_times(H200, replace(FP8, weights="bf16"))
     assert of_cache is not None
     assert "linears" not in of_cache
-
-
-def test_kernels_are_chosen_by_the_times_of_the_cache_that_is_served() -> None:
-    """vLLM's decode with an FP8 cache takes twice as long here, ours half."""
-    slower = [
-        point.model_copy(
-            update={
-                "dtype": "fp8",
-                "microseconds": point.microseconds * (2 if point.kernel == "stock" else 0.5),
-            }
-        )
-        for point in H200.decode
-    ]
-    profile = H200.model_copy(update={"decode": [*H200.decode, *slower]})
-    gpu, dense = Gpu((9, 0), ("FA3", "FA4")), CacheGeometry(32, 128, 8, 128, 8, 128)
-    before = select(dense, gpu, H200)
-    assert select(dense, gpu, profile) == before
-    assert select(dense, gpu, H200, cache="fp8") == before  # has no such times
-    found = select(dense, gpu, profile, cache="fp8")
-    assert found is not None
-    assert found.backend == "gac"

@@ -25,6 +25,9 @@ GAC: Final = "gac"
 # operator of PyTorch.
 PREFILL_KERNELS = ("FA2", "FA3", "FA4", "xformers")
 
+# The one that reads contiguous rows alone, so that cached ones are gathered for it.
+_GATHERED = "xformers"
+
 # What every prefill kernel takes, of queries and of values.
 LARGEST_HEAD = 256
 # By major compute capability: the head sizes that FlashAttention runs without padding.
@@ -66,15 +69,15 @@ def select(
         gpu: the machine.
         profile: times of that GPU, or None if it was not measured.
         own: whether the backend must be ours.
-        cache: the type of the KV cache. Where the profile has no decode times with it, those with a
-            16-bit cache decide.
+        cache: the type of the KV cache. Our prefill reads an FP8 cache from gathered rows only.
 
     Returns:
         The backend and the kernel of each phase; None if no prefill kernel takes these heads.
     """
-    prefill, measured = _prefill_kernel(heads, gpu, profile)
+    gathers = cache == "fp8"
+    prefill, measured = _prefill_kernel(heads, gpu, profile, gathers)
     if not own and stock_takes(heads) and gpu.capability >= (8, 0):
-        gain = None if profile is None else _gain_over_stock(heads, prefill, profile, cache)
+        gain = None if profile is None else _gain_over_stock(heads, prefill, profile, gathers)
         own_sizes = _STOCK_SIZES.get(gpu.capability[0], _STOCK_SIZES[9])
         if heads.key_size in own_sizes if gain is None else gain <= 1 + _noise(profile):
             return Kernels(STOCK, STOCK, STOCK, gain is not None)
@@ -124,21 +127,36 @@ def stock_takes(heads: CacheGeometry) -> bool:
 
 
 @cache
-def prefill_times(profile: GpuProfile) -> Mapping[str, Mapping[Sizes, float]]:
+def prefill_times(
+    profile: GpuProfile, gathers: bool = False
+) -> Mapping[str, Mapping[Sizes, float]]:
     """Microseconds by kernel and head sizes, at the batch and length of `prefill_reference`.
 
     For a kernel that was measured on fresh and on cached keys and values, this is the geometric
-    mean: a busy server has both.
+    mean: a busy server has both. If our prefill `gathers` all that is cached, a kernel of ours that
+    was measured on pages takes as much longer as one that was measured on gathered rows; where the
+    profile has none of those, the kernel has no time.
     """
     reference = prefill_reference(profile)
-    logs: dict[str, dict[Sizes, list[float]]] = defaultdict(lambda: defaultdict(list))
+    times: dict[str, dict[Sizes, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for point in profile.prefill_kernels:
         if (point.batch, point.length) == reference:
             sizes = point.key_size, point.value_size
-            logs[point.kernel][sizes].append(math.log(point.microseconds))
+            times[point.kernel][sizes][point.context] = point.microseconds
+    if gathers:
+        rows = {sizes: t for sizes, t in times[_GATHERED].items() if len(t) > 1}
+        for kernel in times.keys() - {STOCK, _GATHERED}:
+            for sizes in times[kernel].keys() - rows.keys():
+                del times[kernel][sizes]
+            for sizes, own in times[kernel].items():
+                gathering = rows[sizes]["cached"] - rows[sizes]["fresh"]
+                own["cached"] = max(own.get("cached", 0.0), own.get("fresh", 0.0) + gathering)
     return {
-        kernel: {sizes: math.exp(sum(times) / len(times)) for sizes, times in logs_by_sizes.items()}
-        for kernel, logs_by_sizes in logs.items()
+        kernel: {
+            sizes: math.exp(sum(map(math.log, found.values())) / len(found))
+            for sizes, found in by_sizes.items()
+        }
+        for kernel, by_sizes in times.items()
     }
 
 
@@ -160,13 +178,13 @@ def at_or_above(values: Mapping[Sizes, float], sizes: Sizes) -> float | None:
 
 
 def _prefill_kernel(
-    heads: CacheGeometry, gpu: Gpu, profile: GpuProfile | None
+    heads: CacheGeometry, gpu: Gpu, profile: GpuProfile | None, gathers: bool
 ) -> tuple[str | None, bool]:
     """(prefill kernel, whether a profile chose it)"""
     sizes = heads.head_sizes
     fitting = [k for k in gpu.installed if widths(k, sizes, gpu.capability) is not None]
     if profile is not None:
-        known = prefill_times(profile)
+        known = prefill_times(profile, gathers)
         times = {k: at_or_above(known[k], sizes) for k in fitting if k in known}
         measured = {k: time for k, time in times.items() if time is not None}
         if measured:
@@ -187,29 +205,31 @@ def _by_capability(fitting: Sequence[str], sizes: Sizes) -> str | None:
 
 
 def _gain_over_stock(
-    heads: CacheGeometry, prefill: str | None, profile: GpuProfile, cache: Dtype
+    heads: CacheGeometry, prefill: str | None, profile: GpuProfile, gathers: bool
 ) -> float | None:
-    """Our speedup over vLLM's backend: decode speedup times prefill speedup; None if unmeasured."""
-    times = prefill_times(profile)
+    """Our speedup over vLLM's backend: decode speedup times prefill speedup; None if unmeasured.
+
+    Both are those of 16-bit types, whatever is cached: no profile has the time of vLLM's prefill
+    with queries and a cache in e4m3, so decode times in FP8 would tell half of it.
+    """
+    times = prefill_times(profile, gathers)
     if prefill is None or prefill not in times or STOCK not in times:
         return None
     sizes = heads.key_size, heads.value_size
     own, stock = at_or_above(times[prefill], sizes), at_or_above(times[STOCK], sizes)
-    decode = at_or_above(_decode_gains(profile, cache), sizes)
-    if decode is None:  # of sizes that were measured in 16 bits only
-        decode = at_or_above(_decode_gains(profile, "bf16"), sizes)
+    decode = at_or_above(_decode_gains(profile), sizes)
     return None if own is None or stock is None or decode is None else decode * stock / own
 
 
 @cache
-def _decode_gains(profile: GpuProfile, cache: Dtype) -> Mapping[Sizes, float]:
+def _decode_gains(profile: GpuProfile) -> Mapping[Sizes, float]:
     """By head sizes: vLLM's time over ours, as the geometric mean over batches and contexts.
 
     Only equal key and value sizes count, because vLLM's backend takes no others.
     """
     times: dict[Sizes, dict[tuple[str, int, int], float]] = defaultdict(dict)
     for point in profile.decode:
-        if _is_plain(point) and point.key_size == point.value_size and point.dtype == cache:
+        if _is_plain(point) and point.key_size == point.value_size and point.dtype == "bf16":
             key = point.kernel, point.batch, point.context
             times[point.key_size, point.value_size][key] = point.microseconds
     gains = {}
