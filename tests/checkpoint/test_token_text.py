@@ -1,13 +1,17 @@
 """Each error of a tokenizer's Rust code becomes one sentence, and so does text that has no use."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import pytest
 
 from tests.support.dense_models import write_tokenizer
-from vllm_gac.checkpoint.token_text import calibration_sequences, windows
+from vllm_gac.checkpoint.token_text import calibration_sequences, vocabulary, windows
 from vllm_gac.errors import CheckpointError
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
@@ -45,6 +49,23 @@ def test_what_cannot_tokenize_is_named(
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a usable tokenizer \("):
         windows(tmp_path, [tmp_path / "text"], length=8, max_tokens=None)
     assert capfd.readouterr().err == ""  # Rust prints where it panics
+
+
+def test_threads_leave_stderr_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    met, together = Barrier(2), []
+
+    def meet(_: object) -> float:
+        """What runs while stderr is another file. Nobody comes while the first thread waits."""
+        with suppress(BrokenBarrierError):
+            together.append(met.wait(0.2))
+        return 1.0
+
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer(KNOWN)))
+    monkeypatch.setattr("vllm_gac.checkpoint.token_text.growth", meet)
+    before = os.fstat(2).st_ino
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(vocabulary, [tmp_path] * 2))
+    assert (os.fstat(2).st_ino, together) == (before, [])
 
 
 def test_running_out_of_memory_is_not_a_fault_of_the_tokenizer(

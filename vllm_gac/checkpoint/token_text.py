@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+# The descriptor of stderr belongs to the process: one thread at a time may point it elsewhere.
+_stderr_lock = threading.Lock()
 
 # Bytes; the largest tokenizers have 35 MB.
 _MAX_TOKENIZER = 128 << 20
@@ -181,7 +185,7 @@ def _faults_named(path: Path) -> Iterator[None]:
     out of memory is no fault of the tokenizer.
     """
     try:
-        with _panics_unprinted():
+        with _stderr_lock, _panics_unprinted():
             yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
