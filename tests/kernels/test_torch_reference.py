@@ -152,7 +152,8 @@ def test_tiles_of_any_size_give_the_same_numbers(
     whole = attention(g, queries, keys, values, up, window)
     with mock.patch.multiple(torch_reference, _LARGEST=largest, _ROWS=rows):
         in_tiles = attention(g, queries, keys, values, up, window)
-    torch.testing.assert_close(in_tiles, whole, rtol=1e-4, atol=1e-5)
+    # Scores reach the hundreds: fp32 rounds their exponentials by 1e-5.
+    torch.testing.assert_close(in_tiles, whole, rtol=1e-4, atol=1e-4)
 
 
 class LargestTensor(TorchDispatchMode):

@@ -112,7 +112,6 @@ def test_an_fp8_cache_is_read_as_exactly_as_vllm_reads_it() -> None:
     stock, ours = (_served(demo.MODEL, backend, "fp8") for backend in ("FLASH_ATTN", "GAC"))
     assert ours["impls"] == ["GacImpl"]
     for prompts in ("first", "cached"):
-        _agree(ours[prompts], exact[prompts], 2 * TOP_ERROR)
         _agree(ours[prompts], stock[prompts], 2 * TOP_ERROR)
         assert _error(ours[prompts], exact[prompts]) < 1.25 * _error(stock[prompts], exact[prompts])
 
