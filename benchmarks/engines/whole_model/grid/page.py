@@ -19,7 +19,7 @@ COMMAND = "python -m benchmarks.engines.whole_model.grid run OUT"
 
 
 def write_page(runs: Path, out: Path) -> None:
-    """Write OUT.json, OUT.md and OUT.svg of the rows so far; print the page.
+    """Write OUT.json, OUT.md and, if dense bf16 is there, OUT.svg; print the page.
 
     Raises:
         SystemExit: Nothing was timed yet.
@@ -37,7 +37,8 @@ def write_page(runs: Path, out: Path) -> None:
     names = [batch.name for batch in SHAPES[facts["shape"]].batches]
     text = page(result, found, names, out.with_suffix(".svg").name)
     write_json(out.with_suffix(".json"), result)
-    write_text(out.with_suffix(".svg"), plot(found, names))
+    if _beside_bf16(found):
+        write_text(out.with_suffix(".svg"), plot(found, names))
     write_text(out.with_suffix(".md"), text)
     print(text)
 
@@ -55,8 +56,7 @@ def page(
         f"{origin(result)}.",
         *_legend(result),
         "",
-        f"![speedups over dense bf16]({figure})",
-        "",
+        *([f"![speedups over dense bf16]({figure})", ""] if _beside_bf16(found) else []),
         *table(
             ("model", "weights+cache", "KV tokens", *batches),
             (
@@ -66,25 +66,19 @@ def page(
         ),
         "",
         *_remarks(found),
-        "## Speedup over the dense model in bf16",
-        "",
-        *table(
-            ("model", "weights+cache", *batches),
-            ([c.model, c.types, *(_over_bf16(c.batches.get(b)) for b in batches)] for c in found),
-        ),
-        "",
+        *_over_dense_bf16(found, batches),
         "## What was to be reached",
         "",
         *table(
             ("", "asked", "measured", "reached"),
             (
-                [g.what, g.asked, None if g.measured is None else f"{g.measured:.3f}",
-                 {None: "not measured", True: "yes", False: "no"}[g.reached]]
+                [g.what, g.asked, f"{g.measured:.3f}", "yes" if g.reached else "no"]
                 for g in goals(found)
+                if g.measured is not None
             ),
         ),
         "",
-    ]  # fmt: skip
+    ]
     if more:
         lines += [
             "## Low rank at every batch, and in long contexts",
@@ -113,6 +107,25 @@ def page(
         "compiled before.",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _beside_bf16(found: Sequence[Measured]) -> bool:
+    """Whether the dense model was measured in bf16."""
+    return any(row.over_bf16 is not None for cell in found for row in cell.batches.values())
+
+
+def _over_dense_bf16(found: Sequence[Measured], batches: Sequence[str]) -> list[str]:
+    if not _beside_bf16(found):
+        return []
+    return [
+        "## Speedup over the dense model in bf16",
+        "",
+        *table(
+            ("model", "weights+cache", *batches),
+            ([c.model, c.types, *(_over_bf16(c.batches.get(b)) for b in batches)] for c in found),
+        ),
+        "",
+    ]
 
 
 def _legend(result: dict[str, Any]) -> list[str]:
