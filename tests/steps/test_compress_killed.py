@@ -16,6 +16,13 @@ def test_resumes_to_the_same_bytes_from_every_single_point(tmp_path: Path) -> No
     assert_resumed(summary, points=80)
 
 
+@pytest.mark.slow
+def test_models_tried_for_a_loss_end_in_the_same_bytes(tmp_path: Path) -> None:
+    write_text(tmp_path / "held-out.txt", 30_000)
+    summary = _surveyed(tmp_path, step=-29)
+    assert_resumed(summary, points=5)
+
+
 def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=0)
     assert_disk_was_full(summary)
@@ -31,11 +38,16 @@ def _child(directory: Path, step: int) -> dict[str, object]:
     from vllm_gac.planning.request import PlanRequest
     from vllm_gac.steps.compress import compress
 
+    by_loss = step < 0
+
     def run(out: Path, resume: bool) -> None:
         compress(
             directory / "model",
             out,
-            PlanRequest(param_ratio=0.8, kv_ratio=0.75),
+            PlanRequest(max_loss=0.05, methods=("heads", "prune"))
+            if by_loss
+            else PlanRequest(param_ratio=0.8, kv_ratio=0.75),
+            held_out=[directory / "held-out.txt"] if by_loss else (),
             calibration=[directory / "text.txt"],
             max_tokens=512,
             sequence_length=128,
@@ -43,7 +55,7 @@ def _child(directory: Path, step: int) -> dict[str, object]:
             progress=False,
         )
 
-    return survey(directory, run, step)
+    return survey(directory, run, abs(step))
 
 
 if __name__ == "__main__":

@@ -36,11 +36,13 @@ _STATS = "stats.safetensors"
 _MEASURED = (f"{_STATS}*", "hidden-*.safetensors", "metrics-*.safetensors")
 # What compressed layers get, for their refit (steps/refitting.py).
 _STREAMS = "streams-*.safetensors"
+# What was tried for a loss that was asked for (steps/reach_loss.py).
+_TRIED = ("try-*", "tries.json")
 # The state of a healing (healing/state_file.py).
 HEALING = "healing.safetensors"
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
 _EMPTY = (_LOCK, *_TEMPORARIES)
-_OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, _STREAMS, HEALING, *_EMPTY)
+_OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_EMPTY)
 
 
 def check_output(
@@ -94,7 +96,7 @@ def workspace(
         _refuse_output(out, overwrite)  # again: another run may have finished meanwhile
         model = directory / _MODEL
         model.mkdir(exist_ok=True)
-        _remove_all(model, _TEMPORARIES)
+        remove_temporaries(model)
         yield directory
         record_written(model)
         sync_directory(model)
@@ -122,10 +124,15 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
         except GacError as e:
             # The same input is refused again; only a full disk may have room the next time.
             if not isinstance(e, DiskError):
-                _remove_all(directory, (_MODEL, _STREAMS))
+                _remove_all(directory, (_MODEL, _STREAMS, *_TRIED))
             if not (directory / _REPLACED).exists() and not any(directory.rglob("*.safetensors")):
                 _remove(directory)
             raise
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Remove what writers that were killed have left in `directory`."""
+    _remove_all(directory, _TEMPORARIES)
 
 
 def _measured(directory: Path) -> str:
@@ -246,7 +253,7 @@ def _remove(directory: Path) -> None:
             remove_written(directory / _REPLACED)
     except DiskError as e:  # somebody wrote there while it was still the model
         logger.warning("kept, see %s: %s", directory / _REPLACED, e)
-    _remove_all(directory, (_MODEL, *_MEASURED, _STREAMS, HEALING, *_EMPTY))
+    _remove_all(directory, (_MODEL, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_EMPTY))
     (directory / _RECORD).unlink(missing_ok=True)  # last, because it marks the rest as ours
     _remove_empty(directory)
 

@@ -71,6 +71,14 @@ def add_parser(verbs: Verbs) -> None:
     data.add_argument(
         "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured"
     )
+    parser.add_argument(
+        "--held-out",
+        nargs="+",
+        type=text_file,
+        metavar="FILE",
+        help="text that is not calibrated on, to measure what --max-loss limits: up to five models "
+        "are written and measured, and the fastest within it stays; 131072 tokens at most are read",
+    )
     add_run(parser, CALIBRATION_TOKENS)
     add_restart(parser)
     add_json(parser)
@@ -97,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.planning.plan_file import Plan
     from vllm_gac.steps.compress import compress, held_out_text
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
+    from vllm_gac.steps.reach_loss import Try, described
 
     model = model_directory(args.model, args.revision)
     dense = open_dense(model).layout
@@ -108,8 +117,9 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
         overwrite=args.overwrite,
         **on_a_device(args),
-        **given(args, "whitening", "prune_criterion", "refit", "calibration", "stats"),
+        **given(args, "whitening", "prune_criterion", "refit", "calibration", "stats", "held_out"),
     )
+    reached = read_json(args.out / "config.json")["gac"]["source"].get("max_loss")
     plan = validate(Plan, read_json(args.out / "plan.json"), str(args.out / "plan.json"))
     if args.json:
         print_json(
@@ -121,11 +131,19 @@ def run(args: argparse.Namespace) -> int:
                 "dense_kv_bytes_per_token": dense.kv_elements * KV_CACHE_BYTES,
                 "expected_loss": plan.expected_loss,
             }
+            | ({"max_loss": reached} if reached else {})
         )
         return 0
     print_budgets(plan)
     print()
     print_layers([layer.section() for layer in layout.layers])
+    if reached:
+        measured = Try(**reached["measured"], layers=[])
+        print(
+            f"\nAsked for:   perplexity at most {reached['asked']:.2%} higher\n"
+            f"Measured:    {described(measured)}, on {measured.tokens:,} tokens of held-out text; "
+            f"models tried: {len(reached['tried'])}"
+        )
     print(f"\n{serve_hint(args.out)}")
     # A model is evaluated on other text than it was calibrated on.
     text = quoted(held_out_text(model) or Path("HELD_OUT.txt"))

@@ -5,7 +5,10 @@ checkpoint/workspace.py). The statistics and every shard are written once and sy
 run that was killed can be continued, and ends in the same bytes.
 """
 
+import logging
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,10 +30,11 @@ from vllm_gac.compression.statistics_file import (
     covariances_for,
     metrics_for,
 )
+from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import VERSION
 from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
-from vllm_gac.planning.planner import measured_plan
+from vllm_gac.planning.planner import measured_plan, prior_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibration_text import (
@@ -38,9 +42,17 @@ from vllm_gac.steps.calibration_text import (
     described,
     given_files,
     sha256_of,
+    text_files,
 )
+from vllm_gac.steps.compare import compare
+from vllm_gac.steps.reach_loss import MOST_TRIES, reach_loss
 from vllm_gac.steps.threads import threads_of, use_threads
 from vllm_gac.steps.write_compressed import write_compressed
+
+logger = logging.getLogger(__name__)
+
+# Tokens of held-out text that a loss is measured on, at most.
+_MOST_MEASURED = 1 << 17
 
 
 def compress(
@@ -55,6 +67,7 @@ def compress(
     refit: bool = True,
     calibration: Sequence[str | Path] = (),
     stats: str | Path | None = None,
+    held_out: Sequence[str | Path] = (),
     max_tokens: int | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     device: str = "cpu",
@@ -83,6 +96,8 @@ def compress(
             hf://datasets/ORGANIZATION/NAME. Empty: the text that comes with vllm-gac, Python's
             standard library.
         stats: A statistics file that `calibrate` wrote.
+        held_out: Texts that were not calibrated on, to measure the loss on if the request has a
+            `max_loss`: models are written and measured, at most five, until one is near it.
         max_tokens: How many tokens of `calibration` to use at most; None as in `calibrate`.
         sequence_length: Tokens of one calibration sequence.
         device: The torch device to compute on.
@@ -96,7 +111,7 @@ def compress(
     Raises:
         CheckpointError: The model, the text or the statistics cannot be used, or `out`.partial
             holds the work of another run.
-        PlanError: The plan or the budgets cannot be met.
+        PlanError: The plan or the budgets cannot be met, or no model is within the loss.
         DiskError: `out` exists, or the disk is full.
 
     Examples:
@@ -119,7 +134,9 @@ def compress(
     check_count("--max-tokens", max_tokens, least=1)
     check_count("--sequence-length", sequence_length, least=1)
     model = model_directory(model, revision)
-    inputs = [model, *given_files(calibration)] + ([] if stats is None else [stats])
+    inputs = [model, *given_files(calibration), *given_files(held_out)] + (
+        [] if stats is None else [stats]
+    )
     if isinstance(plan, (str, Path)):
         inputs.append(Path(plan))
     check_output(out, resume, overwrite, inputs)
@@ -141,6 +158,10 @@ def compress(
     linears = None if layout is None else covariances_for(checkpoint.layout, layout)
     factorized = None if layout is None else metrics_for(layout)
     texts = calibration_texts(model, calibration) if needed and stats is None else ()
+    measured_on = _held_out(model, held_out, request if chosen is None else PlanRequest())
+    for text in measured_on:
+        if sha256_of(text) in map(sha256_of, texts):
+            raise CheckpointError(f"{text}: is calibrated on; give --held-out other text")
     needed_metrics = factorized if whitening == "kfac" else None
     threads = threads_of(out)
     run = {
@@ -157,9 +178,12 @@ def compress(
         if stats
         else None,
         "calibration": [sha256_of(text) for text in texts],
+        "held_out": [sha256_of(text) for text in measured_on],
         "max_tokens": max_tokens,
         "sequence_length": sequence_length,
     }
+    if measured_on:
+        logger.info(_announced(checkpoint, request))
     if resume and finished_before(out, "compress", run):
         return open_checkpoint(out).layout
     with (
@@ -187,21 +211,71 @@ def compress(
                     else value_group,
                     probe_tokens=DEFAULT_PROBE_TOKENS if chosen is None else 0,
                 )
-        if chosen is None:
+        options: dict[str, Any] = {
+            "whitening": whitening,
+            "criterion": prune_criterion,
+            "refit": refit,
+            "device": device,
+            "progress": progress,
+            "calibrated_on": described(calibration) if texts else None,
+        }
+        if measured_on:
             assert stats is not None  # given, or measured above
+            return reach_loss(
+                checkpoint,
+                request,
+                stats,
+                directory,
+                lambda plan, out: write_compressed(checkpoint, plan, out, stats=stats, **options),
+                lambda made: compare(
+                    made,
+                    model,
+                    measured_on,
+                    max_tokens=_MOST_MEASURED,
+                    device=device,
+                    progress=progress,
+                ),
+            )
+        if chosen is None:
+            assert stats is not None
             chosen = measured_plan(checkpoint, stats, request)
         return write_compressed(
-            checkpoint,
-            chosen,
-            directory / "model",
-            stats=stats if needed else None,
-            whitening=whitening,
-            criterion=prune_criterion,
-            refit=refit,
-            device=device,
-            progress=progress,
-            calibrated_on=described(calibration) if texts else None,
+            checkpoint, chosen, directory / "model", stats=stats if needed else None, **options
         )
+
+
+def _held_out(model: Path, given: Sequence[str | Path], request: PlanRequest) -> list[Path]:
+    """The texts that the loss is measured on; empty if none was asked for."""
+    if request.max_loss is None:
+        if given:
+            raise CheckpointError("--held-out has no effect without --max-loss")
+        return []
+    if given:
+        return text_files(given, "measure the loss on")
+    if (text := held_out_text(model)) is None:
+        raise CheckpointError(
+            f"--max-loss {request.max_loss:.2%}: the loss is measured; give --held-out FILE, text "
+            "like the calibration's that is not part of it"
+        )
+    return [text]
+
+
+def _announced(checkpoint: Checkpoint, request: PlanRequest) -> str:
+    """What a run by a loss will cost and gain, before it starts."""
+    gain = "other models would lose more by such a request, so it may not be met"
+    with suppress(PlanError):
+        known = replace(request, sensitivity="probe")
+        time = prior_plan(checkpoint, known).nanoseconds
+        assert time is not None
+        gain = (
+            "by what other models lose, a step may take "
+            f"{time.used / time.dense:.0%} of the dense model's time"
+        )
+    return (
+        f"the fastest model whose perplexity is at most {request.max_loss:.2%} higher: one "
+        f"calibration, then up to {MOST_TRIES} models are written and measured; {gain}; this "
+        f"model's own losses decide (predicted for {request.deployment()})"
+    )
 
 
 def _value_group(layout: ModelLayout | None) -> int:

@@ -1,0 +1,204 @@
+"""The fastest model whose measured loss is within the asked one.
+
+A plan is made for an expected loss, the model is written and compared with the dense one on
+held-out text, and the next plan may lose more or less, until what is measured is near what was
+asked for. What was measured is kept in the workspace: a run that goes on begins with the model that
+was not measured yet.
+"""
+
+import logging
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.strict_json import read_json
+from vllm_gac.checkpoint.workspace import remove_temporaries
+from vllm_gac.errors import CheckpointError, PlanError
+from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED, expected_for
+from vllm_gac.planning.plan_file import Plan
+from vllm_gac.planning.planner import measured_plan
+from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.compare import LEAST_WINDOWS, Comparison
+
+logger = logging.getLogger(__name__)
+
+MOST_TRIES = 5
+# A measured loss is near enough if it is this share of the asked one. The next plan aims between.
+_NEAR, _AIM = 0.9, 0.95
+# One try changes the expected loss by this factor at most.
+_MOST_STEP = 4.0
+_TRIES = "tries.json"
+_SECTION = "\n## Asked for, and measured\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A model that was written and measured.
+
+    Attributes:
+        planned_for: The expected loss that its plan was allowed, in nats per token.
+        expected_loss: What it expects to lose.
+        time: Its predicted time, as a share of the dense model's.
+        ratio: Its perplexity over the dense model's on held-out text.
+        low: The lower end of the ratio's 95 % interval.
+        high: The upper end, which must be within the asked loss.
+        tokens: How many tokens of held-out text were predicted.
+        layers: Its layers, as plan.json has them.
+    """
+
+    planned_for: float
+    expected_loss: float
+    time: float
+    ratio: float
+    low: float
+    high: float
+    tokens: int
+    layers: list[Any]
+
+
+class Write(Protocol):
+    """Writes the model that a plan makes into a directory that does not exist."""
+
+    def __call__(self, plan: Plan, directory: Path) -> object: ...
+
+
+def reach_loss(
+    checkpoint: Checkpoint,
+    request: PlanRequest,
+    stats: Path,
+    workspace: Path,
+    write: Write,
+    measure: Callable[[Path], Comparison],
+) -> ModelLayout:
+    """Write the fastest model that is measured to lose at most `request.max_loss`.
+
+    It becomes model/ in the `workspace`. Raises PlanError if no model is within the loss.
+    """
+    assert request.max_loss is not None
+    most = math.log1p(request.max_loss)
+    tries = _measured_before(workspace)
+    while (allowed := next_expected(most, tries)) is not None:
+        share = min(math.expm1(USUALLY_OVER_EXPECTED * allowed), 0.99)
+        plan = measured_plan(checkpoint, stats, replace(request, max_loss=share))
+        layers = plan.model_dump(mode="json")["layers"]
+        if any(layers == before.layers for before in tries):
+            break  # the allowed loss is between those of two plans that follow one another
+        notes = {key: value for key, value in plan.notes.items() if key != "max_loss"}
+        directory = _directory(workspace, len(tries))
+        shutil.rmtree(directory.parent, ignore_errors=True)
+        directory.mkdir(parents=True)
+        write(plan.model_copy(update={"notes": notes}), directory)
+        found = measure(directory)
+        if found.interval is None:
+            raise CheckpointError(
+                f"held-out text of {found.tokens:,} tokens: too little to tell how sure its loss "
+                f"is; give --held-out with {LEAST_WINDOWS} sequences or more"
+            )
+        assert plan.nanoseconds is not None
+        assert plan.expected_loss is not None
+        time = plan.nanoseconds.used / plan.nanoseconds.dense
+        low, high = found.interval
+        one = Try(allowed, plan.expected_loss, time, found.ratio, low, high, found.tokens, layers)
+        tries.append(one)
+        write_json(workspace / _TRIES, {"tries": [asdict(each) for each in tries]})
+        logger.info("try %d: %s", len(tries), described(one))
+        _remove_all_but(_best(most, tries), tries, workspace)
+    best = _best(most, tries)
+    if best is None:
+        tried = "; ".join(map(described, tries))
+        raise PlanError(
+            f"--max-loss {request.max_loss:.2%}: no model was measured to lose so little, with the "
+            f"upper end of its interval ({tried}); allow more, or give more --held-out text"
+        )
+    directory, model = _directory(workspace, tries.index(best)), workspace / "model"
+    if directory.exists():  # else it was moved before the run was stopped
+        remove_temporaries(directory)  # of a run that was killed here
+        _record(directory, request.max_loss, best, tries)
+        directory.rename(model)
+    return open_checkpoint(model).layout
+
+
+def next_expected(most: float, tries: Sequence[Try]) -> float | None:
+    """The expected loss to plan for next; None if what was measured is near enough.
+
+    The measured loss is nearly in proportion to the expected one. Where that leads out of what
+    measurements allow, the middle of these is taken.
+
+    Args:
+        most: The asked loss, in nats per token.
+        tries: What was measured so far.
+    """
+    if not tries:
+        return expected_for(math.expm1(most))
+    within = [one for one in tries if math.log(one.high) <= most]
+    over = [one.planned_for for one in tries if math.log(one.high) > most]
+    if len(tries) == MOST_TRIES or any(math.log(one.high) >= _NEAR * most for one in within):
+        return None
+    last = tries[-1]
+    lost = max(math.log(last.high), most * _AIM / _MOST_STEP)
+    expected = last.planned_for * max(most * _AIM / lost, 1 / _MOST_STEP)
+    least, largest = max((o.planned_for for o in within), default=0.0), min(over, default=math.inf)
+    if least >= largest:
+        return None
+    if not least < expected < largest:
+        expected = math.sqrt(least * largest) if least else largest / _MOST_STEP
+    return expected
+
+
+def described(one: Try) -> str:
+    """What was measured, for a sentence."""
+    percent = (f"{100 * (ratio - 1):.2f}" for ratio in (one.ratio, one.low, one.high))
+    return (
+        "perplexity {} % higher (95 %: {} to {} %) ".format(*percent)
+        + f"at {one.time:.1%} of the dense model's predicted time"
+    )
+
+
+def _measured_before(workspace: Path) -> list[Try]:
+    path = workspace / _TRIES
+    return [Try(**one) for one in read_json(path)["tries"]] if path.exists() else []
+
+
+def _directory(workspace: Path, number: int) -> Path:
+    return workspace / f"try-{number}" / "model"
+
+
+def _best(most: float, tries: Sequence[Try]) -> Try | None:
+    within = [one for one in tries if math.log(one.high) <= most]
+    return min(within, key=lambda one: (one.time, one.high), default=None)
+
+
+def _remove_all_but(best: Try | None, tries: Sequence[Try], workspace: Path) -> None:
+    for number, one in enumerate(tries):
+        if one is not best:
+            shutil.rmtree(workspace / f"try-{number}", ignore_errors=True)
+
+
+def _record(directory: Path, asked: float, best: Try, tries: Sequence[Try]) -> None:
+    """Write into config.json and the card what was asked for, tried and measured."""
+    rows = [{key: value for key, value in asdict(one).items() if key != "layers"} for one in tries]
+    config = read_json(directory / "config.json")
+    chosen = rows[list(tries).index(best)]
+    config["gac"]["source"]["max_loss"] = {"asked": asked, "measured": chosen, "tried": rows}
+    write_json(directory / "config.json", config)
+    card = (directory / "README.md").read_text()
+    table = "".join(
+        f"| {row['expected_loss']:.4f} | {100 * (row['ratio'] - 1):.2f} % | "
+        f"{100 * (row['low'] - 1):.2f} to {100 * (row['high'] - 1):.2f} % | {row['time']:.1%} |"
+        f"{' this model |' if one is best else ' |'}\n"
+        for row, one in zip(rows, tries, strict=True)
+    )
+    write_text(
+        directory / "README.md",
+        card.partition(_SECTION)[0]
+        + f"{_SECTION}\nAsked for: the fastest model whose perplexity is at most {asked:.2%} "
+        f"higher than the dense model's. Measured on {best.tokens:,} tokens of held-out text:\n\n"
+        "| expected loss | perplexity higher by | 95 % interval | time, of dense | |\n"
+        "|---:|---:|---:|---:|---|\n" + table,
+    )
