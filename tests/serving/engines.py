@@ -100,3 +100,16 @@ def assert_same(found: Answers, expected: Answers, error: float = 2e-3) -> None:
             for token in step.keys() & expected_step.keys():
                 assert abs(step[token] - expected_step[token]) < error
             assert len(step.keys() & expected_step.keys()) >= 4
+
+
+def scored_prompts(llm: Any) -> list[float]:
+    """The logprobs of all tokens of PROMPTS, but of the first of each."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    return [
+        step[token].logprob
+        for output in llm.generate(prompts, sampling, use_tqdm=False)
+        for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    ]

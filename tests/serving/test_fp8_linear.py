@@ -16,7 +16,7 @@ from vllm.config import LoRAConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.linear import LinearBase
 
 from tests.serving.agreement import PROMPTS
-from tests.serving.engines import GPU_OPTIONS, in_engine_process
+from tests.serving.engines import GPU_OPTIONS, in_engine_process, scored_prompts
 from tests.serving.models import HETEROGENEOUS, write_model
 from vllm_gac.kernels import swiglu
 from vllm_gac.serving.model import fp8_linear
@@ -107,13 +107,8 @@ def _scored(model: str, options: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     llm = LLM(model, **options)
-    sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    scored = scored_prompts(llm)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    scored = [
-        step[token].logprob
-        for output in llm.generate(prompts, sampling, use_tqdm=False)
-        for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-    ]
     decoded = llm.generate(
         prompts,
         SamplingParams(max_tokens=8, min_tokens=8, logprobs=0, allowed_token_ids=[7]),

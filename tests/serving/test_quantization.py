@@ -14,8 +14,7 @@ from transformers import AutoConfig
 from vllm.config.load import LoadConfig
 from vllm.config.quantization import QuantizationConfigArgs, resolve_quantization_config
 
-from tests.serving.agreement import PROMPTS
-from tests.serving.engines import GPU_OPTIONS, OPTIONS, in_engine_process
+from tests.serving.engines import GPU_OPTIONS, OPTIONS, in_engine_process, scored_prompts
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from tests.serving.quantized import write_int8
 from tests.serving.stubs import ModelConfigStub
@@ -116,20 +115,13 @@ def _refusals(models: list[str], options: dict[str, Any]) -> list[str]:
 
 def _logprobs(model: str, options: dict[str, Any]) -> dict[str, Any]:
     """Logprobs of all prompt tokens, and the quantization methods of the last layer's linears."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
     from vllm.model_executor.kernels.linear.scaled_mm import cpu
 
     # vLLM's int8 kernels for AMX support neither fp32 nor outputs that are not multiples of 32.
     cpu.check_cpu_sgl_kernel = lambda *arguments: False
     llm = LLM(model, **options)
-    sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    scored = [
-        step[token].logprob
-        for output in llm.generate(prompts, sampling, use_tqdm=False)
-        for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-    ]
-    return {"linears": llm.collective_rpc(_linear_methods)[0], "logprobs": scored}
+    return {"linears": llm.collective_rpc(_linear_methods)[0], "logprobs": scored_prompts(llm)}
 
 
 @pytest.mark.gpu

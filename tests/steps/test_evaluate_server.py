@@ -144,18 +144,23 @@ def test_a_server_that_cannot_say_is_one_line(
     assert message in said
 
 
+def _answer_with(logprob: float | None, fake: Fake) -> None:
+    """Let one token of each answer have this log probability."""
+    respond = fake.respond
+
+    def changed(request: dict[str, Any]) -> tuple[int, Any]:
+        status, answer = respond(request)
+        answer["choices"][0]["logprobs"]["token_logprobs"][5] = logprob
+        return status, answer
+
+    fake.respond = changed
+
+
 @pytest.mark.parametrize("bad", [None, math.nan, -math.inf])
 def test_a_server_whose_model_is_broken_is_an_error(
     fake: Fake, arguments: list[object], capsys: pytest.CaptureFixture[str], bad: float | None
 ) -> None:
-    respond = fake.respond
-
-    def broken(request: dict[str, Any]) -> tuple[int, Any]:
-        status, answer = respond(request)
-        answer["choices"][0]["logprobs"]["token_logprobs"][5] = bad
-        return status, answer
-
-    fake.respond = broken
+    _answer_with(bad, fake)
     expected = "inf" if bad == -math.inf else "nan"
     assert f"{fake.url}/v1: perplexity is {expected}" in error(capsys, *arguments)
 
@@ -223,14 +228,7 @@ def test_what_is_no_log_probability_is_refused(
     logprob: float,
     refused: bool,
 ) -> None:
-    respond = fake.respond
-
-    def positive(request: dict[str, Any]) -> tuple[int, Any]:
-        status, answer = respond(request)
-        answer["choices"][0]["logprobs"]["token_logprobs"][5] = logprob
-        return status, answer
-
-    fake.respond = positive
+    _answer_with(logprob, fake)
     if refused:
         said = error(capsys, *arguments)
         assert said.startswith(f"{fake.url}/v1: returns {logprob:g} as a log probability")
