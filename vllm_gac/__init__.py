@@ -11,6 +11,7 @@ Everything else in this package is internal and may change without notice.
     repair            pad the dims of a compressed model to dims that kernels like
     inspect, verify   describe a model directory; find the reasons not to serve it
     evaluate          perplexity on text
+    compare           the ratio of two models' perplexities, with its interval
     open_checkpoint   read the config, the layout (ModelLayout) and the tensors of a directory
 
 `import vllm_gac` imports neither torch nor pydantic nor vllm, so that the command line and vLLM's

@@ -13,6 +13,8 @@ import vllm_gac
 from tests.support.command import error, result, usage
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.cli import main
+from vllm_gac.steps import compare
+from vllm_gac.steps.evaluate import window_losses
 from vllm_gac.steps.perplexity_ratio import ratio
 
 
@@ -42,6 +44,25 @@ def test_it_is_the_ratio_of_what_evaluate_says_of_each(
     back = vllm_gac.compare(models / "b", models / "a", [models / "text"])
     assert back.ratio == pytest.approx(1 / found["ratio"])
     assert back.interval == pytest.approx((1 / high, 1 / low))
+
+
+def test_the_model_to_compare_with_is_computed_once(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = []
+
+    def counted(checkpoint: Any, *arguments: Any) -> list[float]:
+        computed.append(checkpoint.directory.name)
+        return window_losses(checkpoint, *arguments)
+
+    monkeypatch.setattr(compare, "window_losses", counted)
+    baseline = compare.Baseline(models / "a", [models / "text"])
+    found = baseline.compare(models / "a"), baseline.compare(models / "a")
+    assert computed == ["a"] * 3
+    assert found[0] == found[1]
+    assert baseline.compare(models / "b") == vllm_gac.compare(
+        models / "b", models / "a", [models / "text"]
+    )
 
 
 def test_little_text_has_no_interval(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.token_text import vocabulary
@@ -88,24 +90,65 @@ def compare(
     check_device(device)
     check_count("--max-tokens", max_tokens, least=1)
     check_count("--sequence-length", sequence_length, least=1)
-    directories = (
-        model_directory(model, revision),
-        model_directory(against, against_revision, flag="--against-revision"),
-    )
-    checkpoints = [checked(directory) for directory in directories]
-    length = min(sequence_length, *(c.config.max_position_embeddings for c in checkpoints))
-    tokens, others = (
-        window_batches(directory, texts, length=length, max_tokens=max_tokens)
-        for directory in directories
-    )
-    same_ids = [batch.tolist() for batch in tokens] == [batch.tolist() for batch in others]
-    if not same_ids or vocabulary(directories[0]) != vocabulary(directories[1]):
-        raise CheckpointError(
-            f"{directories[1]}: its tokenizer is not that of {directories[0]}, so their "
-            "perplexities are of other tokens and cannot be compared; give --against a model with "
-            "the same tokenizer"
+    directory = model_directory(model, revision)
+    other = model_directory(against, against_revision, flag="--against-revision")
+    return Baseline(
+        other,
+        texts,
+        sequence_length=sequence_length,
+        max_tokens=max_tokens,
+        device=device,
+        progress=progress,
+    ).compare(directory)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The model that others are compared with. Its losses are computed for the first of them.
+
+    Attributes:
+        directory: Its directory.
+        texts: As of `compare`, and so are the others.
+    """
+
+    directory: Path
+    texts: Sequence[str | Path]
+    sequence_length: int = DEFAULT_SEQUENCE_LENGTH
+    max_tokens: int | None = None
+    device: str = "cpu"
+    progress: bool = False
+    # Of each window, by the length of windows, which may not exceed the other model's context.
+    _losses: dict[int, list[float]] = field(default_factory=dict, init=False)
+
+    def compare(self, directory: Path) -> Comparison:
+        """Compare the model in `directory` with this one. Raises what the function does."""
+        directories = (directory, self.directory)
+        model, against = map(checked, directories)
+        contexts = (checkpoint.config.max_position_embeddings for checkpoint in (model, against))
+        length = min(self.sequence_length, *contexts)
+        tokens, others = (
+            window_batches(each, self.texts, length=length, max_tokens=self.max_tokens)
+            for each in directories
         )
-    losses = [window_losses(checkpoint, tokens, device, progress) for checkpoint in checkpoints]
+        same_ids = [batch.tolist() for batch in tokens] == [batch.tolist() for batch in others]
+        if not same_ids or vocabulary(directories[0]) != vocabulary(directories[1]):
+            raise CheckpointError(
+                f"{directories[1]}: its tokenizer is not that of {directories[0]}, so their "
+                "perplexities are of other tokens and cannot be compared; give --against a model "
+                "with the same tokenizer"
+            )
+        found = window_losses(model, tokens, self.device, self.progress)
+        if length not in self._losses:
+            self._losses[length] = window_losses(against, tokens, self.device, self.progress)
+        return _compared(directories, (found, self._losses[length]), tokens)
+
+
+def _compared(
+    directories: tuple[Path, Path],
+    losses: tuple[list[float], list[float]],
+    tokens: Sequence[torch.Tensor],
+) -> Comparison:
+    """What the losses of each window tell of two models."""
     perplexities = [exp_of_mean(sum(found), tokens)[0] for found in losses]
     for directory, perplexity in zip(directories, perplexities, strict=True):
         if not math.isfinite(perplexity):

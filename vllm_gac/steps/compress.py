@@ -44,7 +44,7 @@ from vllm_gac.steps.calibration_text import (
     sha256_of,
     text_files,
 )
-from vllm_gac.steps.compare import compare
+from vllm_gac.steps.compare import Baseline
 from vllm_gac.steps.reach_loss import MOST_TRIES, reach_loss
 from vllm_gac.steps.threads import threads_of, use_threads
 from vllm_gac.steps.write_compressed import write_compressed
@@ -159,8 +159,11 @@ def compress(
     factorized = None if layout is None else metrics_for(layout)
     texts = calibration_texts(model, calibration) if needed and stats is None else ()
     measured_on = _held_out(model, held_out, request if chosen is None else PlanRequest())
-    for text in measured_on:
-        if sha256_of(text) in map(sha256_of, texts):
+    calibrated_sums, held_out_sums = (
+        [sha256_of(text) for text in files] for files in (texts, measured_on)
+    )
+    for text, digest in zip(measured_on, held_out_sums, strict=True):
+        if digest in calibrated_sums:
             raise CheckpointError(f"{text}: is calibrated on; give --held-out other text")
     needed_metrics = factorized if whitening == "kfac" else None
     threads = threads_of(out)
@@ -177,15 +180,15 @@ def compress(
         "stats": _stats_fingerprint(stats, checkpoint, value_group, linears, needed_metrics)
         if stats
         else None,
-        "calibration": [sha256_of(text) for text in texts],
-        "held_out": [sha256_of(text) for text in measured_on],
+        "calibration": calibrated_sums,
+        "held_out": held_out_sums,
         "max_tokens": max_tokens,
         "sequence_length": sequence_length,
     }
-    if measured_on:
-        logger.info(_announced(checkpoint, request))
     if resume and finished_before(out, "compress", run):
         return open_checkpoint(out).layout
+    if measured_on:
+        logger.info(_announced(checkpoint, request))
     with (
         workspace(out, "compress", run, resume, overwrite, inputs) as directory,
         use_threads(threads),
@@ -227,14 +230,13 @@ def compress(
                 stats,
                 directory,
                 lambda plan, out: write_compressed(checkpoint, plan, out, stats=stats, **options),
-                lambda made: compare(
-                    made,
+                Baseline(
                     model,
                     measured_on,
                     max_tokens=_MOST_MEASURED,
                     device=device,
                     progress=progress,
-                ),
+                ).compare,
             )
         if chosen is None:
             assert stats is not None
