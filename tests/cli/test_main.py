@@ -201,7 +201,7 @@ def test_align(
 
 def test_align_for_an_unknown_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     said = error(capsys, "align", "107", "--strategy", "measured", "--gpu", "b200")
-    assert said.startswith("no profile of GPU 'b200': there are h200")
+    assert said.startswith("no profile of GPU 'b200': there are h100, h200")
 
 
 # ---- solve -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ def add_parser(verbs: Verbs) -> None:
         "kernels of their own; measured: the fastest nearby by the GPU's profile",
     )
     parser.add_argument("--role", choices=ROLES, default="head", help="what the dims are (head)")
-    parser.add_argument("--gpu", help="profile for measured: h200 (default), or a profile.json")
+    parser.add_argument("--gpu", help="profile for measured: h100, h200 (default), or a file")
     parser.add_argument(
         "--tensor-parallel-size",
         "--tp",

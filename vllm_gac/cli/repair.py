@@ -37,7 +37,7 @@ def add_parser(verbs: Verbs) -> None:
         "--strategy", choices=STRATEGIES, default="minimal", help="as in 'align' (minimal)"
     )
     parser.add_argument(
-        "--gpu", help="profile for measured and for expected gains: h200, or a profile.json"
+        "--gpu", help="profile for measured and for expected gains: h100, h200, or a profile.json"
     )
     parser.add_argument(
         "--tensor-parallel-size",

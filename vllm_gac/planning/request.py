@@ -129,8 +129,9 @@ class PlanRequest:
         default=None,
         metadata=_option(
             "--gpu",
-            "profile to plan for: h200, or a profile.json; it need not be this machine's; default: "
-            "h200 with --max-loss, --align measured or an option of predicted times, else none",
+            "profile to plan for: h100, h200, or a profile.json; it need not be this machine's; "
+            "default: h200 with --max-loss, --align measured or an option of predicted times, "
+            "else none",
         ),
     )
     key_form: str = field(
