@@ -18,11 +18,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from openai import BadRequestError
 
 from loadtest.client.live_metrics import LiveMetrics, exported
 from loadtest.client.open_loop import Share, replay
@@ -281,6 +283,15 @@ def test_series_that_nobody_asks_for_are_not_kept(
     running, _ = watched
     names = running.ask("label/__name__/values")
     assert not [name for name in names if re.fullmatch(r".+_created|python_gc_.+", name)]
+
+
+@pytest.mark.slow
+def test_one_request_does_not_get_the_whole_queue(server: Server) -> None:
+    ask = partial(server.client().completions.create, model="demo", max_tokens=1)
+    assert len(ask(prompt=["x"] * 4).choices) == 4  # of 8 that `serve` lets run at a time
+    for refused in ({"prompt": ["x"] * 5}, {"prompt": ["x"] * 2, "n": 3}):
+        with pytest.raises(BadRequestError, match="one request may have 4: send several requests"):
+            ask(**refused)
 
 
 def test_a_server_that_is_gone_is_noticed(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class Fake(ThreadingHTTPServer):
 
     def respond(self, request: dict[str, Any]) -> tuple[int, Any]:
         assert request["echo"] is True
+        assert len(request["prompt"]) <= 8  # servers bound them
         choices = []
         for index, prompt in enumerate(request["prompt"]):
             pairs = zip(prompt, [*prompt[1:], 0], strict=True)  # it generates a 0

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _ROUNDING = 0.01
 # A token of an answer has about 150 bytes: its text, three times, and two log probabilities.
 _BYTES_OF_A_TOKEN = 1 << 12
+# Servers may bound them: those of serving_configs/vllm do, the demo's at 8.
+_PROMPTS_OF_A_REQUEST = 8
 
 
 class _Model(BaseModel):
@@ -75,7 +77,9 @@ def evaluate_server(
             f"windows of {sequence_length} and the one token that it generates; use "
             f"--sequence-length {model.max_model_len - 1}, or less"
         )
-    tokens = window_batches(directory, texts, length=sequence_length, max_tokens=max_tokens)
+    batches = window_batches(directory, texts, length=sequence_length, max_tokens=max_tokens)
+    most = _PROMPTS_OF_A_REQUEST
+    tokens = [b[at : at + most] for b in batches for at in range(0, len(b), most)]
     bar = tqdm(tokens, desc="evaluate", disable=not progress)
     return exp_of_mean(sum(_negative_log_likelihood(url, model.id, batch) for batch in bar), tokens)
 

@@ -1,0 +1,136 @@
+"""One request may not ask for all that a server can do."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="comes with vLLM")
+
+from fastapi import FastAPI, HTTPException
+from fastapi.testclient import TestClient
+
+from vllm_gac.serving.request_bounds import BODY_BYTES, SCHEMA_BYTES, RequestBounds, refused
+
+MOST = 8
+LARGE = "x" * SCHEMA_BYTES
+
+
+def asked(**body: Any) -> bytes:
+    return json.dumps(body).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "sequences"),
+    [
+        ({"prompt": ["x"] * 9}, "9 sequences (prompts: 9, n: 1)"),
+        ({"prompt": [[1, 2]] * 9}, "9 sequences (prompts: 9, n: 1)"),
+        ({"prompt": ["x"] * 5, "prompt_embeds": ["x"] * 4}, "9 sequences (prompts: 9, n: 1)"),
+        ({"prompt": ["x"] * 3, "n": 3}, "9 sequences (prompts: 3, n: 3)"),
+        ({"messages": [{"role": "user"}], "n": "9"}, "9 sequences (prompts: 1, n: 9)"),
+        ({"messages": [[{"role": "user"}]] * 9}, "9 sequences (prompts: 9, n: 1)"),
+        ({"token_ids": [1], "sampling_params": {"n": 9.0}}, "9 sequences (prompts: 1, n: 9)"),
+        ({"query": "x", "items": [[1]] * 9}, "9 sequences (prompts: 9, n: 1)"),
+    ],
+)
+def test_more_sequences_than_half_a_batch_are_refused(body: dict[str, Any], sequences: str) -> None:
+    assert refused(asked(**body), MOST) == (
+        f"The request asks for {sequences}, and one request may have 8: send several requests."
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"json_schema": {"schema": {"const": LARGE}}}},
+        {"structured_outputs": {"grammar": LARGE}},
+        {"structured_outputs": {"choice": ["x" * 100] * (SCHEMA_BYTES // 100)}},
+        {"tools": [{"function": {"parameters": {"const": LARGE}}}]},
+        {"text": {"format": {"schema": {"const": LARGE}}}},
+        {"output_config": {"format": {"schema": {"const": LARGE}}}},
+        {"sampling_params": {"structured_outputs": {"regex": LARGE}}},
+    ],
+)
+def test_large_schemas_are_refused_wherever_they_stand(body: dict[str, Any]) -> None:
+    refusal = refused(asked(prompt="x", **body), MOST)
+    assert refusal is not None
+    assert "one request may have 65,536: simplify them" in refusal
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        asked(prompt=[1] * 5000, n=8),
+        asked(prompt=["x"] * 8),
+        asked(prompt=LARGE * 3),
+        asked(messages=[{"role": "user", "content": LARGE}] * 20, n=None),
+        asked(prompt="x", n="many"),
+        asked(prompt="x", structured_outputs={"grammar": "x" * (SCHEMA_BYTES - 100)}),
+        b"",
+        b"[" * 100_000,
+        b'["x", "x"]',
+        b'{"prompt": ["x", "x"',
+    ],
+    ids=range(10),
+)
+def test_the_rest_is_left_to_vllm(body: bytes) -> None:
+    assert refused(body, MOST) is None
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    """An application that reads bodies as vLLM's does."""
+    app = FastAPI()
+    scheduler = SimpleNamespace(max_num_seqs=2 * MOST)
+    app.state.vllm_config = SimpleNamespace(scheduler_config=scheduler)
+    app.add_middleware(RequestBounds)
+
+    @app.post("/v1/completions")
+    @app.post("/v1/embeddings")
+    async def echo(body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    return TestClient(app)
+
+
+def test_what_is_within_bounds_arrives_as_it_was_sent(client: TestClient) -> None:
+    body = {"prompt": ["ä" * 100_000] * MOST}
+    assert client.post("/v1/completions", json=body).json() == body
+    # In pieces, as a slow client sends it.
+    sent = json.dumps(body).encode()
+    pieces = (sent[at : at + 999] for at in range(0, len(sent), 999))
+    headers = {"Content-Type": "application/json"}
+    assert client.post("/v1/completions", content=pieces, headers=headers).json() == body
+
+
+def test_what_is_not_is_answered_with_400(client: TestClient) -> None:
+    answer = client.post("/v1/completions", json={"prompt": ["x"] * (MOST + 1)})
+    assert answer.status_code == 400
+    assert "one request may have 8" in answer.text
+
+
+def test_other_routes_are_left_alone(client: TestClient) -> None:
+    assert client.post("/v1/embeddings", json={"prompt": ["x"] * 100}).status_code == 200
+
+
+def test_a_body_without_end_is_not_read_to_its_end() -> None:
+    read = 0
+
+    async def endless() -> dict[str, Any]:
+        nonlocal read
+        read += 1 << 20
+        return {"type": "http.request", "body": b"x" * (1 << 20), "more_body": True}
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+
+    async def sent(message: Any) -> None:
+        raise AssertionError(message)
+
+    scope = {"type": "http", "path": "/v1/completions"}
+    with pytest.raises(HTTPException) as error:
+        asyncio.run(RequestBounds(reads)(scope, endless, sent))
+    assert error.value.status_code == 413
+    assert read == BODY_BYTES + (1 << 20)

@@ -1,0 +1,131 @@
+"""What one request may ask for at most: `vllm serve --middleware` with the class below.
+
+vLLM bounds its queue and no request's share of it: a body of 1 KB with many prompts fills the
+queue, and everybody else hears 503. A request is judged when vLLM reads its body, so after the
+key, and refused as vLLM refuses: 400, in the form of OpenAI's errors.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException
+from pydantic import TypeAdapter, ValidationError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# Whose answers the engine computes. A prefix (`root_path`) may stand before each.
+GUARDED = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/systemone",
+    "/inference/v1/generate",
+    "/generative_scoring",
+    "/invocations",
+)
+# Lists with one sequence for each text or list in them: of prompts, of conversations, of texts that
+# are scored. Token ids and messages count nothing: a list of them is one prompt or conversation.
+LISTS = {"prompt": (str, list), "prompt_embeds": (str,), "messages": (list,), "items": (str, list)}
+# What grammars are compiled from.
+SCHEMAS = ("response_format", "structured_outputs", "tools", "text", "output_config")
+SCHEMA_BYTES = 64 << 10  # 0.1 to 1.6 CPU seconds; time grows faster than size (SECURITY.md)
+BODY_BYTES = 16 << 20  # about two million tokens: more than any context
+
+INTEGER = TypeAdapter(int)
+
+
+class RequestBounds:
+    """ASGI middleware: at most half of `--max-num-seqs` sequences, and 64 KB of schemas.
+
+    Half of the batch, so that one request never holds all of it, and the queue, which is longer,
+    takes several such requests. Its answers are as long as `--max-model-len` lets them be. Routes
+    that compute no answer pass as they are.
+
+    Args:
+        app: what answers: vLLM's application.
+    """
+
+    def __init__(self, app: "ASGIApp") -> None:
+        self._app = app
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """Answer, and judge the body when it is asked for."""
+        guarded = scope["type"] == "http" and scope["path"].endswith(GUARDED)
+        await self._app(scope, _judged(scope, receive) if guarded else receive, send)
+
+
+def _judged(scope: "Scope", receive: "Receive") -> "Receive":
+    """`receive`, whose first message is the whole body, or a refusal."""
+    read = False
+
+    async def judged() -> "Message":
+        nonlocal read
+        if read:
+            return await receive()
+        read, parts, size, more = True, [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return message  # the client left
+            parts.append(message.get("body", b""))
+            size, more = size + len(parts[-1]), message.get("more_body", False)
+            if size > BODY_BYTES:
+                raise HTTPException(413, f"The body is larger than {BODY_BYTES >> 20} MB.")
+        body = b"".join(parts)
+        sequences = scope["app"].state.vllm_config.scheduler_config.max_num_seqs
+        if refusal := refused(body, max(1, sequences // 2)):
+            raise HTTPException(400, refusal)  # FastAPI hands it to vLLM's handler of errors
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return judged
+
+
+def refused(body: bytes, most: int) -> str | None:
+    """Why a request asks for too much, in a sentence; None if it does not.
+
+    Args:
+        body: the request's. One that is no JSON object is left to vLLM, whose parser is the same.
+        most: sequences, at most.
+    """
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(asked, dict):
+        return None
+    sampling = asked.get("sampling_params")
+    parts = [asked, sampling] if isinstance(sampling, dict) else [asked]
+    prompts = max(1, sum(_listed(asked.get(name), kinds) for name, kinds in LISTS.items()))
+    answers = max(_number(part.get("n")) for part in parts)
+    if prompts * answers > most:
+        return (
+            f"The request asks for {prompts * answers} sequences (prompts: {prompts}, n: {answers})"
+            f", and one request may have {most}: send several requests."
+        )
+    schemas = [part[name] for part in parts for name in SCHEMAS if part.get(name) is not None]
+    try:
+        size = sum(len(json.dumps(schema, ensure_ascii=False)) for schema in schemas)
+    except RecursionError:
+        return "Schemas or tools of the request are nested too deeply: simplify them."
+    if size > SCHEMA_BYTES:
+        return (
+            f"Schemas, grammars and tools of the request have {size:,} characters, and one request "
+            f"may have {SCHEMA_BYTES:,}: simplify them, or send fewer."
+        )
+    return None
+
+
+def _listed(value: Any, kinds: tuple[type, ...]) -> int:
+    """How many sequences a list starts."""
+    return len([one for one in value if isinstance(one, kinds)]) if isinstance(value, list) else 0
+
+
+def _number(n: Any) -> int:
+    """`n` as vLLM reads it, which takes "8" for 8; what it does not take, it refuses itself."""
+    try:
+        return max(1, INTEGER.validate_python(n))
+    except ValidationError:
+        return 1
