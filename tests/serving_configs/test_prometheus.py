@@ -71,6 +71,18 @@ def test_the_rules_pass_their_promtool_tests(name: str) -> None:
             "deriv(model_name:requests_waiting:sum[10m]) > 0",
             "blind_spots",
         ),
+        (
+            "alerts",
+            "changes(process_start_time_seconds",
+            "resets(process_start_time_seconds",
+            "blind_spots",
+        ),
+        (
+            "alerts",
+            "max by (namespace, job, instance) (resets",
+            "sum by (namespace, job, instance) (resets",
+            "blind_spots",
+        ),
         ("recording", 'status="5xx"', 'status="none"', "blind_spots"),
         ("recording", "model_name, variant)", "model_name)", "recording"),
         ("canary", "sqrt(", "(", "canary"),
