@@ -9,11 +9,11 @@ from tests.support.imports import ROOT, imports, modules
 
 # By package of vllm_gac, top-down: the packages that it may import. Each may also import errors.
 ALLOWED = {
-    "cli": "steps profiling planning alignment importers compression gpu checkpoint layout",
-    "steps": "planning alignment healing compression importers checkpoint layout demo",
+    "cli": "steps profiling planning alignment importers compression gpu checkpoint layout options",
+    "steps": "planning alignment healing compression importers checkpoint layout options demo",
     "profiling": "serving kernels gpu layout",
     "serving": "alignment kernels importers gpu checkpoint layout",
-    "planning": "alignment compression gpu checkpoint layout",
+    "planning": "alignment compression gpu checkpoint layout options",
     "alignment": "gpu layout",
     "healing": "compression checkpoint layout",
     "compression": "checkpoint layout",
@@ -22,6 +22,7 @@ ALLOWED = {
     "kernels": "layout",
     "checkpoint": "layout",
     "layout": "",
+    "options": "",
     "demo": "",
     "errors": "",
 }

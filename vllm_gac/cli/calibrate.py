@@ -12,13 +12,14 @@ from vllm_gac.cli.options import (
     add_run,
     count,
     given,
-    methods,
+    names_of,
     on_a_device,
     path,
     text_file,
 )
 from vllm_gac.cli.output import named, print_json, quoted
 from vllm_gac.errors.shown import one_line
+from vllm_gac.layout.schema import METHODS
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -42,7 +43,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--out", type=path, required=True, metavar="STATS.safetensors")
     parser.add_argument(
         "--method",
-        type=methods,
+        type=names_of(METHODS),
         metavar="M,...",
         help="what plans will be made of: heads, prune, lowrank; default: all, the last of which "
         "takes longest",

@@ -2,19 +2,18 @@
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES
 from vllm_gac.checkpoint.hub_texts import is_data_set
-from vllm_gac.layout.schema import Method
+from vllm_gac.options import options_of
 from vllm_gac.planning.request import PlanRequest, plan_options
 
 # The type that `ArgumentParser.add_subparsers` returns.
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-_METHODS = get_args(Method)
 TEXTS = (
     "files of UTF-8 text, .jsonl (gzipped or not) or .parquet with a 'text' or the 'messages' of a "
     "conversation in each line or row, or data sets on the Hub: hf://datasets/ORGANIZATION/NAME"
@@ -54,16 +53,25 @@ def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     """Add the options of a `PlanRequest`. An option that is not given is None."""
     keep = parser.add_argument_group("what to keep, and how")
     time = parser.add_argument_group("predicted time of the decoder layers, on --gpu")
-    groups = {"keep": keep, "time": time, "time limit": time.add_mutually_exclusive_group()}
-    for name, option in plan_options().items():
+    add_options(
+        PlanRequest,
+        {"": keep, "time": time, "time limit": time.add_mutually_exclusive_group()},
+    )
+    return keep
+
+
+def add_options(request: type, groups: "Mapping[str, argparse._ActionsContainer]") -> None:
+    """Add the options of a request to `groups`, by their names. One that is not given is None."""
+    for name, option in options_of(request).items():
         values: dict[str, Any] = {"choices": option.choices}
-        if option.kind != "text":
+        if option.kind == "names":
+            values = {"type": names_of(option.choices or ()), "metavar": "M,..."}
+        elif option.kind != "text":
             parse, metavar = _KINDS[option.kind]
             values = {"type": parse, "metavar": metavar}
         elif option.choices and isinstance(option.choices[0], int):
             values["type"] = int
         groups[option.group].add_argument(*option.flags, dest=name, help=option.help, **values)
-    return keep
 
 
 def plan_request(args: argparse.Namespace) -> PlanRequest:
@@ -181,13 +189,18 @@ def loss(text: str) -> float:
     return value
 
 
-def methods(text: str) -> list[str]:
-    """Parse names of methods, separated by commas. Repeated names are dropped."""
-    names = text.split(",")
-    for name in names:
-        if name not in _METHODS:
-            raise argparse.ArgumentTypeError(f"{name!r}: choose from {', '.join(_METHODS)}")
-    return list(dict.fromkeys(names))
+def names_of(known: Sequence[object]) -> Callable[[str], list[str]]:
+    """A parser of some of the `known` names, separated by commas. Repeated names are dropped."""
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                listed = ", ".join(map(str, known))
+                raise argparse.ArgumentTypeError(f"{name!r}: choose from {listed}")
+        return list(dict.fromkeys(names))
+
+    return parse
 
 
 def device(text: str) -> str:
@@ -224,11 +237,10 @@ def _number(kind: type[int] | type[float], text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from e
 
 
-# The parser of each kind of value in a plan's options, and the name of the value in --help.
+# The parser of each kind of number, and the name of the value in --help.
 _KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "ratio": (ratio, "R"),
     "loss": (loss, "LOSS"),
     "count": (positive, "N"),
     "microseconds": (above_zero, "US"),
-    "methods": (methods, "M,..."),
 }

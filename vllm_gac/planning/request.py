@@ -1,24 +1,22 @@
 """The request for a plan: what it is to keep, and which methods and dims it may use.
 
-Every field of `PlanRequest` is also an option of the command line. The field's metadata holds the
-flags, the help and the kind of value, and the CLI builds its parser from them.
+Every field of `PlanRequest` is also an option of the command line (`vllm_gac.options`).
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from numbers import Integral, Real
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.errors import PlanError
-from vllm_gac.errors.shown import shown
 from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
 from vllm_gac.gpu.latency.missing import estimated_times
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import METHODS, Strategy
+from vllm_gac.options import Option, options_of, refuse_unexpected
+from vllm_gac.options import option as _option
 from vllm_gac.planning.allowed_dims import AllowedDims
 
 # Where the losses of ranks come from: probes of whole layers, or one backward pass.
@@ -31,49 +29,6 @@ _BATCH_MIX = ("decode_batch", "decode_context", "prefill_tokens")
 _16_BIT = Types()
 # Quantizations that profiles have times of: e4m3 weights and activations.
 _MEASURED_FP8 = ("fp8_per_tensor", "fp8_per_channel")
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """The command line's side of a field.
-
-    Attributes:
-        flags: The spellings of the option, the usual one first.
-        help: The text in `--help`.
-        kind: How the value is written.
-        choices: The allowed values, if there are only a few.
-        group: The section of `--help` that lists the option. Only one option of the group
-            "time limit" can be given.
-    """
-
-    flags: tuple[str, ...]
-    help: str
-    kind: Literal["ratio", "loss", "count", "microseconds", "methods", "text"] = "text"
-    choices: Sequence[str | int] | None = None
-    group: Literal["keep", "time", "time limit"] = "keep"
-
-    def expected(self, value: object) -> str | None:
-        """What is expected instead of `value`; None if it is allowed."""
-        number = float(value) if isinstance(value, Real) else math.nan
-        match self.kind:
-            case "ratio" if not 0 < number <= 1:
-                return "a number above 0 and at most 1"
-            case "loss" if not 0 < number < 1:
-                return "a share above 0 and below 1: 1 % is 0.01"
-            case "count" if not (isinstance(value, Integral) and number >= 1):
-                return "an integer of at least 1"
-            case "microseconds" if not 0 < number < math.inf:
-                return "a number above 0"
-            case "methods" if isinstance(value, str) or not value or not _known_methods(value):
-                return f"some of {', '.join(METHODS)}"
-            case "text" if self.choices is not None and value not in self.choices:
-                return f"one of {', '.join(map(str, self.choices))}"
-        return None
-
-
-def _option(flags: str, help_text: str, **more: Any) -> dict[str, Option]:
-    """Make the metadata of a field. Spaces separate the `flags`."""
-    return {"option": Option(tuple(flags.split()), help_text, **more)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +73,8 @@ class PlanRequest:
             "--method",
             "heads (fewer and smaller key and value heads), prune (narrower MLPs), lowrank "
             "(factorized linears); default: heads,prune, or all with --max-loss",
-            kind="methods",
+            kind="names",
+            choices=METHODS,
         ),
     )
     align: Strategy = field(
@@ -244,12 +200,7 @@ class PlanRequest:
         Raises:
             PlanError: A value is not allowed.
         """
-        for each in fields(self):
-            value, option = getattr(self, each.name), each.metadata["option"]
-            if value is None and each.default is None:
-                continue
-            if (expected := option.expected(value)) is not None:
-                raise PlanError(f"{each.name} {shown(value)}: expected {expected}")
+        refuse_unexpected(self, PlanError)
         if self.latency is not None and self.latency_ratio is not None:
             raise PlanError("latency and latency_ratio: give one of them")
         if self.max_loss is not None and self.limits_time:
@@ -330,13 +281,9 @@ class PlanRequest:
         return asdict(self) | {"methods": list(self.methods)}
 
 
-def _known_methods(value: object) -> bool:
-    return isinstance(value, Iterable) and all(name in METHODS for name in value)
-
-
 def plan_options() -> Mapping[str, Option]:
     """The options of a plan by field name, in the order of `--help`."""
-    return {field.name: field.metadata["option"] for field in fields(PlanRequest)}
+    return options_of(PlanRequest)
 
 
 @dataclass(frozen=True, slots=True)

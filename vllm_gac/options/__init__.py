@@ -1,0 +1,83 @@
+"""Options of a run: the fields of a frozen dataclass, which is called a request.
+
+The metadata of each field is an `Option`: its flags, its help and the values that it allows. The
+command line's parser, the checks of a request made in Python and the record of a run follow from
+the fields, so that an option is written once.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any, Literal
+
+from vllm_gac.errors import GacError
+from vllm_gac.errors.shown import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The command line's side of a field.
+
+    Attributes:
+        flags: The spellings of the option, the usual one first.
+        help: The text in `--help`.
+        kind: How the value is written. "names" are some of `choices`.
+        choices: The allowed values, if there are only a few.
+        group: The section of `--help` that lists the option; the verb knows it by this name.
+    """
+
+    flags: tuple[str, ...]
+    help: str
+    kind: Literal["ratio", "loss", "count", "microseconds", "names", "text"] = "text"
+    choices: Sequence[str | int] | None = None
+    group: str = ""
+
+    def expected(self, value: object) -> str | None:
+        """What is expected instead of `value`; None if it is allowed."""
+        number = float(value) if isinstance(value, Real) else math.nan
+        match self.kind:
+            case "ratio" if not 0 < number <= 1:
+                return "a number above 0 and at most 1"
+            case "loss" if not 0 < number < 1:
+                return "a share above 0 and below 1: 1 % is 0.01"
+            case "count" if not (isinstance(value, Integral) and number >= 1):
+                return "an integer of at least 1"
+            case "microseconds" if not 0 < number < math.inf:
+                return "a number above 0"
+            case "names" if isinstance(value, str) or not value or not self._are_known(value):
+                return f"some of {self._listed}"
+            case "text" if self.choices is not None and value not in self.choices:
+                return f"one of {self._listed}"
+        return None
+
+    def _are_known(self, value: object) -> bool:
+        known = self.choices or ()
+        return isinstance(value, Iterable) and all(name in known for name in value)
+
+    @property
+    def _listed(self) -> str:
+        return ", ".join(map(str, self.choices or ()))
+
+
+def option(flags: str, help_text: str, **more: Any) -> dict[str, Option]:
+    """Make the metadata of a field. Spaces separate the `flags`; `more` are `Option`'s fields."""
+    return {"option": Option(tuple(flags.split()), help_text, **more)}
+
+
+def options_of(request: Any) -> Mapping[str, Option]:
+    """The options of a request, or of its class, by field name and in the order of `--help`."""
+    return {field.name: field.metadata["option"] for field in fields(request)}
+
+
+def refuse_unexpected(request: Any, error: type[GacError]) -> None:
+    """Raise `error` for the first field of `request` whose value its option does not allow.
+
+    None is allowed where it is the default: the option is left out.
+    """
+    for field in fields(request):
+        value = getattr(request, field.name)
+        if value is None and field.default is None:
+            continue
+        if (expected := field.metadata["option"].expected(value)) is not None:
+            raise error(f"{field.name} {shown(value)}: expected {expected}")
