@@ -6,7 +6,8 @@ Everything else in this package is internal and may change without notice.
     calibrate         measure statistics of a dense model on text
     plan              choose the dims of every layer for the budgets of a PlanRequest
     compress          make a dense model smaller
-    heal              train a compressed model to predict what the dense one predicts
+    heal              train a compressed model to predict what the dense one predicts, as a
+                      HealRequest says
     import_model      convert a model that another compression tool wrote
     repair            pad the dims of a compressed model to dims that kernels like
     inspect, verify   describe a model directory; find the reasons not to serve it
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from vllm_gac.steps.compress import compress
     from vllm_gac.steps.evaluate import evaluate
     from vllm_gac.steps.heal import heal
+    from vllm_gac.steps.heal_request import HealRequest
     from vllm_gac.steps.import_model import import_model
     from vllm_gac.steps.inspect import inspect
     from vllm_gac.steps.repair import repair
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = [
+    "HealRequest",
     "ModelLayout",
     "PlanRequest",
     "calibrate",
@@ -57,6 +60,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "HealRequest": "vllm_gac.steps.heal_request",
     "ModelLayout": "vllm_gac.layout.dims",
     "PlanRequest": "vllm_gac.planning.request",
     "calibrate": "vllm_gac.compression.calibrate",

@@ -15,6 +15,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from vllm_gac.errors import HealingError
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.evaluate import evaluate
 from vllm_gac.steps.heal import heal
+from vllm_gac.steps.heal_request import HealRequest
 
 COMMAND = "python -m benchmarks.quality.healing OUT"
 BUDGET = "heads + MLP .7, KV .5"
@@ -56,15 +58,17 @@ _FEW = (
     ),
     *((245_760, "whole", rate) for rate in (4.6875e-5, 6e-5, 1e-4)),
 )
-WAYS |= {
+_SHORT: dict[str, dict[str, Any]] = {
     f"{tokens:,} tokens of the calibration text, {train}, rate {rate:g}": {
-        "text": [demo.CALIBRATION],
         "tokens": tokens,
         "train": train,
         "learning_rate": rate,
     }
     for tokens, train, rate in _FEW
 }
+WAYS |= _SHORT
+# The text of a way, if it is not the training split.
+TEXTS = {way: [demo.CALIBRATION] for way in _SHORT}
 # Runs at the same time on one GPU; the demo model does not fill it.
 _WORKERS = 4
 
@@ -95,9 +99,16 @@ def main() -> None:
                 for budget, model in models.items()
             },
         }
-        base = {"text": [work / "train.txt"], "tokens": args.tokens}
+        usual = HealRequest(tokens=args.tokens)
         tasks = [
-            (budget, way, model, base | WAYS[way], args.device)
+            (
+                budget,
+                way,
+                model,
+                TEXTS.get(way, [work / "train.txt"]),
+                replace(usual, **WAYS[way]),
+                args.device,
+            )
             for budget, model in models.items()
             for way in args.ways
         ]
@@ -139,12 +150,12 @@ def _compressed(work: Path, budgets: Sequence[str], device: str) -> dict[str, Pa
 
 
 def _healed(
-    task: tuple[str, str, Path, dict[str, Any], str],
+    task: tuple[str, str, Path, list[Path], HealRequest, str],
 ) -> tuple[str, str, dict[str, Any]]:
-    budget, way, model, options, device = task
+    budget, way, model, texts, request, device = task
     begun, out = time.monotonic(), model.with_name(f"{model.name}-{list(WAYS).index(way)}")
     try:
-        done = heal(model, demo.MODEL, out=out, device=device, progress=False, **options)
+        done = heal(model, demo.MODEL, texts, out, request, device=device, progress=False)
     except HealingError as e:
         return budget, way, {"refused": str(e), "seconds": time.monotonic() - begun}
     return (

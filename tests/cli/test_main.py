@@ -17,6 +17,7 @@ VERBS = (
     *("align", "calibrate", "compress", "evaluate", "heal", "import", "inspect", "plan"),
     *("profile", "repair", "solve", "verify"),
 )  # fmt: skip
+_HEAL = ("heal", "m", "--teacher", "t", "--text", "x", "--out", "o")
 
 
 # ---- the command as such ---------------------------------------------------------------------
@@ -81,6 +82,11 @@ def test_every_verb_explains_itself_and_has_json(
             ["compress", "m", "--out", "o", "--stats", "s", "--calibration", "c"],
             "argument --calibration: not allowed with argument --stats",
         ),
+        (
+            [*_HEAL, "--temperature", "1000"],
+            "--temperature 1000.0: expected a number from 0.01 to 100",
+        ),
+        ([*_HEAL, "--hidden-weight", "0"], "argument --hidden-weight: 0: must be above 0"),
         (["evaluate", "d"], "required: --text"),
         (["evaluate", "d", "--text", "t", "--device", "tpu"], "'tpu': choose cpu, cuda or cuda:N"),
         (["evaluate", "d", "--text", "t", "--max-tokens", "-1"], "-1: must be at least 1"),

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from vllm_gac import calibrate, compress, evaluate
+from vllm_gac import HealRequest, calibrate, compress, evaluate, heal
 from vllm_gac.errors import GacError
-from vllm_gac.steps.heal import heal
 
 NOWHERE = Path("there-is-no-such-model")
 CALLS: dict[str, Any] = {
@@ -15,6 +14,7 @@ CALLS: dict[str, Any] = {
     "compress": lambda **given: compress(NOWHERE, NOWHERE, **given),
     "evaluate": lambda **given: evaluate(NOWHERE, [], **given),
     "heal": lambda **given: heal(NOWHERE, NOWHERE, [], NOWHERE, **given),
+    "HealRequest": HealRequest,
 }
 COUNTS: tuple[Any, ...] = (float("nan"), -5, 1.5, True, "7", 10**40)
 WRONG: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -36,7 +36,8 @@ TAKEN = {
     "value_group linears factorized methods",
     "compress": "device max_tokens sequence_length revision whitening prune_criterion",
     "evaluate": "device max_tokens sequence_length revision",
-    "heal": "device sequence_length revision train",
+    "heal": "device revision",
+    "HealRequest": "sequence_length train",
 }
 
 

@@ -26,17 +26,22 @@ from vllm_gac.healing import train
 from vllm_gac.healing.state_file import write_state
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import layout_of
+from vllm_gac.options import options_of
 from vllm_gac.steps.heal import Healed, heal
+from vllm_gac.steps.heal_request import HealRequest
 from vllm_gac.steps.verify import verify
 
 # 7 steps of 8 sequences.
 FEW: dict[str, Any] = {"sequence_length": 32, "batch_tokens": 256, "tokens": 1792}
-FAST = FEW | {"learning_rate": 5e-3, "progress": False}
+FAST = FEW | {"learning_rate": 5e-3}
 
 
 def healed(directory: Path, out: str = "out", **options: Any) -> Healed:
-    student, teacher = directory / "student", directory / "teacher"
-    return heal(student, teacher, [directory / "text.txt"], directory / out, **(FAST | options))
+    """Heal with the options of a request and the arguments of `heal`."""
+    asked = FAST | {name: options.pop(name) for name in options_of(HealRequest) if name in options}
+    student, teacher, text = (directory / name for name in ("student", "teacher", "text.txt"))
+    request = HealRequest(**asked)
+    return heal(student, teacher, [text], directory / out, request, progress=False, **options)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -46,7 +51,8 @@ def contents(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", ["whole", "lora"])
 def test_the_divergence_falls_and_all_dims_stay(tmp_path: Path, kind: Any) -> None:
     student, _, _ = write_all(tmp_path)
-    done = healed(tmp_path, train=kind, lora_rank=8, hidden_weight=0.1, temperature=2.0)
+    rank = 8 if kind == "lora" else None
+    done = healed(tmp_path, train=kind, lora_rank=rank, hidden_weight=0.1, temperature=2.0)
     assert done.after.divergence < 0.95 * done.before.divergence
     assert done.recovered > 0.05
     out = open_checkpoint(tmp_path / "out")
@@ -110,7 +116,7 @@ def test_what_another_tool_wrote_is_healed_with_its_factors(tmp_path: Path, name
         tools.write(student, *made, tool.rename)
     dense_models.write_tokenizer(student / "tokenizer.json", raw["vocab_size"])
     _, before = open_any_format(student)
-    done = heal(student, teacher, [text], tmp_path / "out", **FAST)
+    done = heal(student, teacher, [text], tmp_path / "out", HealRequest(**FAST))
     assert done.after.divergence < done.before.divergence
     assert open_checkpoint(tmp_path / "out").layout == before.layout
     source = open_checkpoint(tmp_path / "out").raw_config["gac"]["source"]
@@ -283,18 +289,20 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     """They come from Python; the command line refuses some of them by itself."""
     write_all(tmp_path)
     for option, value, said in (
-        ("tokens", 0, "--tokens 0: must be from 1 to"),
-        ("learning_rate", -1e-3, "--learning-rate -0.001: must be from"),
-        ("learning_rate", float("nan"), "--learning-rate nan: must be from"),
-        ("temperature", 1e300, "--temperature 1e+300: must be from 0.01 to 100"),
-        ("hidden_weight", float("inf"), "--hidden-weight inf: must be from 0 to"),
+        ("tokens", 0, "--tokens 0: expected an integer of at least 1"),
+        ("learning_rate", -1e-3, "--learning-rate -0.001: expected a number from 1e-12 to 1e+06"),
+        ("learning_rate", float("nan"), "--learning-rate nan: expected a number from"),
+        ("temperature", 1e300, "--temperature 1e+300: expected a number from 0.01 to 100"),
+        ("hidden_weight", float("inf"), "--hidden-weight inf: expected a number from 0 to"),
         ("tokens", 1, "too few tokens to train on, 1: one step takes a whole sequence of 32"),
-        ("tokens", 1e4, "--tokens 10000.0: expected a whole number"),
-        ("temperature", "2", "--temperature '2': expected a number"),
-        ("lora_rank", 0, "--lora-rank 0: must be from 1 to"),
+        ("tokens", 1e4, "--tokens 10000.0: expected an integer of at least 1"),
+        ("temperature", "2", "--temperature 2: expected a number"),
+        ("lora_rank", 0, "--lora-rank 0: expected an integer of at least 1"),
+        ("lora_rank", 10**7, "--lora-rank 10000000: expected 1,000,000 at most"),
+        ("offload", 1, "--offload 1: expected True or False"),
         ("batch_tokens", 10**9, "--batch-tokens 1000000000: one step would take more than"),
         ("batch_tokens", 31, "--batch-tokens 31: one step takes whole sequences of 32 tokens"),
-        ("train", "both", "--train 'both': expected one of auto, whole, lora"),
+        ("train", "both", "--train both: expected one of auto, whole, lora"),
         ("held_out", [tmp_path / "text.txt"], "is given as --held-out and has the bytes of a"),
         ("teacher_revision", "v1", "--teacher-revision v1: "),
     ):
@@ -321,7 +329,7 @@ def test_a_teacher_of_the_same_shapes_that_computes_otherwise_is_refused(
 def test_a_text_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     student, teacher, text = write_all(tmp_path)
     with pytest.raises(CheckpointError, match="a --text is given twice; what is set aside"):
-        heal(student, teacher, [text, text], tmp_path / "out", **FAST)
+        heal(student, teacher, [text, text], tmp_path / "out", HealRequest(**FAST))
 
 
 def test_a_rank_that_has_no_effect_is_said(
@@ -348,7 +356,7 @@ def test_a_rank_that_no_adapter_can_have_is_refused(tmp_path: Path) -> None:
 
 def test_paths_may_be_strings(tmp_path: Path) -> None:
     student, teacher, text = map(str, write_all(tmp_path))
-    heal(student, teacher, [text], str(tmp_path / "out"), **FAST)
+    heal(student, teacher, [text], str(tmp_path / "out"), HealRequest(**FAST))
     assert open_checkpoint(tmp_path / "out").layout == open_checkpoint(Path(student)).layout
 
 

@@ -25,8 +25,10 @@ def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> N
 def _child(directory: Path, step: int) -> dict[str, object]:
     from vllm_gac.healing import train
     from vllm_gac.steps.heal import heal
+    from vllm_gac.steps.heal_request import HealRequest
 
     train._SAVING = 0  # save each time
+    request = HealRequest(tokens=1792, sequence_length=32, batch_tokens=256, learning_rate=5e-3)
 
     def run(out: Path, resume: bool) -> None:
         heal(
@@ -34,10 +36,7 @@ def _child(directory: Path, step: int) -> dict[str, object]:
             directory / "teacher",
             [directory / "text.txt"],
             out,
-            tokens=1792,
-            sequence_length=32,
-            batch_tokens=256,
-            learning_rate=5e-3,
+            request,
             resume=resume,
             progress=False,
         )

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from tests.steps.healing_models import write_all, write_near
 from vllm_gac.steps.heal import heal
+from vllm_gac.steps.heal_request import HealRequest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -82,7 +83,8 @@ def contents(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("train", ["whole", "lora"])
 def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, train: Any) -> None:
     student, teacher, text = write_all(tmp_path)
-    one = heal(student, teacher, [text], tmp_path / "one", train=train, progress=False, **FEW)
+    request = HealRequest(train=train, **FEW)
+    one = heal(student, teacher, [text], tmp_path / "one", request, progress=False)
     ran = healed_by_two(tmp_path, "two", "--json", train=train)
     assert ran.returncode == 0, ran.stderr[-2000:]
     (line,) = ran.stdout.splitlines()  # only one of them prints

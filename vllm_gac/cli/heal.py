@@ -9,18 +9,18 @@ from vllm_gac.cli.options import (
     MODEL,
     TEXTS,
     Verbs,
-    above_zero,
+    add_device,
     add_json,
+    add_options,
     add_restart,
     add_revision,
-    add_sequences,
-    given,
-    on_a_device,
+    device_arguments,
     path,
-    positive,
+    request_of,
     text_file,
 )
 from vllm_gac.cli.output import print_json, print_table, serve_hint
+from vllm_gac.steps.heal_request import HealRequest
 
 if TYPE_CHECKING:
     from vllm_gac.steps.heal import Healed
@@ -48,59 +48,14 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the new one")
     parser.add_argument(
-        "--tokens",
-        type=positive,
-        metavar="N",
-        help="train on N tokens, in several passes if the text has fewer; default: the text once",
-    )
-    parser.add_argument(
         "--held-out",
         nargs="+",
         type=text_file,
         metavar="FILE",
         help="other text, which is only measured; default: sequences of --text that are set aside",
     )
-    parser.add_argument(
-        "--learning-rate",
-        type=above_zero,
-        metavar="R",
-        help="the highest one; default: 1e-4 for whole weights, 4e-4 for lora, and a share of that "
-        "for fewer than 256 steps",
-    )
-    parser.add_argument(
-        "--train",
-        choices=("auto", "whole", "lora"),
-        help="whole weights, or adapters that are merged in the end; default: whole weights if "
-        "the GPU has room for them",
-    )
-    parser.add_argument(
-        "--lora-rank", type=positive, metavar="N", help="the rank of the adapters; default: 32"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=above_zero,
-        metavar="T",
-        help="what logits are divided by before they are compared; default: 1",
-    )
-    parser.add_argument(
-        "--hidden-weight",
-        type=above_zero,
-        metavar="W",
-        help="weight of the distance between hidden states; default: they are not compared",
-    )
-    parser.add_argument(
-        "--batch-tokens",
-        type=positive,
-        metavar="N",
-        help="tokens of one step, at most all; default: a 256th of all, from 2048 to 65536",
-    )
-    parser.add_argument(
-        "--offload",
-        action="store_true",
-        help="keep Adam's averages in host memory: half of what training takes of the GPU, and "
-        "slower steps",
-    )
-    add_sequences(parser)
+    add_options(HealRequest, {"": parser})
+    add_device(parser)
     add_restart(parser)
     add_json(parser)
     parser.set_defaults(run=run, hint="; the same command with --resume goes on from here")
@@ -108,8 +63,7 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Heal, and print the scores before and after."""
-    if args.lora_rank is not None and args.train == "whole":
-        args.usage_error("--lora-rank has no effect with --train whole")
+    request = request_of(args, HealRequest)
 
     from vllm_gac.steps.heal import heal
 
@@ -118,23 +72,13 @@ def run(args: argparse.Namespace) -> int:
         args.teacher,
         args.text,
         args.out,
+        request,
+        held_out=args.held_out or (),
         revision=args.revision,
         teacher_revision=args.teacher_revision,
         resume=args.resume,
         overwrite=args.overwrite,
-        offload=args.offload,
-        **on_a_device(args),
-        **given(
-            args,
-            "tokens",
-            "held_out",
-            "learning_rate",
-            "train",
-            "lora_rank",
-            "temperature",
-            "hidden_weight",
-            "batch_tokens",
-        ),
+        **device_arguments(args),
     )
     if os.environ.get("RANK", "0") != "0":
         return 0  # of the processes that torchrun has started, the first one prints

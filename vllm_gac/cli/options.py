@@ -4,12 +4,15 @@ import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES
 from vllm_gac.checkpoint.hub_texts import is_data_set
+from vllm_gac.errors import GacError
 from vllm_gac.options import options_of
 from vllm_gac.planning.request import PlanRequest, plan_options
+
+Request = TypeVar("Request")
 
 # The type that `ArgumentParser.add_subparsers` returns.
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -66,12 +69,23 @@ def add_options(request: type, groups: "Mapping[str, argparse._ActionsContainer]
         values: dict[str, Any] = {"choices": option.choices}
         if option.kind == "names":
             values = {"type": names_of(option.choices or ()), "metavar": "M,..."}
+        elif option.kind == "switch":
+            values = {"action": "store_const", "const": True}
         elif option.kind != "text":
             parse, metavar = _KINDS[option.kind]
-            values = {"type": parse, "metavar": metavar}
+            values = {"type": parse, "metavar": option.metavar or metavar}
         elif option.choices and isinstance(option.choices[0], int):
             values["type"] = int
         groups[option.group].add_argument(*option.flags, dest=name, help=option.help, **values)
+
+
+def request_of(args: argparse.Namespace, request: type[Request]) -> Request:
+    """Make a request from the options of `add_options`; what it refuses is wrong usage."""
+    try:
+        return request(**given(args, *options_of(request)))
+    except GacError as e:
+        args.usage_error(str(e))
+        raise  # usage_error has ended the process
 
 
 def plan_request(args: argparse.Namespace) -> PlanRequest:
@@ -97,14 +111,14 @@ def add_run(parser: argparse.ArgumentParser, tokens: str) -> None:
         metavar="N",
         help=f"use at most N tokens{tokens}",
     )
-    add_sequences(parser)
-
-
-def add_sequences(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `add_run` but --max-tokens."""
     parser.add_argument(
         "--sequence-length", type=positive, metavar="N", help="tokens per sequence; default: 512"
     )
+    add_device(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add --device and --quiet."""
     parser.add_argument(
         "--device",
         type=device,
@@ -116,9 +130,19 @@ def add_sequences(parser: argparse.ArgumentParser) -> None:
 
 def on_a_device(args: argparse.Namespace) -> dict[str, Any]:
     """The same as `run_arguments`, with the default device if none is given."""
+    return run_arguments(args) | device_arguments(args)
+
+
+def device_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The values of the options of `add_device`, with the default device if none is given.
+
+    Raises:
+        GacError: If there is no such device.
+    """
     from vllm_gac.compression.devices import default_device
 
-    return {"device": default_device()} | run_arguments(args)
+    _check_device(args)
+    return {"device": args.device or default_device(), "progress": not args.quiet}
 
 
 def add_restart(parser: argparse.ArgumentParser) -> None:
@@ -133,18 +157,20 @@ def add_restart(parser: argparse.ArgumentParser) -> None:
 
 
 def run_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The values of those options of `add_run` or `add_sequences` that were given.
+    """The values of those options of `add_run` that were given.
 
     Raises:
         GacError: If there is no such device.
     """
-    names = ("max_tokens", "sequence_length", "device")
+    _check_device(args)
+    return given(args, "max_tokens", "sequence_length", "device") | {"progress": not args.quiet}
+
+
+def _check_device(args: argparse.Namespace) -> None:
     if args.device is not None and args.device != "cpu":
         from vllm_gac.compression.devices import check_device
 
         check_device(args.device)
-    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
-    return given | {"progress": not args.quiet}
 
 
 def positive(text: str) -> int:
@@ -242,5 +268,6 @@ _KINDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "ratio": (ratio, "R"),
     "loss": (loss, "LOSS"),
     "count": (positive, "N"),
+    "number": (above_zero, "X"),
     "microseconds": (above_zero, "US"),
 }

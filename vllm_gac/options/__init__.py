@@ -9,10 +9,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from vllm_gac.errors import GacError
 from vllm_gac.errors.shown import shown
+
+Kind: TypeAlias = Literal[
+    "ratio", "loss", "count", "number", "microseconds", "names", "text", "switch"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,33 +26,45 @@ class Option:
     Attributes:
         flags: The spellings of the option, the usual one first.
         help: The text in `--help`.
-        kind: How the value is written. "names" are some of `choices`.
+        kind: How the value is written. "names" are some of `choices`; a "switch" has no value.
         choices: The allowed values, if there are only a few.
+        least: The least "count" or "number".
+        most: The largest one.
+        metavar: The name of the value in `--help`; None: that of its kind.
         group: The section of `--help` that lists the option; the verb knows it by this name.
     """
 
     flags: tuple[str, ...]
     help: str
-    kind: Literal["ratio", "loss", "count", "microseconds", "names", "text"] = "text"
+    kind: Kind = "text"
     choices: Sequence[str | int] | None = None
+    least: float = 1
+    most: float = 10**15
+    metavar: str | None = None
     group: str = ""
 
     def expected(self, value: object) -> str | None:
         """What is expected instead of `value`; None if it is allowed."""
-        number = float(value) if isinstance(value, Real) else math.nan
+        number = _number(value)
         match self.kind:
             case "ratio" if not 0 < number <= 1:
                 return "a number above 0 and at most 1"
             case "loss" if not 0 < number < 1:
                 return "a share above 0 and below 1: 1 % is 0.01"
-            case "count" if not (isinstance(value, Integral) and number >= 1):
-                return "an integer of at least 1"
+            case "count" if not isinstance(value, Integral) or not number >= self.least:
+                return f"an integer of at least {self.least}"
+            case "count" if number > self.most:
+                return f"{self.most:,} at most"
+            case "number" if not self.least <= number <= self.most:
+                return f"a number from {self.least:g} to {self.most:g}"
             case "microseconds" if not 0 < number < math.inf:
                 return "a number above 0"
             case "names" if isinstance(value, str) or not value or not self._are_known(value):
                 return f"some of {self._listed}"
             case "text" if self.choices is not None and value not in self.choices:
                 return f"one of {self._listed}"
+            case "switch" if not isinstance(value, bool):
+                return "True or False"
         return None
 
     def _are_known(self, value: object) -> bool:
@@ -70,14 +86,41 @@ def options_of(request: Any) -> Mapping[str, Option]:
     return {field.name: field.metadata["option"] for field in fields(request)}
 
 
-def refuse_unexpected(request: Any, error: type[GacError]) -> None:
+def refuse_unexpected(request: Any, error: type[GacError], *, by_flag: bool = False) -> None:
     """Raise `error` for the first field of `request` whose value its option does not allow.
 
-    None is allowed where it is the default: the option is left out.
+    None is allowed where it is the default: the option is left out. The field is named as in
+    Python, or `by_flag`, for requests whose refusals the command line shows, too.
     """
     for field in fields(request):
-        value = getattr(request, field.name)
+        value, option = getattr(request, field.name), field.metadata["option"]
         if value is None and field.default is None:
             continue
-        if (expected := field.metadata["option"].expected(value)) is not None:
-            raise error(f"{field.name} {shown(value)}: expected {expected}")
+        if (expected := option.expected(value)) is not None:
+            name = option.flags[0] if by_flag else field.name
+            raise error(f"{name} {shown(value)}: expected {expected}")
+
+
+def record_of(request: Any) -> dict[str, Any]:
+    """The fields of `request` as JSON values. A resumed run compares them with its own."""
+    return {name: _as_json(getattr(request, name)) for name in options_of(request)}
+
+
+def _number(value: object) -> float:
+    """`value` if it is a number, else NaN."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # of integers
+        return math.inf
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)  # numpy's, too
+    if isinstance(value, Real):
+        return float(value)
+    return list(value) if isinstance(value, tuple) else value

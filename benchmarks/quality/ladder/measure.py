@@ -32,6 +32,7 @@ from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.planning.request import Deployment
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.heal import heal
+from vllm_gac.steps.heal_request import HealRequest
 
 _BF16, _FP8 = 2, 1
 HEAL_TOKENS = 4_000_000
@@ -138,7 +139,8 @@ def _made(task: Task, row: Row, out: Path) -> Path:
     if not row.healed:
         return compressed
     texts = [task.text / "healing.txt"]
-    heal(compressed, task.model, texts, healed, tokens=task.heal_tokens, **options)
+    request = HealRequest(tokens=task.heal_tokens)
+    heal(compressed, task.model, texts, healed, request, **options)
     return healed
 
 

@@ -1,0 +1,115 @@
+"""What a healing trains, and how."""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from vllm_gac.errors import HealingError
+from vllm_gac.options import option, refuse_unexpected
+
+Train: TypeAlias = Literal["auto", "whole", "lora"]
+
+
+@dataclass(frozen=True, slots=True)
+class HealRequest:
+    """What a healing trains, and how: each field is an option of `vllm-gac heal`.
+
+    None, where it is the default, leaves the choice to the run: all tokens of the text once; a
+    learning rate of 1e-4 for whole weights and 4e-4 for adapters, less in fewer than 256 steps;
+    adapters of rank 32; and a 256th of the tokens in each step.
+
+    Raises:
+        HealingError: A value is not allowed.
+
+    Examples:
+        >>> import vllm_gac
+        >>> request = vllm_gac.HealRequest(tokens=1_000_000, train="lora")
+        >>> request.temperature, request.lora_rank is None
+        (1.0, True)
+    """
+
+    # The divergence at a temperature T is taken times T^2: far beyond these limits of numbers that
+    # overflows, or no gradient is left.
+    tokens: int | None = field(
+        default=None,
+        metadata=option(
+            "--tokens",
+            "train on N tokens, in several passes if the text has fewer; default: the text once",
+            kind="count",
+        ),
+    )
+    learning_rate: float | None = field(
+        default=None,
+        metadata=option(
+            "--learning-rate",
+            "the highest one; default: 1e-4 for whole weights, 4e-4 for lora, and a share of that "
+            "for fewer than 256 steps",
+            kind="number",
+            metavar="R",
+            least=1e-12,
+            most=1e6,
+        ),
+    )
+    train: Train = field(
+        default="auto",
+        metadata=option(
+            "--train",
+            "whole weights, or adapters that are merged in the end; default: whole weights if the "
+            "GPU has room for them",
+            choices=("auto", "whole", "lora"),
+        ),
+    )
+    lora_rank: int | None = field(
+        default=None,
+        metadata=option(
+            "--lora-rank", "the rank of the adapters; default: 32", kind="count", most=10**6
+        ),
+    )
+    temperature: float = field(
+        default=1.0,
+        metadata=option(
+            "--temperature",
+            "what logits are divided by before they are compared; default: 1",
+            kind="number",
+            metavar="T",
+            least=0.01,
+            most=100,
+        ),
+    )
+    hidden_weight: float = field(
+        default=0.0,
+        metadata=option(
+            "--hidden-weight",
+            "weight of the distance between hidden states; default: they are not compared",
+            kind="number",
+            metavar="W",
+            least=0,
+            most=1e6,
+        ),
+    )
+    batch_tokens: int | None = field(
+        default=None,
+        metadata=option(
+            "--batch-tokens",
+            "tokens of one step, at most all; default: a 256th of all, from 2048 to 65536",
+            kind="count",
+        ),
+    )
+    offload: bool = field(
+        default=False,
+        metadata=option(
+            "--offload",
+            "keep Adam's averages in host memory: half of what training takes of the GPU, and "
+            "slower steps",
+            kind="switch",
+        ),
+    )
+    sequence_length: int = field(
+        default=512,
+        metadata=option("--sequence-length", "tokens per sequence; default: 512", kind="count"),
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse, by its flag, what no healing can be asked for."""
+        refuse_unexpected(self, HealingError, by_flag=True)
+        if self.train == "whole" and self.lora_rank is not None:
+            raise HealingError("--lora-rank has no effect with --train whole")

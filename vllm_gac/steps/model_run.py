@@ -1,0 +1,110 @@
+"""A run that writes a model directory: what compress, heal, import and repair do around their work.
+
+The output appears only when it is complete. Until then the work is in OUT.partial (see
+checkpoint/workspace.py), and a run that was stopped goes on from there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm_gac.checkpoint.open import Checkpoint, faults
+from vllm_gac.checkpoint.workspace import check_output, finished_before, partial_of, workspace
+from vllm_gac.checkpoint.writer import companions_of, write_index
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.names import VERSION
+from vllm_gac.steps.threads import threads_of, use_threads
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRun:
+    """A run that has begun.
+
+    Attributes:
+        model: Where the model is written: config.json, shards and what is beside them. The index
+            is written when the run ends.
+        work: What the run keeps for itself until then.
+        finished: The same run had written all of it before, and was stopped in its last moment.
+            `model` is the output then, and nothing is left to do.
+    """
+
+    model: Path
+    work: Path
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The directory that a run writes a model to.
+
+    Attributes:
+        path: The directory.
+        verb: The verb of the command line.
+        inputs: The files and directories that the run reads. None may lie in the output.
+        resume: Whether to continue a run that was stopped.
+        overwrite: Whether a model at `path` that vllm-gac wrote may be replaced.
+        is_ours: False if another process of the same run writes.
+    """
+
+    path: Path
+    verb: str
+    inputs: Sequence[Path]
+    resume: bool
+    overwrite: bool
+    is_ours: bool = True
+
+    def check(self) -> None:
+        """Refuse, before any work, what `run` would refuse.
+
+        Raises:
+            CheckpointError: There is unfinished work and `resume` is false, or an input lies there.
+            DiskError: Something that may not be replaced is there.
+        """
+        if self.is_ours:
+            check_output(self.path, self.resume, self.overwrite, self.inputs)
+
+    @contextmanager
+    def run(self, record: Mapping[str, Any]) -> Iterator[ModelRun]:
+        """Begin the run, or go on with it; the output appears when the block ends without an error.
+
+        Within the block, torch computes with the number of threads that the run was begun with,
+        because sums depend on it.
+
+        Args:
+            record: Inputs and options as JSON values. A run goes on only if they are the same.
+
+        Raises:
+            CheckpointError: Unfinished work is of another run, or another process works there.
+            DiskError: As `check` says, or the disk is full.
+        """
+        threads = threads_of(self.path)
+        record = {
+            "tool_version": VERSION,
+            "torch_version": torch.__version__,
+            "threads": threads,
+            **record,
+        }
+        if self.is_ours and self.resume and finished_before(self.path, self.verb, record):
+            yield ModelRun(self.path, partial_of(self.path), finished=True)
+            return
+        with use_threads(threads):
+            if not self.is_ours:
+                work = partial_of(self.path)
+                yield ModelRun(work / "model", work)
+                return
+            with workspace(
+                self.path, self.verb, record, self.resume, self.overwrite, self.inputs
+            ) as work:
+                yield ModelRun(work / "model", work)
+                write_index(work / "model")
+
+
+def refuse_broken(source: Checkpoint) -> None:
+    """Raise CheckpointError for a model with a fault, or with files that cannot be copied along."""
+    for fault in faults(source):
+        raise CheckpointError(fault)
+    companions_of(source.directory)
