@@ -6,10 +6,10 @@ Everything else in this package is internal and may change without notice.
     calibrate         measure statistics of a dense model on text
     plan              choose the dims of every layer for the budgets of a PlanRequest
     compress          make a dense model smaller
-    heal              train a compressed model to predict what the dense one predicts, as a
-                      HealRequest says
+    heal              train a compressed model to predict what the dense one predicts
     import_model      convert a model that another compression tool wrote
     repair            pad the dims of a compressed model to dims that kernels like
+    ...Request        the options of heal, import_model and repair
     inspect, verify   describe a model directory; find the reasons not to serve it
     evaluate          perplexity on text
     compare           the ratio of two models' perplexities, with its interval
@@ -36,16 +36,20 @@ if TYPE_CHECKING:
     from vllm_gac.steps.heal import heal
     from vllm_gac.steps.heal_request import HealRequest
     from vllm_gac.steps.import_model import import_model
+    from vllm_gac.steps.import_request import ImportRequest
     from vllm_gac.steps.inspect import inspect
     from vllm_gac.steps.repair import repair
+    from vllm_gac.steps.repair_request import RepairRequest
     from vllm_gac.steps.verify import verify
 
 __version__ = VERSION
 
 __all__ = [
     "HealRequest",
+    "ImportRequest",
     "ModelLayout",
     "PlanRequest",
+    "RepairRequest",
     "calibrate",
     "compare",
     "compress",
@@ -61,8 +65,10 @@ __all__ = [
 
 _MODULES = {
     "HealRequest": "vllm_gac.steps.heal_request",
+    "ImportRequest": "vllm_gac.steps.import_request",
     "ModelLayout": "vllm_gac.layout.dims",
     "PlanRequest": "vllm_gac.planning.request",
+    "RepairRequest": "vllm_gac.steps.repair_request",
     "calibrate": "vllm_gac.compression.calibrate",
     "compare": "vllm_gac.steps.compare",
     "compress": "vllm_gac.steps.compress",

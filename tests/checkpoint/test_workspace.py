@@ -67,7 +67,7 @@ def a_file(partial: Path) -> Path:
 
 
 def a_file_beside_ours(partial: Path) -> Path:
-    write_json(prepared(partial), {"workspace": 1, "command": "repair", "run": {}})
+    write_json(prepared(partial), {"workspace": 2, "command": "repair", "run": {}})
     (partial / "thesis.txt").write_text("years")
     return partial / "thesis.txt"
 
@@ -78,7 +78,7 @@ def another_tools_run(partial: Path) -> Path:
 
 
 def another_release(partial: Path) -> Path:
-    write_json(prepared(partial), {"workspace": 2, "command": "repair", "run": {}})
+    write_json(prepared(partial), {"workspace": 1, "command": "repair", "run": {}})
     return partial / "run.json"
 
 
@@ -260,4 +260,4 @@ def test_statistics_that_were_renamed_take_their_leftovers_along(
 def test_a_record_says_whose_work_it_is(out: Path) -> None:
     interrupt(out)
     written = json.loads((out.with_name("out.partial") / "run.json").read_text())
-    assert written == {"workspace": 1, "command": "import", "run": RUN}
+    assert written == {"workspace": 2, "command": "import", "run": RUN}

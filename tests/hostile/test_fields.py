@@ -124,7 +124,7 @@ def _template(raw: bytes, directory: Path) -> None:
 
 
 _RUN = {
-    "workspace": 1,
+    "workspace": 2,
     "command": "compress",
     "run": {"plan": {"param_ratio": 0.8, "quantized": {"linear": 1}}, "stats": {"file": [1, 2]}},
     "inode": 5,

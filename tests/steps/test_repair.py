@@ -21,6 +21,7 @@ from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.repair import repair
+from vllm_gac.steps.repair_request import RepairRequest
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def logits_of(directory: Path) -> torch.Tensor:
 @pytest.mark.parametrize("strategy", ["none", "minimal", "optimal", "predefined", "measured"])
 def test_a_repaired_directory_computes_the_same(model: Path, tmp_path: Path, strategy: Any) -> None:
     out = tmp_path / "out"
-    done = repair(model, out, strategy=strategy, progress=False)
+    done = repair(model, out, RepairRequest(strategy=strategy), progress=False)
     written = open_checkpoint(out)
     assert written.layout == done.after == padded_layout(done.before, strategy)
     assert written.raw_config["head_dim"] == done.after.cache_head_dim
@@ -127,7 +128,7 @@ def test_dense_and_pruned_models_can_be_repaired(tmp_path: Path) -> None:
     dense = dense_models.write(
         tmp_path / "dense", dense_models.config(intermediate_size=91), tokenizer=False
     )
-    repair(dense, tmp_path / "out", strategy="optimal", progress=False)
+    repair(dense, tmp_path / "out", RepairRequest(strategy="optimal"), progress=False)
     assert open_checkpoint(tmp_path / "out").layout.layers[0].intermediate_size == 96
     torch.testing.assert_close(
         logits_of(tmp_path / "out"), logits_of(dense), rtol=1e-12, atol=1e-12
@@ -149,7 +150,9 @@ def test_what_another_tool_wrote_can_be_repaired(tmp_path: Path) -> None:
     ranks = palu_models.ranks_of([([9, 16], [12, 31]), ([32, 32], [5, 6, 7, 8])])
     written, model = palu_models.palu(raw, ranks)
     tools.write(tmp_path / "palu", written, model)
-    done = repair(tmp_path / "palu", tmp_path / "out", strategy="optimal", progress=False)
+    done = repair(
+        tmp_path / "palu", tmp_path / "out", RepairRequest(strategy="optimal"), progress=False
+    )
     assert done.after == padded_layout(done.before, "optimal") != done.before
     source = open_checkpoint(tmp_path / "out").raw_config["gac"]["source"]
     assert (source["format"], source["repair"]["strategy"]) == ("palu", "optimal")
@@ -200,7 +203,7 @@ def test_an_unknown_gpu_is_refused_before_anything_is_written(
 def test_a_stopped_run_is_resumed_to_the_same_bytes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = repair(model, tmp_path / "whole", redecompose=True, progress=False)
+    whole = repair(model, tmp_path / "whole", RepairRequest(redecompose=True), progress=False)
     real, written = atomic_files.write_tensors, []
 
     def stopped(path: Path, *args: Any) -> None:
@@ -213,13 +216,14 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(
     with monkeypatch.context() as patch:
         patch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", stopped)
         with pytest.raises(KeyboardInterrupt):
-            repair(model, out, redecompose=True, progress=False)
+            repair(model, out, RepairRequest(redecompose=True), progress=False)
     assert not out.exists()
     with pytest.raises(CheckpointError, match="--resume"):
-        repair(model, out, redecompose=True, progress=False)
+        repair(model, out, RepairRequest(redecompose=True), progress=False)
+    other = RepairRequest(strategy="optimal", redecompose=True)
     with pytest.raises(CheckpointError, match="was started with --strategy minimal, not "):
-        repair(model, out, strategy="optimal", redecompose=True, resume=True, progress=False)
-    resumed = repair(model, out, redecompose=True, resume=True, progress=False)
+        repair(model, out, other, resume=True, progress=False)
+    resumed = repair(model, out, RepairRequest(redecompose=True), resume=True, progress=False)
     assert resumed == whole
     assert contents(out) == contents(tmp_path / "whole")
     assert repair(model, tmp_path / "third", progress=False).lowered == []
@@ -231,14 +235,16 @@ def test_a_run_stopped_after_the_renaming_only_cleans_up(
     def stop(directory: Path) -> None:
         raise KeyboardInterrupt
 
-    done = repair(model, tmp_path / "whole", redecompose=True, progress=False)
+    done = repair(model, tmp_path / "whole", RepairRequest(redecompose=True), progress=False)
     with monkeypatch.context() as patch:
         patch.setattr("vllm_gac.checkpoint.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt):
-            repair(model, tmp_path / "out", redecompose=True, progress=False)
+            repair(model, tmp_path / "out", RepairRequest(redecompose=True), progress=False)
     with pytest.raises(CheckpointError, match="was started with --redecompose, not without it"):
         repair(model, tmp_path / "out", resume=True, progress=False)
-    again = repair(model, tmp_path / "out", redecompose=True, resume=True, progress=False)
+    again = repair(
+        model, tmp_path / "out", RepairRequest(redecompose=True), resume=True, progress=False
+    )
     assert again == done
     assert not (tmp_path / "out.partial").exists()
 

@@ -17,6 +17,6 @@ def test_only_a_number_that_a_machine_can_have_is_taken(
 ) -> None:
     partial = tmp_path / "out.partial"
     partial.mkdir()
-    record = {"workspace": 1, "command": "heal", "run": {"threads": recorded}}
+    record = {"workspace": 2, "command": "heal", "run": {"threads": recorded}}
     (partial / "run.json").write_text(json.dumps(record))
     assert threads_of(tmp_path / "out") == (expected or torch.get_num_threads())

@@ -5,10 +5,7 @@ from typing import Any
 
 _MODEL = "the model's files"
 _OPTIONS = {
-    "strategy": "--strategy",
     "methods": "--method",
-    "quantized.linear": "--quantization",
-    "quantized.cache": "--kv-cache-dtype",
     "tensor_parallel_size": "--tp",
     "tool_version": "vllm-gac",
     "torch_version": "PyTorch",
@@ -17,8 +14,8 @@ _OPTIONS = {
     "config_sha256": "config.json",
     "model_config_sha256": "config.json",
 }
-# The records hold hashes of files and multiples of dims instead of what the user gave.
-_NOT_AS_GIVEN = ("calibration", "text", "held_out", "stats", "config_sha256", "linear", "cache")
+# The records hold hashes of files instead of what the user gave.
+_NOT_AS_GIVEN = ("calibration", "text", "held_out", "stats", "config_sha256")
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

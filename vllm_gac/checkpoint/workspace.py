@@ -29,7 +29,7 @@ from vllm_gac.errors.shown import shown
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2  # of run.json; work of a release with another one is not continued
 _RECORD, _LOCK, _MODEL, _REPLACED = "run.json", "lock", "model", "replaced"
 # What calibration keeps, also when it is a part of a compression.
 _STATS = "stats.safetensors"

@@ -1,12 +1,19 @@
 """`vllm-gac import`: convert a model that another tool wrote into a gac directory."""
 
 import argparse
-from typing import get_args
 
-from vllm_gac.checkpoint.dtypes import WeightDtype
 from vllm_gac.cli.layers import print_layers
-from vllm_gac.cli.options import Verbs, add_json, add_restart, add_revision, path
+from vllm_gac.cli.options import (
+    Verbs,
+    add_json,
+    add_options,
+    add_restart,
+    add_revision,
+    path,
+    request_of,
+)
 from vllm_gac.cli.output import print_json, quoted, serve_hint
+from vllm_gac.steps.import_request import ImportRequest
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -25,14 +32,6 @@ def add_parser(verbs: Verbs) -> None:
     add_revision(parser)
     parser.add_argument("out", type=path, metavar="DST", help="the new directory")
     parser.add_argument(
-        "--format",
-        type=_format,
-        default="auto",
-        metavar="FORMAT",
-        help="refuse what is not in this format: svd-llm, llm-pruner, palu, asvd, lems and others; "
-        "default: auto, any of them",
-    )
-    parser.add_argument(
         "--base",
         type=path,
         metavar="MODEL",
@@ -42,11 +41,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--base-revision", metavar="REVISION", help="the same as --revision, of --base"
     )
-    parser.add_argument(
-        "--dtype",
-        choices=get_args(WeightDtype),
-        help="how to store weights; default: as they are, the widest of them if they differ",
-    )
+    add_options(ImportRequest, {"": parser})
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     add_restart(parser)
     add_json(parser)
@@ -57,17 +52,18 @@ def run(args: argparse.Namespace) -> int:
     """Convert, and print what was written."""
     if args.base_revision is not None and args.base is None:
         args.usage_error("--base-revision has no effect without --base")
+    request = request_of(args, ImportRequest)
+
     from vllm_gac.steps.import_model import import_model
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
 
     done = import_model(
         args.source,
         args.out,
-        format=args.format,
+        request,
         base=args.base,
         revision=args.revision,
         base_revision=args.base_revision,
-        dtype=args.dtype,
         resume=args.resume,
         overwrite=args.overwrite,
         progress=not args.quiet,
@@ -95,13 +91,3 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"\n{serve_hint(args.out)}")
     return 0
-
-
-def _format(text: str) -> str:
-    """Parse the name of a format, or auto."""
-    from vllm_gac.importers.imported import Format
-
-    known = ["auto", *sorted(set(get_args(Format)) - {"gac", "dense"})]
-    if text not in known:
-        raise argparse.ArgumentTypeError(f"{text!r}: choose from {', '.join(known)}")
-    return text

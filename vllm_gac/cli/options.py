@@ -74,7 +74,9 @@ def add_options(request: type, groups: "Mapping[str, argparse._ActionsContainer]
         elif option.kind != "text":
             parse, metavar = _KINDS[option.kind]
             values = {"type": parse, "metavar": option.metavar or metavar}
-        elif option.choices and isinstance(option.choices[0], int):
+        elif option.choices is None:
+            values = {"metavar": option.metavar}
+        elif isinstance(option.choices[0], int):
             values["type"] = int
         groups[option.group].add_argument(*option.flags, dest=name, help=option.help, **values)
 

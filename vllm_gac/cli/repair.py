@@ -1,20 +1,21 @@
 """`vllm-gac repair`: pad a model's dims to aligned ones."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
-from vllm_gac.alignment.rules import STRATEGIES, quantized_as
 from vllm_gac.cli.options import (
     MODEL,
     Verbs,
     add_json,
-    add_quantization,
+    add_options,
     add_restart,
     add_revision,
     path,
-    positive,
+    request_of,
 )
 from vllm_gac.cli.output import print_json, print_table, serve_hint
+from vllm_gac.steps.repair_request import RepairRequest
 
 if TYPE_CHECKING:
     from vllm_gac.alignment.lowered_ranks import Lowered
@@ -33,29 +34,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
     add_revision(parser)
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the new one")
-    parser.add_argument(
-        "--strategy", choices=STRATEGIES, default="minimal", help="as in 'align' (minimal)"
-    )
-    parser.add_argument(
-        "--gpu", help="profile for measured and for expected gains: h100, h200, or a profile.json"
-    )
-    parser.add_argument(
-        "--tensor-parallel-size",
-        "--tp",
-        "-tp",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="align each of N parts of an MLP width (1)",
-    )
-    add_quantization(
-        parser, "pad linears to what quantizing them so will ask for, too; vLLM's names"
-    )
-    parser.add_argument(
-        "--redecompose",
-        action="store_true",
-        help="let ranks go to the nearest allowed one, also below: smaller, but not exact",
-    )
+    add_options(RepairRequest, {"": parser})
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     add_restart(parser)
     add_json(parser)
@@ -68,42 +47,32 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.steps.repair import repair
     from vllm_gac.steps.repair_report import repair_report
 
-    gpu = args.gpu or (DEFAULT_GPU if args.strategy == "measured" else None)
+    request = request_of(args, RepairRequest)
+    gpu = request.gpu or (DEFAULT_GPU if request.strategy == "measured" else None)
     if gpu is not None:
         read_profile(gpu)  # report a missing profile before the work, not after it
-    tp = args.tensor_parallel_size
     done = repair(
         args.model,
         args.out,
+        replace(request, gpu=gpu),
         revision=args.revision,
-        strategy=args.strategy,
-        gpu=gpu,
-        tp=tp,
-        quantized=quantized_as(args.quantization),
-        redecompose=args.redecompose,
         resume=args.resume,
         overwrite=args.overwrite,
         progress=not args.quiet,
     )
-    report = repair_report(done.before, done.after, gpu, tp)
+    report = repair_report(done.before, done.after, gpu, request.tensor_parallel_size)
     if args.json:
-        print_json(_as_json(args, report, done.lowered))
+        print_json(
+            {
+                "out": str(args.out),
+                "strategy": request.strategy,
+                **report.as_json(),
+                "lowered": [asdict(change) for change in done.lowered],
+            }
+        )
     else:
         _print(args, report, done.lowered)
     return 0
-
-
-def _as_json(
-    args: argparse.Namespace, report: "RepairReport", lowered: "list[Lowered]"
-) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        "out": str(args.out),
-        "strategy": args.strategy,
-        **report.as_json(),
-        "lowered": [asdict(change) for change in lowered],
-    }
 
 
 def _print(args: argparse.Namespace, report: "RepairReport", lowered: "list[Lowered]") -> None:

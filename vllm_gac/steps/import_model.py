@@ -23,13 +23,7 @@ from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
 from vllm_gac.checkpoint.pickles.torch_file import open_torch_file
-from vllm_gac.checkpoint.workspace import check_output, finished_before, workspace
-from vllm_gac.checkpoint.writer import (
-    companions_of,
-    copy_companions,
-    size_and_time,
-    write_index,
-)
+from vllm_gac.checkpoint.writer import companions_of, copy_companions, size_and_time
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
 from vllm_gac.importers import llm_pruner, svd_llm
@@ -40,7 +34,9 @@ from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.foreign import not_a_directory, without_config
 from vllm_gac.layout.names import VERSION
+from vllm_gac.steps.import_request import ImportRequest
 from vllm_gac.steps.model_card import imported_card
+from vllm_gac.steps.model_run import Output
 
 _PICKLES = (".bin", ".pt", ".pth")
 
@@ -58,12 +54,11 @@ class Conversion:
 def import_model(
     source: str | Path,
     out: str | Path,
+    request: ImportRequest | None = None,
     *,
     revision: str | None = None,
-    format: str = "auto",
     base: str | Path | None = None,
     base_revision: str | None = None,
-    dtype: WeightDtype | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
@@ -74,14 +69,13 @@ def import_model(
         source: A model directory, its id on the Hub, or a file that torch.save wrote. Pickles are
             never executed, and none are fetched from the Hub.
         out: The directory to write; it appears only when it is complete.
+        request: The format that `source` must have, and the dtype to store. None: an
+            `ImportRequest` without any option.
         revision: A branch, tag or commit of a `source` on the Hub. None: main.
-        format: The format that `source` must have, e.g. "svd-llm". "auto": any known format.
         base: Directory of the model before compression, or its id on the Hub. The tokenizer and the
             generation config are copied from there, and config.json if `source` is a pickle. None:
             from `source`.
         base_revision: A branch, tag or commit of a `base` on the Hub. None: main.
-        dtype: torch's name of the dtype to store weights in. None: the dtype of the matrices, or
-            float32 if they differ.
         resume: Whether to continue a run that was stopped.
         overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
         progress: Whether to show a progress bar on stderr.
@@ -91,7 +85,7 @@ def import_model(
         tokenizer.
 
     Raises:
-        CheckpointError: `source` is broken, is not in `format`, or needs no conversion.
+        CheckpointError: `source` is broken, is not in the request's format, or needs no conversion.
         DiskError: `out` exists, or the disk is full.
 
     Examples:
@@ -103,39 +97,39 @@ def import_model(
         >>> done.layout.layers[0].ranks["self_attn.q_proj"]
         19
     """
-    out = Path(out)
-    source = model_directory(source, revision)
+    request, source = request or ImportRequest(), model_directory(source, revision)
     if base is not None:
         base = model_directory(base, base_revision, weights=False, flag="--base-revision")
     inputs = [source] if base is None else [source, base]
-    check_output(out, resume, overwrite, inputs)
+    output = Output(Path(out), "import", inputs, resume, overwrite)
+    output.check()
     pickle = _pickle_of(source)
     if pickle is not None and is_state_dict(open_torch_file(pickle)):
         source, pickle = _directory_of(pickle), None
     model, companions = _open(source, pickle, base)
-    if format not in ("auto", model.format):
-        raise CheckpointError(f"{source}: is in the format {model.format}, not {format}")
+    if request.format not in ("auto", model.format):
+        raise CheckpointError(f"{source}: is in the format {model.format}, not {request.format}")
     for fault in faults(model):
         raise CheckpointError(fault)
-    stored = dtype or _widest(model)
-    run = {
-        "tool_version": VERSION,
-        "format": model.format,
-        "files": {str(path): size_and_time(path) for path in _files(model)},
-        "config_sha256": hashlib.sha256(json.dumps(model.raw_config).encode()).hexdigest(),
-        "dtype": stored,
-        "base": str(base) if base else None,
-    }
     if (base or source).is_dir():
         companions_of(base or source)  # refuses files that cannot be copied before the work begins
-    if resume and finished_before(out, "import", run):
-        return Conversion(model.format, model.layout, stored, _has_tokenizer(out))
-    with workspace(out, "import", run, resume, overwrite, inputs) as directory:
-        _write_shards(model, stored, directory / "model", progress)
-        _write_companions(model, stored, companions, base or source, directory / "model")
-        write_index(directory / "model")
-        tokenizer = _has_tokenizer(directory / "model")
-    return Conversion(model.format, model.layout, stored, tokenizer)
+    stored = request.dtype or _widest(model)
+    with output.run(_record(model, base, stored)) as run:
+        if not run.finished:
+            _write_shards(model, stored, run.model, progress)
+            _write_companions(model, stored, companions, base or source, run.model)
+        return Conversion(model.format, model.layout, stored, _has_tokenizer(run.model))
+
+
+def _record(model: Imported, base: Path | None, dtype: WeightDtype) -> dict[str, Any]:
+    """What tells a run that goes on whether files and options are still the same."""
+    return {
+        "format": model.format,
+        "dtype": dtype,
+        "files": {str(path): size_and_time(path) for path in _files(model)},
+        "config_sha256": hashlib.sha256(json.dumps(model.raw_config).encode()).hexdigest(),
+        "base": str(base) if base else None,
+    }
 
 
 def _open(

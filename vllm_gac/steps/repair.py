@@ -3,27 +3,27 @@
 The output directory appears only when it is complete (see checkpoint/workspace.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from vllm_gac.alignment.lowered_ranks import Lowered, lower_ranks, lowered_layout
 from vllm_gac.alignment.padded_layout import padded_layout
-from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.alignment.zero_padding import new_table, padded_tensor
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
-from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
-from vllm_gac.checkpoint.workspace import check_output, finished_before, workspace
-from vllm_gac.checkpoint.writer import companions_of, fingerprint, write_index
-from vllm_gac.errors import CheckpointError
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import VERSION
-from vllm_gac.layout.schema import Strategy
+from vllm_gac.options import record_of
 from vllm_gac.steps.model_card import repaired_card
+from vllm_gac.steps.model_run import Output, refuse_broken
+from vllm_gac.steps.repair_request import RepairRequest
 from vllm_gac.steps.rewritten import refuse_mixed, write_beside
 
 
@@ -39,33 +39,22 @@ class Repaired:
 def repair(
     model: str | Path,
     out: str | Path,
+    request: RepairRequest | None = None,
     *,
     revision: str | None = None,
-    strategy: Strategy = "minimal",
-    gpu: str | None = None,
-    tp: int = 1,
-    quantized: QuantizationMultiples = NOT_QUANTIZED,
-    redecompose: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
 ) -> Repaired:
     """Pad the dims of a compressed model to dims that GPU kernels like.
 
-    The logits do not change, unless `redecompose` is given.
+    The logits do not change, unless the request says `redecompose`.
 
     Args:
         model: A model directory in any format that can be served, or its id on the Hub.
         out: The directory to write; it appears only when it is complete.
+        request: Which dims are allowed. None: a `RepairRequest` without any option.
         revision: A branch, tag or commit of a model on the Hub. None: main.
-        strategy: Which dims are allowed, by vllm_gac/alignment/rules.py: "minimal" (multiples of
-            8), "optimal" (multiples of 16), "predefined", "measured" (the fastest dims nearby in
-            the profile of `gpu`), or "none" (every dim).
-        gpu: Name of the GPU profile, e.g. "h100"; needed for "measured".
-        tp: Tensor-parallel size: each GPU's part of an MLP width is aligned by itself.
-        quantized: Multiples that a later quantization of weights or KV cache needs.
-        redecompose: Whether a rank may go down to a nearer allowed rank instead of being padded.
-            The model becomes smaller, but its logits change.
         resume: Whether to continue a run that was stopped.
         overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
         progress: Whether to show a progress bar on stderr.
@@ -76,7 +65,7 @@ def repair(
     Raises:
         CheckpointError: The model could not be served, or lies in `out`.
         DiskError: `out` exists, or the disk is full.
-        ProfileError: There is no profile of `gpu`.
+        ProfileError: There is no profile of the request's GPU.
 
     Examples:
         >>> from pathlib import Path
@@ -85,40 +74,36 @@ def repair(
         >>> [layer.intermediate_size for layer in repaired.after.layers]
         [96, 96]
     """
-    out = Path(out)
-    model = model_directory(model, revision)
-    check_output(out, resume, overwrite, [model])
-    _, source = open_any_format(model)
-    for fault in faults(source):
-        raise CheckpointError(fault)
+    request, directory = request or RepairRequest(), model_directory(model, revision)
+    output = Output(Path(out), "repair", [directory], resume, overwrite)
+    output.check()
+    _, source = open_any_format(directory)
+    refuse_broken(source)
     refuse_mixed(source, "repair")
-    companions_of(source.directory)  # refuses files that cannot be copied before the work begins
-    before = source.layout
-    lowered = lowered_layout(before, strategy, gpu) if redecompose else before
-    after = padded_layout(lowered, strategy, gpu, tp, quantized)
-    wanted = {
-        "strategy": strategy,
-        "gpu": gpu,
-        "tensor_parallel_size": tp,
-        "quantized": asdict(quantized),
-    }
-    run = wanted | {
-        "tool_version": VERSION,
-        "model": fingerprint(source),
-        "redecompose": redecompose,
-    }
-    if resume and finished_before(out, "repair", run):
-        return Repaired(before, after, _recorded(out))
-    with workspace(out, "repair", run, resume, overwrite, [model]) as directory:
-        changes = _write_shards(source, lowered, after, directory / "model", progress)
-        entry = wanted | {
-            "tool": f"vllm-gac {VERSION}",
-            "lowered": [asdict(change) for change in changes],
-        }
+    before, gpu = source.layout, request.gpu
+    lowered = lowered_layout(before, request.strategy, gpu) if request.redecompose else before
+    after = padded_layout(
+        lowered, request.strategy, gpu, request.tensor_parallel_size, request.multiples
+    )
+    with output.run({"model": fingerprint(source), **record_of(request)}) as run:
+        if run.finished:
+            return Repaired(before, after, _recorded(run.model))
+        changes = _write_shards(source, lowered, after, run.model, progress)
+        entry = _entry(request, changes)
         card = repaired_card(source, after, entry)
-        write_beside(source, after, {"repair": entry}, card, directory / "model")
-        write_index(directory / "model")
+        write_beside(source, after, {"repair": entry}, card, run.model)
     return Repaired(before, after, changes)
+
+
+def _entry(request: RepairRequest, changes: Sequence[Lowered]) -> dict[str, Any]:
+    """What config.json says of the repair under "gac"."""
+    asked = record_of(request)
+    return {
+        **{name: asked[name] for name in ("strategy", "gpu", "tensor_parallel_size")},
+        "quantized": asdict(request.multiples),
+        "tool": f"vllm-gac {VERSION}",
+        "lowered": [asdict(change) for change in changes],
+    }
 
 
 def _write_shards(

@@ -1,0 +1,77 @@
+"""Which dims a repair may leave."""
+
+from dataclasses import dataclass, field
+
+from vllm_gac.alignment.rules import (
+    LINEAR_MULTIPLES,
+    STRATEGIES,
+    QuantizationMultiples,
+    quantized_as,
+)
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.schema import Strategy
+from vllm_gac.options import option, refuse_unexpected
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRequest:
+    """Which dims a repair may leave: each field is an option of `vllm-gac repair`.
+
+    A strategy is "minimal" (multiples of 8), "optimal" (multiples of 16), "predefined" (sizes that
+    attention kernels are compiled for), "measured" (the fastest dims nearby in the profile of
+    `gpu`), or "none" (every dim).
+
+    Raises:
+        CheckpointError: A value is not allowed.
+
+    Examples:
+        >>> import vllm_gac
+        >>> request = vllm_gac.RepairRequest(strategy="optimal", quantization="fp8_per_block")
+        >>> request.multiples.linear
+        128
+    """
+
+    strategy: Strategy = field(
+        default="minimal",
+        metadata=option("--strategy", "as in 'align' (minimal)", choices=STRATEGIES),
+    )
+    gpu: str | None = field(
+        default=None,
+        metadata=option(
+            "--gpu",
+            "profile for measured and for expected gains: h100, h200, or a profile.json",
+        ),
+    )
+    tensor_parallel_size: int = field(
+        default=1,
+        metadata=option(
+            "--tensor-parallel-size --tp -tp",
+            "align each of N parts of an MLP width (1)",
+            kind="count",
+        ),
+    )
+    quantization: str | None = field(
+        default=None,
+        metadata=option(
+            "--quantization",
+            "pad linears to what quantizing them so will ask for, too; vLLM's names",
+            choices=sorted(LINEAR_MULTIPLES),
+        ),
+    )
+    redecompose: bool = field(
+        default=False,
+        metadata=option(
+            "--redecompose",
+            "let ranks go to the nearest allowed one, also below: smaller, but not exact",
+            kind="switch",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse, by its flag, what no repair can be asked for."""
+        refuse_unexpected(self, CheckpointError, by_flag=True)
+
+    @property
+    def multiples(self) -> QuantizationMultiples:
+        """What the quantization asks for."""
+        return quantized_as(self.quantization)
