@@ -119,7 +119,7 @@ def _plan() -> bytes:
 
 
 def _statistics() -> bytes:
-    """Statistics with a header as compression/calibrate.py writes it.
+    """Statistics with a header as compression/statistics_file.py writes it.
 
     Every four bytes are those of the token 1, and as a float a little above 0.
     """

@@ -26,10 +26,10 @@ from vllm_gac.layout.names import VERSION
 
 if TYPE_CHECKING:
     from vllm_gac.checkpoint.open import open_checkpoint
-    from vllm_gac.compression.calibrate import calibrate
     from vllm_gac.layout.dims import ModelLayout
     from vllm_gac.planning.planner import plan
     from vllm_gac.planning.request import PlanRequest
+    from vllm_gac.steps.calibrate import calibrate
     from vllm_gac.steps.compare import compare
     from vllm_gac.steps.compress import compress
     from vllm_gac.steps.evaluate import evaluate
@@ -69,7 +69,7 @@ _MODULES = {
     "ModelLayout": "vllm_gac.layout.dims",
     "PlanRequest": "vllm_gac.planning.request",
     "RepairRequest": "vllm_gac.steps.repair_request",
-    "calibrate": "vllm_gac.compression.calibrate",
+    "calibrate": "vllm_gac.steps.calibrate",
     "compare": "vllm_gac.steps.compare",
     "compress": "vllm_gac.steps.compress",
     "evaluate": "vllm_gac.steps.evaluate",

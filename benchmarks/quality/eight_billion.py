@@ -26,10 +26,10 @@ from benchmarks.common.markdown import table
 from benchmarks.common.page import arguments, origin, provenance, save
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.compress import compress
 
 # Llama-3-70B: its layers, and the FLOPs of a layer as a multiple of the 8B model's. Eigenvectors

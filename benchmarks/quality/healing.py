@@ -24,8 +24,8 @@ from benchmarks.common.page import arguments, origin, provenance, save
 from benchmarks.quality.ladder.rows import GOALS
 from tools.demo_model.corpus import join, read_corpus
 from vllm_gac import demo
-from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.errors import HealingError
+from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.evaluate import evaluate
 from vllm_gac.steps.heal import heal

@@ -6,7 +6,7 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 
 from vllm_gac import demo
-from vllm_gac.compression.calibrate import calibrate
+from vllm_gac.steps.calibrate import calibrate
 
 SEEDS = 3
 

@@ -11,9 +11,9 @@ from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.atomic_files import write_json, write_tensors
 from vllm_gac.checkpoint.workspace import finished_before, workspace
 from vllm_gac.checkpoint.written import RECORD
-from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.errors import CheckpointError, DiskError, PlanError
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.import_model import import_model
 from vllm_gac.steps.repair import repair

@@ -13,7 +13,7 @@ from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.cli import main
-from vllm_gac.compression.calibrate import calibrate, observe_layer
+from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
 from vllm_gac.compression.statistics_file import (
     STATISTICS,
@@ -23,6 +23,7 @@ from vllm_gac.compression.statistics_file import (
     read_layer_stats,
 )
 from vllm_gac.errors import CheckpointError, VersionError
+from vllm_gac.steps.calibrate import calibrate
 
 RUN: dict[str, Any] = {"max_tokens": 1024, "sequence_length": 128, "progress": False}
 
@@ -270,7 +271,7 @@ def test_wide_models_are_calibrated_on_more_text(
         asked.append(max_tokens)
         raise CheckpointError("that is all")
 
-    monkeypatch.setattr("vllm_gac.compression.calibrate.calibration_sequences", sequences)
+    monkeypatch.setattr("vllm_gac.steps.calibrate.calibration_sequences", sequences)
     for width in (96, 5000):
         wide = write(tmp_path / f"{width}", config(intermediate_size=width, num_hidden_layers=1))
         for options in ({}, {"max_tokens": 99}):

@@ -15,7 +15,6 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.cli.options import on_a_device
-from vllm_gac.compression.calibrate import ENOUGH, calibrate
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.statistics_file import (
     FORMAT,
@@ -26,6 +25,7 @@ from vllm_gac.compression.statistics_file import (
     stats_file,
 )
 from vllm_gac.layout.dims import layout_of
+from vllm_gac.steps.calibrate import ENOUGH, calibrate
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.compression.methods.one_layer import OneLayer, one_layer
-from vllm_gac.compression.calibrate import observe_layer
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.methods.prune import prune_channels
 from vllm_gac.compression.outliers import shares, size_limit
+from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import mlp_activations
 from vllm_gac.compression.refit import Streams, leaving, refit_layer
 

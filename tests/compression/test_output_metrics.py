@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from tests.support.dense_models import config, write, write_text
 from tests.support.exact_models import MODELS, exact_model, random_tokens
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression import calibrate as calibration
+from vllm_gac.compression import passes
 from vllm_gac.compression.backward import entering_states, head_gradient
-from vllm_gac.compression.calibrate import calibrate, observe_layer
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.methods.lowrank import LowRank
 from vllm_gac.compression.methods.output_metric import metric_of, of_input
 from vllm_gac.compression.output_metrics import measure_output_metrics
+from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import (
     Reference,
     embed,
@@ -34,6 +34,7 @@ from vllm_gac.compression.shrinkage import shrunk
 from vllm_gac.compression.statistics_file import check_stats, read_layer_stats
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS
+from vllm_gac.steps.calibrate import calibrate
 
 RUN: dict[str, Any] = {"max_tokens": 512, "sequence_length": 64, "progress": False}
 
@@ -166,11 +167,11 @@ def test_a_run_stopped_between_metrics_goes_on_and_ends_in_the_same_bytes(
 
     for name, instead in (("measure_output_metrics", stopped), ("observe_layer", stop)):
         with monkeypatch.context() as patch:
-            patch.setattr(calibration, name, instead)
+            patch.setattr(passes, name, instead)
             with pytest.raises(KeyboardInterrupt):
                 calibrate(model, [text], tmp_path / "stats", **RUN)
     with monkeypatch.context() as patch:  # the metrics of both layers are there
-        patch.setattr(calibration, "measure_output_metrics", stop)
+        patch.setattr(passes, "measure_output_metrics", stop)
         calibrate(model, [text], tmp_path / "stats", **RUN)
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "undisturbed").read_bytes()
     assert not list(tmp_path.glob("*.partial"))
@@ -183,7 +184,7 @@ def test_metrics_of_another_calibration_are_not_used(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(calibration, "observe_layer", stop)
+        patch.setattr(passes, "observe_layer", stop)
         with pytest.raises(KeyboardInterrupt):
             calibrate(model, [text], tmp_path / "stats", **RUN | {"max_tokens": 128})
     calibrate(model, [text], tmp_path / "stats", **RUN)

@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 from tests.support.command import error
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.statistics_file import (
     STATISTICS,
     check_stats,
@@ -23,6 +22,7 @@ from vllm_gac.compression.statistics_file import (
     read_tokens,
 )
 from vllm_gac.errors import CheckpointError
+from vllm_gac.steps.calibrate import calibrate
 
 Arrays = dict[str, Any]
 COVARIANCE = "layers.1.mlp.down_proj"

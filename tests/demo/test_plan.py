@@ -6,13 +6,13 @@ import pytest
 
 from tests.conftest import MAKE_SERVE
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.demo import CALIBRATION, MODEL, PLAN
 from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import planned_layout, read_plan
 from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.calibrate import calibrate
 
 ASKED = PlanRequest(param_ratio=0.85, kv_ratio=0.75)
 ROOT = Path(__file__).parents[2]

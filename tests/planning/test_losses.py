@@ -11,7 +11,6 @@ import torch
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences
-from vllm_gac.compression.calibrate import calibrate
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer, measurable_methods
 from vllm_gac.compression.probes import probes
@@ -27,6 +26,7 @@ from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.planning.losses import MeasuredLosses, measured_losses, read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.calibrate import calibrate
 
 METHODS = ("heads", "prune", "lowrank")
 RUN: dict[str, Any] = {

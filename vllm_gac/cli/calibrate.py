@@ -63,7 +63,7 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the statistics and print their path."""
     from vllm_gac.checkpoint.hub import model_directory
-    from vllm_gac.compression.calibrate import calibrate, checked_model
+    from vllm_gac.steps.calibrate import calibrate, checked_model
     from vllm_gac.steps.calibration_text import calibration_texts
 
     options = given(args, "probe_tokens") | on_a_device(args)

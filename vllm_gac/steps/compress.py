@@ -21,7 +21,6 @@ from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.workspace import check_output, finished_before, workspace
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
 from vllm_gac.compression.arguments import check_choice, check_count
-from vllm_gac.compression.calibrate import DEFAULT_PROBE_TOKENS, DEFAULT_SEQUENCE_LENGTH, calibrate
 from vllm_gac.compression.devices import check_device
 from vllm_gac.compression.methods.lowrank import Whitening
 from vllm_gac.compression.methods.prune import Criterion
@@ -37,6 +36,7 @@ from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_la
 from vllm_gac.planning.planner import measured_plan, prior_plan
 from vllm_gac.planning.problem import Problem
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.calibrate import DEFAULT_PROBE_TOKENS, DEFAULT_SEQUENCE_LENGTH, calibrate
 from vllm_gac.steps.calibration_text import (
     calibration_texts,
     described,

@@ -28,7 +28,7 @@ from benchmarks.quality.ladder.scores import runner, window_losses
 from benchmarks.quality.ladder.text import CALIBRATIONS, read_tensor
 from benchmarks.quality.ladder.workers import in_turn
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.compression import calibrate as calibrating
+from vllm_gac.compression import passes
 from vllm_gac.compression.outliers import shares
 from vllm_gac.compression.statistics_file import LayerStats, check_stats
 from vllm_gac.errors import GacError
@@ -36,6 +36,7 @@ from vllm_gac.planning.losses import read_losses
 from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps import write_compressed
+from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.compress import compress
 
 COMMAND = "python -m benchmarks.quality.ladder faults"
@@ -235,9 +236,7 @@ def _calibrate(task: _Calibration) -> str:
         if task.measured in {"massive", "limited"}:
             stack.enter_context(_planted(limited=task.measured == "limited"))
         texts = [task.text / f"calibration-{task.number}.txt"]
-        calibrating.calibrate(
-            task.model, texts, task.stats, device=task.device, progress=False, **options
-        )
+        calibrate(task.model, texts, task.stats, device=task.device, progress=False, **options)
     return f"{task.stats.name}: {time.monotonic() - begun:.1f} s"
 
 
@@ -294,7 +293,7 @@ def _planted(limited: bool) -> Iterator[None]:
         size[0] = MASSIVE
         return size * shares(size * rows, limit) if limited else size
 
-    with patch.object(calibrating, "shares", grown):
+    with patch.object(passes, "shares", grown):
         yield
 
 
