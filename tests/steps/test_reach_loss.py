@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.command import error
 from tests.support.dense_models import config, write, write_text
-from vllm_gac.steps.reach_loss import MOST_TRIES, Try, next_expected
+from vllm_gac.steps.reach_loss import MOST_TRIES, next_expected
+from vllm_gac.steps.tries import Try
 
 
 def measured(planned_for: float, lost: float) -> Try:

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.planning.plan_file import Plan
     from vllm_gac.steps.compress import compress, held_out_text
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
-    from vllm_gac.steps.reach_loss import Try, described
+    from vllm_gac.steps.tries import Try, described
 
     model = model_directory(args.model, args.revision)
     dense = open_dense(model).layout
