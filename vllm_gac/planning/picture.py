@@ -1,4 +1,4 @@
-"""Pictures made of boxes and text, as SVG."""
+"""Pictures made of boxes, lines and text, as SVG."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,17 @@ class Text:
     middle: bool
 
 
-Shape: TypeAlias = Box | Text
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line through `points` (x, y), `width` wide, dashed or not."""
+
+    points: Sequence[tuple[float, float]]
+    stroke: str
+    width: float = 1.5
+    dashed: bool = False
+
+
+Shape: TypeAlias = Box | Text | Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,13 @@ def _element(shape: Shape) -> str:
         return (
             f"<rect x='{shape.x:.1f}' y='{shape.y:.1f}' width='{shape.width:.1f}' "
             f"height='{shape.height:.1f}' fill='{shape.fill}'/>"
+        )
+    if isinstance(shape, Line):
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
+        dashes = " stroke-dasharray='6 4'" if shape.dashed else ""
+        return (
+            f"<polyline points='{points}' fill='none' stroke='{shape.stroke}' "
+            f"stroke-width='{shape.width:g}'{dashes}/>"
         )
     anchor = "middle" if shape.middle else "start"
     return (

@@ -25,7 +25,8 @@ from vllm_gac.planning.plan_file import Plan
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compare import LEAST_WINDOWS, Comparison
-from vllm_gac.steps.tries import Try, described, record
+from vllm_gac.steps.tries import Try, described
+from vllm_gac.steps.tries_record import record
 
 logger = logging.getLogger(__name__)
 

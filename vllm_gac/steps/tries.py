@@ -1,14 +1,7 @@
-"""Models that were tried for an asked loss, and what the files of the chosen one say of them."""
+"""Models that were tried for an asked loss."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
-
-from vllm_gac.checkpoint.atomic_files import write_json, write_text
-from vllm_gac.checkpoint.strict_json import read_json
-
-_SECTION = "\n## Asked for, and measured\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +35,4 @@ def described(one: Try) -> str:
     return (
         "perplexity {} % higher (95 %: {} to {} %) ".format(*percent)
         + f"at {one.time:.1%} of the dense model's predicted time"
-    )
-
-
-def record(directory: Path, asked: float, best: Try, tries: Sequence[Try]) -> None:
-    """Write into config.json and the card what was asked for, tried and measured."""
-    rows = [{key: value for key, value in asdict(one).items() if key != "layers"} for one in tries]
-    config = read_json(directory / "config.json")
-    chosen = rows[list(tries).index(best)]
-    config["gac"]["source"]["max_loss"] = {"asked": asked, "measured": chosen, "tried": rows}
-    write_json(directory / "config.json", config)
-    card = (directory / "README.md").read_text()
-    table = "".join(
-        f"| {row['expected_loss']:.4f} | {100 * (row['ratio'] - 1):.2f} % | "
-        f"{100 * (row['low'] - 1):.2f} to {100 * (row['high'] - 1):.2f} % | {row['time']:.1%} |"
-        f"{' this model |' if one is best else ' |'}\n"
-        for row, one in zip(rows, tries, strict=True)
-    )
-    write_text(
-        directory / "README.md",
-        card.partition(_SECTION)[0]
-        + f"{_SECTION}\nAsked for: the fastest model whose perplexity is at most {asked:.2%} "
-        f"higher than the dense model's. Measured on {best.tokens:,} tokens of held-out text:\n\n"
-        "| expected loss | perplexity higher by | 95 % interval | time, of dense | |\n"
-        "|---:|---:|---:|---:|---|\n" + table,
     )

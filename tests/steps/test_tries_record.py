@@ -1,0 +1,71 @@
+"""What the chosen model says of what was tried: config.json, the card and the picture agree."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from vllm_gac.planning.picture import svg
+from vllm_gac.steps.tries import Try
+from vllm_gac.steps.tries_picture import draw_tries
+from vllm_gac.steps.tries_record import record
+
+TRIES = [
+    Try(0.0055, 0.0054, 0.83, 1.013, 1.009, 1.017, 40_000, []),
+    Try(0.003, 0.0029, 0.87, 1.006, 1.0035, 1.0085, 40_000, []),
+    Try(0.004, 0.0039, 0.853, 1.008, 1.0055, 1.0098, 40_000, []),
+]
+SVG = "{http://www.w3.org/2000/svg}"
+ASKED, CHOSEN, OTHERS = "#d64545", "#4c9f70", "#2f7ed8"
+
+
+def lines(picture: str) -> list[tuple[str, list[tuple[float, float]]]]:
+    """The colour and the points of each line."""
+    return [
+        (
+            str(line.get("stroke")),
+            [
+                (float(x), float(y))
+                for x, y in re.findall(r"([\d.]+),([\d.]+)", line.get("points", ""))
+            ],
+        )
+        for line in ET.fromstring(picture).iter(f"{SVG}polyline")
+    ]
+
+
+def test_intervals_are_drawn_where_they_are_beside_the_asked_loss() -> None:
+    """Above in the picture is a smaller y."""
+    drawn = lines(svg(draw_tries(0.01, TRIES[2], TRIES)))
+    (asked,) = [points[0][1] for colour, points in drawn if colour == ASKED]
+    low, high = next(points for colour, points in drawn if colour == CHOSEN)
+    assert low[1] > high[1] > asked
+    low, high = next(points for colour, points in drawn if colour == OTHERS)
+    assert low[1] > asked > high[1]
+
+
+def test_what_was_tried_is_written_once_however_often_a_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"gac": {"source": {}}}')
+    (tmp_path / "README.md").write_text("# A model\n")
+    record(tmp_path, 0.01, TRIES[2], TRIES)
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    record(tmp_path, 0.01, TRIES[2], TRIES)
+    assert written == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    card = written["README.md"].decode()
+    assert "| 0.0039 | 0.80 % | 0.55 to 0.98 % | 85.3% | this model |" in card
+    (picture,) = re.findall(r"!\[[^]]*\]\((.*)\)", card)
+    assert picture in written
+    source = json.loads(written["config.json"])["gac"]["source"]["max_loss"]
+    assert source["asked"] == 0.01
+    assert source["measured"] == source["tried"][2]
+
+
+@pytest.mark.parametrize("lost", [-0.002, 0.0, 0.3])
+def test_a_single_try_of_any_loss_is_drawn_within_the_picture(lost: float) -> None:
+    one = Try(0.005, 0.005, 1.0, 1 + lost, 1 + lost, 1 + lost, 1000, [])
+    picture = draw_tries(0.01, one, [one])
+    for _, points in lines(svg(picture)):
+        for x, y in points:
+            assert 0 <= x <= picture.width
+            assert 0 <= y <= picture.height
