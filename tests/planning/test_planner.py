@@ -31,11 +31,12 @@ from vllm_gac.gpu.latency.layer import (
 )
 from vllm_gac.gpu.profile_files import read_profile, write_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
+from vllm_gac.planning import problem
 from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
 from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import best_plan, prior_plan
-from vllm_gac.planning.problem import Problem
+from vllm_gac.planning.problem import Problem, Problems
 from vllm_gac.planning.request import Deployment, PlanRequest
 
 H200 = Deployment(read_profile("h200"), BatchMix())
@@ -210,6 +211,26 @@ def test_no_plan_with_a_time_limit_that_loses_as_little_is_faster(
         assert times
         assert plan.nanoseconds.used <= min(times)
     assert fastest[1].nanoseconds.used < fastest[0].nanoseconds.used  # type: ignore[union-attr]
+
+
+def test_plans_for_several_losses_are_the_same_if_their_candidates_are_made_once(
+    models: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo, losses, made = models["demo"], made_up_losses(models["demo"].layout), []
+    candidates = problem.part_candidates
+    monkeypatch.setattr(
+        problem, "part_candidates", lambda *given: [made.append(1), candidates(*given)][1]
+    )
+    requests = [
+        PlanRequest(max_loss=most, methods=("prune",), param_ratio=ratio)
+        for ratio in (1.0, 0.9)
+        for most in (0.02, 0.04)
+    ]
+    apart = [best_plan(demo, losses, request) for request in requests]
+    assert len(made) == 4
+    problems = Problems(demo)
+    assert [best_plan(demo, losses, r, problems=problems) for r in requests] == apart
+    assert len(made) == 4 + 2  # one for each ratio
 
 
 def test_a_loss_that_other_budgets_do_not_allow_is_answered_with_the_least(

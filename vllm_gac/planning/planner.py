@@ -19,7 +19,7 @@ from vllm_gac.layout.schema import METHODS, LayerSection
 from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.planning.prior_losses import PriorLosses
-from vllm_gac.planning.problem import Problem, Solution
+from vllm_gac.planning.problem import Problem, Problems, Solution
 from vllm_gac.planning.request import PlanRequest
 
 # Losses of other models predict those of this one no closer than this, in nats per token. Equal
@@ -68,13 +68,16 @@ def plan(
     return measured_plan(checkpoint, Path(stats), request)
 
 
-def measured_plan(model: Checkpoint, stats: Path, request: PlanRequest) -> Plan:
+def measured_plan(
+    model: Checkpoint, stats: Path, request: PlanRequest, problems: Problems | None = None
+) -> Plan:
     """Make the best plan by the losses that calibration measured on the model.
 
     Args:
         model: The dense model.
         stats: A statistics file that `calibrate` wrote.
         request: What the plan is to keep.
+        problems: What is known of the model from plans for other losses.
 
     Raises:
         CheckpointError: If the statistics are malformed, or of another model.
@@ -93,7 +96,7 @@ def measured_plan(model: Checkpoint, stats: Path, request: PlanRequest) -> Plan:
     text, measured = ("tokens", "tokens_sha256", "sequence_length"), ("probe", "metric")
     known = (*text, *(f"{what}_tokens" for what in measured))
     calibration = {key: metadata[key] for key in known if key in metadata}
-    return best_plan(model, losses, request, {"calibration": calibration})
+    return best_plan(model, losses, request, {"calibration": calibration}, problems=problems)
 
 
 def prior_plan(model: Checkpoint, request: PlanRequest) -> Plan:
@@ -121,6 +124,7 @@ def best_plan(
     request: PlanRequest,
     notes: Mapping[str, Any] | None = None,
     tolerance: float = 0.0,
+    problems: Problems | None = None,
 ) -> Plan:
     """Make the plan with the smallest loss within every budget, or the fastest within a loss.
 
@@ -131,11 +135,13 @@ def best_plan(
         notes: More entries for the plan's notes.
         tolerance: A plan is good enough if no other loses less by more than this, in nats per
             token.
+        problems: What is known of the model from plans for other losses.
 
     Raises:
         PlanError: If no plan fits. The message gives the smallest feasible value of the option.
     """
-    problem, found, about = _no_slower_solution(request, model, losses, tolerance)
+    problems = problems or Problems(model)
+    problem, found, about = _no_slower_solution(request, model, losses, tolerance, problems)
     layout = replace(model.layout, layers=tuple(found.layers))
     time, about_time = _time_budget(request, problem, found.layers, model.layout)
     return Plan(
@@ -170,6 +176,7 @@ def _no_slower_solution(
     model: Checkpoint,
     losses: Losses,
     tolerance: float,
+    problems: Problems,
 ) -> tuple[Problem, Solution, list[str]]:
     """The best choice that is predicted to be no slower than the dense model, if there is one.
 
@@ -179,7 +186,7 @@ def _no_slower_solution(
     Returns:
         The problem, its solution, and what is to be known about predicted times.
     """
-    problem, found = _best_solution(request, model, losses, tolerance)
+    problem, found = _best_solution(request, model, losses, tolerance, problems)
     if problem.deployment is None:
         return problem, found, []
     about = request.about_times(problem.deployment.profile)
@@ -191,7 +198,7 @@ def _no_slower_solution(
     if not request.weighs_time and request.objective == "concave":
         with suppress(PlanError):
             as_dense = replace(request, latency_ratio=1.0)
-            limited, faster = _best_solution(as_dense, model, losses, tolerance)
+            limited, faster = _best_solution(as_dense, model, losses, tolerance, problems)
             said = (
                 "the dense model's time was taken as a limit: without one, a plan would lose "
                 f"{found.loss:.4f} nats per token instead of {faster.loss:.4f}, and take {slower}"
@@ -206,13 +213,14 @@ def _best_solution(
     model: Checkpoint,
     losses: Losses,
     tolerance: float,
+    problems: Problems,
 ) -> tuple[Problem, Solution]:
     """The best choice by the request's methods, or by some of them if it is better.
 
     Where an attention or an MLP may be factorized and smaller, too, few ranks of each linear are
     candidates, or their combinations would be too many. With fewer methods there are more ranks.
     """
-    problem = Problem(request, model)
+    problem = problems.of(request)
     found = [(problem, problem.solve(losses, tolerance))]
     if request.objective == "concave" and "lowrank" in request.methods:
         # Without the method heads, attention has the form that the dense model has.
@@ -221,7 +229,7 @@ def _best_solution(
         always = [method for method in request.methods if method in needed]
         for kept in chain.from_iterable(combinations(others, n) for n in range(len(others))):
             with suppress(PlanError):  # fewer methods may not fit the budgets
-                fewer = Problem(replace(request, methods=(*kept, *always)), model)
+                fewer = problems.of(replace(request, methods=(*kept, *always)))
                 found.append((fewer, fewer.solve(losses, tolerance)))
     if request.max_loss is None:
         return min(found, key=lambda one: one[1].loss)

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +102,12 @@ class Problem:
         self.kv_elements = exact_budget(request.kv_ratio, model.layout.kv_elements)
         self._parts = self._candidates()
         self._limits = self._limits_for_items()
+
+    def to_lose(self, most: float | None) -> "Problem":
+        """This problem with another `max_loss` in its request. The candidates are the same."""
+        other = copy(self)
+        other._request = replace(self._request, max_loss=most)
+        return other
 
     def check_feasible(self) -> None:
         """Check the budgets before anything is measured.
@@ -306,3 +313,24 @@ class Problem:
             layers[index] = part.put(layers[index], part.layers[position])
         loss = math.fsum(lost[p] for lost, p in zip(by.losses, chosen, strict=True))
         return Solution(layers, loss, gap, limits)
+
+
+class Problems:
+    """The problems of one model. Requests that differ in `max_loss` alone share the candidates.
+
+    To predict the times of all candidates takes most of what a plan takes.
+
+    Args:
+        model: The dense model.
+    """
+
+    def __init__(self, model: Checkpoint) -> None:
+        self._model = model
+        self._made: dict[str, Problem] = {}
+
+    def of(self, request: PlanRequest) -> Problem:
+        """The problem of a request; raises what `Problem` does."""
+        key = str(replace(request, max_loss=None if request.max_loss is None else 0.5))
+        if key not in self._made:
+            self._made[key] = Problem(request, self._model)
+        return self._made[key].to_lose(request.max_loss)

@@ -23,6 +23,7 @@ from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED, expected_for
 from vllm_gac.planning.plan_file import Plan
 from vllm_gac.planning.planner import measured_plan
+from vllm_gac.planning.problem import Problems
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compare import LEAST_WINDOWS, Comparison
 from vllm_gac.steps.tries import Try, described
@@ -58,10 +59,10 @@ def reach_loss(
     """
     assert request.max_loss is not None
     most = math.log1p(request.max_loss)
-    tries = _measured_before(workspace)
+    tries, problems = _measured_before(workspace), Problems(checkpoint)
     while (allowed := next_expected(most, tries)) is not None:
         share = min(math.expm1(USUALLY_OVER_EXPECTED * allowed), 0.99)
-        plan = measured_plan(checkpoint, stats, replace(request, max_loss=share))
+        plan = measured_plan(checkpoint, stats, replace(request, max_loss=share), problems)
         layers = plan.model_dump(mode="json")["layers"]
         if any(layers == before.layers for before in tries):
             break  # the allowed loss is between those of two plans that follow one another
