@@ -51,6 +51,25 @@ def test_the_problems_that_solve_shows_can_be_solved(
         assert result(capsys, "solve", tmp_path / "problem.json")["choice"]
 
 
+def test_help_of_compress_begins_with_what_most_need_and_ends_with_what_papers_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = help_of(capsys, "compress").partition("\noptions:\n")[2]
+    sections = [re.findall(r"^  (--[a-z-]+)", part, re.MULTILINE) for part in said.split("\n\n")]
+    first, last = sections[0], [part for part in sections if part][-1]
+    assert first == [
+        "--out",
+        "--param-ratio",
+        "--kv-ratio",
+        "--max-loss",
+        "--quantization",
+        "--kv-cache-dtype",
+        "--calibration",
+        "--held-out",
+    ]
+    assert last == ["--objective", "--sensitivity", "--whitening", "--prune-criterion"]
+
+
 def test_each_verb_tells_its_own_default_of_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("calibrate", "compress"):
         said = " ".join(help_of(capsys, verb).split())

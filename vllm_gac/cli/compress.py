@@ -12,6 +12,7 @@ from vllm_gac.cli.options import (
     TEXTS,
     Verbs,
     add_json,
+    add_papers,
     add_planning,
     add_restart,
     add_revision,
@@ -35,41 +36,15 @@ def add_parser(verbs: Verbs) -> None:
         "DIR appears when it is complete; until then the work is in DIR.partial.",
     )
     parser.add_argument("model", type=path, metavar="MODEL", help=MODEL)
-    add_revision(parser)
+    # First what most users need; sections follow with the rest.
     parser.add_argument("--out", type=path, required=True, metavar="DIR", help="the new one")
-    add_planning(parser).add_argument(
-        "--plan", type=path, metavar="PLAN.json", help="dims to use, instead of all of these"
-    )
+    keep = add_planning(parser)
     parser.add_argument(
-        "--whitening",
-        choices=("kfac", "svd-llm", "asvd", "svd"),
-        help="what errors of low-rank linears are weighted by: statistics of inputs and the "
-        "gradients of outputs, of inputs alone as in SVD-LLM or ASVD, or nothing; default: kfac",
-    )
-    parser.add_argument(
-        "--prune-criterion",
-        choices=("obs", "magnitude"),
-        help="how MLP channels are chosen: by their loss after the refit, or the energy of their "
-        "activations; default: obs",
-    )
-    parser.add_argument(
-        "--no-refit",
-        dest="refit",
-        action="store_const",
-        const=False,
-        help="leave each layer as it is fitted to the dense model's inputs; by default o_proj and "
-        "down_proj are fitted once more, to what the compressed layers before give",
-    )
-    data = parser.add_mutually_exclusive_group()
-    data.add_argument(
         "--calibration",
         nargs="+",
         type=text_file,
         metavar="FILE",
         help=f"to calibrate on: {TEXTS}; default: Python code that comes with vllm-gac",
-    )
-    data.add_argument(
-        "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured"
     )
     parser.add_argument(
         "--held-out",
@@ -79,9 +54,41 @@ def add_parser(verbs: Verbs) -> None:
         help="text that is not calibrated on, to measure what --max-loss limits: up to five models "
         "are written and measured, and the fastest within it stays; 131072 tokens at most are read",
     )
-    add_run(parser, CALIBRATION_TOKENS)
-    add_restart(parser)
-    add_json(parser)
+    keep.add_argument(
+        "--plan", type=path, metavar="PLAN.json", help="dims to use, instead of all of these"
+    )
+    keep.add_argument(
+        "--no-refit",
+        dest="refit",
+        action="store_const",
+        const=False,
+        help="leave each layer as it is fitted to the dense model's inputs; by default o_proj and "
+        "down_proj are fitted once more, to what the compressed layers before give",
+    )
+    how = parser.add_argument_group("how to run")
+    add_revision(how)
+    how.add_argument(
+        "--stats",
+        type=path,
+        metavar="STATS.safetensors",
+        help="what calibrate has measured, instead of --calibration",
+    )
+    add_run(how, CALIBRATION_TOKENS)
+    add_restart(how)
+    add_json(how)
+    papers = add_papers(parser)
+    papers.add_argument(
+        "--whitening",
+        choices=("kfac", "svd-llm", "asvd", "svd"),
+        help="what errors of low-rank linears are weighted by: statistics of inputs and the "
+        "gradients of outputs, of inputs alone as in SVD-LLM or ASVD, or nothing; default: kfac",
+    )
+    papers.add_argument(
+        "--prune-criterion",
+        choices=("obs", "magnitude"),
+        help="how MLP channels are chosen: by their loss after the refit, or the energy of their "
+        "activations; default: obs",
+    )
     parser.set_defaults(
         run=run,
         hint="; the same command with --resume goes on from here",
@@ -90,6 +97,8 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compress, and print the new sizes beside the old ones."""
+    if args.calibration is not None and args.stats is not None:
+        args.usage_error("argument --calibration: not allowed with argument --stats")
     options = plan_options()
     planning = given(args, *options)
     if args.plan is not None and planning:

@@ -16,6 +16,8 @@ Request = TypeVar("Request")
 
 # The type that `ArgumentParser.add_subparsers` returns.
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+# A parser, or a section of its --help.
+Section: TypeAlias = "argparse._ActionsContainer"
 
 TEXTS = (
     "files of UTF-8 text, .jsonl (gzipped or not) or .parquet with a 'text' or the 'messages' of a "
@@ -31,7 +33,7 @@ CALIBRATION_TOKENS = (
 )
 
 
-def add_revision(parser: argparse.ArgumentParser) -> None:
+def add_revision(parser: Section) -> None:
     """Add --revision, for verbs that take a model."""
     parser.add_argument(
         "--revision",
@@ -40,7 +42,7 @@ def add_revision(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: Section) -> None:
     """Add --json."""
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
 
@@ -53,18 +55,30 @@ def add_quantization(
 
 
 def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    """Add the options of a `PlanRequest`. An option that is not given is None."""
+    """Add the options of a `PlanRequest`, but those of papers. One that is not given is None.
+
+    Returns:
+        The section of those that say what to keep.
+    """
     keep = parser.add_argument_group("what to keep, and how")
     time = parser.add_argument_group("predicted time of the decoder layers, on --gpu")
-    add_options(
-        PlanRequest,
-        {"": keep, "time": time, "time limit": time.add_mutually_exclusive_group()},
-    )
+    limit = time.add_mutually_exclusive_group()
+    add_options(PlanRequest, {"first": parser, "": keep, "time": time, "time limit": limit})
     return keep
 
 
-def add_options(request: type, groups: "Mapping[str, argparse._ActionsContainer]") -> None:
-    """Add the options of a request to `groups`, by their names. One that is not given is None."""
+def add_papers(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
+    """Add the section of what other papers do, with those options of a `PlanRequest`.
+
+    It is to be the last one.
+    """
+    papers = parser.add_argument_group("what papers do, to compare with")
+    add_options(PlanRequest, {"papers": papers})
+    return papers
+
+
+def add_options(request: type, groups: Mapping[str, Section]) -> None:
+    """Add those options of a request that are of one of the `groups`. One not given is None."""
     for name, option in options_of(request).items():
         values: dict[str, Any] = {"choices": option.choices}
         if option.kind == "names":
@@ -78,7 +92,9 @@ def add_options(request: type, groups: "Mapping[str, argparse._ActionsContainer]
             values = {"metavar": option.metavar}
         elif isinstance(option.choices[0], int):
             values["type"] = int
-        groups[option.group].add_argument(*option.flags, dest=name, help=option.help, **values)
+        if option.group in groups:
+            section = groups[option.group]
+            section.add_argument(*option.flags, dest=name, help=option.help, **values)
 
 
 def request_of(args: argparse.Namespace, request: type[Request]) -> Request:
@@ -100,11 +116,11 @@ def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
-def add_run(parser: argparse.ArgumentParser, tokens: str) -> None:
+def add_run(parser: Section, tokens: str) -> None:
     """Add the options of verbs that run the model on text. An option that is not given is None.
 
     Args:
-        parser: The verb's parser.
+        parser: The verb's parser, or a section of it.
         tokens: The end of the help of --max-tokens: the default, and how tokens are counted.
     """
     parser.add_argument(
@@ -119,7 +135,7 @@ def add_run(parser: argparse.ArgumentParser, tokens: str) -> None:
     add_device(parser)
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: Section) -> None:
     """Add --device and --quiet."""
     parser.add_argument(
         "--device",
@@ -147,7 +163,7 @@ def device_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {"device": args.device or default_device(), "progress": not args.quiet}
 
 
-def add_restart(parser: argparse.ArgumentParser) -> None:
+def add_restart(parser: Section) -> None:
     """Add --resume and --overwrite, for verbs that write a model directory."""
     parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
     parser.add_argument(

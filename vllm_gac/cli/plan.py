@@ -11,6 +11,7 @@ from vllm_gac.cli.options import (
     MODEL,
     Verbs,
     add_json,
+    add_papers,
     add_planning,
     add_revision,
     given,
@@ -45,6 +46,7 @@ def add_parser(verbs: Verbs) -> None:
         help="replace a plan and a picture that vllm-gac wrote, each at once and in full",
     )
     add_planning(parser)
+    add_papers(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -51,11 +51,15 @@ class PlanRequest:
 
     param_ratio: float = field(
         default=1.0,
-        metadata=_option("--param-ratio", "share of the parameters to keep, 0 to 1", kind="ratio"),
+        metadata=_option(
+            "--param-ratio", "share of the parameters to keep, 0 to 1", kind="ratio", group="first"
+        ),
     )
     kv_ratio: float = field(
         default=1.0,
-        metadata=_option("--kv-ratio", "share of the KV cache to keep, 0 to 1", kind="ratio"),
+        metadata=_option(
+            "--kv-ratio", "share of the KV cache to keep, 0 to 1", kind="ratio", group="first"
+        ),
     )
     max_loss: float | None = field(
         default=None,
@@ -65,6 +69,7 @@ class PlanRequest:
             "the fastest model whose perplexity is this much higher at most, 1%% or 0.01; ratios "
             "that are given are kept to, too",
             kind="loss",
+            group="first",
         ),
     )
     methods: Sequence[str] = field(
@@ -125,6 +130,7 @@ class PlanRequest:
             "allow only dims that linears quantized in this way take without padding, and dims "
             "that stay as they are, and predict times in FP8; default: any",
             choices=sorted(LINEAR_MULTIPLES),
+            group="first",
         ),
     )
     kv_cache_dtype: str = field(
@@ -134,6 +140,7 @@ class PlanRequest:
             "allow only head sizes that such a cache takes without padding, and sizes that stay as "
             "they are, and predict times with it; default: auto, any",
             choices=("auto", "fp8"),
+            group="first",
         ),
     )
     objective: Objective = field(
@@ -143,6 +150,7 @@ class PlanRequest:
             "value of a dim: the loss without it, as measured (concave), or for comparison in "
             "proportion to the dim, as in the GAC paper (linear); default: concave",
             choices=("concave", "linear"),
+            group="papers",
         ),
     )
     sensitivity: RankLossSource = field(
@@ -152,6 +160,7 @@ class PlanRequest:
             "what low-rank linears are judged by: layers tried out, or gradients alone; "
             "default: probe",
             choices=("probe", "kfac"),
+            group="papers",
         ),
     )
     latency: float | None = field(
