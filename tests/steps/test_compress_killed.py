@@ -23,6 +23,16 @@ def test_models_tried_for_a_loss_end_in_the_same_bytes(tmp_path: Path) -> None:
     assert_resumed(summary, points=5)
 
 
+@pytest.mark.slow
+def test_models_that_are_healed_for_a_loss_end_in_the_same_bytes(tmp_path: Path) -> None:
+    write_text(tmp_path / "held-out.txt", 30_000)
+    write_text(tmp_path / "heal.txt", 6_000)
+    summary = _surveyed(tmp_path, step=-47)
+    assert_resumed(summary, points=5)
+    source = json.loads((tmp_path / "undisturbed" / "config.json").read_text())["gac"]["source"]
+    assert source["max_loss"]["measured"]["unhealed"] > source["max_loss"]["measured"]["ratio"]
+
+
 def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=0)
     assert_disk_was_full(summary)
@@ -35,10 +45,12 @@ def _surveyed(directory: Path, step: int) -> dict[str, object]:
 
 
 def _child(directory: Path, step: int) -> dict[str, object]:
+    from vllm_gac.healing import train
     from vllm_gac.planning.request import PlanRequest
     from vllm_gac.steps.compress import compress
 
-    by_loss = step < 0
+    by_loss, healed = step < 0, (directory / "heal.txt").exists()
+    train._SAVING = 0  # save each time
 
     def run(out: Path, resume: bool) -> None:
         compress(
@@ -48,6 +60,8 @@ def _child(directory: Path, step: int) -> dict[str, object]:
             if by_loss
             else PlanRequest(param_ratio=0.8, kv_ratio=0.75),
             held_out=[directory / "held-out.txt"] if by_loss else (),
+            heal=[directory / "heal.txt"] if healed else (),
+            heal_tokens=1024 if healed else None,
             calibration=[directory / "text.txt"],
             max_tokens=512,
             sequence_length=128,

@@ -29,11 +29,27 @@ def test_few_tries_reach_the_asked_loss(times: float, power: float) -> None:
     assert 0.7 * most < max(reached)
 
 
+@pytest.mark.parametrize("wins_back", [0.0, 0.2, 0.5, 0.8])
+def test_few_tries_reach_the_asked_loss_after_healing(wins_back: float) -> None:
+    """Whatever healing is assumed to win back, and whatever it does."""
+    most, tries = math.log1p(0.01), list[Try]()
+    while (expected := next_expected(most, tries, regained=0.5)) is not None:
+        tries.append(measured(expected, 1.8 * (1 - wins_back) * expected))
+    assert tries[0].planned_for == pytest.approx(2 * next_expected(most, []))
+    assert len(tries) <= MOST_TRIES
+    reached = [math.log(one.high) for one in tries if math.log(one.high) <= most]
+    assert 0.9 * most <= max(reached)
+
+
 def test_a_model_that_loses_nothing_measurable_is_followed_by_a_faster_one() -> None:
     most = math.log1p(0.01)
     after = next_expected(most, [measured(0.005, -0.001)])
     assert after is not None
     assert 0.005 < after <= 4 * 0.005
+
+
+ASKED = ("--max-loss", "1%", "--held-out", "other.txt")
+HEALED = (*ASKED, "--heal-tokens", "999")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +58,17 @@ def test_a_model_that_loses_nothing_measurable_is_followed_by_a_faster_one() -> 
         (("--max-loss", "1%"), "--max-loss 1.00%: the loss is measured; give --held-out FILE"),
         (("--max-loss", "1%", "--held-out", "text.txt"), "text.txt: is calibrated on; give"),
         (("--kv-ratio", "0.5", "--held-out", "o.txt"), "--held-out has no effect without --max-l"),
+        (("--kv-ratio", "0.5", "--heal", "o.txt"), "--heal has no effect without --max-loss; heal"),
+        ((*ASKED, "--heal-tokens", "999"), "--heal-tokens has no effect without --heal"),
+        ((*ASKED, "--heal", "text.txt"), "--heal: give --heal-tokens N, too"),
+        ((*HEALED, "--heal", "other.txt"), "other.txt: is healed on; give --held-out other text"),
+        ((*HEALED, "--heal", "text.txt", "text.txt"), "a text is given to --heal twice"),
+        ((*HEALED, "--heal", "none.txt"), "none.txt: no such text file to heal on"),
+        ((*HEALED, "--heal", "short.txt"), "short.txt: fewer than 64 tokens"),
+        (
+            (*ASKED, "--heal", "text.txt", "--heal-tokens", "63"),
+            "a step trains on a whole sequence",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -54,6 +81,9 @@ def test_what_cannot_be_measured_is_refused(
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "dense", config())
     write_text(tmp_path / "text.txt")
+    write_text(tmp_path / "other.txt", 999)
+    (tmp_path / "short.txt").write_text("few words")
     line = ("compress", "dense", "--out", "out", "--calibration", "text.txt", "--device", "cpu")
+    line = (*line, "--sequence-length", "64")
     assert said in error(capsys, *line, *args)
     assert not (tmp_path / "out.partial").exists()

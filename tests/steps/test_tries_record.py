@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ TRIES = [
     Try(0.004, 0.0039, 0.853, 1.008, 1.0055, 1.0098, 40_000, []),
 ]
 SVG = "{http://www.w3.org/2000/svg}"
-ASKED, CHOSEN, OTHERS = "#d64545", "#4c9f70", "#2f7ed8"
+ASKED, CHOSEN, OTHERS, UNHEALED = "#d64545", "#4c9f70", "#2f7ed8", "#8064a2"
 
 
 def lines(picture: str) -> list[tuple[str, list[tuple[float, float]]]]:
@@ -59,6 +60,21 @@ def test_what_was_tried_is_written_once_however_often_a_run_goes_on(tmp_path: Pa
     source = json.loads(written["config.json"])["gac"]["source"]["max_loss"]
     assert source["asked"] == 0.01
     assert source["measured"] == source["tried"][2]
+
+
+def test_a_healed_model_tells_both_losses(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"gac": {"source": {}}}')
+    (tmp_path / "README.md").write_text("# A model\n")
+    tries = [replace(TRIES[0], unhealed=1.021), TRIES[1]]
+    record(tmp_path, 0.02, tries[0], tries, heal_tokens=4096)
+    card = (tmp_path / "README.md").read_text()
+    assert "each after a healing on 4,096 tokens" in card
+    assert "| 0.0054 | 2.10 % | 1.30 % | 0.90 to 1.70 % | 83.0% | this model |" in card
+    assert "| 0.0029 |  | 0.60 % |" in card  # healing made it no better
+    found = json.loads((tmp_path / "config.json").read_text())["gac"]["source"]["max_loss"]
+    assert (found["measured"]["unhealed"], found["heal_tokens"]) == (1.021, 4096)
+    marks = (tmp_path / "loss.svg").read_text().count(UNHEALED)
+    assert marks == 2  # one of the model, one of the legend
 
 
 @pytest.mark.parametrize("lost", [-0.002, 0.0, 0.3])

@@ -15,7 +15,7 @@ _OPTIONS = {
     "model_config_sha256": "config.json",
 }
 # The records hold hashes of files instead of what the user gave.
-_NOT_AS_GIVEN = ("calibration", "text", "held_out", "stats", "config_sha256")
+_NOT_AS_GIVEN = ("calibration", "text", "held_out", "heal", "stats", "config_sha256")
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

@@ -21,6 +21,7 @@ from vllm_gac.cli.options import (
     on_a_device,
     path,
     plan_request,
+    positive,
     text_file,
 )
 from vllm_gac.cli.output import named, print_json, quoted, serve_hint
@@ -53,6 +54,17 @@ def add_parser(verbs: Verbs) -> None:
         metavar="FILE",
         help="text that is not calibrated on, to measure what --max-loss limits: up to five models "
         "are written and measured, and the fastest within it stays; 131072 tokens at most are read",
+    )
+    keep.add_argument(
+        "--heal",
+        nargs="+",
+        type=text_file,
+        metavar="FILE",
+        help="with --max-loss: text that is not held out, which each model is healed on before it "
+        "is measured",
+    )
+    keep.add_argument(
+        "--heal-tokens", type=positive, metavar="N", help="heal each model on N tokens"
     )
     keep.add_argument(
         "--plan", type=path, metavar="PLAN.json", help="dims to use, instead of all of these"
@@ -126,7 +138,8 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
         overwrite=args.overwrite,
         **on_a_device(args),
-        **given(args, "whitening", "prune_criterion", "refit", "calibration", "stats", "held_out"),
+        **given(args, "whitening", "prune_criterion", "refit", "calibration", "stats"),
+        **given(args, "held_out", "heal", "heal_tokens"),
     )
     reached = read_json(args.out / "config.json")["gac"]["source"].get("max_loss")
     plan = validate(Plan, read_json(args.out / "plan.json"), str(args.out / "plan.json"))

@@ -41,5 +41,9 @@ class HealingError(GacError):
     """Healing cannot be done as asked, or made the model no better."""
 
 
+class NotHealedError(HealingError):
+    """Healing made the model no better; another model, or more text, may do."""
+
+
 class ServerError(GacError):
     """A server cannot be reached, or its answer is not what was requested."""

@@ -6,6 +6,7 @@ run that was killed can be continued, and ends in the same bytes.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -45,6 +46,7 @@ from vllm_gac.steps.calibration_text import (
     text_files,
 )
 from vllm_gac.steps.compare import Baseline
+from vllm_gac.steps.healing_tries import HealingTries
 from vllm_gac.steps.reach_loss import MOST_TRIES, reach_loss
 from vllm_gac.steps.threads import threads_of, use_threads
 from vllm_gac.steps.write_compressed import write_compressed
@@ -68,6 +70,8 @@ def compress(
     calibration: Sequence[str | Path] = (),
     stats: str | Path | None = None,
     held_out: Sequence[str | Path] = (),
+    heal: Sequence[str | Path] = (),
+    heal_tokens: int | None = None,
     max_tokens: int | None = None,
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     device: str = "cpu",
@@ -98,8 +102,12 @@ def compress(
         stats: A statistics file that `calibrate` wrote.
         held_out: Texts that were not calibrated on, to measure the loss on if the request has a
             `max_loss`: models are written and measured, at most five, until one is near it.
+        heal: Texts, as of `heal`, that each of these models is healed on before it is measured.
+            Empty: none is healed.
+        heal_tokens: How many tokens each of them is healed on, in several passes if there are
+            fewer.
         max_tokens: How many tokens of `calibration` to use at most; None as in `calibrate`.
-        sequence_length: Tokens of one calibration sequence.
+        sequence_length: Tokens of one sequence of calibration and healing.
         device: The torch device to compute on.
         resume: Whether to continue a run that was stopped.
         overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
@@ -112,6 +120,7 @@ def compress(
         CheckpointError: The model, the text or the statistics cannot be used, or `out`.partial
             holds the work of another run.
         PlanError: The plan or the budgets cannot be met, or no model is within the loss.
+        HealingError: There are too few `heal_tokens`, or there is too little memory to heal.
         DiskError: `out` exists, or the disk is full.
 
     Examples:
@@ -134,7 +143,7 @@ def compress(
     check_count("--max-tokens", max_tokens, least=1)
     check_count("--sequence-length", sequence_length, least=1)
     model = model_directory(model, revision)
-    inputs = [model, *given_files(calibration), *given_files(held_out)] + (
+    inputs = [model, *given_files([*calibration, *held_out, *heal])] + (
         [] if stats is None else [stats]
     )
     if isinstance(plan, (str, Path)):
@@ -159,12 +168,25 @@ def compress(
     factorized = None if layout is None else metrics_for(layout)
     texts = calibration_texts(model, calibration) if needed and stats is None else ()
     measured_on = _held_out(model, held_out, request if chosen is None else PlanRequest())
-    calibrated_sums, held_out_sums = (
-        [sha256_of(text) for text in files] for files in (texts, measured_on)
+    healed_on = _healed_on(heal, heal_tokens, by_loss=bool(measured_on))
+    calibrated_sums, held_out_sums, healed_sums = (
+        [sha256_of(text) for text in files] for files in (texts, measured_on, healed_on)
     )
     for text, digest in zip(measured_on, held_out_sums, strict=True):
-        if digest in calibrated_sums:
-            raise CheckpointError(f"{text}: is calibrated on; give --held-out other text")
+        for what, sums in (("calibrated", calibrated_sums), ("healed", healed_sums)):
+            if digest in sums:
+                raise CheckpointError(f"{text}: is {what} on; give --held-out other text")
+    if len(set(healed_sums)) < len(healed_sums):
+        raise CheckpointError(
+            "a text is given to --heal twice; give it once, with more --heal-tokens for several "
+            "passes"
+        )
+    healing = None
+    if heal_tokens is not None:
+        healing = HealingTries(
+            checkpoint, healed_on, heal_tokens, sequence_length, device, progress
+        )
+        healing.check()
     needed_metrics = factorized if whitening == "kfac" else None
     threads = threads_of(out)
     run = {
@@ -182,13 +204,15 @@ def compress(
         else None,
         "calibration": calibrated_sums,
         "held_out": held_out_sums,
+        "heal": healed_sums,
+        "heal_tokens": heal_tokens,
         "max_tokens": max_tokens,
         "sequence_length": sequence_length,
     }
     if resume and finished_before(out, "compress", run):
         return open_checkpoint(out).layout
     if measured_on:
-        logger.info(_announced(checkpoint, request))
+        logger.info(_announced(checkpoint, request, healing))
     with (
         workspace(out, "compress", run, resume, overwrite, inputs) as directory,
         use_threads(threads),
@@ -237,6 +261,7 @@ def compress(
                     device=device,
                     progress=progress,
                 ).compare,
+                healing,
             )
         if chosen is None:
             assert stats is not None
@@ -262,21 +287,46 @@ def _held_out(model: Path, given: Sequence[str | Path], request: PlanRequest) ->
     return [text]
 
 
-def _announced(checkpoint: Checkpoint, request: PlanRequest) -> str:
+def _healed_on(given: Sequence[str | Path], tokens: int | None, by_loss: bool) -> list[Path]:
+    """The texts that models are healed on; empty if none are to be healed."""
+    if given and not by_loss:
+        raise CheckpointError(
+            "--heal has no effect without --max-loss; heal what was written with 'vllm-gac heal'"
+        )
+    if tokens is not None and not given:
+        raise CheckpointError("--heal-tokens has no effect without --heal")
+    check_count("--heal-tokens", tokens, least=1)
+    if given and tokens is None:
+        raise CheckpointError(
+            "--heal: give --heal-tokens N, too; each model that is tried is trained on N tokens"
+        )
+    return text_files(given, "heal on")
+
+
+def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTries | None) -> str:
     """What a run by a loss will cost and gain, before it starts."""
     gain = "other models would lose more by such a request, so it may not be met"
+    assert request.max_loss is not None
+    regained = 0.0 if healing is None else healing.regained
+    most = min(math.expm1(math.log1p(request.max_loss) / (1 - regained)), 0.99)
     with suppress(PlanError):
-        known = replace(request, sensitivity="probe")
+        known = replace(request, sensitivity="probe", max_loss=most)
         time = prior_plan(checkpoint, known).nanoseconds
         assert time is not None
         gain = (
             "by what other models lose, a step may take "
             f"{time.used / time.dense:.0%} of the dense model's time"
         )
+    healed = ""
+    if healing is not None:
+        healed = (
+            f", each after a healing on {healing.tokens:,} tokens, which for the first of them is "
+            f"assumed to win back {regained:.0%} of the loss, as in the project's trials"
+        )
     return (
         f"the fastest model whose perplexity is at most {request.max_loss:.2%} higher: one "
-        f"calibration, then up to {MOST_TRIES} models are written and measured; {gain}; this "
-        f"model's own losses decide (predicted for {request.deployment()})"
+        f"calibration, then up to {MOST_TRIES} models are written and measured{healed}; {gain}; "
+        f"this model's own losses decide (predicted for {request.deployment()})"
     )
 
 

@@ -22,7 +22,7 @@ from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.workspace import HEALING
 from vllm_gac.compression.devices import check_device
 from vllm_gac.compression.reference_model import reference
-from vllm_gac.errors import HealingError
+from vllm_gac.errors import NotHealedError
 from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.guard import Guard, Score
 from vllm_gac.healing.processes import Processes, together
@@ -111,8 +111,8 @@ def heal(
     Raises:
         CheckpointError: A model or a text cannot be used, the teacher is another model's, or
             `out`.partial holds the work of another run.
-        HealingError: An option cannot be honoured, there is too little memory, or the model has not
-            become better.
+        HealingError: An option cannot be honoured, or there is too little memory.
+        NotHealedError: The model has not become better. It is a HealingError, too.
         DiskError: `out` exists, or the disk is full.
 
     Examples:
@@ -176,7 +176,7 @@ def heal(
             if guard.best_step == 0:
                 if processes.is_first:
                     state.unlink(missing_ok=True)  # the same run would end in the same way
-                raise HealingError(_no_better(inputs.student, guard))
+                raise NotHealedError(_no_better(inputs.student, guard))
         healed = _healed(guard, steps.batch * inputs.length, request.lora_rank)
         rest = weights.stored_rest()
         if processes.is_first:

@@ -16,14 +16,31 @@ _FEW = 200_000
 
 def expectation(tokens: int) -> str:
     """One sentence for a user who is about to train on so many tokens."""
-    around = [TRIALS[0]] if tokens < TRIALS[0][0] else [TRIALS[-1]]
-    for before, after in pairwise(TRIALS):
-        if before[0] <= tokens < after[0]:
-            around = [before, after]
+    around = _around(tokens)
     count = " to ".join(f"{trial[0]:,}" for trial in around)
-    least, most = min(trial[1] for trial in around), max(trial[2] for trial in around)
+    least, most = _range(around)
     return (
         f"{'so few tokens win little: ' if tokens < _FEW else ''}in the project's trials, {count} "
         f"tokens took {least:.0%} to {most:.0%} of the divergence of the demo model, of 11 million "
         "weights, from its teacher; another model may win more or less"
     )
+
+
+def usually_regained(tokens: int) -> float:
+    """The share of a loss that a healing of so many tokens is assumed to win back.
+
+    It is the middle of the trials' range of divergence, which a loss follows.
+    """
+    return sum(_range(_around(tokens))) / 2
+
+
+def _around(tokens: int) -> list[tuple[int, float, float]]:
+    """The trials of the next fewer and the next more tokens."""
+    for before, after in pairwise(TRIALS):
+        if before[0] <= tokens < after[0]:
+            return [before, after]
+    return [TRIALS[0]] if tokens < TRIALS[0][0] else [TRIALS[-1]]
+
+
+def _range(trials: list[tuple[int, float, float]]) -> tuple[float, float]:
+    return min(trial[1] for trial in trials), max(trial[2] for trial in trials)

@@ -2,8 +2,9 @@
 
 A plan is made for an expected loss, the model is written and compared with the dense one on
 held-out text, and the next plan may lose more or less, until what is measured is near what was
-asked for. What was measured is kept in the workspace: a run that goes on begins with the model that
-was not measured yet.
+asked for. If models are to be healed, each is healed before it is measured. What was measured is
+kept in the workspace: a run that goes on begins with the model that was not measured yet, with what
+there is of it.
 """
 
 import logging
@@ -14,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
-from vllm_gac.checkpoint.atomic_files import write_json
+from vllm_gac.checkpoint.atomic_files import copy_file, write_json
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.workspace import remove_temporaries
@@ -26,6 +27,7 @@ from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.problem import Problems
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compare import LEAST_WINDOWS, Comparison
+from vllm_gac.steps.healing_tries import HealingTries
 from vllm_gac.steps.tries import Try, described
 from vllm_gac.steps.tries_record import record
 
@@ -37,10 +39,12 @@ _NEAR, _AIM = 0.9, 0.95
 # One try changes the expected loss by this factor at most.
 _MOST_STEP = 4.0
 _TRIES = "tries.json"
+# In the directory of a try: what the plan made, and what healing made of that.
+_WRITTEN, _HEALED = "model", "healed"
 
 
 class Write(Protocol):
-    """Writes the model that a plan makes into a directory that does not exist."""
+    """Writes the model that a plan makes into a directory, or goes on with what is there of it."""
 
     def __call__(self, plan: Plan, directory: Path) -> object: ...
 
@@ -52,36 +56,46 @@ def reach_loss(
     workspace: Path,
     write: Write,
     measure: Callable[[Path], Comparison],
+    healing: HealingTries | None = None,
 ) -> ModelLayout:
     """Write the fastest model that is measured to lose at most `request.max_loss`.
 
-    It becomes model/ in the `workspace`. Raises PlanError if no model is within the loss.
+    It becomes model/ in the `workspace`. With `healing`, models are healed before they are
+    measured. Raises PlanError if no model is within the loss.
     """
     assert request.max_loss is not None
-    most = math.log1p(request.max_loss)
+    most, regained = math.log1p(request.max_loss), 0.0 if healing is None else healing.regained
     tries, problems = _measured_before(workspace), Problems(checkpoint)
-    while (allowed := next_expected(most, tries)) is not None:
+    while (allowed := next_expected(most, tries, regained)) is not None:
         share = min(math.expm1(USUALLY_OVER_EXPECTED * allowed), 0.99)
         plan = measured_plan(checkpoint, stats, replace(request, max_loss=share), problems)
         layers = plan.model_dump(mode="json")["layers"]
         if any(layers == before.layers for before in tries):
             break  # the allowed loss is between those of two plans that follow one another
         notes = {key: value for key, value in plan.notes.items() if key != "max_loss"}
-        directory = _directory(workspace, len(tries))
-        shutil.rmtree(directory.parent, ignore_errors=True)
-        directory.mkdir(parents=True)
-        write(plan.model_copy(update={"notes": notes}), directory)
-        found = measure(directory)
-        if found.interval is None:
-            raise CheckpointError(
-                f"held-out text of {found.tokens:,} tokens: too little to tell how sure its loss "
-                f"is; give --held-out with {LEAST_WINDOWS} sequences or more"
-            )
+        directory = workspace / f"try-{len(tries)}"
+        (directory / _WRITTEN).mkdir(parents=True, exist_ok=True)
+        for begun in (directory, directory / _WRITTEN):
+            remove_temporaries(begun)  # of a run that was killed here
+        write(plan.model_copy(update={"notes": notes}), directory / _WRITTEN)
+        found, unhealed = _measured(measure, directory / _WRITTEN), None
+        if healing is not None and healing.heal(directory / _WRITTEN, directory / _HEALED):
+            copy_file(directory / _WRITTEN / "plan.json", directory / _HEALED / "plan.json")
+            found, unhealed = _measured(measure, directory / _HEALED), found.ratio
         assert plan.nanoseconds is not None
         assert plan.expected_loss is not None
-        time = plan.nanoseconds.used / plan.nanoseconds.dense
-        low, high = found.interval
-        one = Try(allowed, plan.expected_loss, time, found.ratio, low, high, found.tokens, layers)
+        assert found.interval is not None
+        one = Try(
+            planned_for=allowed,
+            expected_loss=plan.expected_loss,
+            time=plan.nanoseconds.used / plan.nanoseconds.dense,
+            ratio=found.ratio,
+            low=found.interval[0],
+            high=found.interval[1],
+            tokens=found.tokens,
+            layers=layers,
+            unhealed=unhealed,
+        )
         tries.append(one)
         write_json(workspace / _TRIES, {"tries": [asdict(each) for each in tries]})
         logger.info("try %d: %s", len(tries), described(one))
@@ -93,15 +107,15 @@ def reach_loss(
             f"--max-loss {request.max_loss:.2%}: no model was measured to lose so little, with the "
             f"upper end of its interval ({tried}); allow more, or give more --held-out text"
         )
-    directory, model = _directory(workspace, tries.index(best)), workspace / "model"
+    directory, model = _product(workspace, tries, best), workspace / "model"
     if directory.exists():  # else it was moved before the run was stopped
         remove_temporaries(directory)  # of a run that was killed here
-        record(directory, request.max_loss, best, tries)
+        record(directory, request.max_loss, best, tries, healing and healing.tokens)
         directory.rename(model)
     return open_checkpoint(model).layout
 
 
-def next_expected(most: float, tries: Sequence[Try]) -> float | None:
+def next_expected(most: float, tries: Sequence[Try], regained: float = 0.0) -> float | None:
     """The expected loss to plan for next; None if what was measured is near enough.
 
     The measured loss is nearly in proportion to the expected one. Where that leads out of what
@@ -110,9 +124,11 @@ def next_expected(most: float, tries: Sequence[Try]) -> float | None:
     Args:
         most: The asked loss, in nats per token.
         tries: What was measured so far.
+        regained: The share of its loss that healing is assumed to win back of the first one. What
+            is measured of it says how it is with the next.
     """
     if not tries:
-        return expected_for(math.expm1(most))
+        return expected_for(math.expm1(most)) / (1 - regained)
     within = [one for one in tries if math.log(one.high) <= most]
     over = [one.planned_for for one in tries if math.log(one.high) > most]
     if len(tries) == MOST_TRIES or any(math.log(one.high) >= _NEAR * most for one in within):
@@ -133,8 +149,20 @@ def _measured_before(workspace: Path) -> list[Try]:
     return [Try(**one) for one in read_json(path)["tries"]] if path.exists() else []
 
 
-def _directory(workspace: Path, number: int) -> Path:
-    return workspace / f"try-{number}" / "model"
+def _measured(measure: Callable[[Path], Comparison], directory: Path) -> Comparison:
+    """Compare a model with the dense one. Raises CheckpointError if there is too little text."""
+    found = measure(directory)
+    if found.interval is None:
+        raise CheckpointError(
+            f"held-out text of {found.tokens:,} tokens: too little to tell how sure its loss "
+            f"is; give --held-out with {LEAST_WINDOWS} sequences or more"
+        )
+    return found
+
+
+def _product(workspace: Path, tries: Sequence[Try], one: Try) -> Path:
+    """The directory that was measured last of a try."""
+    return workspace / f"try-{tries.index(one)}" / (_WRITTEN if one.unhealed is None else _HEALED)
 
 
 def _best(most: float, tries: Sequence[Try]) -> Try | None:

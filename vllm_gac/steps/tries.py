@@ -17,6 +17,7 @@ class Try:
         high: The upper end, which must be within the asked loss.
         tokens: How many tokens of held-out text were predicted.
         layers: Its layers, as plan.json has them.
+        unhealed: The ratio before it was healed; None: it was not healed.
     """
 
     planned_for: float
@@ -27,12 +28,14 @@ class Try:
     high: float
     tokens: int
     layers: list[Any]
+    unhealed: float | None = None
 
 
 def described(one: Try) -> str:
     """What was measured, for a sentence."""
     percent = (f"{100 * (ratio - 1):.2f}" for ratio in (one.ratio, one.low, one.high))
+    before = "" if one.unhealed is None else f", {100 * (one.unhealed - 1):.2f} % before healing,"
     return (
-        "perplexity {} % higher (95 %: {} to {} %) ".format(*percent)
-        + f"at {one.time:.1%} of the dense model's predicted time"
+        "perplexity {} % higher (95 %: {} to {} %)".format(*percent)
+        + f"{before} at {one.time:.1%} of the dense model's predicted time"
     )

@@ -8,9 +8,10 @@ from vllm_gac.planning.picture import Box, Line, Picture, Shape, Text
 from vllm_gac.steps.tries import Try
 
 _INK, _FAINT, _GRID = "#1f2933", "#7b8794", "#e4e7eb"
-_MEASURED, _CHOSEN, _EXPECTED, _ASKED = "#2f7ed8", "#4c9f70", "#f0883e", "#d64545"
+_MEASURED, _CHOSEN, _UNHEALED = "#2f7ed8", "#4c9f70", "#8064a2"
+_EXPECTED, _ASKED = "#f0883e", "#d64545"
 _WIDTH, _HEIGHT = 680, 440
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 650.0, 100.0, 388.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 650.0, 116.0, 388.0
 _MOST_TICKS = 7
 
 
@@ -29,7 +30,7 @@ def draw_tries(asked: float, best: Try, tries: Sequence[Try]) -> Picture:
         + [(one.time, math.expm1(USUALLY_OVER_EXPECTED * one.expected_loss)) for one in tries]
     )
     across = _Axis.over([time for time, _ in expected], _LEFT, _RIGHT)
-    ends = [ratio - 1 for one in tries for ratio in (one.low, one.high)]
+    ends = [ratio - 1 for one in tries for ratio in (one.low, one.high, one.unhealed or one.high)]
     up = _Axis.over([asked, *ends, *(loss for _, loss in expected)], _BOTTOM, _TOP)
     parts: list[Shape] = []
     for value in across.ticks:
@@ -50,7 +51,9 @@ def draw_tries(asked: float, best: Try, tries: Sequence[Try]) -> Picture:
         parts += [Line(((x, low), (x, high)), colour, 2)]
         parts += [Line(((x - 5, end), (x + 5, end)), colour, 2) for end in (low, high)]
         parts += [Box(x - 4, y - 4, 8, 8, colour), _text(x + 9, y + 4, str(number))]
-    parts += _legend(asked)
+        if one.unhealed is not None:
+            parts += [Box(x - 3, up.place(one.unhealed - 1) - 3, 6, 6, _UNHEALED)]
+    parts += _legend(asked, any(one.unhealed is not None for one in tries))
     return Picture(_WIDTH, _HEIGHT, parts)
 
 
@@ -79,20 +82,21 @@ class _Axis:
         return self._begin + share * (self._end - self._begin)
 
 
-def _legend(asked: float) -> list[Shape]:
+def _legend(asked: float, healed: bool) -> list[Shape]:
     """The title, what each colour means, and the names of the axes."""
     parts: list[Shape] = [
         Text(_LEFT, 24, "Loss against predicted time of a step", 15, _INK, middle=False)
     ]
-    for index, (colour, meaning) in enumerate(
-        (
-            (_CHOSEN, "this model, measured, with its 95 % interval"),
-            (_MEASURED, "other models that were tried, in their order"),
-            (_EXPECTED, f"{USUALLY_OVER_EXPECTED} times the expected loss, which is usual"),
-            (_ASKED, f"asked for: at most {asked:.2%}"),
-        )
-    ):
-        x, y = _LEFT + 300 * (index % 2), 46.0 + 20 * (index // 2)
+    unhealed = " before healing" if healed else ""
+    meanings = [
+        (_CHOSEN, "this model, measured, with its 95 % interval"),
+        (_MEASURED, "other models that were tried, in their order"),
+        (_EXPECTED, f"{USUALLY_OVER_EXPECTED} times the expected loss: usual{unhealed}"),
+        (_ASKED, f"asked for: at most {asked:.2%}"),
+        *([(_UNHEALED, "measured before healing")] if healed else []),
+    ]
+    for index, (colour, meaning) in enumerate(meanings):
+        x, y = _LEFT + 300 * (index % 2), 44.0 + 18 * (index // 2)
         parts += [Box(x, y - 9, 10, 10, colour), _text(x + 16, y, meaning)]
     middle = (_LEFT + _RIGHT) / 2
     return [

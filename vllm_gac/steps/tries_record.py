@@ -11,10 +11,13 @@ from vllm_gac.steps.tries import Try
 from vllm_gac.steps.tries_picture import draw_tries
 
 PICTURE = "loss.svg"
+_COLUMNS = ("expected loss", "perplexity higher by", "95 % interval", "time, of dense", "")
 _SECTION = "\n## Asked for, and measured\n"
 
 
-def record(directory: Path, asked: float, best: Try, tries: Sequence[Try]) -> None:
+def record(
+    directory: Path, asked: float, best: Try, tries: Sequence[Try], heal_tokens: int | None = None
+) -> None:
     """Write into config.json, the card and a picture what was asked for, tried and measured.
 
     Args:
@@ -22,25 +25,46 @@ def record(directory: Path, asked: float, best: Try, tries: Sequence[Try]) -> No
         asked: The most that its perplexity may be higher by, as a share.
         best: What was measured of it, one of `tries`.
         tries: All models that were written and measured.
+        heal_tokens: How many tokens each of them was healed on; None: they were not.
     """
     rows = [{key: value for key, value in asdict(one).items() if key != "layers"} for one in tries]
     config = read_json(directory / "config.json")
     chosen = rows[list(tries).index(best)]
-    config["gac"]["source"]["max_loss"] = {"asked": asked, "measured": chosen, "tried": rows}
+    found = {"asked": asked, "measured": chosen, "heal_tokens": heal_tokens, "tried": rows}
+    config["gac"]["source"]["max_loss"] = found
     write_json(directory / "config.json", config)
     write_text(directory / PICTURE, svg(draw_tries(asked, best, tries)))
-    card = (directory / "README.md").read_text()
-    table = "".join(
-        f"| {row['expected_loss']:.4f} | {100 * (row['ratio'] - 1):.2f} % | "
-        f"{100 * (row['low'] - 1):.2f} to {100 * (row['high'] - 1):.2f} % | {row['time']:.1%} |"
-        f"{' this model |' if one is best else ' |'}\n"
-        for row, one in zip(rows, tries, strict=True)
-    )
+    heads, healed = list(_COLUMNS), ""
+    if heal_tokens is not None:
+        heads.insert(1, "before healing")
+        healed = (
+            f", each after a healing on {heal_tokens:,} tokens of other text (nothing stands under "
+            '"before healing" where that made a model no better, which then stayed as it was)'
+        )
+    table = [heads, ["---:"] * (len(heads) - 1) + ["---"]]
+    for one in tries:
+        before = "" if one.unhealed is None else f"{_points(one.unhealed)} %"
+        table.append(
+            [
+                f"{one.expected_loss:.4f}",
+                *([] if heal_tokens is None else [before]),
+                f"{_points(one.ratio)} %",
+                f"{_points(one.low)} to {_points(one.high)} %",
+                f"{one.time:.1%}",
+                "this model" if one is best else "",
+            ]
+        )
+    text = "\n".join(f"| {' | '.join(row)} |" for row in table)
     write_text(
         directory / "README.md",
-        card.partition(_SECTION)[0]
+        (directory / "README.md").read_text().partition(_SECTION)[0]
         + f"{_SECTION}\nAsked for: the fastest model whose perplexity is at most {asked:.2%} "
-        f"higher than the dense model's. Measured on {best.tokens:,} tokens of held-out text:\n\n"
-        "| expected loss | perplexity higher by | 95 % interval | time, of dense | |\n"
-        f"|---:|---:|---:|---:|---|\n{table}\n![loss against predicted time]({PICTURE})\n",
+        f"higher than the dense model's. Measured on {best.tokens:,} tokens of held-out text"
+        f"{healed}:\n\n"
+        f"{text}\n\n![loss against predicted time]({PICTURE})\n",
     )
+
+
+def _points(ratio: float) -> str:
+    """By how many percent a perplexity is higher."""
+    return f"{100 * (ratio - 1):.2f}"
