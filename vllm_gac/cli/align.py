@@ -2,8 +2,8 @@
 
 import argparse
 
-from vllm_gac.alignment.rules import ROLES, STRATEGIES, quantized_as
-from vllm_gac.cli.options import Verbs, add_json, add_quantization, positive
+from vllm_gac.alignment.rules import LINEAR_MULTIPLES, ROLES, STRATEGIES, quantized_as
+from vllm_gac.cli.options import Verbs, add_json, positive
 from vllm_gac.cli.output import print_json
 
 
@@ -29,7 +29,11 @@ def add_parser(verbs: Verbs) -> None:
         metavar="N",
         help="align each of N parts of a width (1)",
     )
-    add_quantization(parser, "also what linears quantized so ask for; vLLM's names")
+    parser.add_argument(
+        "--quantization",
+        choices=sorted(LINEAR_MULTIPLES),
+        help="also what linears quantized so ask for; vLLM's names",
+    )
     parser.add_argument(
         "--heads",
         type=positive,

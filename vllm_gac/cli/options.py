@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from vllm_gac.alignment.rules import LINEAR_MULTIPLES
 from vllm_gac.checkpoint.hub_texts import is_data_set
 from vllm_gac.errors import GacError
 from vllm_gac.options import options_of
@@ -47,13 +46,6 @@ def add_json(parser: Section) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
 
 
-def add_quantization(
-    parser: "argparse.ArgumentParser | argparse._ArgumentGroup", help_text: str
-) -> None:
-    """Add --quantization, whose value `alignment.rules.quantized_as` takes."""
-    parser.add_argument("--quantization", choices=sorted(LINEAR_MULTIPLES), help=help_text)
-
-
 def add_planning(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     """Add the options of a `PlanRequest`, but those of papers. One that is not given is None.
 
@@ -82,7 +74,7 @@ def add_options(request: type, groups: Mapping[str, Section]) -> None:
     for name, option in options_of(request).items():
         values: dict[str, Any] = {"choices": option.choices}
         if option.kind == "names":
-            values = {"type": names_of(option.choices or ()), "metavar": "M,..."}
+            values = {"type": names_of(option.choices or ()), "metavar": option.metavar or "M,..."}
         elif option.kind == "switch":
             values = {"action": "store_const", "const": True}
         elif option.kind != "text":

@@ -1,0 +1,77 @@
+"""The frame of a run that writes a model: its record, its threads, and when the output appears."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.model_files import config, write_model
+from vllm_gac.checkpoint.open import INDEX_FILE
+from vllm_gac.errors import CheckpointError
+from vllm_gac.steps.model_run import Output
+
+RECORD = {"strategy": "minimal"}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def output(directory: Path, resume: bool = False, is_ours: bool = True) -> Output:
+    return Output(directory / "out", "repair", [], resume, overwrite=False, is_ours=is_ours)
+
+
+def test_the_output_appears_when_it_is_whole(tmp_path: Path) -> None:
+    with output(tmp_path).run(RECORD) as run:
+        write_model(run.model, config())
+        assert not (tmp_path / "out").exists()
+    assert not run.finished
+    assert (tmp_path / "out" / INDEX_FILE).is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_run_goes_on_with_its_record_and_its_threads(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    with pytest.raises(KeyboardInterrupt), output(tmp_path).run(RECORD) as run:
+        raise KeyboardInterrupt
+    record = json.loads((run.work / "run.json").read_text())["run"]
+    assert (record["threads"], record["torch_version"]) == (1, torch.__version__)
+    torch.set_num_threads(2)
+    other = {"strategy": "optimal"}
+    with (
+        pytest.raises(CheckpointError, match="was started with --strategy minimal, not optimal"),
+        output(tmp_path, resume=True).run(other),
+    ):
+        pass
+    with output(tmp_path, resume=True).run(RECORD) as run:
+        assert torch.get_num_threads() == 1
+        write_model(run.model, config())
+    assert torch.get_num_threads() == 2
+
+
+def test_a_run_stopped_in_its_last_moment_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(directory: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vllm_gac.checkpoint.workspace._remove", stop)
+        with pytest.raises(KeyboardInterrupt), output(tmp_path).run(RECORD) as run:
+            write_model(run.model, config())
+    with output(tmp_path, resume=True).run(RECORD) as run:
+        assert (run.finished, run.model) == (True, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_process_that_does_not_write_leaves_nothing(tmp_path: Path) -> None:
+    other = output(tmp_path, is_ours=False)
+    other.check()
+    with other.run(RECORD) as run:
+        assert run.work == tmp_path / "out.partial"
+    assert list(tmp_path.iterdir()) == []
