@@ -104,7 +104,7 @@ def _statistics(path: Path, content: bytes) -> None:
     model = _model(path)
     metadata = check_stats(path, model.layout, model.config_sha256)
     losses = read_losses(path, model.layout, metadata)
-    assert all(math.isfinite(c.sum()) for layer in losses.curves for c in layer.values())
+    assert all(math.isfinite(c.sum()) for layer in losses for c in layer.values())
     for index in range(len(model.layout.layers)):
         read_layer_stats(path, index, "cpu")
     read_tokens(path, metadata, model.layout, model.config.max_position_embeddings)

@@ -27,7 +27,7 @@ from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.schema import LayerSection
 from vllm_gac.planning.plan_file import Plan
 from vllm_gac.planning.planner import best_plan
-from vllm_gac.planning.prior_losses import PriorLosses
+from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.request import Deployment, PlanRequest
 
 COMMAND = "python -m benchmarks.planning.forms OUT"
@@ -103,7 +103,7 @@ def fastest(
     deployment = Deployment(read_profile(asked["gpu"]), BatchMix(**mix))
     dense = deployment.dense_microseconds(model.layout)
     low, high, best = _FASTEST * dense, dense, None
-    losses = PriorLosses(model.layout)
+    losses = prior_losses(model.layout)
     for _ in range(steps):
         middle = (low + high) / 2
         try:

@@ -43,10 +43,10 @@ def loss(losses: Losses) -> float:
     dense = open_checkpoint(MODEL)
     layout = planned_layout(dense, read_plan(PLAN, dense))
     heads, total = layout.num_key_value_heads, 0.0
-    for index, layer in enumerate(layout.layers):
-        total += losses.key(index, layer.key.form, heads // layer.key.heads)[layer.key.size]
-        total += losses.value(index, heads // layer.value.heads)[layer.value.size]
-        total += losses.width(index)[layer.intermediate_size]
+    for curves, layer in zip(losses, layout.layers, strict=True):
+        total += curves[f"{layer.key.form}{heads // layer.key.heads}"][layer.key.size]
+        total += curves[f"value{heads // layer.value.heads}"][layer.value.size]
+        total += curves["width"][layer.intermediate_size]
     return float(total)
 
 

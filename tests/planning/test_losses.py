@@ -23,7 +23,7 @@ from vllm_gac.compression.statistics_file import (
 )
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.planning.losses import MeasuredLosses, measured_losses, read_losses
+from vllm_gac.planning.losses import Losses, measured_losses, read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import calibrate
@@ -86,8 +86,7 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
     dense = checkpoint.layout
     metadata = check_stats(stats, dense, checkpoint.config_sha256)
     losses = read_losses(stats, dense, metadata)
-    assert isinstance(losses, MeasuredLosses)
-    for layer in losses.curves:
+    for layer in losses:
         assert set(layer) == {c.name for c in measurable_methods(dense, METHODS, 2)}
         for name, curve in layer.items():
             assert np.isfinite(curve).all()
@@ -98,7 +97,7 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
                 assert (np.diff(curve, 2) >= -1e-7 * curve[0]).all(), name
 
 
-def synthetic(strong: float, weak: float, text: float = 1.0) -> tuple[ModelLayout, MeasuredLosses]:
+def synthetic(strong: float, weak: float, text: float = 1.0) -> tuple[ModelLayout, Losses]:
     """One layer whose errors fall linearly, with the given losses at the two width probes."""
     dense = layout_of(config(num_hidden_layers=1))
     full = dense.layers[0].intermediate_size
@@ -110,17 +109,17 @@ def synthetic(strong: float, weak: float, text: float = 1.0) -> tuple[ModelLayou
 def test_the_power_of_a_curve_comes_of_its_two_probes() -> None:
     dense, losses = synthetic(strong=0.25, weak=0.25 * (1 - 76 / 96) ** 1.5 / 0.5**1.5)
     full = dense.layers[0].intermediate_size
-    assert losses.width(0)[full // 2] == pytest.approx(0.25)
-    assert losses.width(0)[full // 4] == pytest.approx(0.25 * (0.75 / 0.5) ** 1.5, rel=1e-3)
+    assert losses[0]["width"][full // 2] == pytest.approx(0.25)
+    assert losses[0]["width"][full // 4] == pytest.approx(0.25 * (0.75 / 0.5) ** 1.5, rel=1e-3)
 
 
 def test_noise_does_not_make_a_curve_concave_and_nothing_is_worth_nothing() -> None:
     dense, losses = synthetic(strong=0.1, weak=0.2)  # the weaker probe loses more
-    curve = losses.width(0)
+    curve = losses[0]["width"]
     assert (np.diff(curve, 2) >= -1e-12).all()
     _, losses = synthetic(strong=0.0, weak=-1e-9)
-    assert np.isfinite(losses.width(0)).all()
-    assert (losses.width(0) >= 0).all()
+    assert np.isfinite(losses[0]["width"]).all()
+    assert (losses[0]["width"] >= 0).all()
     assert dense.layers
 
 
@@ -128,8 +127,8 @@ def test_what_the_text_loses_corrects_what_the_predictions_diverge() -> None:
     _, plain = synthetic(strong=0.1, weak=0.02)
     _, worse = synthetic(strong=0.1, weak=0.02, text=1.5)
     _, noisy = synthetic(strong=0.1, weak=0.02, text=-7.0)
-    np.testing.assert_allclose(worse.width(0), 1.5 * plain.width(0))
-    np.testing.assert_allclose(noisy.width(0), 0.5 * plain.width(0))
+    np.testing.assert_allclose(worse[0]["width"], 1.5 * plain[0]["width"])
+    np.testing.assert_allclose(noisy[0]["width"], 0.5 * plain[0]["width"])
 
 
 def test_a_plan_needs_what_was_calibrated_for(

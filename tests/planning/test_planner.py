@@ -111,10 +111,10 @@ def test_it_is_the_best_of_all_choices(models: dict[str, Checkpoint]) -> None:
     for k0, v0, k1, v1 in itertools.product(sizes, repeat=4):
         if dense.num_key_value_heads * (k0 + v0 + k1 + v1) <= plan.kv_elements.allowed:
             lost = (
-                losses.key(0, "rotary", 1)[k0]
-                + losses.value(0, 1)[v0]
-                + losses.key(1, "rotary", 1)[k1]
-                + losses.value(1, 1)[v1]
+                losses[0]["rotary1"][k0]
+                + losses[0]["value1"][v0]
+                + losses[1]["rotary1"][k1]
+                + losses[1]["value1"][v1]
             )
             best = min(best, float(lost))
     assert plan.expected_loss == pytest.approx(best, abs=2e-6)
@@ -162,7 +162,7 @@ def test_a_layer_that_suffers_more_keeps_more(models: dict[str, Checkpoint]) -> 
     losses = made_up_losses(demo.layout)
     width = (1 - np.arange(1025) / 1024) ** 2
     for index, worth in enumerate((0.01, 0.1, 1.0, 0.1)):
-        losses.curves[index]["width"] = worth * width  # type: ignore[index]
+        losses[index]["width"] = worth * width
     plan = best_plan(demo, losses, PlanRequest(param_ratio=0.85, methods=("prune",)))
     widths = [layer.intermediate_size for layer in plan.layers]
     assert widths[0] < widths[1] == widths[3] < widths[2]
@@ -375,7 +375,7 @@ def test_free_to_choose_it_takes_no_attention_slower_than_the_dense_one(
 ) -> None:
     big = models["8B"]
     losses = made_up_losses(big.layout)
-    for layer in losses.curves:
+    for layer in losses:
         layer["latent1"][112:] = 0  # and rebuilding so many numbers is slow
     slow = best_plan(big, losses, PlanRequest(kv_ratio=0.95, methods=("heads",), key_form="latent"))
     free = best_plan(big, losses, PlanRequest(kv_ratio=0.95, methods=("heads",)))

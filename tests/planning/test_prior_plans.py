@@ -17,7 +17,7 @@ from vllm_gac.layout.dims import LINEARS, breakeven_rank
 from vllm_gac.layout.schema import LayerSection
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import prior_plan
-from vllm_gac.planning.prior_losses import PriorLosses
+from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.request import PlanRequest
 
 
@@ -170,20 +170,20 @@ def test_losses_are_convex_and_nothing_is_lost_without_compression(
 ) -> None:
     """Losses are strictly convex, so equal layers get nearly equal dims."""
     dense = models["demo"].layout
-    losses, own = PriorLosses(dense), dense.layers[0]
-    curves = {"width": losses.width(0)}
-    for group in (1, 2):
-        curves[f"value {group}"] = losses.value(0, group)
-        for form in ("rotary", "latent"):
-            curves[f"{form} {group}"] = losses.key(0, form, group)
+    curves, own = prior_losses(dense)[0], dense.layers[0]
+    assert {name for name in curves if not name.startswith("rank.")} == {
+        *("rotary1", "rotary2", "latent1", "latent2", "value1", "value2", "width"),
+    }
     for name, curve in curves.items():
+        if name.startswith("rank."):
+            continue
         slopes = np.diff(curve)
         assert curve[-1] == 0, name
         assert (slopes < 0).all(), name
         assert (np.diff(slopes[len(slopes) // 8 :]) > 0).all(), name
     assert len(curves["width"]) == own.intermediate_size + 1
     for linear in LINEARS:
-        curve = losses.rank(0, linear)
+        curve = curves[f"rank.{linear}"]
         whole = math.ceil(breakeven_rank(dense, own, linear))
         assert len(curve) == min(dense.linear_shape(own, linear)) + 1
         assert (curve[whole:] == 0).all()
@@ -194,9 +194,9 @@ def test_the_losses_of_all_layers_are_the_models(models: dict[str, Checkpoint]) 
     """At half the width, the tables have 0.4 nats."""
     for name in ("demo", "8B"):
         dense = models[name].layout
-        losses = PriorLosses(dense)
+        losses = prior_losses(dense)
         half = dense.layers[0].intermediate_size // 2
-        total = sum(losses.width(index)[half] for index in range(len(dense.layers)))
+        total = sum(layer["width"][half] for layer in losses)
         assert total == pytest.approx(0.4, rel=0.1)
 
 

@@ -12,11 +12,11 @@ from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning.proportional import (
-    LinearLosses,
     ProportionalShare,
     importance,
     proportional,
     proportional_layers,
+    straight_lines,
     within_window,
 )
 
@@ -63,10 +63,10 @@ def test_layers_keep_the_budgets(methods: tuple[str, ...]) -> None:
 def test_straight_lines_meet_the_importance_half_way() -> None:
     dense = layout_of(config())
     losses = made_up_losses(dense)
-    line = LinearLosses(losses).width(0)
+    line = straight_lines(losses)[0]["width"]
     full = dense.layers[0].intermediate_size
     assert line[full] == 0
-    assert line[0] == pytest.approx(importance(losses.width(0)))
+    assert line[0] == pytest.approx(importance(losses[0]["width"]))
     np.testing.assert_allclose(np.diff(line, 2), 0, atol=1e-12)
 
 

@@ -67,10 +67,10 @@ def test_beside_other_methods_only_ranks_are_judged_otherwise(
     metadata = check_stats(file, model.layout, model.config_sha256)
     probe, kfac = (read_losses(file, model.layout, metadata, kind) for kind in ("probe", "kfac"))
     for index in range(2):
-        for name, curve in kfac.curves[index].items():
+        for name, curve in kfac[index].items():
             ranks = name.startswith("rank.")
-            assert np.array_equal(curve, probe.curves[index][name]) == (not ranks)
-            assert len(curve) == len(probe.curves[index][name])
+            assert np.array_equal(curve, probe[index][name]) == (not ranks)
+            assert len(curve) == len(probe[index][name])
     asked = ("plan", dense, "--stats", file, "--kv-ratio", 0.75, "--param-ratio", 0.8)
     plan = result(capsys, *asked, "--method", "heads,prune,lowrank", "--sensitivity", "kfac")
     assert plan["expected_loss"] > 0

@@ -3,10 +3,10 @@
 import numpy as np
 
 from vllm_gac.layout.dims import LINEARS, ModelLayout
-from vllm_gac.planning.losses import Curve, MeasuredLosses
+from vllm_gac.planning.losses import Curve
 
 
-def made_up_losses(dense: ModelLayout, seed: int = 0) -> MeasuredLosses:
+def made_up_losses(dense: ModelLayout, seed: int = 0) -> list[dict[str, Curve]]:
     """Convex curves of random steepness, that differ by layer and part."""
     random = np.random.default_rng(seed)
     own = dense.layers[0]
@@ -24,4 +24,4 @@ def made_up_losses(dense: ModelLayout, seed: int = 0) -> MeasuredLosses:
         for name in LINEARS:
             curves[f"rank.{name}"] = curve(min(dense.linear_shape(own, name)))
         layers.append(curves)
-    return MeasuredLosses(layers)
+    return layers

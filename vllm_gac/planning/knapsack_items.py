@@ -10,15 +10,14 @@ once, and only the losses differ from layer to layer.
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vllm_gac.gpu.latency.layer import (
     ONE_INPUT,
@@ -32,7 +31,7 @@ from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_ra
 from vllm_gac.planning.allowed_dims import AllowedDims, evenly_spread
 from vllm_gac.planning.candidates import attention_candidates, paying_ranks
 from vllm_gac.planning.knapsack.instance import Ints
-from vllm_gac.planning.losses import Losses
+from vllm_gac.planning.losses import Curve
 from vllm_gac.planning.request import Deployment, PlanRequest
 
 # The shares of its parameters that a factorized linear may keep in a layer with smaller heads.
@@ -55,21 +54,26 @@ class PartCandidates:
         costs: [candidates, budgets] the parameters of the part, its numbers in the KV cache per
             token and, if the request weighs time, the time of the layer minus that of the dense
             layer, in nanoseconds (mostly below 0).
-        losses: A function from losses and the index of a layer to the loss of every candidate
-            [candidates], in nats per token.
-        put: A function from a layer and a candidate to that layer with this part of the candidate.
+        losses: A function from the curves of a layer (planning/losses.py) to the loss of every
+            candidate [candidates], in nats per token.
+        fields: What of a layer belongs to the part, beside the ranks of its linears.
     """
 
     prefix: Prefix
     layers: Sequence[LayerLayout]
     costs: Ints
-    losses: Callable[[Losses, int], NDArray[np.float64]]
-    put: Callable[[LayerLayout, LayerLayout], LayerLayout]
+    losses: Callable[[Mapping[str, Curve]], Curve]
+    fields: tuple[str, ...]
 
     @property
     def name(self) -> str:
         """The part as an error names it."""
         return (self.prefix if isinstance(self.prefix, str) else ", ".join(self.prefix)).strip(".")
+
+    def put(self, layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
+        """`layer` with this part of the candidate `chosen`."""
+        own: dict[str, Any] = {name: getattr(chosen, name) for name in self.fields}
+        return replace(layer, **own, ranks=MappingProxyType({**layer.ranks, **chosen.ranks}))
 
 
 def part_candidates(
@@ -110,7 +114,7 @@ def part_candidates(
             layers = _worth_their_time(dense, layers, mlp_microseconds, deployment)
         own = [name for name in linears if name.startswith("mlp.")]
         each = [_factorized(dense, name, dims, _MOST_RANKS[3], deployment) for name in own]
-        parts.append(_mlp(dense, [*layers, *_combined(layer, each)], budgeted))
+        parts.append(_mlp_or_linears(dense, "mlp.", [*layers, *_combined(layer, each)], budgeted))
         linears = [name for name in linears if name not in own]
     together = ONE_INPUT if budgeted else [(name,) for name in LINEARS]
     for group in together:
@@ -118,7 +122,7 @@ def part_candidates(
         if names:
             most = _MOST_RANKS[len(names)]
             each = [_factorized(dense, name, dims, most, deployment) for name in names]
-            parts.append(_linears(dense, names, [layer, *_combined(layer, each)], budgeted))
+            parts.append(_mlp_or_linears(dense, names, [layer, *_combined(layer, each)], budgeted))
     return parts
 
 
@@ -203,28 +207,28 @@ def _attention(
 ) -> PartCandidates:
     heads = dense.num_key_value_heads
 
-    def of_layer(losses: Losses, index: int) -> NDArray[np.float64]:
+    def of_layer(curves: Mapping[str, Curve]) -> Curve:
         return np.array(
             [
-                losses.key(index, a.key.form, heads // a.key.heads)[a.key.size]
-                + losses.value(index, heads // a.value.heads)[a.value.size]
-                + sum(losses.rank(index, name)[rank] for name, rank in a.ranks.items())
+                curves[f"{a.key.form}{heads // a.key.heads}"][a.key.size]
+                + curves[f"value{heads // a.value.heads}"][a.value.size]
+                + sum(curves[f"rank.{name}"][rank] for name, rank in a.ranks.items())
                 for a in layers
             ]
         )
 
-    def put(layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
-        ranks = MappingProxyType({**layer.ranks, **chosen.ranks})
-        return replace(layer, key=chosen.key, value=chosen.value, ranks=ranks)
-
     costs = _costs(dense, "self_attn.", layers, deployment)
-    return PartCandidates("self_attn.", layers, costs, of_layer, put)
+    return PartCandidates("self_attn.", layers, costs, of_layer, ("key", "value"))
 
 
-def _mlp(
-    dense: ModelLayout, layers: Sequence[LayerLayout], deployment: Deployment | None
+def _mlp_or_linears(
+    dense: ModelLayout,
+    prefix: Prefix,
+    layers: Sequence[LayerLayout],
+    deployment: Deployment | None,
 ) -> PartCandidates:
-    """The candidates for the MLP: narrower, or with factorized linears, but not both."""
+    """The candidates for the MLP, narrower or with factorized linears, or for linears alone."""
+    fields = ("intermediate_size",) if prefix == "mlp." else ()
     widths = [layer.intermediate_size for layer in layers]
     ranks = {
         name: np.array([layer.ranks.get(name, 0) for layer in layers])
@@ -232,40 +236,15 @@ def _mlp(
         if any(name in layer.ranks for layer in layers)
     }
 
-    def of_layer(losses: Losses, index: int) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = losses.width(index)[widths].copy()
+    def of_layer(curves: Mapping[str, Curve]) -> Curve:
+        found = curves["width"][widths] if fields else np.zeros(len(layers))
         for name, of_name in ranks.items():
-            found += np.where(of_name > 0, losses.rank(index, name)[of_name], 0.0)
+            found += np.where(of_name > 0, curves[f"rank.{name}"][of_name], 0.0)
         return found
 
-    def put(layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
-        both = MappingProxyType({**layer.ranks, **chosen.ranks})
-        return replace(layer, intermediate_size=chosen.intermediate_size, ranks=both)
-
-    costs = _costs(dense, "mlp.", layers, deployment)
-    return PartCandidates("mlp.", layers, costs, of_layer, put)
-
-
-def _linears(
-    dense: ModelLayout,
-    names: tuple[str, ...],
-    layers: Sequence[LayerLayout],
-    deployment: Deployment | None,
-) -> PartCandidates:
-    """The candidates for the linears `names`, each whole or of some rank."""
-    ranks = {name: np.array([layer.ranks.get(name, 0) for layer in layers]) for name in names}
-
-    def of_layer(losses: Losses, index: int) -> NDArray[np.float64]:
-        found = np.zeros(len(layers))
-        for name, of_name in ranks.items():
-            found += np.where(of_name > 0, losses.rank(index, name)[of_name], 0.0)
-        return found
-
-    def put(layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
-        return replace(layer, ranks=MappingProxyType({**layer.ranks, **chosen.ranks}))
-
-    costs = _costs(dense, names, layers, deployment)
-    return PartCandidates(names, layers, costs, of_layer, put)
+    return PartCandidates(
+        prefix, layers, _costs(dense, prefix, layers, deployment), of_layer, fields
+    )
 
 
 def _costs(

@@ -10,9 +10,8 @@ linears are losses by themselves, as far as the metrics of their outputs tell
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,11 @@ from vllm_gac.compression.statistics_file import (
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.planning.request import RankLossSource
 
+# [full + 1]: the loss at a dim of 0, 1, ..., full. The last one is 0.
 Curve: TypeAlias = NDArray[np.float64]
+# Of each layer, curves by name: rotary1, latent2 or value1 by the size of a head made of so many,
+# width by the MLP's width, rank.mlp.up_proj by the rank of a linear.
+Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 
 # Powers are clipped to this range, because two probes of a part are noisy.
 _POWERS = (1.0, 2.0)
@@ -36,51 +39,12 @@ _CORRECTION = 2.0
 _SMALLEST = 1e-12
 
 
-class Losses(Protocol):
-    """Curves [full + 1] of each layer: the loss at a dim of 0, 1, ..., full. The last one is 0."""
-
-    def key(self, layer: int, form: str, group: int) -> Curve:
-        """By the size of a key head."""
-
-    def value(self, layer: int, group: int) -> Curve:
-        """By the size of a value head."""
-
-    def width(self, layer: int) -> Curve:
-        """By the MLP's width."""
-
-    def rank(self, layer: int, linear: str) -> Curve:
-        """By the rank of a linear."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredLosses:
-    """Curves by method name, one mapping for each layer."""
-
-    curves: Sequence[Mapping[str, Curve]]
-
-    def key(self, layer: int, form: str, group: int) -> Curve:
-        """By the size of a key head."""
-        return self.curves[layer][f"{form}{group}"]
-
-    def value(self, layer: int, group: int) -> Curve:
-        """By the size of a value head."""
-        return self.curves[layer][f"value{group}"]
-
-    def width(self, layer: int) -> Curve:
-        """By the MLP's width."""
-        return self.curves[layer]["width"]
-
-    def rank(self, layer: int, linear: str) -> Curve:
-        """By the rank of a linear."""
-        return self.curves[layer][f"rank.{linear}"]
-
-
 def read_losses(
     path: Path,
     dense: ModelLayout,
     metadata: Mapping[str, str],
     sensitivity: RankLossSource = "probe",
-) -> MeasuredLosses:
+) -> Losses:
     """Read the losses from the statistics of a model.
 
     Args:
@@ -98,17 +62,17 @@ def read_losses(
     losses = measured_losses(tried, errors, read_probes(path).astype(np.float64))
     if sensitivity == "probe":
         return losses
-    curves = [dict(layer) for layer in losses.curves]
-    for layer, measured in zip(curves, errors, strict=True):
-        layer |= {name: curve for name, curve in measured.items() if name.startswith("rank.")}
-    return MeasuredLosses(curves)
+    return [
+        {**layer, **{name: measured[name] for name in measured if name.startswith("rank.")}}
+        for layer, measured in zip(losses, errors, strict=True)
+    ]
 
 
 def measured_losses(
     tried: Sequence[Probe],
     errors: Sequence[Mapping[str, Curve]],
     measured: NDArray[np.float64],
-) -> MeasuredLosses:
+) -> Losses:
     """Combine errors and probes into losses.
 
     Args:
@@ -118,9 +82,7 @@ def measured_losses(
             token.
     """
     losses = np.maximum(measured[:, :, 0] * _corrections(measured), _SMALLEST)
-    return MeasuredLosses(
-        [_layer_curves(tried, layer, lost) for layer, lost in zip(errors, losses, strict=True)]
-    )
+    return [_layer_curves(tried, layer, lost) for layer, lost in zip(errors, losses, strict=True)]
 
 
 def _corrections(measured: NDArray[np.float64]) -> NDArray[np.float64]:

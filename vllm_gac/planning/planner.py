@@ -18,7 +18,7 @@ from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.schema import METHODS, LayerSection
 from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import Plan, PlanBudget
-from vllm_gac.planning.prior_losses import PriorLosses
+from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.problem import Problem, Problems, Solution
 from vllm_gac.planning.request import PlanRequest
 
@@ -111,7 +111,7 @@ def prior_plan(model: Checkpoint, request: PlanRequest) -> Plan:
     """
     if request.needs_statistics:
         raise PlanError(f"{request.needs_statistics}: needs statistics; give them with --stats")
-    losses = PriorLosses(model.layout)
+    losses = prior_losses(model.layout)
     found = best_plan(model, losses, request, {"losses": "prior"}, tolerance=_PRIOR_TOLERANCE)
     # The field expected_loss is only for losses that were measured on this model.
     notes = found.notes | {"expected_loss": found.expected_loss}

@@ -11,21 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_gac.layout.dims import ModelLayout, breakeven_rank
-from vllm_gac.planning.losses import Curve
+from vllm_gac.layout.dims import LINEARS, ModelLayout, breakeven_rank
+from vllm_gac.planning.losses import Curve, Losses
 
 _SHARES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
-# By (form, number of heads that become one) and share of the dense key elements.
-_KEYS = {
-    ("rotary", 1): (2.0, 0.49, 0.27, 0.146, 0.069, 0.020, 0.002, 0.0),
-    ("rotary", 2): (2.0, 0.43, 0.22, 0.120, 0.052, 0.024, 0.004, 0.0),
-    ("latent", 1): (2.0, 0.070, 0.022, 0.0085, 0.0040, 0.0020, 0.0004, 0.0),
-    ("latent", 2): (2.0, 0.022, 0.0070, 0.0032, 0.0014, 0.0006, 0.0001, 0.0),
-}
-# By number of heads that become one and share of the dense value elements.
-_VALUES = {
-    1: (2.0, 0.21, 0.086, 0.036, 0.016, 0.0070, 0.0020, 0.0),
-    2: (2.0, 0.065, 0.022, 0.0097, 0.0050, 0.0022, 0.0006, 0.0),
+# By form, number of heads that become one, and share of the dense elements.
+_HEADS = {
+    "rotary1": (2.0, 0.49, 0.27, 0.146, 0.069, 0.020, 0.002, 0.0),
+    "rotary2": (2.0, 0.43, 0.22, 0.120, 0.052, 0.024, 0.004, 0.0),
+    "latent1": (2.0, 0.070, 0.022, 0.0085, 0.0040, 0.0020, 0.0004, 0.0),
+    "latent2": (2.0, 0.022, 0.0070, 0.0032, 0.0014, 0.0006, 0.0001, 0.0),
+    "value1": (2.0, 0.21, 0.086, 0.036, 0.016, 0.0070, 0.0020, 0.0),
+    "value2": (2.0, 0.065, 0.022, 0.0097, 0.0050, 0.0022, 0.0006, 0.0),
 }
 # By share of the MLP's channels.
 _WIDTHS = (3.0, 0.90, 0.60, 0.40, 0.23, 0.125, 0.050, 0.0)
@@ -33,43 +30,16 @@ _WIDTHS = (3.0, 0.90, 0.60, 0.40, 0.23, 0.125, 0.050, 0.0)
 _FACTORIZED = {"mlp": 0.7 / 3, "self_attn": 0.17 / 4}
 
 
-class PriorLosses:
+def prior_losses(dense: ModelLayout) -> Losses:
     """The losses of other models, for a dense model without statistics.
 
     Every layer has the same curves. The losses of all layers add up to that of the model.
     """
-
-    def __init__(self, dense: ModelLayout) -> None:
-        """Make the curves for the dims of `dense`."""
-        size, count = dense.head_dim, len(dense.layers)
-        self._keys = {
-            (form, group): _curve(losses, group * size) / count
-            for (form, group), losses in _KEYS.items()
-        }
-        self._values = {
-            group: _curve(losses, group * size) / count for group, losses in _VALUES.items()
-        }
-        self._width = _curve(_WIDTHS, dense.layers[0].intermediate_size) / count
-        self._dense = dense
-        self._ranks: dict[str, Curve] = {}  # made on demand, because most plans have no ranks
-
-    def key(self, layer: int, form: str, group: int) -> Curve:
-        """By the size of a key head."""
-        return self._keys[form, group]
-
-    def value(self, layer: int, group: int) -> Curve:
-        """By the size of a value head."""
-        return self._values[group]
-
-    def width(self, layer: int) -> Curve:
-        """By the MLP's width."""
-        return self._width
-
-    def rank(self, layer: int, linear: str) -> Curve:
-        """By the rank of a linear. A rank that saves no parameters loses nothing."""
-        if linear not in self._ranks:
-            self._ranks[linear] = _rank_curve(self._dense, linear) / len(self._dense.layers)
-        return self._ranks[linear]
+    size, count = dense.head_dim, len(dense.layers)
+    curves = {name: _curve(table, int(name[-1]) * size) for name, table in _HEADS.items()}
+    curves["width"] = _curve(_WIDTHS, dense.layers[0].intermediate_size)
+    curves |= {f"rank.{linear}": _rank_curve(dense, linear) for linear in LINEARS}
+    return [{name: curve / count for name, curve in curves.items()}] * count
 
 
 def _curve(losses: Sequence[float], full: int) -> Curve:
@@ -78,7 +48,10 @@ def _curve(losses: Sequence[float], full: int) -> Curve:
 
 
 def _rank_curve(dense: ModelLayout, linear: str) -> Curve:
-    """The losses [full + 1] at a rank of 0, 1, ..., full, if every layer has this rank."""
+    """The losses [full + 1] at a rank of 0, 1, ..., full, if every layer has this rank.
+
+    A rank that saves no parameters loses nothing.
+    """
     own = dense.layers[0]
     ranks = np.arange(min(dense.linear_shape(own, linear)) + 1)
     kept = np.minimum(ranks / breakeven_rank(dense, own, linear), 1.0)

@@ -20,8 +20,8 @@ from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED, expected_for
 from vllm_gac.planning.losses import Curve, Losses
 from vllm_gac.planning.plan_file import exact_budget
 from vllm_gac.planning.proportional import (
-    LinearLosses,
     proportional_layers,
+    straight_lines,
     within_window,
 )
 from vllm_gac.planning.request import PlanRequest
@@ -227,13 +227,12 @@ class Problem:
         if self._request.objective == "concave":
             every = [np.arange(len(loss)) for loss in by_loss]
             return _Values(by_loss, [-loss for loss in by_loss], every)
-        objective = self._curves(LinearLosses(losses))
+        objective = self._curves(straight_lines(losses))
         return _Values(by_loss, [-loss for loss in objective], self._windows(losses))
 
     def _curves(self, losses: Losses) -> list[Curve]:
         """The losses [candidates], with one entry for each part of each layer."""
-        layers = range(len(self._dense.layers))
-        return [part.losses(losses, index) for part in self._parts for index in layers]
+        return [part.losses(curves) for part in self._parts for curves in losses]
 
     def _windows(self, losses: Losses) -> list[NDArray[np.intp]]:
         """The candidates near the proportional dims, for each part of each layer.

@@ -84,8 +84,8 @@ def _heads(
     heads, size = dense.num_key_value_heads, dense.head_dim
     shares = [
         ProportionalShare(importance(curve), heads, size, heads * size)
-        for index in range(len(layers))
-        for curve in (losses.key(index, form, 1), losses.value(index, 1))
+        for curves in losses
+        for curve in (curves[f"{form}1"], curves["value1"])
     ]
     dims = iter(proportional(shares, budget))
     found = []
@@ -105,8 +105,7 @@ def _widths(
     full, cost = dense.layers[0].intermediate_size, 3 * dense.hidden_size
     others = replace(dense, layers=tuple(layers)).parameters - len(layers) * cost * full
     shares = [
-        ProportionalShare(importance(losses.width(index)), cost, full, cost * full)
-        for index in range(len(layers))
+        ProportionalShare(importance(curves["width"]), cost, full, cost * full) for curves in losses
     ]
     widths = proportional(shares, budget - others)
     return [replace(a, intermediate_size=w) for a, w in zip(layers, widths, strict=True)]
@@ -122,7 +121,7 @@ def _ranks(
     shapes = [dense.linear_shape(layer, name) for layer in layers for name in linears]
     wholes = [rows * columns for rows, columns in shapes]
     others = replace(dense, layers=tuple(layers)).parameters - sum(wholes)
-    own = [importance(losses.rank(index, name)) for index in range(len(layers)) for name in linears]
+    own = [importance(curves[f"rank.{name}"]) for curves in losses for name in linears]
     shares = [
         ProportionalShare(score, sum(shape), min(shape), whole)
         for score, shape, whole in zip(own, shapes, wholes, strict=True)
@@ -200,27 +199,9 @@ def importance(curve: Curve) -> float:
     return max(math.sqrt(curve[len(curve) // 2]), 1e-9)
 
 
-@dataclass(frozen=True, slots=True)
-class LinearLosses:
-    """Straight lines in place of `losses`: the value of a dim is its share of the part's score."""
-
-    losses: Losses
-
-    def key(self, layer: int, form: str, group: int) -> Curve:
-        """By the size of a key head."""
-        return _line(self.losses.key(layer, form, group))
-
-    def value(self, layer: int, group: int) -> Curve:
-        """By the size of a value head."""
-        return _line(self.losses.value(layer, group))
-
-    def width(self, layer: int) -> Curve:
-        """By the MLP's width."""
-        return _line(self.losses.width(layer))
-
-    def rank(self, layer: int, linear: str) -> Curve:
-        """By the rank of a linear."""
-        return _line(self.losses.rank(layer, linear))
+def straight_lines(losses: Losses) -> Losses:
+    """Lines in place of curves: the value of a dim is its share of the part's score."""
+    return [{name: _line(curve) for name, curve in layer.items()} for layer in losses]
 
 
 def _line(curve: Curve) -> Curve:
