@@ -110,7 +110,8 @@ def reach_loss(
     directory, model = _product(workspace, tries, best), workspace / "model"
     if directory.exists():  # else it was moved before the run was stopped
         remove_temporaries(directory)  # of a run that was killed here
-        record(directory, request.max_loss, best, tries, healing and healing.tokens)
+        heal_tokens = None if healing is None else healing.tokens
+        record(directory, request.max_loss, best, tries, heal_tokens)
         directory.rename(model)
     return open_checkpoint(model).layout
 
