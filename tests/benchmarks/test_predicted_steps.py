@@ -15,6 +15,7 @@ from benchmarks.engines.whole_model.predicted import (
     steps_of,
 )
 from vllm_gac.gpu.latency.gemm import gemm_microseconds
+from vllm_gac.gpu.latency.layer import DENSE as AS_DENSE
 from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
 from vllm_gac.gpu.profile import Types
 from vllm_gac.gpu.profile_files import read_profile
@@ -67,7 +68,7 @@ def test_a_step_is_its_layers_with_the_head() -> None:
 
 def test_speedups_are_over_the_dense_model_of_the_same_page() -> None:
     dense = models(SHAPES["llama3-8b"].dense)[0].layout
-    exact = step_microseconds(dense, dense, ALONE, PROFILE)
+    exact = step_microseconds(dense, dense, ALONE, PROFILE, served=AS_DENSE)
     rows = predict(
         [
             Step("a", "dense", ALONE, exact),

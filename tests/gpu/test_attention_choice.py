@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -13,12 +13,13 @@ from vllm_gac.gpu.attention_choice import (
     Gpu,
     Kernels,
     at_or_above,
+    measured_backend,
     prefill_times,
     select,
     widths,
 )
-from vllm_gac.gpu.profile import GpuProfile, PrefillTime
-from vllm_gac.gpu.profile_files import read_profile
+from vllm_gac.gpu.profile import Dtype, GpuProfile, PrefillTime
+from vllm_gac.gpu.profile_files import read_profile, shipped_profiles
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
 AMPERE = Gpu((8, 0), ("FA2", "xformers"))
@@ -219,6 +220,24 @@ def test_with_an_fp8_cache_our_prefill_gathers_and_vllms_decode_alone_does_not_d
         known = known.model_copy(update={"decode": [*known.decode, *slow]})
         assert select(heads(96, 96), HOPPER, known) == Kernels("gac", "gac", "FA3", True)
         assert select(heads(96, 96), HOPPER, known, cache="fp8") == in_fp8
+
+
+@pytest.mark.parametrize("gpu", shipped_profiles())
+@pytest.mark.parametrize("cache", get_args(Dtype))
+def test_predictions_are_of_the_backend_that_serves(gpu: str, cache: Dtype) -> None:
+    known = read_profile(gpu)
+    for size in range(16, 257, 16):
+        chosen = select(heads(size, size), HOPPER, known, cache=cache)
+        assert chosen is not None
+        if chosen.measured:
+            assert measured_backend(heads(size, size), known, cache) in (None, chosen.backend)
+    assert measured_backend(heads(128, 128), known, cache) == "gac"
+    assert measured_backend(heads(64, 64, latent=True), known, cache) == "gac"
+    alike = profile(
+        {"gac": 200, "stock": 200}, FA3={(96, 96): (200, 200)}, stock={(96, 96): (200, 200)}
+    )
+    assert measured_backend(heads(96, 96), alike) == "stock"
+    assert measured_backend(heads(96, 96), profile({"gac": 200})) is None
 
 
 def test_without_vllms_times_the_default_stands() -> None:

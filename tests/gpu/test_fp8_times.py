@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 from tests.gpu.test_latency import DECODE, DENSE, H200, LAYER, PREFILL, heads, low_rank
 from vllm_gac.gpu.latency.decode import decode_microseconds
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
-from vllm_gac.gpu.latency.layer import layer_microseconds, mlp_microseconds
+from vllm_gac.gpu.latency.layer import (
+    DENSE as STOCK_MODEL,
+)
+from vllm_gac.gpu.latency.layer import (
+    attention_microseconds,
+    layer_microseconds,
+    mlp_microseconds,
+)
 from vllm_gac.gpu.latency.missing import estimated_times
-from vllm_gac.gpu.latency.passes import pass_microseconds
-from vllm_gac.gpu.profile import PassTime, SustainedTime, Types
+from vllm_gac.gpu.latency.passes import fused_microseconds, pass_microseconds
+from vllm_gac.gpu.profile import FUSED_PART, FusedPasses, PassTime, SustainedTime, Types
 
 FP8 = Types("fp8", "fp8")
 
@@ -35,6 +42,11 @@ PASSES = [
     for tokens in (1, 64, 2048)
     for width in (512, 4096, 14336)
 ]
+FUSED = [
+    FusedPasses(tokens=tokens, hidden_size=4096, attended=2048, width=width, microseconds=time)
+    for tokens, by_width in ((1, (6.3, 6.5)), (64, (9.8, 9.9)), (2048, (72.2, 75.4)))
+    for width, time in zip((11520, 14336), by_width, strict=True)
+]
 MEASURED = H200.model_copy(
     update={
         "linear": in_fp8(H200.linear, 0.6),
@@ -42,6 +54,9 @@ MEASURED = H200.model_copy(
         "passes": PASSES,
     }
 )
+
+
+WITH_FUSED = MEASURED.model_copy(update={"fused": FUSED})
 
 
 def test_fp8_times_leave_those_in_16_bits_as_they_were() -> None:
@@ -81,6 +96,57 @@ def test_every_factor_in_fp8_quantizes_its_input() -> None:
     joined = moving_microseconds(4 * 64 * 14336, MEASURED)
     more = gemm[0] + gemm[1] + gemm[2] + quantized[4096] + quantized[1024] + joined - gate_up
     assert parted - whole == pytest.approx(more, rel=1e-3)
+
+
+def test_our_kernels_between_linears_take_together_what_was_measured() -> None:
+    for time in FUSED:
+        found = sum(
+            fused_microseconds(kernel, time.tokens, width, WITH_FUSED)
+            for kernel, width in (
+                ("norm", 4096), ("norm", 4096), ("quantize", 2048), ("swiglu", time.width)
+            )
+        )  # fmt: skip
+        assert found == pytest.approx(time.microseconds, rel=0.1)
+
+
+@pytest.mark.parametrize("mix", [DECODE, PREFILL])
+def test_a_compressed_layer_quantizes_in_the_kernels_before_its_linears(mix: Any) -> None:
+    m = mix.decode_batch if mix is DECODE else mix.prefill_tokens
+    norm = moving_microseconds(m * 4 * 4096, H200)
+    quantize = {w: pass_microseconds("quantize", m, w, MEASURED) for w in (4096, 14336)}
+    ours = {
+        (kernel, w): fused_microseconds(kernel, m, w, WITH_FUSED)
+        for kernel, w in (("norm", 4096), ("quantize", 4096), ("swiglu", 14336))
+    }
+    for part, less, more in (
+        (attention_microseconds, norm + 2 * quantize[4096],
+         ours["norm", 4096] + ours["quantize", 4096]),
+        (mlp_microseconds,
+         norm + quantize[4096] + quantize[14336] + pass_microseconds("swiglu", m, 14336, MEASURED),
+         ours["norm", 4096] + ours["swiglu", 14336]),
+    ):  # fmt: skip
+        apart, fused = (part(DENSE, LAYER, mix, p, FP8) for p in (MEASURED, WITH_FUSED))
+        assert fused - apart == pytest.approx(more - less)
+        # vLLM compiles its own model, and 16-bit linears are not quantized.
+        for arguments in ((FP8, STOCK_MODEL), (Types(),)):
+            times = [part(DENSE, LAYER, mix, p, *arguments) for p in (MEASURED, WITH_FUSED)]
+            assert times[0] == times[1]
+
+
+def test_low_rank_linears_quantize_by_themselves() -> None:
+    for ranks in ({"gate": 1024, "up": 1024, "down": 1024}, {"gate": 1024}):
+        apart, fused = (
+            mlp_microseconds(DENSE, low_rank(**ranks), DECODE, p, FP8)
+            for p in (MEASURED, WITH_FUSED)
+        )
+        assert fused == apart
+    # Gate and up take what the norm quantized, but nothing quantizes for factors of down.
+    down = low_rank(down=1024)
+    apart, fused = (mlp_microseconds(DENSE, down, DECODE, p, FP8) for p in (MEASURED, WITH_FUSED))
+    saved = moving_microseconds(64 * 4 * 4096, H200) + pass_microseconds(
+        "quantize", 64, 4096, MEASURED
+    )
+    assert apart - fused == pytest.approx(saved - fused_microseconds("norm", 64, 4096, WITH_FUSED))
 
 
 def test_low_rank_at_light_load_is_slower_in_fp8_than_dense() -> None:
@@ -133,7 +199,13 @@ def test_of_a_16_bit_decode_time_reading_takes_half_in_fp8() -> None:
 
 def test_what_is_estimated_is_said() -> None:
     assert estimated_times(H200, Types()) is None
-    assert estimated_times(MEASURED, FP8) is None
+    assert estimated_times(WITH_FUSED, FP8) is None
+    apart = estimated_times(MEASURED, FP8)
+    assert apart is not None
+    assert "norms and SwiGLU that quantize" in apart
+    assert "estimated" not in apart
+    tried = MEASURED.model_copy(update={"without_times": [FUSED_PART]})
+    assert estimated_times(tried, FP8) is None
     said = estimated_times(H200, FP8)
     assert said is not None
     assert "linears, quantization, decode attention with rotary keys, decode attention" in said

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -14,16 +14,26 @@ from hypothesis import strategies as st
 
 from tests.support.old_profile import without_fp8
 from vllm_gac.errors import PlanError, ProfileError
+from vllm_gac.gpu.attention_choice import Backend
 from vllm_gac.gpu.latency.decode import decode_microseconds
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, roofline
+from vllm_gac.gpu.latency.layer import DENSE as AS_DENSE
 from vllm_gac.gpu.latency.layer import (
     BatchMix,
+    ServedBy,
     attention_microseconds,
     layer_microseconds,
     mlp_microseconds,
 )
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
-from vllm_gac.gpu.profile import DecodeTime, GpuProfile, PrefillTime, SustainedTime
+from vllm_gac.gpu.profile import (
+    DecodeTime,
+    Dtype,
+    GpuProfile,
+    PrefillTime,
+    SustainedTime,
+    Types,
+)
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ValueLayout, layout_of
 
@@ -43,6 +53,7 @@ DENSE = layout_of(
 )
 LAYER = DENSE.layers[0]
 DECODE = BatchMix(prefill_weight=0)
+BACKENDS: tuple[Backend, Backend] = ("stock", "gac")
 PREFILL = BatchMix(decode_weight=0)
 
 batches = st.integers(1, 10_000)
@@ -211,6 +222,45 @@ def test_of_several_kernels_the_fastest_counts() -> None:
     assert decode_microseconds(DENSE, LAYER, 64, 4096, profile) == pytest.approx(100)
     # There is one measurement, so the time is proportional to the work.
     assert decode_microseconds(DENSE, LAYER, 32, 8192, profile) == pytest.approx(100)
+
+
+def test_vllm_s_own_model_decodes_by_vllm_s_kernel_and_a_compressed_one_by_what_serves_it() -> None:
+    every = read_profile("h200")
+    wide = BatchMix(256, 1024, prefill_weight=0)
+
+    def others(served: ServedBy, cache: Dtype, kernel: str) -> float:
+        """What is predicted of attention, less what was measured of `kernel`."""
+        (point,) = (
+            p
+            for p in every.decode
+            if (p.kernel, p.dtype, p.batch, p.context) == (kernel, cache, 256, 1024)
+            and (p.form, p.key_heads, p.key_size, p.value_size) == ("rotary", 8, 128, 128)
+            and p.value_heads == 8
+        )
+        types = Types(cache=cache)
+        return attention_microseconds(DENSE, LAYER, wide, every, types, served) - point.microseconds
+
+    for cache in get_args(Dtype):
+        rest = others(ServedBy(), cache, "gac")
+        assert others(AS_DENSE, cache, "stock") == pytest.approx(rest)
+        assert others(ServedBy("stock", "gac"), cache, "gac") == pytest.approx(rest)
+
+
+def test_vllm_s_kernel_takes_for_a_size_that_it_pads_what_it_takes_for_the_larger_one() -> None:
+    every = read_profile("h200")
+    layers = [heads("rotary", 8, r, 8, r) for r in (80, 96)]
+    stock, own = (
+        [decode_microseconds(DENSE, a, 64, 4096, every, "fp8", backend) for a in layers]
+        for backend in BACKENDS
+    )
+    assert stock[0] == stock[1]
+    assert own[0] < own[1] < stock[1]
+
+
+def test_without_times_of_vllm_s_kernel_the_fastest_counts() -> None:
+    ours = H200.model_copy(update={"decode": [p for p in H200.decode if p.kernel == "gac"]})
+    times = [decode_microseconds(DENSE, LAYER, 64, 4096, ours, backend=b) for b in BACKENDS]
+    assert times[0] == times[1]
 
 
 def test_without_vllms_kernels_prefill_runs_at_the_wider_of_keys_and_values() -> None:

@@ -19,6 +19,7 @@ from vllm_gac.layout.schema import validate
 from vllm_gac.profiling import (
     attention,
     decode,
+    fused,
     gemms,
     low_rank,
     passes,
@@ -30,6 +31,7 @@ from vllm_gac.profiling import (
     weights,
 )
 from vllm_gac.profiling.decode import decode_plans, kernels_of, stock_plans
+from vllm_gac.profiling.fused import fused_points
 from vllm_gac.profiling.gemms import dim_plans, linear_plans, measure_sustained, sustained_shapes
 from vllm_gac.profiling.low_rank import low_rank_shapes, low_rank_tokens, measure_low_rank
 from vllm_gac.profiling.passes import pass_points
@@ -49,6 +51,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def microseconds(call: Callable[[], object], *repeats: int, **more: int) -> float:
         call()
         return 10.0
+
+    def fused_kernel(x: torch.Tensor, *others: object) -> None:
+        assert x.is_contiguous()
 
     def scaled_mm(x: torch.Tensor, w: torch.Tensor, by_token: Any, by_tensor: Any, to: Any) -> None:
         assert {x.dtype, w.dtype} == {torch.float8_e4m3fn}
@@ -76,7 +81,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
     monkeypatch.setattr(gemms, "sustained_microseconds", microseconds)
-    for module in (attention, gemms, weights, decode, passes):
+    for module in (attention, gemms, weights, decode, passes, fused):
         monkeypatch.setattr(module, "microseconds", microseconds)
     for module in (attention, gemms):
         monkeypatch.setattr(module, "_random", random)
@@ -85,7 +90,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock_fp8, "activation_pass", lambda kernel, x: x.size)
     for module in (low_rank, swiglu):
         monkeypatch.setattr(module, "random_matrix", lambda *shape: random(shape))
+    for module in (low_rank, swiglu, fused):
         monkeypatch.setattr(module, "is_hopper", lambda device: True)
+    monkeypatch.setattr(fused, "_random", lambda *shape: random(shape))
+    for kernel in ("normed", "quantized", "gated"):
+        monkeypatch.setattr(fused.fp8_rows, kernel, fused_kernel)
     monkeypatch.setattr(swiglu, "swiglu_linear", lambda x, weight: x @ weight.t())
     monkeypatch.setattr(low_rank, "compile_ahead", lambda kinds, most, device: len(list(kinds)))
     monkeypatch.setattr(low_rank, "silu_mul", lambda gate, up: gate)
@@ -125,6 +134,7 @@ def test_the_file_it_writes_is_a_profile(
         plans = decode_plans(quick=True, dtype=dtype)
         assert len(points) == len(plans) + len(stock_plans(plans))
     assert [(t.kernel, t.tokens, t.width) for t in found.passes] == pass_points(quick=True)
+    assert [(t.tokens, t.width) for t in found.fused] == fused_points(quick=True)
     assert result(capsys, "align", 1001, "--strategy", "measured", "--gpu", out) == {"1001": 1008}
 
 

@@ -8,4 +8,5 @@ def without_fp8(profile: GpuProfile) -> GpuProfile:
     lists = ("linear", "decode", "sustained")
     kept = {name: [e for e in getattr(profile, name) if e.dtype == "bf16"] for name in lists}
     ceilings = profile.ceilings and profile.ceilings.model_copy(update={"fp8_teraflops": None})
-    return profile.model_copy(update=kept | {"passes": [], "ceilings": ceilings, "version": 1})
+    none: dict[str, list[object]] = {"passes": [], "fused": []}
+    return profile.model_copy(update=kept | none | {"ceilings": ceilings, "version": 1})

@@ -84,6 +84,32 @@ def select(
     return None if prefill is None else Kernels(GAC, GAC, prefill, measured)
 
 
+@cache
+def measured_backend(
+    heads: CacheGeometry, profile: GpuProfile, cache_type: Dtype = "bf16"
+) -> Backend | None:
+    """The backend that `select` chooses on the machine of `profile`.
+
+    Args:
+        heads: the layer's heads and their sizes.
+        profile: the GPU. Of prefill kernels, it has those that were installed there.
+        cache_type: of the KV cache.
+
+    Returns:
+        None if the profile has no times to tell.
+    """
+    if not stock_takes(heads):
+        return GAC
+    gathers = cache_type == "fp8"
+    times = prefill_times(profile, gathers)
+    own = {k: t for k in PREFILL_KERNELS if (t := at_or_above(times.get(k, {}), heads.head_sizes))}
+    fastest = min(own, key=lambda kernel: own[kernel], default=None)
+    gain = _gain_over_stock(heads, fastest, profile, gathers)
+    if gain is None:
+        return None
+    return STOCK if gain <= 1 + _noise(profile) else GAC
+
+
 def widths(kernel: str, sizes: Sizes, capability: tuple[int, int]) -> Sizes | None:
     """The key and value sizes at which `kernel` runs heads of `sizes`, multiples of GRANULE.
 

@@ -24,6 +24,10 @@ class Types:
 VERSION = 2
 
 
+# What measures `fused`, as `without_times` names it on a GPU that our kernels do not serve.
+FUSED_PART = "quantization by our kernels"
+
+
 def _known_version(version: int) -> int:
     if not 1 <= version <= VERSION:
         raise ValueError(
@@ -96,6 +100,20 @@ class PassTime(StrictModel):
 
     kernel: Literal["quantize", "norm", "norm_quantize", "swiglu"]
     tokens: Dim
+    width: Dim
+    microseconds: Positive
+
+
+class FusedPasses(StrictModel):
+    """Our kernels between the FP8 linears of a layer (kernels/fp8_rows.py), all four together.
+
+    Two norm and quantize [tokens, hidden_size], one quantizes [tokens, attended], which attention
+    gives, and one computes SwiGLU and quantizes [tokens, width].
+    """
+
+    tokens: Dim
+    hidden_size: Dim
+    attended: Dim
     width: Dim
     microseconds: Positive
 
@@ -215,7 +233,8 @@ class GpuProfile(StrictModel):
     there are no `prefill_kernels`. Without `low_rank`, a low-rank linear is two GEMMs; without
     `swiglu`, gate and up are one, whatever serves them; without `sustained`, GEMMs of prefill are
     as fast as those of a GPU that has rested. Times in FP8 that are missing are estimated from
-    those in 16 bits, and a plan says so (gpu/latency/missing.py).
+    those in 16 bits, and without `fused` every FP8 linear quantizes its input by itself; a plan
+    says so (gpu/latency/missing.py).
     """
 
     version: Annotated[int, AfterValidator(_known_version)]
@@ -238,6 +257,7 @@ class GpuProfile(StrictModel):
     low_rank: list[LowRankTime] = Field(default_factory=list)
     swiglu: list[SwigluTime] = Field(default_factory=list)
     passes: list[PassTime] = Field(default_factory=list)
+    fused: list[FusedPasses] = Field(default_factory=list)
     sustained: list[SustainedTime] = Field(default_factory=list)
     decode: list[DecodeTime] = Field(default_factory=list)
     prefill: list[AttentionSweep] = Field(default_factory=list)

@@ -17,7 +17,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from vllm_gac.kernels.gpu_limits import HOPPER
 
 FP8 = torch.float8_e4m3fn
-MOST_COLUMNS = 16384  # that a program has registers for
 _LARGEST = tl.constexpr(448.0)  # in e4m3
 # Smaller scales are not used, as in vLLM's own kernel.
 _LEAST_SCALE = tl.constexpr(1 / (448.0 * 512))

@@ -247,7 +247,7 @@ def _time_budget(
     """The budget of time, and notes: for what times are predicted, and where the limit is from."""
     if problem.deployment is None:
         return None, {}
-    before = problem.deployment.nanoseconds(dense, dense.layers)
+    before = 1000 * problem.deployment.dense_microseconds(dense)
     used = problem.deployment.nanoseconds(dense, layers)
     if request.limits_time and problem.microseconds is not None:
         limit, allowed = "request", math.floor(1000 * problem.microseconds)

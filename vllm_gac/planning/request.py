@@ -9,7 +9,13 @@ from typing import Any, Literal, TypeAlias, cast
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.errors import PlanError
-from vllm_gac.gpu.latency.layer import BatchMix, layer_microseconds
+from vllm_gac.gpu.latency.layer import (
+    COMPRESSED,
+    DENSE,
+    BatchMix,
+    ServedBy,
+    layer_microseconds,
+)
 from vllm_gac.gpu.latency.missing import estimated_times
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
@@ -313,17 +319,25 @@ class Deployment:
             f"{self.mix.prefill_tokens:,} tokens in one of prefill"
         )
 
-    def nanoseconds(self, dense: ModelLayout, layers: Sequence[LayerLayout]) -> float:
+    def nanoseconds(
+        self, dense: ModelLayout, layers: Sequence[LayerLayout], served: ServedBy = COMPRESSED
+    ) -> float:
         """The predicted time of `layers` in a mean step, in nanoseconds."""
         times: dict[str, float] = {}
         total = 0.0
         for layer in layers:
             key = str(layer)
             if key not in times:
-                times[key] = layer_microseconds(dense, layer, self.mix, self.profile, self.types)
+                times[key] = layer_microseconds(
+                    dense, layer, self.mix, self.profile, self.types, served
+                )
             total += times[key]
         return 1000 * total
 
     def dense_microseconds(self, dense: ModelLayout) -> float:
-        """The predicted time of all dense decoder layers in a mean step, in microseconds."""
-        return self.nanoseconds(dense, dense.layers) / 1000
+        """The predicted time of a step of the dense model, as vLLM serves it without us.
+
+        Returns:
+            Microseconds of all decoder layers in a mean step.
+        """
+        return self.nanoseconds(dense, dense.layers, DENSE) / 1000

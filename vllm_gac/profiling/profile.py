@@ -14,8 +14,8 @@ import triton
 from tqdm import tqdm
 
 from vllm_gac.errors import ProfileError
+from vllm_gac.gpu.profile import FUSED_PART, Ceilings, Dtype, GpuProfile, LinearSweep
 from vllm_gac.gpu.profile import VERSION as FORMAT
-from vllm_gac.gpu.profile import Ceilings, Dtype, GpuProfile, LinearSweep
 from vllm_gac.layout.names import VERSION
 from vllm_gac.profiling.attention import attention_sweep, causal_plans, dim_plan
 from vllm_gac.profiling.decode import (
@@ -27,6 +27,7 @@ from vllm_gac.profiling.decode import (
     measure_stock_decode,
     stock_plans,
 )
+from vllm_gac.profiling.fused import fused_points, measure_fused
 from vllm_gac.profiling.gemms import (
     GemmPlan,
     Gemms,
@@ -52,7 +53,7 @@ _METHOD = (
     "it is busy (sustained times: means, without a rest); torch.mm and low-rank linears as served "
     "in bfloat16, scaled_dot_product_attention in float16 (all pairs) and bfloat16 (causal), "
     "decode and prefill kernels in bfloat16; in FP8 vLLM's CUTLASS linears with a scale for each "
-    "token, vLLM's kernels that quantize, and decode kernels with an e4m3 cache"
+    "token, vLLM's kernels that quantize and ours, and decode kernels with an e4m3 cache"
 )
 
 _Tick: TypeAlias = Callable[[], object]
@@ -144,7 +145,7 @@ def parts_of(quick: bool, has_fp8: bool) -> list[Part]:
         _swiglu(quick),
     ]
     if has_fp8:
-        parts += [*_linears(quick, "fp8"), _passes(quick), *_decode(quick, "fp8")]
+        parts += [*_linears(quick, "fp8"), _passes(quick), _fused(quick), *_decode(quick, "fp8")]
     parts += [_dims(quick), _attention(quick), _causal(quick), _sustained(quick, "bf16")]
     return [*parts, _sustained(quick, "fp8")] if has_fp8 else parts
 
@@ -318,6 +319,16 @@ def _passes(quick: bool) -> Part:
         len(points),
         lambda profile: bool(profile.passes),
         lambda profile, tick: {"passes": measure_passes(points, tick)},
+    )
+
+
+def _fused(quick: bool) -> Part:
+    points = fused_points(quick)
+    return Part(
+        FUSED_PART,
+        len(points),
+        lambda profile: bool(profile.fused),
+        lambda profile, tick: {"fused": measure_fused(points, tick)},
     )
 
 

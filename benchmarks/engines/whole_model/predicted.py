@@ -19,8 +19,9 @@ from benchmarks.common.markdown import table
 from benchmarks.common.page import profile_arguments, save, source
 from benchmarks.engines.whole_model.grid.cells import BF16, cells, models_by_name
 from benchmarks.engines.whole_model.models import SHAPES, Batch
+from vllm_gac.gpu.attention_choice import GAC, STOCK
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds
-from vllm_gac.gpu.latency.layer import BatchMix
+from vllm_gac.gpu.latency.layer import COMPRESSED, DENSE, BatchMix, ServedBy
 from vllm_gac.gpu.latency.missing import estimated_times
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import read_profile
@@ -30,6 +31,8 @@ from vllm_gac.planning.request import Deployment
 COMMAND = "python -m benchmarks.engines.whole_model.predicted"
 SHAPE = "llama3-8b"
 _16_BIT = Types()
+# Models that vLLM serves as they are, by name; the others are of this format.
+_SERVED = {"dense": DENSE, "dense-own-attention": ServedBy(STOCK, GAC)}
 MEDIAN = 0.05  # of the absolute errors, to reach
 WORST, WORST_FP8 = 0.1, 0.12
 
@@ -116,7 +119,14 @@ def predict(steps: Sequence[Step], profile: GpuProfile) -> list[dict[str, Any]]:
     layouts = {name: by_name[name]().layout for name in {"dense", *(s.model for s in steps)}}
     dense = layouts["dense"]
     predicted = [
-        step_microseconds(dense, layouts[step.model], step.batch, profile, step.types)
+        step_microseconds(
+            dense,
+            layouts[step.model],
+            step.batch,
+            profile,
+            step.types,
+            _SERVED.get(step.model, COMPRESSED),
+        )
         for step in steps
     ]
     of_dense = {
@@ -148,6 +158,7 @@ def step_microseconds(
     batch: Batch,
     profile: GpuProfile,
     types: Types = _16_BIT,
+    served: ServedBy = COMPRESSED,
 ) -> float:
     """The decoder layers, which is what `plan` predicts, with the last norm and the head."""
     if batch.is_prefill:
@@ -157,7 +168,8 @@ def step_microseconds(
         mix, tokens = BatchMix(batch.prompts, halfway, prefill_weight=0), batch.prompts
     head = gemm_microseconds(tokens, model.vocab_size, model.hidden_size, profile)
     norm = moving_microseconds(4 * tokens * model.hidden_size, profile)
-    return Deployment(profile, mix, types).nanoseconds(dense, model.layers) / 1000 + norm + head
+    layers = Deployment(profile, mix, types).nanoseconds(dense, model.layers, served)
+    return layers / 1000 + norm + head
 
 
 def page(result: Mapping[str, Any]) -> str:
@@ -191,7 +203,10 @@ def page(result: Mapping[str, Any]) -> str:
             "of prefill, the time is that of",
             "one prompt. Predicted is what `plan` counts, all decoder layers, with the last norm "
             "and the unembedding: nothing",
-            "between kernels, no sampling. Errors are predicted / measured - 1. Speedups are over "
+            "between kernels, no sampling. The dense model decodes by vLLM's attention kernel and "
+            "is computed by vLLM's own kernels;",
+            "a context shorter than the shortest measured one takes as long as that. Errors are "
+            "predicted / measured - 1. Speedups are over",
             "the dense model of the same page and types:",
             "what a plan chooses by. That small kernels take at least a launch was seen in these "
             "engines' traces; how long a launch takes",

@@ -21,6 +21,7 @@ from functools import cache, lru_cache
 from typing import TypeAlias
 
 from vllm_gac.errors import ProfileError
+from vllm_gac.gpu.attention_choice import STOCK, Backend
 from vllm_gac.gpu.latency.gemm import roofline
 from vllm_gac.gpu.latency.interpolation import between, extrapolate
 from vllm_gac.gpu.profile import DecodeTime, Dtype, GpuProfile
@@ -63,8 +64,9 @@ def decode_microseconds(
     context: int,
     profile: GpuProfile,
     dtype: Dtype = "bf16",
+    backend: Backend | None = None,
 ) -> float:
-    """Time of one layer's decode attention on the fastest measured kernel.
+    """Time of one layer's decode attention.
 
     Args:
         dense: the model before compression.
@@ -73,6 +75,8 @@ def decode_microseconds(
         context: tokens in the cache of each sequence.
         profile: the GPU.
         dtype: of the cache.
+        backend: gac for our kernel, stock for vLLM's; None, or one without times, for whichever was
+            fastest.
 
     Returns:
         Microseconds.
@@ -85,18 +89,24 @@ def decode_microseconds(
     sizes = (round_up(layer.key.size, _PIECE), round_up(layer.value.size, _PIECE))
     units = batch * value_heads
     if dtype == "bf16" or has_decode_times(profile, heads.form, dtype):
-        times = _decode_times(profile, dtype)
+        times = _decode_times(profile, dtype, backend)
         return times.microseconds(heads, sizes, dense.head_dim, units, context)
-    times, sizes = _decode_times(profile, "bf16"), heads.padded(sizes, _ITEMSIZES[dtype])
+    times = _decode_times(profile, "bf16", backend)
+    sizes = heads.padded(sizes, _ITEMSIZES[dtype])
     time = times.microseconds(heads, sizes, dense.head_dim, units, context)
     reading = roofline(profile).moving(units * context * heads.row(sizes))
     return time - min(reading, time) / 2
 
 
 @cache
-def has_decode_times(profile: GpuProfile, form: str, dtype: Dtype) -> bool:
+def has_decode_times(
+    profile: GpuProfile, form: str, dtype: Dtype, backend: Backend | None = None
+) -> bool:
     """Whether the profile has times of decode attention with such keys and such a cache."""
-    return any((point.form, point.dtype) == (form, dtype) for point in profile.decode)
+    return any(
+        (point.form, point.dtype) == (form, dtype) and backend in (None, point.kernel)
+        for point in profile.decode
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +137,11 @@ class _Reference:
 class _DecodeTimes:
     """Everything that a prediction needs, computed once per profile."""
 
-    def __init__(self, profile: GpuProfile, dtype: Dtype) -> None:
+    def __init__(self, profile: GpuProfile, dtype: Dtype, backend: Backend | None) -> None:
+        self.backend = backend
         self.gpu, self.roofline = profile.gpu, roofline(profile)
         self.itemsize = _ITEMSIZES[dtype]
-        points = [point for point in profile.decode if point.dtype == dtype]
+        points = [p for p in profile.decode if p.dtype == dtype and backend in (None, p.kernel)]
         self.head_dim = max((point.head_dim for point in points), default=1)
         measured: dict[Heads, dict[Sizes, _TimesByUnits]] = defaultdict(lambda: defaultdict(dict))
         for point in _fastest(points):
@@ -173,7 +184,9 @@ class _DecodeTimes:
         self, heads: Heads, sizes: Sizes, head_dim: int, units: int, context: int
     ) -> float:
         reference = self._nearest(heads)
-        if not any(sizes[0] == measured[0] for measured in reference.slowdowns):
+        if self.backend == STOCK:
+            sizes = _as_stock_computes(sizes, reference.slowdowns)
+        elif not any(sizes[0] == measured[0] for measured in reference.slowdowns):
             sizes = heads.padded(sizes, self.itemsize)
         reading = self._reading(heads, sizes, reference.units, reference.context)
         time = reading * math.exp(_on_grid(reference.slowdowns, sizes))
@@ -221,9 +234,17 @@ def _scaling_law(times_by_units: _TimesByUnits, reference: _Reference) -> _Scali
     return _ScalingLaw(unit_time, curves)
 
 
+def _as_stock_computes(sizes: Sizes, measured: Iterable[Sizes]) -> Sizes:
+    """The smallest measured sizes that are not below: FlashAttention pads heads to a few sizes."""
+    above = [m for m in measured if m[0] >= sizes[0] and m[1] >= sizes[1]]
+    return min(above, default=sizes)
+
+
 @cache
-def _decode_times(profile: GpuProfile, dtype: Dtype) -> _DecodeTimes:
-    return _DecodeTimes(profile, dtype)
+def _decode_times(profile: GpuProfile, dtype: Dtype, backend: Backend | None) -> _DecodeTimes:
+    if backend is not None and not has_decode_times(profile, "rotary", dtype, backend):
+        backend = None
+    return _DecodeTimes(profile, dtype, backend)
 
 
 def _fastest(points: Iterable[DecodeTime]) -> Iterable[DecodeTime]:

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_gac.errors import PlanError
+from vllm_gac.gpu.attention_choice import GAC, STOCK, Backend, measured_backend
 from vllm_gac.gpu.latency.decode import decode_microseconds
 from vllm_gac.gpu.latency.gemm import moving_microseconds
-from vllm_gac.gpu.latency.linears import Linear, linears_microseconds
+from vllm_gac.gpu.latency.linears import Linear, linears_microseconds, take_quantized
+from vllm_gac.gpu.latency.passes import fused_microseconds
 from vllm_gac.gpu.latency.prefill import prefill_microseconds
-from vllm_gac.gpu.profile import Dtype, GpuProfile, Types
+from vllm_gac.gpu.profile import GpuProfile, Types
+from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -63,12 +66,30 @@ class BatchMix:
         return time / (self.decode_weight + self.prefill_weight)
 
 
+@dataclass(frozen=True, slots=True)
+class ServedBy:
+    """Whose model and whose attention serve a layer.
+
+    Attributes:
+        model: gac for a compressed model, stock for vLLM's own. What it compiles for FP8 takes
+            about as long as its kernels one by one.
+        attention: gac, stock, or None for what serving chooses by the profile.
+    """
+
+    model: Backend = GAC
+    attention: Backend | None = None
+
+
+COMPRESSED, DENSE = ServedBy(), ServedBy(STOCK, STOCK)
+
+
 def layer_microseconds(
     dense: ModelLayout,
     layer: LayerLayout,
     mix: BatchMix,
     profile: GpuProfile,
     types: Types = _16_BIT,
+    served: ServedBy = COMPRESSED,
 ) -> float:
     """Time of one decoder layer in a mean step of `mix`.
 
@@ -78,6 +99,7 @@ def layer_microseconds(
         mix: the steps of the deployment.
         profile: the GPU.
         types: of weights and cache.
+        served: by vLLM alone, or as a compressed model.
 
     Returns:
         Microseconds.
@@ -85,8 +107,8 @@ def layer_microseconds(
     Raises:
         ProfileError: if the profile has no GEMM, decode or prefill times.
     """
-    return attention_microseconds(dense, layer, mix, profile, types) + mlp_microseconds(
-        dense, layer, mix, profile, types
+    return attention_microseconds(dense, layer, mix, profile, types, served) + mlp_microseconds(
+        dense, layer, mix, profile, types, served
     )
 
 
@@ -96,25 +118,31 @@ def attention_microseconds(
     mix: BatchMix,
     profile: GpuProfile,
     types: Types = _16_BIT,
+    served: ServedBy = COMPRESSED,
 ) -> float:
     """Microseconds of a layer's norm, q, k, v and o projections, RoPE and attention kernel."""
+    kernels = _Kernels(dense, layer, profile, types, served)
+    backend = served.attention or measured_backend(
+        CacheGeometry.of(dense, layer), profile, types.cache
+    )
 
     def step(tokens: int, kernel: float, is_prefill: bool) -> float:
         projected = sum(dense.linear_shape(layer, name)[0] for name in _QKV)
         rotated = layer.query_heads * dense.query_size(layer) + layer.key.heads * layer.key.size
         return (
-            _norm(dense, tokens, profile)
-            + _linears(dense, layer, _QKV, tokens, profile, is_prefill, types.weights)
+            kernels.norm(tokens, _QKV)
+            + kernels.linears(tokens, _QKV, is_prefill)
             + moving_microseconds(tokens * (projected + rotated), profile)
             + kernel
-            + _linears(dense, layer, _O, tokens, profile, is_prefill, types.weights)
+            + kernels.quantizing(tokens, _O)
+            + kernels.linears(tokens, _O, is_prefill)
         )
 
     batch, context, chunk = mix.decode_batch, mix.decode_context, mix.prefill_tokens
     return mix.mean(
         lambda: step(
             batch,
-            decode_microseconds(dense, layer, batch, context, profile, types.cache),
+            decode_microseconds(dense, layer, batch, context, profile, types.cache, backend),
             False,
         ),
         lambda: step(chunk, prefill_microseconds(dense, layer, chunk, profile), True),
@@ -127,47 +155,85 @@ def mlp_microseconds(
     mix: BatchMix,
     profile: GpuProfile,
     types: Types = _16_BIT,
+    served: ServedBy = COMPRESSED,
 ) -> float:
     """Microseconds of a layer's norm, gate, up and down projections and SiLU."""
+    kernels = _Kernels(dense, layer, profile, types, served)
 
     def step(tokens: int, is_prefill: bool) -> float:
         return (
-            _norm(dense, tokens, profile)
-            + _linears(dense, layer, _GATE_UP, tokens, profile, is_prefill, types.weights)
-            + _linears(dense, layer, _DOWN, tokens, profile, is_prefill, types.weights)
+            kernels.norm(tokens, _GATE_UP)
+            + kernels.linears(tokens, _GATE_UP, is_prefill)
+            + kernels.swiglu(tokens)
+            + kernels.linears(tokens, _DOWN, is_prefill)
         )
 
     return mix.mean(lambda: step(mix.decode_batch, False), lambda: step(mix.prefill_tokens, True))
 
 
-def _linears(
-    dense: ModelLayout,
-    layer: LayerLayout,
-    names: tuple[str, ...],
-    tokens: int,
-    profile: GpuProfile,
-    is_prefill: bool,
-    dtype: Dtype,
-) -> float:
-    """Microseconds of linears that share one input; gate and up with SwiGLU.
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """What computes a layer beside attention."""
 
-    Where prompts are prefilled under load, one long GEMM follows another; while sequences decode,
-    linears wait for memory, and the GPU stays below its power limit.
-    """
-    linears = [
-        Linear(*dense.linear_shape(layer, name), layer.ranks.get(name), dense.has_bias(name))
-        for name in names
-    ]
-    return linears_microseconds(
-        tokens,
-        linears,
-        profile,
-        is_gated=names == _GATE_UP,
-        is_sustained=is_prefill,
-        dtype=dtype,
-    )
+    dense: ModelLayout
+    layer: LayerLayout
+    profile: GpuProfile
+    types: Types
+    served: ServedBy
 
+    def linears(self, tokens: int, names: tuple[str, ...], is_prefill: bool) -> float:
+        """Microseconds of linears that share one input; gate and up with SwiGLU, if vLLM's.
 
-def _norm(dense: ModelLayout, tokens: int, profile: GpuProfile) -> float:
-    """Microseconds of RMSNorm with residual addition: it reads two tensors and writes two."""
-    return moving_microseconds(4 * tokens * dense.hidden_size, profile)
+        Where prompts are prefilled under load, one long GEMM follows another; while sequences
+        decode, linears wait for memory, and the GPU stays below its power limit.
+        """
+        return linears_microseconds(
+            tokens,
+            self._of(names),
+            self.profile,
+            is_gated=names == _GATE_UP and not self._swiglu_quantizes,
+            is_sustained=is_prefill,
+            dtype=self.types.weights,
+            is_quantized=self._swiglu_quantizes if names == _DOWN else self._fuses(names),
+            is_stock=self.served.model == STOCK,
+        )
+
+    def norm(self, tokens: int, names: tuple[str, ...]) -> float:
+        """Microseconds of RMSNorm with residual addition before the linears `names`."""
+        width = self.dense.hidden_size
+        if self._fuses(names):
+            return fused_microseconds("norm", tokens, width, self.profile)
+        # It reads two tensors and writes two.
+        return moving_microseconds(4 * tokens * width, self.profile)
+
+    def quantizing(self, tokens: int, names: tuple[str, ...]) -> float:
+        """Microseconds of our kernel that only quantizes the input of the linears `names`."""
+        if not self._fuses(names):
+            return 0.0
+        return fused_microseconds("quantize", tokens, self._of(names)[0].in_size, self.profile)
+
+    def swiglu(self, tokens: int) -> float:
+        """Microseconds of our kernel that computes SwiGLU and quantizes."""
+        if not self._swiglu_quantizes:
+            return 0.0
+        return fused_microseconds("swiglu", tokens, self.layer.intermediate_size, self.profile)
+
+    @property
+    def _swiglu_quantizes(self) -> bool:
+        return self._fuses(_GATE_UP) and self._fuses(_DOWN)
+
+    def _fuses(self, names: tuple[str, ...]) -> bool:
+        """Whether a kernel of ours quantizes the input of the linears `names`."""
+        return (
+            self.types.weights == "fp8"
+            and self.served.model == GAC
+            and bool(self.profile.fused)
+            and take_quantized(self._of(names))
+        )
+
+    def _of(self, names: tuple[str, ...]) -> list[Linear]:
+        dense, layer = self.dense, self.layer
+        return [
+            Linear(*dense.linear_shape(layer, name), layer.ranks.get(name), dense.has_bias(name))
+            for name in names
+        ]

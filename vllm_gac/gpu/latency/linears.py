@@ -6,7 +6,8 @@ computes several at once, and whole gate and up with SwiGLU by kernels/swiglu.py
 a law (launch_times.py) that is fitted to what a profile has measured of linears as served. Of
 low-rank linears, what cuBLAS computes is subtracted before.
 
-In FP8, vLLM's kernels compute everything: each factor is a GEMM whose input is quantized before.
+In FP8, vLLM's kernels multiply: each factor is a GEMM whose input is quantized before. Of whole
+linears, a kernel of ours does it that computes the input, too (kernels/fp8_rows.py).
 """
 
 from collections import defaultdict
@@ -18,6 +19,7 @@ from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds, ro
 from vllm_gac.gpu.latency.launch_times import LaunchTimes, MeasuredLaunches
 from vllm_gac.gpu.latency.passes import pass_microseconds
 from vllm_gac.gpu.profile import Dtype, GpuProfile, LowRankTime
+from vllm_gac.kernels import fp8_limits
 from vllm_gac.kernels.few_tokens.tiling import faster_than_cublas
 from vllm_gac.kernels.swiglu_limits import is_within_limits
 
@@ -43,6 +45,13 @@ class Linear:
         return [(self.rank, self.in_size), (self.out_size, self.rank)]
 
 
+def take_quantized(linears: Sequence[Linear]) -> bool:
+    """Whether linears of one input in FP8 get it quantized by the kernel before (fp8_linear.py)."""
+    together = sum(linear.out_size for linear in linears)
+    plain = not any(linear.has_bias or linear.rank is not None for linear in linears)
+    return plain and fp8_limits.takes(linears[0].in_size, together)
+
+
 def linears_microseconds(
     tokens: int,
     linears: Sequence[Linear],
@@ -51,6 +60,8 @@ def linears_microseconds(
     is_gated: bool = False,
     is_sustained: bool = False,
     dtype: Dtype = "bf16",
+    is_quantized: bool = False,
+    is_stock: bool = False,
 ) -> float:
     """Time of linears of one input as served, with SwiGLU if they are gated.
 
@@ -61,6 +72,8 @@ def linears_microseconds(
         is_gated: whether they are gate and up, with SwiGLU on top.
         is_sustained: whether GEMMs run for long without a rest, as in prefill under load.
         dtype: of weights; in FP8, with the quantization of every input.
+        is_quantized: whether the kernel before has quantized the input in FP8, and is counted.
+        is_stock: whether vLLM serves its own model, without kernels of ours.
 
     Returns:
         Microseconds.
@@ -69,11 +82,12 @@ def linears_microseconds(
         ProfileError: if the profile has no GEMM times.
     """
     if dtype == "fp8":
-        return _in_fp8(tokens, linears, profile, is_gated, is_sustained)
+        return _in_fp8(tokens, linears, profile, is_gated, is_sustained, is_quantized)
     swiglu = roofline(profile).moving(3 * tokens * linears[0].out_size) if is_gated else 0.0
     kernel, time = _kernel_times(profile), 0.0
     if all(linear.rank is None for linear in linears):
-        if is_gated and (by_kernel := kernel.gated(linears, tokens)) is not None:
+        by_kernel = kernel.gated(linears, tokens) if is_gated and not is_stock else None
+        if by_kernel is not None:
             return by_kernel
         out_size = sum(linear.out_size for linear in linears)
         in_size = linears[0].in_size
@@ -90,7 +104,12 @@ def linears_microseconds(
 
 
 def _in_fp8(
-    tokens: int, linears: Sequence[Linear], profile: GpuProfile, is_gated: bool, is_sustained: bool
+    tokens: int,
+    linears: Sequence[Linear],
+    profile: GpuProfile,
+    is_gated: bool,
+    is_sustained: bool,
+    is_quantized: bool,
 ) -> float:
     """Microseconds of linears in FP8: whole ones are one GEMM, factors one each."""
     is_whole = all(linear.rank is None for linear in linears)
@@ -98,10 +117,11 @@ def _in_fp8(
     if not is_whole:
         shapes = [shape for linear in linears for shape in linear.matrices]
     time = sum(
-        pass_microseconds("quantize", tokens, k, profile)
-        + gemm_microseconds(tokens, n, k, profile, is_sustained=is_sustained, dtype="fp8")
+        gemm_microseconds(tokens, n, k, profile, is_sustained=is_sustained, dtype="fp8")
         for n, k in shapes
     )
+    if not is_quantized:
+        time += sum(pass_microseconds("quantize", tokens, k, profile) for _, k in shapes)
     if is_gated:
         width = linears[0].out_size
         time += pass_microseconds("swiglu", tokens, width, profile)

@@ -1,15 +1,23 @@
-"""Predicted time of kernels that read and write activations once: SwiGLU and quantization."""
+"""Predicted time of kernels that read and write activations once: SwiGLU and quantization.
 
+vLLM's are measured one by one. Ours, which quantize what a norm, attention or SwiGLU gives, are
+measured as a layer has them, four together: each takes the time of its bytes, and a launch.
+"""
+
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
+from statistics import mean
 
-from vllm_gac.gpu.latency.gemm import moving_microseconds
-from vllm_gac.gpu.latency.interpolation import extrapolate
+from vllm_gac.gpu.latency.gemm import moving_microseconds, roofline
+from vllm_gac.gpu.latency.interpolation import extrapolate, interpolate
 from vllm_gac.gpu.profile import GpuProfile
 
 # 16-bit numbers that each kernel moves for each number of its output.
 _MOVED = {"quantize": 1.5, "swiglu": 3.0}
+# The same of our kernels, whose output is in FP8. A norm reads and writes the residual, too.
+_MOVED_FUSED = {"norm": 3.5, "quantize": 1.5, "swiglu": 2.5}
 
 
 def pass_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile) -> float:
@@ -34,6 +42,41 @@ def pass_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile)
     at_tokens = [extrapolate([*by_width[w]], [*by_width[w].values()], tokens) for w in widths]
     # No pass takes less than the shortest that was measured, wherever the last two points point to.
     return max(extrapolate(widths, at_tokens, width), min(at_tokens))
+
+
+def fused_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile) -> float:
+    """Time of one of our kernels that quantizes what it computes.
+
+    Args:
+        kernel: what it computes before: norm, swiglu, or quantize for nothing.
+        tokens: rows.
+        width: columns of the output.
+        profile: the GPU; it has times of `fused`.
+
+    Returns:
+        Microseconds.
+
+    Raises:
+        ProfileError: if the profile has no ceilings.
+    """
+    logs, launches = _launches(profile)
+    moving = roofline(profile).moving(_MOVED_FUSED[kernel] * tokens * width)
+    return moving + interpolate(logs, launches, math.log(tokens))
+
+
+@cache
+def _launches(profile: GpuProfile) -> tuple[list[float], list[float]]:
+    """Logs of tokens, and what one of our kernels takes beyond its bytes, in microseconds."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for time in sorted(profile.fused, key=lambda time: time.tokens):
+        numbers = (
+            2 * _MOVED_FUSED["norm"] * time.hidden_size
+            + _MOVED_FUSED["quantize"] * time.attended
+            + _MOVED_FUSED["swiglu"] * time.width
+        )
+        moving = roofline(profile).moving(time.tokens * numbers)
+        found[time.tokens].append(max(0.0, time.microseconds - moving) / 4)
+    return [math.log(tokens) for tokens in found], [mean(times) for times in found.values()]
 
 
 @cache

@@ -67,17 +67,14 @@ def _is_plain_fp8(linear: nn.Module) -> bool:
     config = get_current_vllm_config()
     if not loader_options(config.load_config.model_loader_extra_config).fused_fp8:
         return False
-    from vllm_gac.kernels.fp8_rows import MOST_COLUMNS
+    from vllm_gac.kernels.fp8_limits import takes
     from vllm_gac.kernels.swiglu import is_hopper
 
     return (
         fp8_kernel_of(linear) is not None
         and linear.bias is None
         and linear.tp_size == 1
-        and linear.input_size <= MOST_COLUMNS
-        # The kernel would pad these, and what we write has no room for it.
-        and linear.input_size % 16 == 0
-        and linear.output_size % 16 == 0
+        and takes(linear.input_size, linear.output_size)
         and config.lora_config is None
         and is_hopper(torch.device("cuda", torch.cuda.current_device()))
     )
