@@ -191,6 +191,6 @@ def test_what_is_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_gpu_without_a_profile_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    said = error(capsys, "align", "107", "--strategy", "measured", "--gpu", "h100")
-    assert said.startswith("no profile of GPU 'h100': there are h200; measure others")
+    said = error(capsys, "align", "107", "--strategy", "measured", "--gpu", "b200")
+    assert said.startswith("no profile of GPU 'b200': there are h100, h200; measure others")
     assert "'vllm-gac profile --out profile.json'" in said
