@@ -186,6 +186,7 @@ def prefill_times(
     }
 
 
+@cache
 def prefill_reference(profile: GpuProfile) -> tuple[int, int] | None:
     """The batch and length with the most measured times; None if there are none."""
     counts = Counter((point.batch, point.length) for point in profile.prefill_kernels)

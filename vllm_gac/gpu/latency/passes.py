@@ -7,7 +7,7 @@ measured as a layer has them, four together: each takes the time of its bytes, a
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from statistics import mean
 
 from vllm_gac.gpu.latency.gemm import moving_microseconds, roofline
@@ -20,6 +20,7 @@ _MOVED = {"quantize": 1.5, "swiglu": 3.0}
 _MOVED_FUSED = {"norm": 3.5, "quantize": 1.5, "swiglu": 2.5}
 
 
+@lru_cache(maxsize=1 << 16)
 def pass_microseconds(kernel: str, tokens: int, width: int, profile: GpuProfile) -> float:
     """Time of one kernel over activations.
 

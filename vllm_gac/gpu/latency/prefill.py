@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from statistics import mean
 
 from vllm_gac.errors import ProfileError
@@ -59,6 +59,8 @@ def prefill_microseconds(
     return time
 
 
+# A planner asks for the same few sizes with every choice of ranks.
+@lru_cache(maxsize=1 << 16)
 def _head_microseconds(sizes: Sizes, tokens: int, profile: GpuProfile) -> float:
     """Microseconds of one query head on one prompt."""
     measured = prefill_reference(profile)
