@@ -2,6 +2,12 @@
 
 A small type checker: it knows the class of a name from annotations, ours and vLLM's, and checks
 each attribute and each call of which it knows the class. What it does not know it leaves alone.
+
+mypy on the sources of a release, whose package is typed, does not replace it. Of the 13 changes
+that the tests plant it finds 8. It does not see modules and environment variables that we name in
+strings, attributes and abstract methods that vLLM expects of our classes, and names that a module
+of vLLM only passes on. And of the installed release, which has all that we use, it reports 28
+faults, where our types are looser or stricter than vLLM's.
 """
 
 import ast
