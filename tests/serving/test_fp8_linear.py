@@ -18,7 +18,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from tests.serving.agreement import PROMPTS
 from tests.serving.engines import GPU_OPTIONS, in_engine_process, scored_prompts
 from tests.serving.models import HETEROGENEOUS, write_model
-from vllm_gac.kernels import swiglu
+from vllm_gac.kernels import gpu_limits
 from vllm_gac.serving.model import fp8_linear
 from vllm_gac.serving.model.fp8_linear import Fp8Linear
 
@@ -52,7 +52,7 @@ def _is_fp8(
     config.lora_config = lora
     monkeypatch.setattr(fp8_linear, "current_platform", SimpleNamespace(is_cuda=lambda: True))
     monkeypatch.setattr(fp8_linear, "fp8_kernel_of", lambda linear: Kernel())
-    monkeypatch.setattr(swiglu, "is_hopper", lambda device: True)
+    monkeypatch.setattr(gpu_limits, "is_hopper", lambda device: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with set_current_vllm_config(config):
         return Fp8Linear(Linear(**of)).is_fp8

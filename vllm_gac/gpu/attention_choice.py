@@ -14,7 +14,8 @@ from functools import cache
 from typing import Final, Literal, TypeAlias
 
 from vllm_gac.gpu.profile import DecodeTime, Dtype, GpuProfile
-from vllm_gac.layout.cache_geometry import GRANULE, CacheGeometry
+from vllm_gac.layout.cache_geometry import CacheGeometry
+from vllm_gac.layout.rounding import GRANULE
 
 Sizes: TypeAlias = tuple[int, int]  # r_k, r_v
 Backend: TypeAlias = Literal["stock", "gac"]

@@ -1,8 +1,14 @@
-"""What a kernel may use of a GPU, by compute capability: known without asking the GPU."""
+"""What a kernel may use of a GPU, by compute capability: known without torch or asking the GPU."""
 
+import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 HOPPER = (9, 0)
+MULTIPROCESSORS = 132  # of an H100 or H200
 # Bytes of shared memory that a multiprocessor has for its programs, and the most that one program
 # may use. From NVIDIA's table "Compute Capabilities", for the GPUs that vLLM has kernels for.
 _KIB = 1024
@@ -34,6 +40,15 @@ class SharedMemory:
 def shared_memory(capability: tuple[int, int]) -> SharedMemory:
     """The shared memory of GPUs of this compute capability."""
     return SharedMemory(*_SHARED_MEMORY.get(capability, _OF_OTHERS))
+
+
+@functools.cache
+def is_hopper(device: "torch.device") -> bool:
+    """Whether the GPU is a Hopper: our kernels of linears were measured on one of these."""
+    import torch
+
+    is_nvidias = device.type == "cuda" and torch.version.hip is None
+    return is_nvidias and torch.cuda.get_device_capability(device) == HOPPER
 
 
 def converts_e4m3(capability: tuple[int, int]) -> bool:

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_gac.kernels.gpu_limits import is_hopper
 from vllm_gac.kernels.swiglu_limits import is_within_limits
 
 _MANY_FEATURES = 16384
@@ -31,13 +32,6 @@ def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
         and x.device == weight.device
         and is_hopper(x.device)
     )
-
-
-@functools.cache
-def is_hopper(device: torch.device) -> bool:
-    """Whether the GPU is a Hopper: on one of these the kernel was measured."""
-    is_nvidias = device.type == "cuda" and torch.version.hip is None
-    return is_nvidias and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def swiglu_linear(

@@ -4,10 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.rounding import round_up
-
-# Kernels load this many numbers of a row at once, so head sizes are multiples of it.
-GRANULE = 8
+from vllm_gac.layout.rounding import GRANULE, round_up
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,9 @@
 """Integers rounded up to whole blocks, tiles and granules."""
 
+# 16 bytes are so many 16-bit elements. Kernels read as many at once, so head sizes are multiples of
+# it; and each part of a fused output begins at one, or the next GEMM is slow.
+GRANULE = 8
+
 
 def ceil_div(number: int, divisor: int) -> int:
     """`number` / `divisor`, rounded up."""

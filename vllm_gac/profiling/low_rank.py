@@ -10,8 +10,8 @@ from vllm_gac.gpu.profile import LowRankTime
 from vllm_gac.kernels.few_tokens.compile_ahead import LaunchKind, compile_ahead
 from vllm_gac.kernels.few_tokens.launch import faster_tiling, gated_linears, linears
 from vllm_gac.kernels.few_tokens.tiling import MOST_TILES, MOST_TOKENS
+from vllm_gac.kernels.gpu_limits import is_hopper
 from vllm_gac.kernels.silu_mul import silu_mul
-from vllm_gac.kernels.swiglu import is_hopper
 from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn, random_matrix
 
 # Where tilings change (kernels/few_tokens/tiling.py), and between.

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from vllm_gac.gpu.profile import SwigluTime
-from vllm_gac.kernels.swiglu import is_hopper, swiglu_linear
+from vllm_gac.kernels.gpu_limits import is_hopper
+from vllm_gac.kernels.swiglu import swiglu_linear
 from vllm_gac.kernels.swiglu_limits import MOST_TOKENS
 from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn, random_matrix
 

@@ -22,10 +22,7 @@ from vllm_gac.gpu.profile import Dtype, GpuProfile, LowRankTime
 from vllm_gac.kernels import fp8_limits
 from vllm_gac.kernels.few_tokens.tiling import faster_than_cublas
 from vllm_gac.kernels.swiglu_limits import is_within_limits
-
-# Numbers that are 16 bytes. Factors are only fused, and run by our kernel, if parts of their input
-# and output begin at multiples of it.
-_GRANULE = 8
+from vllm_gac.layout.rounding import GRANULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +180,7 @@ def _launches(linears: Sequence[Linear], is_gated: bool) -> Iterator[_Launch]:
     computed at once, if that is faster.
     """
     low = [(linear, linear.rank) for linear in linears if linear.rank is not None]
-    fused = len(low) > 1 and all(rank % _GRANULE == 0 for _, rank in low)
+    fused = len(low) > 1 and all(rank % GRANULE == 0 for _, rank in low)
     for group in [low] if fused else [[pair] for pair in low]:
         ranks = tuple(rank for _, rank in group)
         yield _Launch((sum(ranks),), (group[0][0].in_size,))
@@ -259,6 +256,6 @@ def _is_ours(launch: _Launch, tokens: int) -> bool:
     """Whether our kernel accepts `launch` and is faster than cuBLAS, as the server decides."""
     return (
         launch.is_plain
-        and all(width % _GRANULE == 0 for width in launch.widths)
+        and all(width % GRANULE == 0 for width in launch.widths)
         and faster_than_cublas(tokens, launch.features, launch.widths, launch.is_gated) is not None
     )

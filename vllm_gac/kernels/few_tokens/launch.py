@@ -10,7 +10,7 @@ import triton
 from vllm_gac.kernels.few_tokens.by_matrix import by_matrix
 from vllm_gac.kernels.few_tokens.by_vector import by_vector
 from vllm_gac.kernels.few_tokens.tiling import MOST_LINEARS, Tiling, faster_than_cublas
-from vllm_gac.kernels.swiglu import is_hopper
+from vllm_gac.kernels.gpu_limits import is_hopper
 
 
 def faster_tiling(

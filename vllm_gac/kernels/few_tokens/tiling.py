@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vllm_gac.kernels.gpu_limits import MULTIPROCESSORS
 from vllm_gac.layout.rounding import ceil_div
 
 MOST_LINEARS = 3  # in one launch
@@ -10,8 +11,8 @@ MOST_TOKENS = 256  # with more, cuBLAS is faster
 MOST_TILES = 4096  # counters that a caller keeps
 
 _WIDE = 3072  # inputs; the down factors measured have 4096 and more, the up factors 2432 and fewer
-# Of an H200; where two programs fit into one, it runs somewhat more than one on average.
-_MULTIPROCESSORS, _PROGRAMS = 132, 192
+# Where two programs fit into a multiprocessor, it runs somewhat more than one on average.
+_PROGRAMS = 192
 _LEAST_WIDTH, _LEAST_PART = 1024, 512  # inputs of a program, with few tokens and with more
 
 
@@ -115,7 +116,7 @@ def _single(tokens: int, features: int, width: int) -> Tiling | None:
         splits = _splits(tiles, width)
         return Tiling(rows=32, features=64, step=128, splits=splits, warps=4, stages=3)
     if tokens <= 64 and features * width < 8_000_000:
-        splits = min(max(_MULTIPROCESSORS // tiles, 1), width // _LEAST_PART)
+        splits = min(max(MULTIPROCESSORS // tiles, 1), width // _LEAST_PART)
         return Tiling(rows=64, features=64, step=128, splits=splits, warps=4, stages=4)
     return None
 

@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 
 from vllm_gac.kernels.decode.compile_ahead import DecodeKind, compile_ahead
-from vllm_gac.kernels.swiglu import is_hopper
+from vllm_gac.kernels.gpu_limits import is_hopper
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.attention.impl import PackedImpl
 from vllm_gac.serving.hf_layouts import layout_of_hf

@@ -10,6 +10,7 @@ import torch
 from vllm.platforms import current_platform
 
 from vllm_gac.gpu.attention_choice import PREFILL_KERNELS, Gpu, Sizes, widths
+from vllm_gac.kernels.gpu_limits import MULTIPROCESSORS
 from vllm_gac.layout.rounding import ceil_div
 
 # FlashAttention 4 compiles another kernel if the longest query does not fill a tile. It is told at
@@ -20,7 +21,6 @@ _BOTTOM_RIGHT = 2  # PyTorch's and xformers' number for a causal mask aligned at
 # Hopper GPU. It holds an fp32 result for each part of every sequence, which is gigabytes for many
 # short sequences. It may split as it likes up to this many bytes.
 _SPLIT_BYTES = 128 << 20
-_MULTIPROCESSORS = 132
 _QUERY_TILE = 192  # query tokens x heads in a tile
 
 
@@ -138,7 +138,7 @@ def fa3_splits(query: torch.Tensor, values: torch.Tensor, longest_query: int) ->
     kv_heads, value_size = values.shape[-2:]
     part_bytes = _part_bytes(tokens, heads, value_size)
     tiles = kv_heads * ceil_div(longest_query * (heads // kv_heads), _QUERY_TILE)
-    parts_by_default = ceil_div(_MULTIPROCESSORS, tiles)
+    parts_by_default = ceil_div(MULTIPROCESSORS, tiles)
     if parts_by_default * part_bytes <= _SPLIT_BYTES:
         return 0
     return max(1, _SPLIT_BYTES // part_bytes)
@@ -151,7 +151,7 @@ def kernel_bytes(
     log_sums = 4 * tokens * heads
     if kernel == "FA3":
         part_bytes = _part_bytes(tokens, heads, value_size)
-        return log_sums + min(_SPLIT_BYTES, _MULTIPROCESSORS * part_bytes)
+        return log_sums + min(_SPLIT_BYTES, MULTIPROCESSORS * part_bytes)
     if kernel == "xformers":
         return log_sums + tokens * kv_heads * value_size * dtype.itemsize
     return log_sums

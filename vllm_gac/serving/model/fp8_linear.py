@@ -68,7 +68,7 @@ def _is_plain_fp8(linear: nn.Module) -> bool:
     if not loader_options(config.load_config.model_loader_extra_config).fused_fp8:
         return False
     from vllm_gac.kernels.fp8_limits import takes
-    from vllm_gac.kernels.swiglu import is_hopper
+    from vllm_gac.kernels.gpu_limits import is_hopper
 
     return (
         fp8_kernel_of(linear) is not None

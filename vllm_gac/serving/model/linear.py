@@ -27,6 +27,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.platforms import current_platform
 
+from vllm_gac.layout.rounding import GRANULE
 from vllm_gac.serving.model.one_launch import OneLaunch
 
 # By name of a checkpoint's linear: the fused linear that it is loaded into, and its shard there.
@@ -34,9 +35,6 @@ Shards = dict[str, tuple[str, str | int]]
 
 _DOWN_FACTORS = "down_factors"
 _DOWN_LAUNCH, _UP_LAUNCH = "down_launch", "up_launch"
-# Each part of a fused output begins on 16 bytes, eight 16-bit numbers. Otherwise the next GEMM is
-# slow.
-_GRANULE = 8
 
 
 class LowRankLinear(nn.Module):
@@ -94,7 +92,7 @@ def add_column_parallel(
     """
     fused = [name for name in shapes if name in ranks]
     stay_separate = quant_config is not None or get_current_vllm_config().lora_config is not None
-    if len(fused) < 2 or stay_separate or any(ranks[name] % _GRANULE for name in fused):
+    if len(fused) < 2 or stay_separate or any(ranks[name] % GRANULE for name in fused):
         fused = []
     ups = []
     for name, (out_size, in_size) in shapes.items():

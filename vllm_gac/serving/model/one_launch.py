@@ -100,7 +100,7 @@ def compile_ahead(model: nn.Module, most_tokens: int) -> None:
     if not launches:
         return
     from vllm_gac.kernels.few_tokens.compile_ahead import LaunchKind, compile_ahead
-    from vllm_gac.kernels.swiglu import is_hopper
+    from vllm_gac.kernels.gpu_limits import is_hopper
 
     device = launches[0].counters.device
     if not is_hopper(device):
