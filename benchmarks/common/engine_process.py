@@ -5,6 +5,7 @@ GPU to itself. A process imports vLLM as soon as it starts, and makes the engine
 """
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -75,6 +76,13 @@ class Engine:
             print(f"{self.name}: up after {self._startup_seconds:.0f} s", flush=True)
         return self._startup_seconds
 
+    def wait_or_say(self, seconds: float | None = None) -> None:
+        """Wait for an engine that may fail; whoever asks it later gets the error, too."""
+        try:
+            self.wait(seconds)
+        except EngineError as e:
+            print(f"{self.name}: {e}", flush=True)
+
     def ask(
         self, function: Callable[..., Any], *, seconds: float | None = None, **arguments: Any
     ) -> Any:
@@ -143,6 +151,22 @@ class Engine:
 
     def _last_words(self) -> str:
         return f"died: {self.log.read_text()[-500:]}"
+
+
+def asking_until(engine: Engine, deadline: float, longest: float = math.inf) -> Callable[..., Any]:
+    """A function that asks `engine`, as `Engine.ask` does, with a limit of time.
+
+    Args:
+        engine: The engine.
+        deadline: When every answer must be there, by `time.monotonic()`.
+        longest: Seconds that each answer may take.
+    """
+
+    def ask(question: Callable[..., Any], **arguments: Any) -> Any:
+        seconds = max(0.0, min(longest, deadline - time.monotonic()))
+        return engine.ask(question, seconds=seconds, **arguments)
+
+    return ask
 
 
 def main(descriptor: int) -> None:

@@ -1,6 +1,16 @@
-"""Markdown tables."""
+"""Markdown pages and tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+# Text, or lines such as those of a table.
+Block: TypeAlias = str | Sequence[str]
+
+
+def document(title: str, *blocks: Block) -> str:
+    """A page: its title, and the blocks that are not empty, with an empty line between them."""
+    texts = (block if isinstance(block, str) else "\n".join(block) for block in blocks)
+    return "\n\n".join([f"# {title}", *filter(None, texts)]) + "\n"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

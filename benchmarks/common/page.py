@@ -17,11 +17,16 @@ from benchmarks.common.markdown import table_of_records
 _SOFTWARE = ("vllm", "torch", "triton")
 
 
-def arguments(description: str | None) -> argparse.ArgumentParser:
-    """A parser with OUT, --device and --commit."""
-    parser = argparse.ArgumentParser(
+def documented(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose --help shows the docstring of a command as it is."""
+    return argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """A parser with OUT, --device and --commit."""
+    parser = documented(description)
     parser.add_argument("out", type=Path, help="directory for the results")
     parser.add_argument("--device", default="cpu")
     add_commit(parser)
@@ -30,9 +35,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 def profile_arguments(description: str | None) -> argparse.ArgumentParser:
     """A parser with --out, --profile and --commit, of predictions from a profile."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented(description)
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     parser.add_argument("--profile", default="h200", help="name or path (h200)")
     add_commit(parser)

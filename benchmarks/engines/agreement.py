@@ -8,7 +8,6 @@
 held-out text token by token and completes prompts greedily.
 """
 
-import argparse
 import json
 import math
 from dataclasses import replace
@@ -19,6 +18,7 @@ from benchmarks.common import demo_text
 from benchmarks.common.completions import agreement
 from benchmarks.common.engine_process import Engine
 from benchmarks.common.engine_questions import complete, facts, score
+from benchmarks.common.page import documented
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import KeyLayout, ValueLayout
@@ -134,9 +134,7 @@ def _shape(layer: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run one of the verbs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented(__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     plans_parser = verbs.add_parser("plans", help="write plans for the demo model")
     plans_parser.add_argument("directory", type=Path)

@@ -7,7 +7,6 @@ profile of the GPU. The time budget is halved until no faster plan loses so litt
 is in OUT; with another profile in --gpu, the page has the choices by both.
 """
 
-import argparse
 import json
 import tempfile
 from collections import Counter
@@ -18,7 +17,7 @@ from typing import Any
 from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
 from benchmarks.common.llama3_8b import DENSE, without_weights
 from benchmarks.common.markdown import table
-from benchmarks.common.page import add_commit, source
+from benchmarks.common.page import add_commit, documented, source
 from vllm_gac.checkpoint.atomic_files import write_text
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
@@ -53,9 +52,7 @@ _FASTEST = 0.3  # of the dense model's time; no plan of these losses comes near 
 
 def main() -> None:
     """Search what is missing, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented(__doc__)
     parser.add_argument("out", type=Path, help="directory for the results")
     parser.add_argument("--gpu", default="h200", help="name or path of a profile (h200)")
     add_commit(parser)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.engines.combinations.compare import compared
+from benchmarks.common.completions import compared
 from benchmarks.engines.combinations.report import page
 
 

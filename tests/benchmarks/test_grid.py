@@ -35,7 +35,7 @@ from vllm_gac.layout.dims import LINEARS
 
 pytest.importorskip("matplotlib", reason="needs the extra `dev`")
 
-from benchmarks.engines.whole_model.grid.page import write_page
+from benchmarks.engines.whole_model.grid.page import page, write_page
 
 ROOFS = Roofs(4e12, 7e14, 14e14)
 TINY = SHAPES["tiny"]
@@ -250,9 +250,9 @@ def test_each_gpu_serves_one_engine_at_a_time_and_a_failure_stops_nothing(tmp_pa
         json.dumps({"bytes_per_second": 4e12, "flops_per_second": 7e14})
     )
     write_page(tmp_path, tmp_path / "page")
-    page = (tmp_path / "page.md").read_text()
-    assert "| dense | fp8+fp8 | 10 | 0.500 s; 0.00 |" in page
-    assert "not measured" not in page
+    text = (tmp_path / "page.md").read_text()
+    assert "| dense | fp8+fp8 | 10 | 0.500 s; 0.00 |" in text
+    assert "not measured" not in text
     ElementTree.parse(tmp_path / "page.svg")
 
 
@@ -284,9 +284,15 @@ def test_an_engine_that_ends_with_the_run_has_not_failed(
 
 @pytest.mark.usefixtures("fakes")
 def test_nothing_is_begun_that_cannot_end(tmp_path: Path) -> None:
-    assert serve(tmp_path, cells("tiny")[:2], run.LEAST_SECONDS / 2) == []
+    assert serve(tmp_path, cells("tiny")[:2], run.MIN_SECONDS / 2) == []
 
 
 def test_a_page_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="nothing is timed yet"):
         write_page(tmp_path, tmp_path / "page")
+
+
+def test_the_committed_page_is_that_of_the_committed_rows() -> None:
+    folder = Path("benchmarks/results")
+    result = json.loads((folder / "grid_fp8_h200.json").read_text())
+    assert page(result, "grid_fp8_h200.svg") == (folder / "grid_fp8_h200.md").read_text()

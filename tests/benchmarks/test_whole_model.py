@@ -13,7 +13,7 @@ from vllm_gac.layout.dims import LINEARS
 
 pytest.importorskip("matplotlib", reason="needs the extra `dev`")
 
-from benchmarks.engines.whole_model.report import results, write_report
+from benchmarks.engines.whole_model.report import markdown, results, write_report
 from benchmarks.engines.whole_model.trace import alone, gaps
 
 ROOFS = ideal.Roofs(4e12, 7e14)
@@ -225,3 +225,10 @@ def test_a_report_without_the_dense_model_is_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps(facts))
     with pytest.raises(SystemExit, match=r"dense\.json is missing"):
         results(tmp_path)
+
+
+def test_the_committed_page_is_that_of_the_committed_result() -> None:
+    folder = Path("benchmarks/results")
+    result = json.loads((folder / "low_rank_models_h200.json").read_text())
+    committed = (folder / "low_rank_models_h200.md").read_text()
+    assert markdown(result, "low_rank_models_h200.svg") == committed

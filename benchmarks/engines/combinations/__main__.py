@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import demo_text, engine_questions
+from benchmarks.common.completions import compared
 from benchmarks.common.engine_process import Engine, EngineError
 from benchmarks.common.page import arguments, provenance, save
 from benchmarks.engines.combinations import models
-from benchmarks.engines.combinations.compare import compared
 from benchmarks.engines.combinations.report import page
 from vllm_gac import demo
 
@@ -98,7 +98,7 @@ def quantization(args: argparse.Namespace) -> dict[str, Any]:
             for name, (model, how) in demos.items()
         }
         for engine in (*timed.values(), *scoring.values()):
-            _wait_until_up(engine)  # so that no engine compiles while another is timed
+            engine.wait_or_say()  # so that no engine compiles while another is timed
         return {
             "throughput": {
                 name: _answer_or_error(engine, lambda engine: _timed(engine, batches))
@@ -162,7 +162,7 @@ def lifecycle(args: argparse.Namespace) -> dict[str, Any]:
     with _engines(args) as start:
         sleeper = start("sleeper", model, enable_sleep_mode=args.device != "cpu")
         drafting = start("ngram", model, speculative_config=ngram, disable_log_stats=False)
-        _wait_until_up(drafting)  # its start takes memory, and `sleep` measures memory
+        drafting.wait_or_say()  # its start takes memory, and `sleep` measures memory
         steps = _answer_or_error(sleeper, _life_cycle)
         ngram_said = _answer_or_error(
             drafting, lambda e: {"answers": _answers(e), **e.ask(engine_questions.drafts)}
@@ -249,14 +249,6 @@ def _dummy(name: str) -> dict[str, Any]:
     if name.startswith("dense"):
         return {"load_format": "dummy"}
     return {"load_format": "gac", "model_loader_extra_config": {"weights": "dummy"}}
-
-
-def _wait_until_up(engine: Engine) -> None:
-    """Wait for an engine that may fail; its error is recorded when it is asked."""
-    try:
-        engine.wait()
-    except EngineError as e:
-        print(f"{engine.name}: {e}", flush=True)
 
 
 def _answer_or_error(engine: Engine, ask: Callable[[Engine], dict[str, Any]]) -> dict[str, Any]:

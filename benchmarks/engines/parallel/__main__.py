@@ -8,7 +8,6 @@ but not after. The engines of a part start together and are measured one after t
 OUT/parallel.json, even if an engine failed, and OUT/parallel.md if none did.
 """
 
-import argparse
 import json
 import shlex
 import sys
@@ -21,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import demo_text
-from benchmarks.common.engine_process import Engine, EngineError
+from benchmarks.common.engine_process import Engine, EngineError, asking_until
 from benchmarks.common.engine_questions import batch_seconds, complete, facts, score
-from benchmarks.common.page import add_commit, save, source
+from benchmarks.common.page import add_commit, documented, save, source
 from benchmarks.engines.parallel.models import RUNS, SHAPES, Batch, Run, Shape, write
 from benchmarks.engines.parallel.report import page
 from vllm_gac import demo
@@ -48,9 +47,7 @@ class Job:
 
 def main() -> int:
     """Run the parts, write and print the page; 1 if an engine failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented(__doc__)
     parser.add_argument("out", type=Path, help="directory for the results")
     parser.add_argument("--demo", type=Path, default=Path("build/demo-gac"))
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
@@ -128,7 +125,7 @@ def _run(
             for engine in engines:
                 stack.callback(engine.close, _SHUTDOWN_SECONDS)
             for engine in engines:  # nothing is measured while another engine still starts
-                _wait_until_up(engine, deadline)
+                engine.wait_or_say(max(0.0, deadline - time.monotonic()))
             for (_, job), engine in zip(group, engines, strict=True):
                 try:
                     measured[job.name] = _measure(job, engine, deadline)
@@ -156,19 +153,8 @@ def _start(job: Job, number: int, logs: Path) -> Engine:
     return engine
 
 
-def _wait_until_up(engine: Engine, deadline: float) -> None:
-    """Wait for an engine that may fail; its error is reported when it is measured."""
-    try:
-        engine.wait(max(0.0, deadline - time.monotonic()))
-    except EngineError as e:
-        print(f"{engine.name}: {e}", flush=True)
-
-
 def _measure(job: Job, engine: Engine, deadline: float) -> dict[str, Any]:
-    def ask(question: Callable[..., Any], **arguments: Any) -> Any:
-        seconds = max(0.0, deadline - time.monotonic())
-        return engine.ask(question, seconds=seconds, **arguments)
-
+    ask = asking_until(engine, deadline)
     return {"startup_seconds": engine.wait(), **ask(facts), **job.measure(ask)}
 
 

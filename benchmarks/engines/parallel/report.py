@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.common.completions import agreement
-from benchmarks.common.markdown import table
+from benchmarks.common.markdown import Block, document, table
 from benchmarks.common.page import origin
 from benchmarks.engines.parallel.models import SHAPES
 
@@ -15,23 +15,17 @@ Seen = Mapping[str, Mapping[str, Any]]
 
 def page(result: Mapping[str, Any]) -> str:
     """Markdown of a result that `__main__` wrote."""
-    parts = ["# Tensor parallelism, two GPUs of one host\n", _about(result)]
-    if "tokens" in result:
-        parts.append(_tokens(result["tokens"]))
-    if "speed" in result:
-        parts.append(_speed(result))
-    return "\n".join(parts)
-
-
-def _about(result: Mapping[str, Any]) -> str:
     seen = next(iter((result.get("speed") or result["tokens"]).values()))
-    return (
+    return document(
+        "Tensor parallelism, two GPUs of one host",
         f"{origin({**seen, **result})}. vLLM's defaults (CUDA graphs: {seen['cudagraphs']}); up to "
-        f"{result['at_once']} engines were up at once, and were measured one after the other.\n"
+        f"{result['at_once']} engines were up at once, and were measured one after the other.",
+        *(_tokens(result["tokens"]) if "tokens" in result else ()),
+        *(_speed(result) if "speed" in result else ()),
     )
 
 
-def _tokens(seen: Seen) -> str:
+def _tokens(seen: Seen) -> list[Block]:
     rows = []
     for model in ("dense", "GAC"):
         one, two = seen[f"{model}, TP 1"], seen[f"{model}, TP 2"]
@@ -50,33 +44,21 @@ def _tokens(seen: Seen) -> str:
         )
     columns = ["model", "held-out tokens", "perplexity TP 1, TP 2"]
     columns += ["difference of logprobs, mean and largest", "equal greedy tokens", "gaps"]
-    lines = [
-        "## TP = 2 against TP = 1\n",
+    return [
+        "## TP = 2 against TP = 1",
         "The demo model, bf16, with its trained weights. Two ranks add in another order than one, "
         "and bf16 resolves 0.06 of a logprob: the dense model shows how much that is. A gap is "
         "how much likelier TP = 1 found its own token than TP = 2's, at the first difference of "
-        "two completions.\n",
-        *table(columns, rows),
+        "two completions.",
+        table(columns, rows),
     ]
-    return "\n".join(lines) + "\n"
 
 
-def _speed(result: Mapping[str, Any]) -> str:
+def _speed(result: Mapping[str, Any]) -> list[Block]:
     seen, shape = result["speed"], SHAPES[result["shape"]]
     prompts, step = shape.prefill, shape.decode
     layer = result["layer"]
     key, value = layer["key"], layer["value"]
-    lines = [
-        "## Throughput\n",
-        f"The shape {result['shape']}, random weights. GAC: {key['form']} keys {key['heads']} x "
-        f"{key['size']}, values {value['heads']} x {value['size']} (first layer), MLP width "
-        f"{shape.width}, which is {shape.width // 2} on each of two GPUs. Aligned before sharding: "
-        f"{shape.before}, a multiple of 8 whose half is {shape.before // 2}. "
-        f"Prefill: {prompts.prompts} prompts of {prompts.length} tokens; decode: a step of "
-        f"{step.prompts} sequences at {step.length} to {step.length + step.output - 1} tokens; "
-        f"medians of {shape.repeats}. Room: tokens in {shape.cache_bytes / 2**30:.3g} GiB of "
-        "cache on each GPU.\n",
-    ]
     rows = []
     for name, run in seen.items():
         prefill, decode = (statistics.median(run[phase]) for phase in ("prefill", "decode"))
@@ -91,12 +73,19 @@ def _speed(result: Mapping[str, Any]) -> str:
             ]
         )
     columns = ["model", "prefill, tokens/s", "decode, ms a step", "tokens/s", "room", "startup, s"]
-    lines += [
-        *table(columns, rows),
-        "",
-        *table(["ratio", "prefill", "decode", "room"], _ratios(seen)),
+    return [
+        "## Throughput",
+        f"The shape {result['shape']}, random weights. GAC: {key['form']} keys {key['heads']} x "
+        f"{key['size']}, values {value['heads']} x {value['size']} (first layer), MLP width "
+        f"{shape.width}, which is {shape.width // 2} on each of two GPUs. Aligned before sharding: "
+        f"{shape.before}, a multiple of 8 whose half is {shape.before // 2}. "
+        f"Prefill: {prompts.prompts} prompts of {prompts.length} tokens; decode: a step of "
+        f"{step.prompts} sequences at {step.length} to {step.length + step.output - 1} tokens; "
+        f"medians of {shape.repeats}. Room: tokens in {shape.cache_bytes / 2**30:.3g} GiB of "
+        "cache on each GPU.",
+        table(columns, rows),
+        table(["ratio", "prefill", "decode", "room"], _ratios(seen)),
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _ratios(seen: Seen) -> Iterator[list[str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.engine_process import Engine, EngineError
-from benchmarks.common.page import add_commit, source
+from benchmarks.common.page import add_commit, documented, source
 from benchmarks.engines import whole_model
 from benchmarks.engines.whole_model.engine import arguments, caches, measure
 from benchmarks.engines.whole_model.models import SHAPES, Model, models
@@ -30,9 +30,7 @@ SHUTDOWN_SECONDS = 20
 
 def main() -> None:
     """Run the models, or write the report."""
-    parser = argparse.ArgumentParser(
-        description=whole_model.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented(whole_model.__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     run_parser = verbs.add_parser("run", help="start and time the models that have no JSON yet")
     run_parser.add_argument("runs", type=Path, help="directory with one JSON a model")

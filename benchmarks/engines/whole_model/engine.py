@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.engine_process import Engine
+from benchmarks.common.engine_process import Engine, asking_until
 from benchmarks.common.engine_questions import batch_seconds, facts
 from benchmarks.engines.whole_model.models import Batch, Model
 from benchmarks.engines.whole_model.trace import kernel_times
@@ -71,11 +71,7 @@ def measure(engine: Engine, batches: Sequence[Batch], deadline: float) -> dict[s
     Raises:
         EngineError: The engine failed, or was not done in time.
     """
-
-    def ask(question: Callable[..., Any], **arguments: Any) -> Any:
-        seconds = max(0.0, deadline - time.monotonic())
-        return engine.ask(question, seconds=seconds, **arguments)
-
+    ask = asking_until(engine, deadline)
     startup = engine.wait(max(0.0, deadline - time.monotonic()))
     ask(watch_compilations)
     # The first user waits for whatever is compiled only now.

@@ -6,8 +6,9 @@ once, at the rate of a copy. Nothing else counts: no launches, no activations.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.engines.whole_model.models import Batch
 from vllm_gac.layout.dims import LINEARS, ModelLayout
@@ -39,6 +40,13 @@ class Roofs:
     bytes_per_second: float
     flops_per_second: float
     fp8_flops_per_second: float | None = None
+
+    @classmethod
+    def of(cls, rates: Mapping[str, Any]) -> "Roofs":
+        """The rates as `gpu_rates` writes them. Older results have none of FP8."""
+        return cls(
+            rates["bytes_per_second"], rates["flops_per_second"], rates.get("fp8_flops_per_second")
+        )
 
     def gemm(self, itemsize: int) -> float:
         """FLOP/s of a GEMM whose weights take `itemsize` bytes each."""

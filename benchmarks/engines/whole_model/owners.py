@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common.engine_process import Engine, EngineError
 from benchmarks.common.engine_questions import batch_seconds, facts
 from benchmarks.common.markdown import table
-from benchmarks.common.page import add_commit, origin, save, source
+from benchmarks.common.page import add_commit, documented, origin, save, source
 from benchmarks.engines.whole_model.engine import arguments, caches
 from benchmarks.engines.whole_model.grid.cells import models_by_name
 from benchmarks.engines.whole_model.models import SHAPES, Batch
@@ -49,9 +49,7 @@ _FP8 = {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
 
 def main() -> None:
     """Serve the models that have no result, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented(__doc__)
     parser.add_argument("runs", type=Path, help="directory with one JSON a model")
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")

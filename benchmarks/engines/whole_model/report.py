@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.markdown import table
+from benchmarks.common.markdown import Block, document, table
 from benchmarks.common.page import origin
 from benchmarks.engines.whole_model import ideal
 from benchmarks.engines.whole_model.engine import median
 from benchmarks.engines.whole_model.models import SHAPES, Batch, Model, models
 from benchmarks.engines.whole_model.plot import plot
-from benchmarks.engines.whole_model.roofs import read_roofs
 from benchmarks.engines.whole_model.trace import by_purpose
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 
@@ -48,7 +47,7 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
 def results(runs: Path, dense_runs: Path | None = None) -> dict[str, Any]:
     """Compare every model of `runs` with the dense one, from `dense_runs` if `runs` has none."""
     facts, roofs = _read(runs / "run.json"), _read(runs / "roofs.json")
-    rates = read_roofs(runs / "roofs.json")
+    rates = ideal.Roofs.of(roofs)
     shape = SHAPES[facts["shape"]]
     every = {model.name: model for model in models(shape.dense)}
     measured = {n: _read(path) for n in every if (path := runs / f"{n}.json").exists()}
@@ -171,10 +170,9 @@ def markdown(result: dict[str, Any], figure: str) -> str:
          r["first_answer_seconds"]]
         for r in rows
     ]  # fmt: skip
-    return "\n".join(
+    return document(
+        "Whole models in vLLM",
         [
-            "# Whole models in vLLM",
-            "",
             f"{origin(result)}.",
             f"{settings}. Ideal: prefill by FLOPs, decode by the bytes of "
             "weights and cached tokens",
@@ -184,37 +182,25 @@ def markdown(result: dict[str, Any], figure: str) -> str:
             f"{roofs['flops_per_second'] / 1e12:.0f} TFLOP/s. "
             "Realized: (speedup - 1) / (ideal speedup - 1).",
             *result.get("also", []),
-            "",
-            f"![realized fraction of every phase]({figure})",
-            "",
-            *_table(["model", "layers", "10^9 parameters", "KV bytes/token", "attention"], dims),
-            "## Phases: speedup over dense, of the ideal one = realized",
-            "",
-            *_table(["model", *phases], [[r["name"], *_gains(r["phases"], phases)] for r in rows]),
+        ],
+        f"![realized fraction of every phase]({figure})",
+        table(["model", "layers", "10^9 parameters", "KV bytes/token", "attention"], dims),
+        "## Phases: speedup over dense, of the ideal one = realized",
+        table(["model", *phases], [[r["name"], *_gains(r["phases"], phases)] for r in rows]),
+        [
             "Decode runs from the first token of the last prompt to the last token of all. "
             "KV room: tokens in equal memory.",
             "Smaller weights also leave more memory, which the KV tokens below include.",
-            "",
-            "## Batches: speedup over dense, of the ideal one = realized",
-            "",
-            *_table(
-                ["model", *batches], [[r["name"], *_gains(r["batches"], batches)] for r in rows]
-            ),
-            "## Seconds, and room",
-            "",
-            *_table(
-                [
-                    "model",
-                    *batches,
-                    "KV tokens",
-                    "all that fit",
-                    "cold start",
-                    "of it torch.compile",
-                    "warm start",
-                    "first answer",
-                ],
-                times,
-            ),
+        ],
+        "## Batches: speedup over dense, of the ideal one = realized",
+        table(["model", *batches], [[r["name"], *_gains(r["batches"], batches)] for r in rows]),
+        "## Seconds, and room",
+        table(
+            ["model", *batches, "KV tokens", "all that fit", "cold start", "of it torch.compile",
+             "warm start", "first answer"],
+            times,
+        ),
+        [
             "Batches are prompts x their length -> tokens of each answer, in seconds: the median "
             f"of {', '.join(map(str, runs))} runs.",
             "All that fit: whether the cache has as many tokens as the memory left for it can "
@@ -222,13 +208,12 @@ def markdown(result: dict[str, Any], figure: str) -> str:
             "Starts are seconds in LLM(...); a cold start finds no compiled code in any cache. The "
             "first answer, right after",
             "the start, is 4 tokens to each of 2 prompts of 300 tokens.",
-            "",
-            *_steps(rows),
-        ]
-    )
+        ],
+        *_steps(rows),
+    )  # fmt: skip
 
 
-def _steps(rows: list[dict[str, Any]]) -> list[str]:
+def _steps(rows: list[dict[str, Any]]) -> list[Block]:
     """The kernels of a step of each phase, for the models that were traced."""
     traced = [row for row in rows if row["step_microseconds"]]
     if not traced:
@@ -244,15 +229,15 @@ def _steps(rows: list[dict[str, Any]]) -> list[str]:
     ]  # fmt: skip
     return [
         "## A step's kernels, ms",
-        "",
-        *_table(["model", "step of", *purposes, "all"], lines),
-        "Kernel times by CUPTI, without the gaps between kernels: of a whole step of prefill, and "
-        "of decode steps",
-        "soon after the prompts. Attention includes the kernels that gather and merge for it. A "
-        "kernel of gate, up and",
-        "SwiGLU counts as a GEMM. The rest is norms, activations, sampling and, in compiled "
-        "models, the rotation.",
-        "",
+        table(["model", "step of", *purposes, "all"], lines),
+        [
+            "Kernel times by CUPTI, without the gaps between kernels: of a whole step of prefill, "
+            "and of decode steps",
+            "soon after the prompts. Attention includes the kernels that gather and merge for it. "
+            "A kernel of gate, up and",
+            "SwiGLU counts as a GEMM. The rest is norms, activations, sampling and, in compiled "
+            "models, the rotation.",
+        ],
     ]
 
 
@@ -269,8 +254,3 @@ def _gains(compared: dict[str, dict[str, float | None]], names: list[str]) -> li
         return f"{gain['speedup']:.3f} of {gain['ideal']:.3f} = {gain['realized']:.2f}"
 
     return [cell(compared.get(name)) for name in names]
-
-
-def _table(columns: list[str], rows: list[list[Any]]) -> list[str]:
-    """A table and the empty line after it."""
-    return [*table(columns, rows), ""]

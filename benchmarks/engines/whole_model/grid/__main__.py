@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.common.page import add_commit, source
+from benchmarks.common.page import add_commit, documented, source
 from benchmarks.engines.whole_model import grid
 from benchmarks.engines.whole_model.grid.cells import cells, chosen, models_by_name
 from benchmarks.engines.whole_model.grid.run import Serving, missing, open_rows, serve_all
@@ -22,9 +22,7 @@ from vllm_gac.checkpoint.atomic_files import write_json
 
 def main() -> None:
     """Run the verb."""
-    parser = argparse.ArgumentParser(
-        description=grid.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented(grid.__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     run_parser = verbs.add_parser("run", help="serve the cells that have no rows yet")
     run_parser.add_argument("out", type=Path, help="directory of rows.jsonl")

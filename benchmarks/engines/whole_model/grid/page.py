@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.json_lines import lines_of
-from benchmarks.common.markdown import table
+from benchmarks.common.markdown import Block, document, table
 from benchmarks.common.page import origin
 from benchmarks.engines.whole_model.grid.cells import cells
 from benchmarks.engines.whole_model.grid.compare import Compared, Measured, compare, goals
 from benchmarks.engines.whole_model.grid.plot import plot
+from benchmarks.engines.whole_model.ideal import Roofs
 from benchmarks.engines.whole_model.models import SHAPES
-from benchmarks.engines.whole_model.roofs import read_roofs
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 
 COMMAND = "python -m benchmarks.engines.whole_model.grid run OUT"
@@ -32,10 +32,8 @@ def write_page(runs: Path, out: Path) -> None:
     roofs = json.loads((runs / "roofs.json").read_text())
     software = {name: started[-1][name] for name in ("machine", "vllm", "torch", "triton")}
     result = {"command": COMMAND, **software, **facts, "roofs": roofs, "rows": rows}
-    rates = read_roofs(runs / "roofs.json")
-    found = compare(rows, [cell.name for cell in cells(facts["shape"])], rates)
-    names = [batch.name for batch in SHAPES[facts["shape"]].batches]
-    text = page(result, found, names, out.with_suffix(".svg").name)
+    text = page(result, out.with_suffix(".svg").name)
+    found, names = _measured(result)
     write_json(out.with_suffix(".json"), result)
     if _beside_bf16(found):
         write_text(out.with_suffix(".svg"), plot(found, names))
@@ -43,33 +41,41 @@ def write_page(runs: Path, out: Path) -> None:
     print(text)
 
 
-def page(
-    result: dict[str, Any], found: Sequence[Measured], batches: Sequence[str], figure: str
-) -> str:
-    """The page in Markdown."""
+def _measured(result: dict[str, Any]) -> tuple[list[Measured], list[str]]:
+    """The cells that have rows, and the names of the batches that every cell has."""
+    shape = result["shape"]
+    found = compare(result["rows"], [cell.name for cell in cells(shape)], Roofs.of(result["roofs"]))
+    return found, [batch.name for batch in SHAPES[shape].batches]
+
+
+def page(result: dict[str, Any], figure: str) -> str:
+    """The page in Markdown, with the figure in the file `figure`."""
+    found, batches = _measured(result)
     every = list(dict.fromkeys(batch for cell in found for batch in cell.batches))
     more = [batch for batch in every if batch not in batches]
     of_more = [cell for cell in found if any(batch in cell.batches for batch in more)]
-    lines = [
-        "# Compression with FP8: every form in every precision",
-        "",
-        f"{origin(result)}.",
-        *_legend(result),
-        "",
-        *([f"![speedups over dense bf16]({figure})", ""] if _beside_bf16(found) else []),
-        *table(
+    ladder = [
+        "## Low rank at every batch, and in long contexts",
+        table(
+            ("model", "weights+cache", *more),
+            ([c.model, c.types, *(_cell(c, b) for b in more)] for c in of_more),
+        ),
+    ]
+    return document(
+        "Compression with FP8: every form in every precision",
+        [f"{origin(result)}.", *_legend(result)],
+        f"![speedups over dense bf16]({figure})" if _beside_bf16(found) else "",
+        table(
             ("model", "weights+cache", "KV tokens", *batches),
             (
                 [c.model, c.types, _count(c, "kv_tokens"), *(_cell(c, b) for b in batches)]
                 for c in found
             ),
         ),
-        "",
-        *_remarks(found),
+        _remarks(found),
         *_over_dense_bf16(found, batches),
         "## What was to be reached",
-        "",
-        *table(
+        table(
             ("", "asked", "measured", "reached"),
             (
                 [g.what, g.asked, f"{g.measured:.3f}", "yes" if g.reached else "no"]
@@ -77,22 +83,9 @@ def page(
                 if g.measured is not None
             ),
         ),
-        "",
-    ]
-    if more:
-        lines += [
-            "## Low rank at every batch, and in long contexts",
-            "",
-            *table(
-                ("model", "weights+cache", *more),
-                ([c.model, c.types, *(_cell(c, b) for b in more)] for c in of_more),
-            ),
-            "",
-        ]
-    lines += [
+        *(ladder if more else []),
         "## Models, and seconds in LLM(...)",
-        "",
-        *table(
+        table(
             ("model", "layers", "weights+cache", "10^9 parameters", "KV bytes/token", "attention",
              "start", "of it torch.compile", "from cold"),
             (
@@ -102,11 +95,9 @@ def page(
                 for c in found if c.about
             ),
         ),
-        "",
         "From cold: no compiled code in any cache. Other starts find what engines on the same GPU "
         "compiled before.",
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    )  # fmt: skip
 
 
 def _beside_bf16(found: Sequence[Measured]) -> bool:
@@ -114,17 +105,15 @@ def _beside_bf16(found: Sequence[Measured]) -> bool:
     return any(row.over_bf16 is not None for cell in found for row in cell.batches.values())
 
 
-def _over_dense_bf16(found: Sequence[Measured], batches: Sequence[str]) -> list[str]:
+def _over_dense_bf16(found: Sequence[Measured], batches: Sequence[str]) -> list[Block]:
     if not _beside_bf16(found):
         return []
     return [
         "## Speedup over the dense model in bf16",
-        "",
-        *table(
+        table(
             ("model", "weights+cache", *batches),
             ([c.model, c.types, *(_over_bf16(c.batches.get(b)) for b in batches)] for c in found),
         ),
-        "",
     ]
 
 
@@ -152,7 +141,7 @@ def _remarks(found: Sequence[Measured]) -> list[str]:
     apart = [c.name for c in found if any(batch.apart for batch in c.batches.values())]
     if apart:
         failed.append(f"Against a dense model of another run: {', '.join(apart)}.")
-    return [*failed, ""] if failed else []
+    return failed
 
 
 def _cell(cell: Measured, batch: str) -> str:

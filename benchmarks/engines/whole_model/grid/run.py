@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.engine_process import Engine, EngineError
+from benchmarks.common.engine_process import Engine, EngineError, asking_until
 from benchmarks.common.engine_questions import facts
 from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
 from benchmarks.engines.whole_model.engine import (
@@ -25,7 +25,7 @@ from benchmarks.engines.whole_model.models import Batch, Model
 
 SHUTDOWN_SECONDS = 20
 # What an engine start and its first batch need at least; with less, nothing is begun.
-LEAST_SECONDS = 60.0
+MIN_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ def serve_all(cells: Sequence[Cell], gpus: Sequence[str], serving: Serving, rows
 
     def following() -> Cell | None:
         with lock:
-            too_late = serving.deadline - time.monotonic() < LEAST_SECONDS
+            too_late = serving.deadline - time.monotonic() < MIN_SECONDS
             return None if too_late or ended.is_set() else next(queue, None)
 
     with contextlib.ExitStack() as engines:
@@ -147,7 +147,7 @@ def _serve_on(
     while (
         cell is not None
         and not ended.is_set()
-        and serving.deadline - time.monotonic() > LEAST_SECONDS
+        and serving.deadline - time.monotonic() > MIN_SECONDS
     ):
         own = waiting or opened(cell, gpu)
         own.engine.start(**_options(cell, own.model, serving))
@@ -168,11 +168,7 @@ def _serve_on(
 def _serve(cell: Cell, gpu: str, own: Opened, serving: Serving, rows: Rows) -> None:
     """Wait for the engine, then time each batch."""
     engine, layout = own.engine, own.model.layout
-
-    def ask(question: Callable[..., Any], **arguments: Any) -> Any:
-        left = min(serving.longest, serving.deadline - time.monotonic())
-        return engine.ask(question, seconds=max(0.0, left), **arguments)
-
+    ask = asking_until(engine, serving.deadline, serving.longest)
     startup = engine.wait(max(0.0, min(serving.longest, serving.deadline - time.monotonic())))
     about = ask(facts)
     memory = ask(cache_and_compilation)
