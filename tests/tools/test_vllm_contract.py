@@ -9,8 +9,8 @@ import pytest
 import vllm
 
 from tools.vllm_contract import __main__ as command
+from tools.vllm_contract.__main__ import ROOT, broken
 from tools.vllm_contract.behaviours import changed_behaviours
-from tools.vllm_contract.contract import ROOT, broken
 from tools.vllm_contract.overlay import overlay
 from tools.vllm_contract.sources import Release
 from tools.vllm_contract.uses import Uses

@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from vllm_gac.cli import (
     align,
@@ -26,7 +27,6 @@ from vllm_gac.cli import (
     verify,
 )
 from vllm_gac.cli.output import logged_to_stderr
-from vllm_gac.cli.parser import Parser
 from vllm_gac.errors import GacError
 from vllm_gac.errors.shown import sentence
 from vllm_gac.layout.names import VERSION
@@ -127,3 +127,11 @@ def _abandon_stdout() -> None:
 def _failed(message: str) -> int:
     print(f"vllm-gac: error: {sentence(message)}", file=sys.stderr)
     return 1
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors omit the usage, which fills a screen for most verbs."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and exit with status 2."""
+        self.exit(2, f"{self.prog}: error: {sentence(message)}\nSee '{self.prog} --help'.\n")

@@ -50,9 +50,8 @@ def run(args: argparse.Namespace) -> int:
         raise ProfileError(f"--out {args.out}: its directory does not exist; make it first")
 
     from vllm_gac.gpu.profile_files import write_profile
-    from vllm_gac.profiling.gpu import require_gpu
 
-    require_gpu()
+    _require_gpu()
     from vllm_gac.profiling.profile import measure_profile
 
     if args.resume:
@@ -77,6 +76,17 @@ def run(args: argparse.Namespace) -> int:
             f"with: vllm-gac plan MODEL --align measured --gpu {args.out} ..."
         )
     return 0
+
+
+def _require_gpu() -> None:
+    """Raise ProfileError unless PyTorch sees a CUDA GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ProfileError(
+            f"PyTorch {torch.__version__} sees no CUDA GPU to measure; run this on the machine "
+            "that will serve, or plan with a shipped profile: --gpu h200"
+        )
 
 
 def _before(out: Path) -> "GpuProfile | None":

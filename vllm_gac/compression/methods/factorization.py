@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.compression.methods.whitening import roots
+# Eigenvalues below this share of the largest one are noise of the calibration sample. They are
+# raised to this share, so that inverses stay bounded.
+_FLOOR = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def factorize(
     if pulled_metric is None and w.shape[0] <= w.shape[1]:
         left, unweighted = w, None
         if output_metric is not None:
-            weighting, unweighted = roots(output_metric)
+            weighting, unweighted = _roots(output_metric)
             left = weighting @ w
         # left C left^T needs no root of C, which for a wide MLP would be most of the work.
         right = left if input_covariance is None else left @ input_covariance.double()
@@ -56,7 +58,7 @@ def factorize(
         scale, vectors = _spectrum(pulled)
         vectors = vectors[:, :rank]
         return Factorization(scale[:rank], w @ vectors, vectors.T)
-    whitening, unwhitened = roots(input_covariance)
+    whitening, unwhitened = _roots(input_covariance)
     scale, vectors = _spectrum(whitening @ pulled @ whitening)
     vectors = vectors[:, :rank]
     return Factorization(scale[:rank], w @ (whitening @ vectors), vectors.T @ unwhitened)
@@ -94,10 +96,23 @@ def _pulled(w: torch.Tensor, output_metric: torch.Tensor | None) -> torch.Tensor
 def _any_root(covariance: torch.Tensor) -> torch.Tensor:
     """A matrix R [n, n] with R R^T = C."""
     root, failed = torch.linalg.cholesky_ex(covariance)
-    return roots(covariance)[0] if failed else root
+    return _roots(covariance)[0] if failed else root
 
 
 def _spectrum(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Singular values [k], descending and positive, and vectors [n, k], from a Gram matrix."""
     squares, vectors = torch.linalg.eigh((gram + gram.T) / 2)
     return squares.flip(0).clamp_min(squares[-1] * 1e-16 + 1e-300).sqrt(), vectors.flip(1)
+
+
+def _roots(covariance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric square root of a covariance [n, n], and its inverse."""
+    values, vectors = _eigen(covariance)
+    return (vectors * values.sqrt()) @ vectors.T, (vectors * values.rsqrt()) @ vectors.T
+
+
+def _eigen(covariance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    symmetric = (covariance + covariance.T).double() / 2
+    values, vectors = torch.linalg.eigh(symmetric)
+    floor = torch.finfo(torch.float64).tiny if values[-1] <= 0 else _FLOOR * values[-1]
+    return values.clamp_min(floor), vectors
