@@ -3,7 +3,7 @@
 import json
 
 SEPARATOR = b"\n\0\n"
-_MOST_DATA = 1 << 20
+_MAX_DATA = 1 << 20
 
 
 def joined(*texts: bytes) -> bytes:
@@ -19,4 +19,4 @@ def data_size(header: bytes) -> int:
         size = max(ends, default=0)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return 0
-    return size if isinstance(size, int) and 0 <= size <= _MOST_DATA else 0
+    return size if isinstance(size, int) and 0 <= size <= _MAX_DATA else 0

@@ -15,7 +15,7 @@ from vllm_gac.importers.open_any import open_any_format
 
 # If a config skips parts of a layer, they become tensors of zeros. These can be larger than the
 # files.
-_MOST_ELEMENTS = 1 << 20
+_MAX_ELEMENTS = 1 << 20
 
 
 def check(data: bytes, directory: Path) -> bool:
@@ -47,7 +47,7 @@ def check(data: bytes, directory: Path) -> bool:
 def _read_every_tensor(checkpoint: Checkpoint) -> None:
     with checkpoint.reader() as read:
         for name, shape in checkpoint.layout.tensors().items():
-            if math.prod(shape) <= _MOST_ELEMENTS:
+            if math.prod(shape) <= _MAX_ELEMENTS:
                 found = tuple(read(name).shape)
                 shared_table = name.endswith(".rope_inv_freq") and found[1:] == shape[1:]
                 assert found == shape or shared_table, f"{name}: {found}, expected {shape}"

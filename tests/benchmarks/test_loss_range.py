@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.quality.ladder.rows import HEALED, PLAIN
 from vllm_gac.planning.loss_range import (
-    LEAST_EXPECTED,
     MEASURED_OVER_EXPECTED,
+    MIN_EXPECTED,
     USUALLY_OVER_EXPECTED,
     perplexity_range,
 )
@@ -39,14 +39,14 @@ def _ladder() -> Iterator[tuple[float, float]]:
 
 def test_the_range_is_that_of_the_committed_trials() -> None:
     trials = [*_demo(), *_ladder()]
-    times = [lost / expected for expected, lost in trials if expected >= LEAST_EXPECTED]
+    times = [lost / expected for expected, lost in trials if expected >= MIN_EXPECTED]
     assert len(times) > 50
     least, most = min(times), max(times)
     outwards = math.floor(least * 10) / 10, math.ceil(most * 10) / 10
     assert outwards == MEASURED_OVER_EXPECTED
     assert round(float(np.median(times)), 1) == USUALLY_OVER_EXPECTED
-    small = [lost for expected, lost in trials if expected < LEAST_EXPECTED]
-    assert max(small) <= MEASURED_OVER_EXPECTED[1] * LEAST_EXPECTED
+    small = [lost for expected, lost in trials if expected < MIN_EXPECTED]
+    assert max(small) <= MEASURED_OVER_EXPECTED[1] * MIN_EXPECTED
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_few_calibration_tokens_are_taken_from_a_smaller_part(
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_text("a" * 4000 + "b" * 4000)
-    monkeypatch.setattr(token_text, "_LEAST_CHARACTERS", 4000 - 256 * 8)
+    monkeypatch.setattr(token_text, "_MIN_CHARACTERS", 4000 - 256 * 8)
     first = calibration_sequences(model, [path], length=2, max_tokens=8)
     assert len(first.unique()) == 1
     whole = calibration_sequences(model, [path], length=2, max_tokens=8, characters=1 << 20)
@@ -149,7 +149,7 @@ def test_words_that_make_no_tokens_are_refused(
     raw["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": ""}
     (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
     (tmp_path / "a.txt").write_text("a" * 300_000)
-    monkeypatch.setattr(token_text, "_LEAST_CHARACTERS", 100_000)
+    monkeypatch.setattr(token_text, "_MIN_CHARACTERS", 100_000)
     with pytest.raises(CheckpointError, match=r"characters have only 0 tokens, 64 are wanted"):
         windows(tmp_path, [tmp_path / "a.txt"], length=8, max_tokens=64)
 

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _DATA_SET = re.compile(rf"hf:/{{1,2}}datasets/({HUB_ID})(?:@([^/@]{{1,200}}))?(?:/(.*))?")
 _KINDS = (".txt", ".jsonl", ".jsonl.gz", ".json.gz", ".parquet")
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 def local_texts(texts: Sequence[str | Path]) -> list[Path]:
@@ -103,8 +103,8 @@ def _chosen(text: str, files: Sequence[str], inside: str) -> str:
             f"{text}: no {', '.join(_KINDS[:-1])} or {_KINDS[-1]} file; others are not read"
         )
     if len(folders) > 1:
-        names = ", ".join(shown(folder or "its top level") for folder in folders[:_MOST_NAMED])
-        more = ", and more" if len(folders) > _MOST_NAMED else ""
+        names = ", ".join(shown(folder or "its top level") for folder in folders[:_MAX_NAMED])
+        more = ", and more" if len(folders) > _MAX_NAMED else ""
         raise HubError(f"{text}: has text in {names}{more}; put the one you mean behind it")
     if len(known) > 1:
         logger.info("%s: takes the first of %d files", text, len(known))

@@ -35,7 +35,7 @@ from vllm_gac.layout.schema import HfConfig, validate
 if TYPE_CHECKING:
     import torch
 
-_LEAST_WEIGHT_BYTES = min(DTYPES[name].bytes for name in WEIGHT_DTYPES)
+_MIN_WEIGHT_BYTES = min(DTYPES[name].bytes for name in WEIGHT_DTYPES)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _stored_faults(checkpoint: Checkpoint, finite: bool, progress: bool) -> Iter
 def _stored_numbers(checkpoint: Checkpoint) -> int:
     """How many numbers the files can hold at most; tensors of a pickle may share storage."""
     files = {checkpoint.directory / info.file for info in checkpoint.tensors.values()}
-    return sum(map(_size_of, files)) // _LEAST_WEIGHT_BYTES
+    return sum(map(_size_of, files)) // _MIN_WEIGHT_BYTES
 
 
 def _size_of(path: Path) -> int:

@@ -31,7 +31,7 @@ _MAX_TOKENIZER = 128 << 20
 # Calibration takes its sequences from the first part of each file. Of a file of which only few
 # tokens are wanted, the part is smaller.
 _CALIBRATION_CHARACTERS = 1 << 24
-_LEAST_CHARACTERS, _CHARACTERS_OF_A_TOKEN = 1 << 20, 256
+_MIN_CHARACTERS, _CHARACTERS_OF_A_TOKEN = 1 << 20, 256
 
 
 def calibration_sequences(
@@ -219,7 +219,7 @@ def _panics_unprinted() -> Iterator[None]:
 
 
 def _enough_characters(tokens: int) -> int:
-    return _LEAST_CHARACTERS + _CHARACTERS_OF_A_TOKEN * tokens
+    return _MIN_CHARACTERS + _CHARACTERS_OF_A_TOKEN * tokens
 
 
 def _names(texts: Sequence[str | Path]) -> str:

@@ -19,7 +19,7 @@ from vllm_gac.layout.names import VERSION
 
 RECORD = "vllm-gac.json"
 _FORMAT = 1
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 _READERS = 4  # of files at a time; a disk that is read by more is no faster
 # The digests of files by what changes whenever they do: a model that is replaced is looked at
 # before hours of work and after them.
@@ -82,8 +82,8 @@ def _recorded(directory: Path) -> Mapping[str, object] | None:
 
 
 def _refusal(out: Path, names: Sequence[str], what: str) -> DiskError:
-    named = ", ".join(map(shown, names[:_MOST_NAMED]))
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    named = ", ".join(map(shown, names[:_MAX_NAMED]))
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return DiskError(
         f"{out}: {named}{more}: {what}; --overwrite would remove it: move it away, or choose "
         "another output"

@@ -34,7 +34,7 @@ _RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 # One of so many sequences is not fitted on.
 _HELD_OUT = 8
 # What a fit must gain on them, as a share of the squared error.
-_LEAST_GAIN = 1e-3
+_MIN_GAIN = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _refitted(
         fitted.add(x[~held_out], missing[~held_out])
         unseen.add(x[held_out], missing[held_out])
         number += len(states)
-    best, change = -_LEAST_GAIN * unseen.energy, None
+    best, change = -_MIN_GAIN * unseen.energy, None
     for ridge in _RIDGES if unseen.energy else ():
         tried = fitted.solved(ridge)
         if (gain := unseen.increase(tried)) < best:

@@ -30,7 +30,7 @@ from vllm_gac.healing.adam import AVERAGES
 from vllm_gac.healing.guard import Guard
 
 _FORMAT = "1"
-_MOST_SAID = 1 << 20  # characters; a measurement has about 60
+_MAX_SAID = 1 << 20  # characters; a measurement has about 60
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -113,7 +113,7 @@ def read_state(
 
 
 def _progress(path: Path, said: str, steps: int) -> Progress:
-    if len(said) > _MOST_SAID:
+    if len(said) > _MAX_SAID:
         raise _broken(path, f"{len(said)} characters of metadata")
     progress = TypeAdapter(Progress).validate_json(said, strict=True)
     if not 0 < progress.step <= steps:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_gac.layout.families import FAMILIES
 
-_MOST_LAYERS = 1024
+_MAX_LAYERS = 1024
 # Each key with the values that change nothing. null is always allowed.
 REFUSED: dict[str, tuple[object, ...]] = {
     "ada_rms_norm_t_cond": (False,),
@@ -90,7 +90,7 @@ def _windowed_layers(config: Mapping[str, Any]) -> list[bool]:
         return [kind == "sliding_attention" for kind in kinds]
     if not isinstance(layers, int) or not isinstance(first, int):
         return []
-    return [index >= first for index in range(min(layers, _MOST_LAYERS))]
+    return [index >= first for index in range(min(layers, _MAX_LAYERS))]
 
 
 def _refuse_mixed_windows(config: Mapping[str, Any]) -> None:

@@ -8,17 +8,17 @@ files is an attack on the disk or the GPU.
 
 from vllm_gac.layout.dims import ModelLayout
 
-_MOST_TIMES = 4
+_MAX_TIMES = 4
 # Every machine can hold this many numbers, so smaller models are not checked.
 _ANY_PARAMETERS = 1 << 20
 
 
 def growth_fault(layout: ModelLayout, numbers: int) -> str | None:
     """An error message if `layout` is far larger than the `numbers` in its files, or None."""
-    if layout.parameters <= max(_ANY_PARAMETERS, _MOST_TIMES * numbers):
+    if layout.parameters <= max(_ANY_PARAMETERS, _MAX_TIMES * numbers):
         return None
     return (
         f"the config describes {layout.parameters:,} parameters but the files hold only "
-        f"{numbers:,} numbers; a model may have at most {_MOST_TIMES} times as many parameters as "
+        f"{numbers:,} numbers; a model may have at most {_MAX_TIMES} times as many parameters as "
         "its files hold numbers"
     )

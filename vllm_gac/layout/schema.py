@@ -300,7 +300,7 @@ def _agree(rope: dict[str, Any], given: dict[str, Any], where: str) -> None:
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _FAULT_BYTES = 800
-_MOST_KEYS = 8  # that a message lists
+_MAX_KEYS = 8  # that a message lists
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
 
@@ -326,7 +326,7 @@ def validate(
         message = shown(first["msg"].removeprefix("Value error, "), _FAULT_BYTES)
         if first["type"] == "extra_forbidden":
             message = "unknown key"
-            if len(first["loc"]) == 1 and len(model.model_fields) <= _MOST_KEYS:
+            if len(first["loc"]) == 1 and len(model.model_fields) <= _MAX_KEYS:
                 message += f"; known are {', '.join(model.model_fields)}"
         if first["loc"]:
             key = ".".join(shown(part) for part in first["loc"])

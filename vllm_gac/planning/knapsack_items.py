@@ -38,7 +38,7 @@ from vllm_gac.planning.request import Deployment, PlanRequest
 _SHARES = tuple(i / 16 for i in range(15, 3, -1))
 # At most this many ranks are tried for a linear, evenly spread: for one that is chosen alone, and
 # where two or three are chosen together, in all combinations.
-_MOST_RANKS = {1: 48, 2: 24, 3: 12}
+_MAX_RANKS = {1: 48, 2: 24, 3: 12}
 
 # The beginning of linears' names, or several, as str.startswith takes them.
 Prefix: TypeAlias = str | tuple[str, ...]
@@ -113,14 +113,14 @@ def part_candidates(
         if deployment is not None:
             layers = _worth_their_time(dense, layers, mlp_microseconds, deployment)
         own = [name for name in linears if name.startswith("mlp.")]
-        each = [_factorized(dense, name, dims, _MOST_RANKS[3], deployment) for name in own]
+        each = [_factorized(dense, name, dims, _MAX_RANKS[3], deployment) for name in own]
         parts.append(_mlp_or_linears(dense, "mlp.", [*layers, *_combined(layer, each)], budgeted))
         linears = [name for name in linears if name not in own]
     together = ONE_INPUT if budgeted else [(name,) for name in LINEARS]
     for group in together:
         names = tuple(name for name in group if name in linears)
         if names:
-            most = _MOST_RANKS[len(names)]
+            most = _MAX_RANKS[len(names)]
             each = [_factorized(dense, name, dims, most, deployment) for name in names]
             parts.append(_mlp_or_linears(dense, names, [layer, *_combined(layer, each)], budgeted))
     return parts

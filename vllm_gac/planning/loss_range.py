@@ -13,8 +13,8 @@ MEASURED_OVER_EXPECTED = (0.6, 3.4)
 USUALLY_OVER_EXPECTED = 1.8
 # In nats per token. Of a smaller loss the trials measured noise, and never more than the most that
 # this one may become.
-LEAST_EXPECTED = 0.001
-_MOST_NATS = 20.0
+MIN_EXPECTED = 0.001
+_MAX_NATS = 20.0
 
 
 def perplexity_range(expected: float) -> str:
@@ -23,8 +23,8 @@ def perplexity_range(expected: float) -> str:
     Args:
         expected: What a plan expects to lose, measured on this model, in nats per token.
     """
-    least, most = (times * max(expected, LEAST_EXPECTED) for times in MEASURED_OVER_EXPECTED)
-    if expected < LEAST_EXPECTED:
+    least, most = (times * max(expected, MIN_EXPECTED) for times in MEASURED_OVER_EXPECTED)
+    if expected < MIN_EXPECTED:
         return f"perplexity up to {_percent(most)} % higher"
     return f"perplexity {_percent(least)} to {_percent(most)} % higher"
 
@@ -42,7 +42,7 @@ def expected_for(lost: float) -> float:
 
 
 def _percent(nats: float) -> str:
-    percent = 100 * math.expm1(min(nats, _MOST_NATS))
+    percent = 100 * math.expm1(min(nats, _MAX_NATS))
     if percent < 1:
         return f"{percent:.1g}"
     return f"{percent:,.1f}" if percent < 10 else f"{percent:,.0f}"

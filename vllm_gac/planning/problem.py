@@ -31,7 +31,7 @@ from vllm_gac.planning.request import PlanRequest
 _ATTEMPTS = 8
 # Where losses are a budget, they are counted in units of this many nats per token. A candidate that
 # loses more than the most is as good as none.
-_NATS, _MOST_NATS = 1e-9, 100.0
+_NATS, _MAX_NATS = 1e-9, 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class Problem:
         """
         parts = [part for part in self._parts for _ in self._dense.layers]
         losses = [
-            np.ceil(np.minimum(lost, _MOST_NATS) / _NATS).astype(np.int64) for lost in by.losses
+            np.ceil(np.minimum(lost, _MAX_NATS) / _NATS).astype(np.int64) for lost in by.losses
         ]
         costs = [
             np.column_stack((part.costs[:, :2] - part.costs[:, :2].min(0), lost))

@@ -7,7 +7,7 @@ import torch
 
 from vllm_gac.gpu.profile import FusedPasses
 from vllm_gac.kernels import fp8_rows
-from vllm_gac.kernels.swiglu import is_hopper
+from vllm_gac.kernels.gpu_limits import is_hopper
 from vllm_gac.profiling.timing import microseconds
 
 _TOKENS = (1, 16, 32, 64, 256, 2048, 8192)

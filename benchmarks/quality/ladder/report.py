@@ -26,8 +26,8 @@ from benchmarks.quality.ladder.text import WINDOW
 from benchmarks.quality.ladder.training import card
 from vllm_gac.steps.perplexity_ratio import shown
 
-_LEAST_RANKED = 4
-_LEAST_SHOWN = 0.005  # %
+_MIN_RANKED = 4
+_MIN_SHOWN = 0.005  # %
 _COMMAND = "python -m benchmarks.quality.ladder"
 _COLOURS = {
     "low rank": BLUE,
@@ -159,7 +159,7 @@ def _predictions(model: Model) -> list[str]:
         and row.get("expected_loss") is not None
         and not (ROWS[name].healed or ROWS[name].plain_fits or ROWS[name].served)
     ]
-    if len(pairs) < _LEAST_RANKED:
+    if len(pairs) < _MIN_RANKED:
         return ["Predicted: what the plan expects, as a ratio."]
     found = spearmanr(*zip(*pairs, strict=True)).statistic
     return [
@@ -215,7 +215,7 @@ def _picture(models: Sequence[Model]) -> Figure:
 
 def _lost(over_dense: float) -> float:
     """Percent, at least what the logarithmic axis shows."""
-    return max(_LEAST_SHOWN, 100 * (over_dense - 1))
+    return max(_MIN_SHOWN, 100 * (over_dense - 1))
 
 
 def _colour(name: str) -> str:

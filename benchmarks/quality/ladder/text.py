@@ -38,8 +38,8 @@ from vllm_gac.checkpoint.atomic_files import appearing, write_json, write_tensor
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import GacError
 
-# What is scored: windows of WINDOW tokens, each within one document, at most MOST_WINDOWS of it.
-WINDOW, WINDOWS, MOST_WINDOWS = 1024, 256, 3
+# What is scored: windows of WINDOW tokens, each within one document, at most MAX_WINDOWS of it.
+WINDOW, WINDOWS, MAX_WINDOWS = 1024, 256, 3
 VALIDATION_TOKENS = 1 << 17
 CALIBRATIONS, _CALIBRATION_CHARACTERS, _LARGEST_CALIBRATION = 3, 600_000, 24_000
 _HEALING_CHARACTERS = 30_000_000
@@ -227,7 +227,7 @@ def _windows(
     scored: list[Document] = []
     for candidate in sorted(documents, key=_hash):
         ids = tokenizer.encode(candidate.text).ids
-        count = min(len(ids) // WINDOW, MOST_WINDOWS, WINDOWS - len(windows))
+        count = min(len(ids) // WINDOW, MAX_WINDOWS, WINDOWS - len(windows))
         if count:
             windows += torch.tensor(ids[: count * WINDOW], dtype=torch.int16).split(WINDOW)
             document += [len(scored)] * count

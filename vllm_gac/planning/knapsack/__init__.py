@@ -23,7 +23,7 @@ from vllm_gac.planning.knapsack.search import best_choice
 # The name of the budget if a problem has only one.
 SINGLE = "cost"
 # An error names at most this many items if a budget cannot be met.
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _binding(costs: list[Ints], k: int, items: Sequence[str]) -> str:
     if not items:
         return ""
     cheapest = [int(c[:, k].min()) for c in costs]
-    most = sorted(range(len(items)), key=lambda i: -cheapest[i])[:_MOST_NAMED]
+    most = sorted(range(len(items)), key=lambda i: -cheapest[i])[:_MAX_NAMED]
     named = ", ".join(f"{items[i]} {cheapest[i]}" for i in most)
     return f"; the cheapest candidates that take most of it: {named}"
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from vllm_gac.layout.schema import Strategy, validate
 
 # More threads did not load faster.
-_MOST_THREADS = 8
+_MAX_THREADS = 8
 
 
 class LoaderOptions(BaseModel):
@@ -34,7 +34,7 @@ class LoaderOptions(BaseModel):
         """How many threads read tensors."""
         if self.enable_multithread_load is False:
             return 1
-        return self.num_threads or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        return self.num_threads or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
 def loader_options(extra_config: Any) -> LoaderOptions:
