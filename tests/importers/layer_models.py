@@ -1,11 +1,11 @@
 """Models whose layers differ in their dims."""
 
+import copy
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from tests.importers.tools import dense
 
@@ -39,11 +39,12 @@ def heterogeneous(raw: dict[str, Any], layers: list[Dims]) -> nn.Module:
     torch.manual_seed(1)
     for index, dims in enumerate(layers):
         layer = model.get_submodule(f"model.layers.{index}")
-        own = LlamaConfig(**{**raw, **{k: v for k, v in dims.items() if k != "skip"}})
-        own._attn_implementation = model.config._attn_implementation
-        if raw["model_type"] == "llama" or dims:
-            layer.self_attn = (OwnRope if "head_dim" in dims else LlamaAttention)(own, index)
-            layer.mlp = LlamaMLP(own)
+        own = copy.deepcopy(model.config)
+        for key, dim in dims.items():
+            setattr(own, key, dim)
+        if dims:
+            attention = OwnRope if "head_dim" in dims else type(layer.self_attn)
+            layer.self_attn, layer.mlp = attention(own, index), type(layer.mlp)(own)
         if "attention" in dims.get("skip", ()):
             layer.self_attn, layer.input_layernorm = NoAttention(), nn.Identity()
         if "mlp" in dims.get("skip", ()):

@@ -12,10 +12,12 @@ from tests.importers.layer_models import Dims, heterogeneous
 from tests.importers.tools import MISTRAL, assert_same_logits, dense, write
 from tests.support.dense_models import LLAMA3_ROPE, config
 from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.families import FAMILIES
 from vllm_gac.steps.inspect import inspect
 from vllm_gac.steps.verify import verify
 
 RAW = config(num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
+SKIPS: list[Dims] = [{"skip": ["attention"]}, {"skip": ["mlp"]}, {"intermediate_size": 80}]
 LAYERS: list[Dims] = [
     {"intermediate_size": 37, "num_key_value_heads": 1},
     {},
@@ -37,6 +39,9 @@ LAYERS: list[Dims] = [
             id="biases",
         ),
         pytest.param({"rope_parameters": LLAMA3_ROPE}, [{"head_dim": 8}, {}, {}], id="llama 3"),
+        pytest.param(MISTRAL, SKIPS, id="mistral"),
+        pytest.param({"model_type": "qwen2", "tie_word_embeddings": True}, SKIPS, id="qwen2"),
+        pytest.param({"model_type": "qwen3"}, SKIPS, id="qwen3"),
     ],
 )
 def test_per_layer_config(changes: dict[str, Any], layers: list[Dims], tmp_path: Path) -> None:
@@ -90,6 +95,34 @@ def test_block_configs(model_type: str, tmp_path: Path) -> None:
         "block_configs": BLOCKS,
     }
     model = heterogeneous(RAW, BLOCK_DIMS)
+    assert_same_logits(write(tmp_path, written, model), model, "block-configs")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_puzzletron_of_every_family(model_type: str, tmp_path: Path) -> None:
+    """As NVIDIA's Model-Optimizer writes it, with the keys that its vLLM fork wants."""
+    raw = RAW | {"model_type": model_type}
+    precision = {"sparsify": None, "weights_precision": "bf16", "replace_with_linear": False}
+    attention, ffn = {"llama4": None, "mamba": None, **precision}, {"moe": None, **precision}
+    heads = {"no_op": False, "num_key_value_heads": 1}, {"no_op": True, "num_key_value_heads": None}
+    widths = {"no_op": False, "intermediate_size": 80}, {"no_op": True, "intermediate_size": None}
+    chosen = (heads[0], widths[0]), (heads[1], widths[0]), (heads[0], widths[1])
+    written = raw | {
+        "architectures": ["AnyModel"],
+        "base_architecture": FAMILIES[model_type].architecture,
+        "anymodel_arch_info": {"decoder_layer_module": ".a_module", "layers_path": "layers"},
+        "block_configs": [
+            {"attention": attention | a, "ffn": ffn | f, "parallel_blocks": None} for a, f in chosen
+        ],
+    }
+    model = heterogeneous(
+        raw,
+        [
+            {"num_key_value_heads": 1, "intermediate_size": 80},
+            {"skip": ["attention"], "intermediate_size": 80},
+            {"skip": ["mlp"], "num_key_value_heads": 1},
+        ],
+    )
     assert_same_logits(write(tmp_path, written, model), model, "block-configs")
 
 
@@ -199,6 +232,7 @@ def block(index: int, part: str, **changes: Any) -> list[dict[str, Any]]:
         (block(2, "ffn", hidden_act="gelu"), r"2\.ffn\.hidden_act: "),
         (block(0, "attention", n_heads_in_group=3), r"n_heads_in_group: 3 does not divide 4"),
         (block(0, "attention", no_op="no"), r"0\.attention\.no_op: "),
+        (block(0, "attention", weights_precision="nvfp4"), r"0\.attention\.weights_precision: "),
         (block(0, "ffn", ffn_mult=1e9), r"0\.ffn\.ffn_mult: "),
         (BLOCKS[:2], "block_configs: 2 layers, num_hidden_layers says 3"),
         ([{"attention": {}}], r"block_configs\.0\.ffn: "),
@@ -222,6 +256,23 @@ def test_an_impossible_block(blocks: Any, message: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_an_impossible_list(lists: Any, message: str, tmp_path: Path) -> None:
     refused(RAW | lists, message, tmp_path)
+
+
+def test_other_heads_where_whole_heads_are_normed_are_refused(tmp_path: Path) -> None:
+    raw = RAW | {"model_type": "qwen3", "per_layer_config": {"1": {"head_dim": 8}}}
+    refused(raw, "layer 1: head_dim: whole heads of 16 are normed before RoPE", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_norm.weight", "mlp.up_proj.weight"])
+def test_a_qwen3_lacks_a_tensor_of_a_part_that_it_does_not_skip(name: str, tmp_path: Path) -> None:
+    layers: list[Dims] = [{"skip": ["mlp"]}, {"skip": ["attention"]}, {}]
+    raw = RAW | {"model_type": "qwen3"}
+    written = raw | {"per_layer_config": {"0": layers[0], "1": layers[1]}}
+    full = f"model.layers.{0 if 'norm' in name else 1}.{name}"
+    model = heterogeneous(raw, layers)
+    directory = write(tmp_path, written, model, change=lambda t: t.pop(full))
+    (fault,) = verify(directory).faults
+    assert f"{full}: missing" in fault
 
 
 def refused(raw: dict[str, Any], message: str, directory: Path) -> None:

@@ -45,12 +45,9 @@ def written_by(tool: str) -> Written:
     return *low_rank(TOOLS[tool], BASE, ranks), TOOLS[tool].rename
 
 
-def with_layers(keys: dict[str, Any], layers: list[dict[str, Any]]) -> Written:
-    return (
-        BASE | {"num_hidden_layers": 3} | keys,
-        heterogeneous(BASE | {"num_hidden_layers": 3}, layers),
-        same,
-    )
+def with_layers(keys: dict[str, Any], layers: list[dict[str, Any]], **base: Any) -> Written:
+    raw = BASE | {"num_hidden_layers": 3} | base
+    return raw | keys, heterogeneous(raw, layers), same
 
 
 LAYERS: list[dict[str, Any]] = [
@@ -77,6 +74,20 @@ DECILM = {
     "intermediate_size": None,
     "block_configs": BLOCKS,
 }
+ANYMODEL = {
+    "architectures": ["AnyModel"],
+    "base_architecture": "Qwen3ForCausalLM",
+    "block_configs": [
+        {"attention": {"no_op": True}, "ffn": {"intermediate_size": 80}},
+        {"attention": {"num_key_value_heads": 1}, "ffn": {"no_op": True}},
+        {"attention": {"num_key_value_heads": 2}, "ffn": {"intermediate_size": 96}},
+    ],
+}
+ANYMODEL_LAYERS: list[dict[str, Any]] = [
+    {"skip": ["attention"], "intermediate_size": 80},
+    {"skip": ["mlp"], "num_key_value_heads": 1},
+    {},
+]
 SHARED = {name: [g for g in groups if max(g) < 2] for name, groups in GROUPS.items()}
 SHARED["gate"] = [[0, 1]]
 
@@ -111,6 +122,11 @@ SHARED["gate"] = [[0, 1]]
                 ("lems", "lems", lambda: written_by("lems")),
                 ("basis", "basis-sharing", lambda: (*basis_sharing(BASE, SHARED), own_name)),
                 ("blocks", "block-configs", lambda: with_layers(DECILM, BLOCK_LAYERS)),
+                (
+                    "blocks, Qwen3",
+                    "block-configs",
+                    lambda: with_layers(ANYMODEL, ANYMODEL_LAYERS, model_type="qwen3"),
+                ),
                 (
                     "lists",
                     "layer-lists",

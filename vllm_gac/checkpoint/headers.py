@@ -131,7 +131,7 @@ def read_weight_map(directory: Path, index_path: Path, suffix: str) -> dict[str,
         ):
             raise CheckpointError(
                 f"{index_path}: {shown(name)}: {shown(repr(file))} is not the name of a {suffix} "
-                "file in the model directory"
+                "file in the model directory; move the file there, and say so in the index"
             )
     return weight_map
 

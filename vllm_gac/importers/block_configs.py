@@ -1,4 +1,4 @@
-"""DeciLM, Nemotron-NAS and older ModelOpt: `block_configs` with one {attention, ffn} per layer.
+"""DeciLM, Nemotron-NAS and Puzzletron: `block_configs` with one {attention, ffn} per layer.
 
 The number of KV heads is `num_key_value_heads`, or query heads / `n_heads_in_group`. The MLP width
 is `intermediate_size`, or 2/3 of `ffn_mult` * hidden rounded up to a multiple of 256. With `no_op`,
@@ -20,11 +20,15 @@ from vllm_gac.importers.imported import Imported
 from vllm_gac.layout.rounding import round_up
 from vllm_gac.layout.schema import Dim, Heads, validate
 
+# Puzzletron's words for weights that nobody quantized.
+_Precision = Literal["bf16", "fp16", "fp32"]
+
 
 class _Attention(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     no_op: bool = False
+    weights_precision: _Precision | None = None
     n_heads_in_group: Heads | None = None
     num_key_value_heads: Heads | None = None
 
@@ -33,6 +37,7 @@ class _Ffn(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     no_op: bool = False
+    weights_precision: _Precision | None = None
     ffn_mult: Annotated[float, Field(gt=0, le=64, strict=False)] | None = None
     intermediate_size: Dim | None = None
     hidden_act: Literal["silu"] | None = None
@@ -67,7 +72,7 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
         _dims(block, config, f"{where}: block_configs.{index}")
         for index, block in enumerate(config.block_configs)
     ]
-    drop = ("block_configs", "base_architecture")
+    drop = ("block_configs", "base_architecture", "anymodel_arch_info")
     return import_layers("block-configs", directory, raw, layers, tensors, drop=drop)
 
 

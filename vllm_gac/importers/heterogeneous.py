@@ -18,6 +18,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import layer_tensors
 from vllm_gac.importers.imported import Format, Imported, Source, dense_of, imported
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.schema import HfConfig, RopeParameters, validate
 
 # Sizes of a skipped part when it is served: the smallest aligned sizes that 8 GPUs can divide.
@@ -25,8 +26,8 @@ _IDLE_HEAD, _IDLE_WIDTH = 8, 64
 # A tensor that every model has; weights that are made up take its dtype.
 _ANY = "model.norm.weight"
 
-# Model types that tools use for what is otherwise a Llama.
-_MODEL_TYPES = {"llama": "llama", "mistral": "mistral", "nemotron-nas": "llama", "deci": "llama"}
+# Each family under its own model type, and the types that tools use for what is otherwise a Llama.
+_MODEL_TYPES = {name: name for name in FAMILIES} | {"nemotron-nas": "llama", "deci": "llama"}
 
 
 def has_own_layers(raw: Mapping[str, Any], *keys: str) -> bool:
@@ -111,6 +112,11 @@ def _layer(dense: ModelLayout, dims: LayerDims, where: str) -> LayerLayout:
         )
     if size % 2:
         raise CheckpointError(f"{where}: head_dim: RoPE turns pairs, got odd {size}")
+    if dense.qk_norm and dims.has_attention and size != dense.head_dim:
+        raise CheckpointError(
+            f"{where}: head_dim: whole heads of {dense.head_dim} are normed before RoPE, so no "
+            f"layer can have others; got {size}"
+        )
     return LayerLayout(
         query_heads=query_heads,
         key=KeyLayout("rotary", kv_heads, size, rope_table=size != dense.head_dim),

@@ -70,5 +70,5 @@ def read(directory: Path, raw: Mapping[str, Any], tensors: Mapping[str, TensorIn
         raw,
         list(dims.values()),
         tensors,
-        drop=("per_layer_config", "block_configs", "base_architecture"),
+        drop=("per_layer_config", "block_configs", "base_architecture", "anymodel_arch_info"),
     )
