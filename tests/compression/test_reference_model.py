@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, weights, write
+from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, config, weights, write
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
@@ -19,6 +19,18 @@ MODELS = {
     "tied": {"tie_word_embeddings": True},
     "llama3": {"rope_parameters": LLAMA3_ROPE, "max_position_embeddings": 512},
     "linear": {"rope_parameters": LINEAR_ROPE},
+    "yarn": {"rope_parameters": YARN_ROPE},
+    "yarn, fitted": {
+        "rope_parameters": YARN_ROPE | {"beta_fast": 4, "beta_slow": 0.5, "truncate": False},
+    },
+    "yarn, qwen2": {
+        "model_type": "qwen2",
+        "rope_parameters": YARN_ROPE | {"attention_factor": 0.8},
+    },
+    "yarn, qwen3": {
+        "model_type": "qwen3",
+        "rope_parameters": YARN_ROPE | {"mscale": 2.0, "mscale_all_dim": 0.5},
+    },
     "biases": {"attention_bias": True, "mlp_bias": True},
     "mistral": {"model_type": "mistral", "sliding_window": 24},
     "qwen2": {"model_type": "qwen2"},

@@ -8,7 +8,7 @@ import torch
 
 from tests.serving.agreement import PROMPTS, step_errors
 from tests.serving.engines import OPTIONS, answers, in_engine_process
-from tests.support.dense_models import config, weights, write, write_text
+from tests.support.dense_models import YARN_ROPE, config, weights, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.layout.families import FAMILIES
@@ -29,6 +29,8 @@ FAMILY: dict[str, dict[str, Any]] = {
         "max_window_layers": 0,
     },
     "qwen3": {"head_dim": 64},  # not hidden_size / num_attention_heads
+    "llama with yarn": {"head_dim": 32, "rope_parameters": YARN_ROPE},
+    "qwen3 with yarn": {"head_dim": 64, "rope_parameters": YARN_ROPE},
 }
 
 

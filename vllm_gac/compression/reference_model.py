@@ -212,7 +212,7 @@ def attention(
         _heads_of(_each_query(keys, layer), common),
         _heads_of(_each_query(values, layer), common),
         attn_mask=_mask(length, model.window, normed.device),
-        scale=model.layout.softmax_scale,
+        scale=model.layout.score_scale,
     )[..., :size]
     return attended.transpose(1, 2).reshape(batch, length, -1)
 

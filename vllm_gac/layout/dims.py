@@ -103,7 +103,7 @@ class ModelLayout:
         head_dim: Size of an attention head before compression.
         num_attention_heads: Query heads of a layer before compression.
         num_key_value_heads: Key and value heads of a layer before compression.
-        softmax_scale: What attention scores are multiplied by.
+        softmax_scale: What attention scores are multiplied by, apart from what RoPE does.
         tie_word_embeddings: Whether the embedding is also the unembedding.
         qkv_bias: Whether q_proj, k_proj and v_proj have biases.
         output_bias: Whether o_proj has a bias.
@@ -111,6 +111,7 @@ class ModelLayout:
         qk_norm: Whether query heads and key heads have an RMSNorm before RoPE. It is over whole
             heads of `head_dim`, so q_proj and k_proj stay as large, however small cached keys are.
         layers: The dims of each layer, which may differ from layer to layer.
+        rope_magnitude: What RoPE multiplies rotated queries and keys by; not 1 in YaRN only.
 
     Examples:
         >>> from pathlib import Path
@@ -134,6 +135,12 @@ class ModelLayout:
     mlp_bias: bool
     qk_norm: bool
     layers: tuple[LayerLayout, ...]
+    rope_magnitude: float = 1.0
+
+    @property
+    def score_scale(self) -> float:
+        """What the products of queries and keys are multiplied by, RoPE having only turned them."""
+        return self.softmax_scale * self.rope_magnitude**2
 
     def query_size(self, layer: LayerLayout) -> int:
         """Size of one query head: `head_dim` if keys are latent, otherwise the size of its key."""
@@ -403,6 +410,7 @@ def _model_layout(
         mlp_bias=config.mlp_bias and family.reads_mlp_bias,
         qk_norm=family.has_qk_norm,
         layers=layers,
+        rope_magnitude=config.rope.magnitude,
     )
     for index, layer in enumerate(layers):
         for name, rank in layer.ranks.items():

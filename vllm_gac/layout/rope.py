@@ -1,6 +1,8 @@
 """Rotary position embedding: the frequencies of a config, and the rotation itself.
 
-Pair f of a head consists of its rows f and f + size / 2, as in Hugging Face's layout.
+Pair f of a head consists of its rows f and f + size / 2, as in Hugging Face's layout. YaRN also
+multiplies rotated queries and keys by a number. It is squared in what scores are multiplied by
+(`ModelLayout.score_scale`), so nothing here, in kernels or in caches knows of it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
     """The frequency of each pair, as transformers computes it.
 
     Args:
-        rope: parameters of type default, linear or llama3; all three have attention scaling 1.
+        rope: parameters of type default, linear, llama3 or yarn.
         head_dim: size of a head.
 
     Returns:
@@ -30,6 +32,8 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
         return inv_freq / rope.factor
     if rope.rope_type == "llama3":
         return _llama3(inv_freq, rope)
+    if rope.rope_type == "yarn":
+        return _yarn(inv_freq, rope, head_dim)
     return inv_freq
 
 
@@ -42,6 +46,29 @@ def _llama3(inv_freq: torch.Tensor, rope: RopeParameters) -> torch.Tensor:
     )
     kept = ramp.clamp(0, 1)
     return (1 - kept) * inv_freq / rope.factor + kept * inv_freq
+
+
+def _yarn(inv_freq: torch.Tensor, rope: RopeParameters, head_dim: int) -> torch.Tensor:
+    """YaRN: as Llama 3.1, with a ramp over the number of the pair.
+
+    Of the pairs that turn `beta_fast` times within the original context and more often, frequencies
+    are kept; of those that turn `beta_slow` times and less, they are divided by `factor`.
+    """
+
+    def pair_of(turns: float) -> float:
+        wavelength = rope.original_max_position_embeddings / turns
+        return head_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(rope.rope_theta))
+
+    first, last = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    # To head_dim - 1, although pairs end at half of it: vLLM and transformers do so.
+    first, last = max(first, 0), min(last, head_dim - 1)
+    if first == last:
+        last += 0.001
+    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    divided = ((pairs - first) / (last - first)).clamp(0, 1)
+    return divided * inv_freq / rope.factor + (1 - divided) * inv_freq
 
 
 def cos_sin(positions: torch.Tensor, inv_freq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ planning/knapsack/problem.py, and GPU profiles in gpu/profile.py, built from the
 Our own formats forbid unknown keys, so that a typo is an error and not a silent default.
 """
 
+import math
 import reprlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 
@@ -132,19 +133,25 @@ else:
 
 
 class RopeParameters(BaseModel):
-    """RoPE as transformers 5 writes it: the types default, linear and llama3.
+    """RoPE as transformers 5 writes it: the types default, linear, llama3 and yarn.
 
     The bounds are far from any existing model, and they keep every frequency finite in fp32.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    rope_type: Literal["default", "linear", "llama3"] = "default"
+    rope_type: Literal["default", "linear", "llama3", "yarn"] = "default"
     rope_theta: Annotated[float, between(1, 1e30)] = 10000.0
     factor: Annotated[float, between(1, 1e6)] = 1.0
     low_freq_factor: Annotated[float, between(1e-6, 1e6)] = 1.0
     high_freq_factor: Annotated[float, between(1e-6, 1e6)] = 4.0
     original_max_position_embeddings: Dim = 8192
+    beta_fast: Annotated[float, between(1e-6, 1e6)] = 32.0
+    beta_slow: Annotated[float, between(1e-6, 1e6)] = 1.0
+    truncate: bool = True
+    mscale: Annotated[float, between(0, 1e3)] = 0.0
+    mscale_all_dim: Annotated[float, between(0, 1e3)] = 0.0
+    attention_factor: Annotated[float, between(1e-3, 1e3)] | None = None
     # Only whole heads are rotated in the models we read.
     partial_rotary_factor: Annotated[float, Field(ge=1, le=1)] = 1.0
 
@@ -159,6 +166,7 @@ class RopeParameters(BaseModel):
                 "high_freq_factor",
                 "original_max_position_embeddings",
             },
+            "yarn": {"factor", "original_max_position_embeddings"},
         }[self.rope_type]
         if missing := sorted(needed - self.model_fields_set):
             raise ValueError(f"{self.rope_type} RoPE needs {', '.join(missing)}")
@@ -167,7 +175,23 @@ class RopeParameters(BaseModel):
                 f"low_freq_factor {self.low_freq_factor} must be less than "
                 f"high_freq_factor {self.high_freq_factor}"
             )
+        if self.rope_type == "yarn" and self.rope_theta == 1:
+            raise ValueError("rope_theta: must be above 1 for yarn RoPE")
         return self
+
+    @property
+    def magnitude(self) -> float:
+        """What rotated queries and keys are multiplied by; 1 unless the type is yarn."""
+        if self.rope_type != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+        return self._magnitude(1.0)
+
+    def _magnitude(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1.0
 
 
 # vLLM computes a cosine and sine table for all positions before it serves a model.

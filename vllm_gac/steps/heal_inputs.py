@@ -99,10 +99,11 @@ def _check_teacher(student: Checkpoint, teacher: Checkpoint) -> None:
             )
     mine, dense, head_dim = student.config, teacher.config, teacher.layout.head_dim
     frequencies = [inverse_frequencies(config.rope, head_dim) for config in (mine, dense)]
+    same_rope = torch.equal(*frequencies) and mine.rope.magnitude == dense.rope.magnitude
     eps = mine.rms_norm_eps, dense.rms_norm_eps
     for what, of_student, of_teacher, same in (
         ("model_type", mine.model_type, dense.model_type, mine.model_type == dense.model_type),
-        ("RoPE", mine.rope, dense.rope, torch.equal(*frequencies)),
+        ("RoPE", mine.rope, dense.rope, same_rope),
         ("rms_norm_eps", *eps, eps[0] == eps[1]),
     ):
         if not same:

@@ -14,11 +14,12 @@ from vllm.transformers_utils.config import patch_rope_parameters
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.stubs import ModelConfigStub
+from tests.support.dense_models import YARN_ROPE
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import RopeParameters
 from vllm_gac.serving.config.parser import GacConfigParser
-from vllm_gac.serving.hf_layouts import check_overridden
+from vllm_gac.serving.hf_layouts import check_overridden, layout_of_hf
 from vllm_gac.serving.loading.loader import GacModelLoader
 from vllm_gac.serving.loading.rope_overrides import check_rope
 
@@ -39,6 +40,7 @@ def overridden(directory: Path, overrides: dict[str, Any]) -> PreTrainedConfig:
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
         {"rope_scaling": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        {"rope_parameters": YARN_ROPE},
     ],
 )
 def test_an_override_reaches_all_layers_or_is_refused(
@@ -49,6 +51,16 @@ def test_an_override_reaches_all_layers_or_is_refused(
         check_rope(overridden(tmp_path / "tables", overrides))
     write_model(tmp_path / "none", WITHOUT_TABLES)
     check_rope(overridden(tmp_path / "none", overrides))
+
+
+def test_yarn_by_an_override_scales_the_scores_of_all_layers(tmp_path: Path) -> None:
+    write_model(tmp_path / "none", WITHOUT_TABLES)
+    before, after = (
+        layout_of_hf(overridden(tmp_path / "none", overrides))
+        for overrides in ({}, {"rope_parameters": YARN_ROPE | {"attention_factor": 1.5}})
+    )
+    assert after.score_scale == 1.5**2 * before.score_scale
+    assert after.section() == before.section()
 
 
 def test_tables_are_named_before_a_spelling_that_they_would_refuse(tmp_path: Path) -> None:

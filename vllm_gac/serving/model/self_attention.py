@@ -195,7 +195,7 @@ class GacSelfAttention(nn.Module):
     def _attention(self, cache_config: CacheConfig | None, prefix: str) -> nn.Module:
         geometry = self.geometry
         common: dict[str, Any] = {
-            "scale": self.layout.softmax_scale,
+            "scale": self.layout.score_scale,
             "cache_config": cache_config,
             "quant_config": self.quant_config,
             "prefix": prefix,
