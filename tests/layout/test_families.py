@@ -1,5 +1,6 @@
 """Each family has what it owes: models in the tests of all families, and its name on pages."""
 
+import math
 import re
 
 import pytest
@@ -8,8 +9,13 @@ from tests.alignment import random_models
 from tests.compression import test_reference_model
 from tests.serving import test_families as served
 from tests.steps import test_compress
+from tests.support.dense_models import YARN_ROPE, config
 from tests.support.imports import ROOT
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.families import FAMILIES, NAMES, Family
+from vllm_gac.layout.foreign import LLAMA_WITH, LLAMAS_CLASS
+from vllm_gac.layout.schema import RopeParameters
 
 # The model types of the models that each of these tests has.
 TESTED = {
@@ -57,6 +63,44 @@ def test_a_new_family_owes_everything() -> None:
     assert len(owed("seed_oss", Family("Seed-OSS", "SeedOssForCausalLM"))) == len(TESTED) + len(
         PAGES
     )
+
+
+def test_vllms_other_names_of_llamas_class_are_known() -> None:
+    registry = pytest.importorskip("vllm.model_executor.models.registry")
+    names = {
+        architecture.removesuffix("ForCausalLM").lower()
+        for architecture, served in registry._TEXT_GENERATION_MODELS.items()
+        if served == ("llama", "LlamaForCausalLM")
+    }
+    assert names == {"llama", *LLAMAS_CLASS}
+
+
+@pytest.mark.parametrize("model_type", LLAMAS_CLASS)
+def test_a_llama_under_another_name_is_told_how_to_be_one(model_type: str) -> None:
+    raw = config(model_type=model_type, architectures=["OtherForCausalLM"], qkv_bias=False)
+    with pytest.raises(CheckpointError, match=f"{model_type} .* is a Llama under another name"):
+        layout_of(raw)
+    renamed = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    assert layout_of(raw | renamed) == layout_of(config())
+
+
+def test_the_yarn_that_a_telechat_is_told_is_what_vllm_makes_of_its_own() -> None:
+    from transformers import LlamaConfig
+
+    patch = pytest.importorskip("vllm.transformers_utils.config").patch_rope_parameters
+    theirs = LlamaConfig()
+    theirs.rope_parameters = YARN_ROPE | {"rope_type": "telechat3-yarn"}
+    patch(theirs)
+    told = YARN_ROPE | {"attention_factor": 0.07 * math.log(YARN_ROPE["factor"]) + 1}
+    assert RopeParameters(**theirs.rope_parameters) == RopeParameters(**told)
+
+
+@pytest.mark.parametrize("model_type", LLAMA_WITH)
+def test_what_a_family_adds_to_a_llama_is_said(model_type: str) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        layout_of(config(model_type=model_type))
+    assert f", a Llama that {LLAMA_WITH[model_type]}, is not supported" in str(refused.value)
+    assert f"`{model_type}`" in (ROOT / "docs/compatibility.md").read_text()
 
 
 def test_all_are_named() -> None:

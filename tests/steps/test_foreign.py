@@ -88,7 +88,7 @@ NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
         family(model_type="gemma3_text", rope_parameters={"full_attention": {}}),
         "model_type gemma3_text (Gemma) is not supported yet",
     ),
-    "Phi": (family(model_type="phi3"), "model_type phi3 (Phi) is not supported yet"),
+    "Phi": (family(model_type="phi3"), "model_type phi3 (Phi), a Llama that keeps q, k"),
     "Mixtral": (
         family(model_type="mixtral", num_local_experts=8),
         "model_type mixtral (Mixtral), a mixture of experts, is not supported yet",

@@ -8,6 +8,7 @@ names the file or directory.
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from vllm_gac.layout.families import FAMILIES, NAMES
@@ -36,7 +37,36 @@ _FAMILIES = {
     "nemotron": "Nemotron",
     "cohere": "Cohere",
     "mamba": "Mamba",
+    "internlm": "InternLM",
+    "iquest": "IQuest-Coder",
+    "telechat": "TeleChat",
+    "seed_oss": "Seed-OSS",
+    "smollm3": "SmolLM3",
+    "minicpm": "MiniCPM",
+    "ernie4_5": "ERNIE 4.5",
+    "exaone4": "EXAONE 4",
+    "hyperclovax": "HyperCLOVA X",
 }
+# What dense families add to a Llama, of those that add little, by model_type.
+LLAMA_WITH: Mapping[str, str] = MappingProxyType(
+    {
+        "granite": "multiplies embeddings, scores, residuals and logits by numbers of its own",
+        "hyperclovax": "multiplies embeddings, scores, residuals and logits by numbers of its own",
+        "minicpm": "multiplies embeddings, residuals and logits by numbers of its own",
+        "smollm3": "has layers without RoPE",
+        "exaone4": "norms what attention and the MLP give, and has layers without RoPE",
+        "ernie4_5": "turns neighbouring numbers of a head by RoPE, not its two halves",
+        "glm4": "turns neighbouring numbers of a part of a head by RoPE",
+        "phi3": "keeps q, k and v in one tensor, and gate and up in another",
+        "ministral3": "scales queries by their position",
+        "seed_oss": "has biases on q, k and v alone",
+    }
+)
+_YARN = 'rope_type to "yarn" and attention_factor to 0.07 * ln(factor) + 1, as vLLM does'
+# Model types that vLLM serves with Llama's own class, and what their config.json needs besides.
+LLAMAS_CLASS: Mapping[str, str] = MappingProxyType(
+    {"internlm3": "", "iquestcoder": "", "telechat3": f"; if RoPE is telechat3-yarn, set {_YARN}"}
+)
 _OTHER_INPUTS = {"vision_config": "images", "audio_config": "sound"}
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _QUANTIZERS = {
@@ -71,7 +101,15 @@ def other_family(config: Mapping[str, Any]) -> str | None:
         return None
     name = next((name for begin, name in _FAMILIES.items() if kind.startswith(begin)), None)
     what = f"{kind} ({name})" if name else kind
-    if any(isinstance(config.get(key), int) for key in _EXPERTS):
+    if kind in LLAMAS_CLASS:
+        return (
+            f"model_type {what} is a Llama under another name: in a copy of config.json, set "
+            'model_type to "llama" and architectures to ["LlamaForCausalLM"], and remove auto_map'
+            f"{LLAMAS_CLASS[kind]}"
+        )
+    if kind in LLAMA_WITH:
+        what += f", a Llama that {LLAMA_WITH[kind]},"
+    elif any(isinstance(config.get(key), int) for key in _EXPERTS):
         what += ", a mixture of experts,"
     if inputs := [name for key, name in _OTHER_INPUTS.items() if config.get(key)]:
         what += f", which takes {' and '.join(inputs)},"
