@@ -116,7 +116,11 @@ _CONFIGS: dict[str, tuple[Any, str]] = {
     "tied 1": (config(tie_word_embeddings=1), "tie_word_embeddings"),
     "bias 0": (config(attention_bias=0), "attention_bias"),
     "epsilon negative": (config(rms_norm_eps=-1e-5), "rms_norm_eps"),
-    "yarn": (config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "rope"),
+    "dynamic": (config(rope_scaling={"rope_type": "dynamic", "factor": 4.0}), "rope_type"),
+    "half of a yarn": (
+        config(rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+        "yarn RoPE needs original_max_position_embeddings",
+    ),
     "RoPE a string": (config(rope_scaling="linear"), "rope"),
     "RoPE by layer type": (config(rope_parameters={"full_attention": {}}), "layer type"),
     "llama3 RoPE incomplete": (

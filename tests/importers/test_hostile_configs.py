@@ -38,7 +38,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "heads of text": {"num_attention_heads": "4"},
     "heads that do not divide": {"num_attention_heads": 4, "num_key_value_heads": 3},
     "odd heads": {"head_dim": 15},
-    "other RoPE": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
+    "other RoPE": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
     "another activation": {"hidden_act": "gelu"},
 }
 

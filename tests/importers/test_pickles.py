@@ -264,7 +264,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "config: hidden_act: Input should be 'silu', got 'gelu'",
     ),
     "RoPE that is none of ours": (
-        lambda m: setattr(m.config, "rope_scaling", {"type": "yarn", "factor": 2.0}),
+        lambda m: setattr(m.config, "rope_scaling", {"type": "dynamic", "factor": 2.0}),
         "rope_type",
     ),
     "a config value that is no JSON": (

@@ -309,11 +309,22 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         assert said in refused(tmp_path, **{option: value})
 
 
+LOUD_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 1.0,
+    "original_max_position_embeddings": 1,
+    "attention_factor": 1.2,
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
         ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "model_type"),
         ({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 5e5}}, "RoPE"),
+        # The same frequencies, but scores are larger.
+        ({"rope_parameters": LOUD_ROPE}, "RoPE"),
         ({"rms_norm_eps": 1e-3}, "rms_norm_eps"),
     ],
 )

@@ -277,7 +277,7 @@ SINGLES: list[Cell] = [
                 "original_max_position_embeddings": 512,
             }
         },
-        refused="(?i)rope",
+        against="stock sizes, yarn",
     ),
     _one(
         "another window",

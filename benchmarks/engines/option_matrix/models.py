@@ -31,6 +31,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+YARN = {
+    "rope_type": "yarn",
+    "factor": 2.0,
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 512,
+}
 THETA = 500000.0
 WHOLE = ("rotary", 4, 64), (4, 64)
 STOCK = [layer(*WHOLE, 512), layer(*WHOLE, 384)]
@@ -149,6 +155,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "stock sizes, window 32": partial(_gac, STOCK, model_type="mistral", sliding_window=32),
     "stock sizes, theta": partial(_gac, STOCK, rope_theta=THETA),
     "stock sizes, llama3": partial(_gac, STOCK, rope_scaling=LLAMA3),
+    "stock sizes, yarn": partial(_gac, STOCK, rope_parameters=YARN),
     "latent, theta": partial(_gac, LATENT, rope_theta=THETA),
     "dense": _dense,
     "SVD-LLM": _svd_llm,
