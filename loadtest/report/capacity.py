@@ -1,12 +1,14 @@
 """Capacity: the highest rate at which a server answers 99 % of the requests within the SLO.
 
-The share of bad requests grows with the rate, and each tested rate has an interval of it. So the
-capacity is above every rate that is surely good (at most 1 % bad, by its upper limit) and below
-every rate that is surely bad. Nothing is assumed of the rates between two tested ones; a search
-tests there. The limits hold with at least 95 %. 57 of 57 good requests prove no rate: 99 % takes
-some 370 without a failure, more where failures come in clusters.
+The share of bad requests does not fall with the rate. So what was answered at a rate or above tells
+of that rate, too: if of all these requests at most 1 % were bad, by the upper limit of the share,
+the rate is surely good. In the same way a rate is surely bad if of all requests at it or below more
+than 1 % were. The limits hold with at least 95 %. 57 of 57 good requests prove no rate: 99 % takes
+some 370 without a failure, more where failures come in clusters. At a few requests per second no
+single run has that many, and a search that tests higher rates first still adds them up.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,63 +16,102 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from loadtest.report.intervals import Estimate, Floats
-from loadtest.report.summary import PooledRuns, Summary, group_runs, summarize
+from loadtest.report.intervals import Estimate, Floats, Samples, proportion
+from loadtest.report.summary import PooledRuns, group_runs
 from loadtest.runs.run import Run
 
 GOOD_ENOUGH = 0.99
+_MOST_STEPS = 20  # that are looked ahead
+# Simulated: nearer to the capacity, a missing limit takes many more requests than it is worth.
+_ASIDE = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class AtRate:
+    """One tested rate.
+
+    Attributes:
+        rate: requests per second.
+        kept_slo: 1.0 for each request that kept the SLO, 0.0 for the others.
+        blocks: how many blocks of time there are.
+        seconds: how long one run at this rate is.
+    """
+
+    rate: float
+    kept_slo: Samples
+    blocks: int
+    seconds: float
+
+    @classmethod
+    def made_up(cls, rate: float, seconds: float, bad: float) -> "AtRate":
+        """A test in which the share `bad` of the requests do not keep the SLO."""
+        count = max(round(rate * seconds), 1)
+        kept = (np.arange(count) >= bad * count).astype(np.float64)
+        blocks = max(round(seconds / 20), 1)
+        return cls(rate, Samples(kept, np.arange(count) % blocks), blocks, seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What one server can take, in requests per second.
 
-    `rate.low` is 0 if no tested rate is low enough to be sure, and `rate.high` is inf if none is
-    high enough. `rate.value` is NaN if the tested rates do not enclose it.
+    Attributes:
+        rate: `low` is 0 if no tested rate is surely good, and `high` is inf if none is surely bad.
+            `value` is NaN if the tested rates do not enclose it.
+        tested: the rates, ascending.
+        seems: the highest rate that seems good, 0 if none does, and the lowest one that seems bad,
+            inf if none does.
+        more: what one more step would buy, in words.
     """
 
     label: str
     traffic: str
     rate: Estimate
     tested: tuple[float, ...]
+    seems: tuple[float, float]
+    more: str = ""
+
+    @property
+    def half_width(self) -> float:
+        """How far the limits are from their middle, as a fraction; inf if one is missing."""
+        low, high = self.rate.low, self.rate.high
+        return math.sqrt(high / low) - 1 if low > 0 else math.inf
 
     @property
     def next_rate(self) -> float:
         """The rate of which a test tells most.
 
-        Beyond what was tested if no rate is surely bad, or if too many failed at the lowest one.
-        If too few requests tell of the rates that seem good, one of these: the highest, because it
-        has the most. Else between the best guess and the limit that is further from it: at the best
+        Beyond what was tested if all rates seem good, or all bad. While a limit is missing, between
+        what seems good and what seems bad, and when these are close, on the side where it is
+        missing. Else between the best guess and the limit that is further from it: at the best
         guess itself a test would take longest to tell.
         """
+        good, bad = self.seems
         low, high, guess = self.rate.low, self.rate.high, self.rate.value
-        if math.isinf(high):
+        if math.isinf(bad):
             return _round(self.tested[-1] * 1.5)
-        if low == 0 and math.isnan(guess):
+        if good == 0:
             return _round(self.tested[0] / 1.5)
-        if low == 0:
-            return _round(max(guess / 1.25, self.tested[0]))
-        if math.isnan(guess):
-            guess = math.sqrt(low * high)
-        below = guess / low >= high / guess
-        return _round(math.sqrt(low * guess) if below else math.sqrt(guess * high))
+        if low > 0 and math.isfinite(high):
+            below = guess / low >= high / guess
+            return _round(math.sqrt(low * guess) if below else math.sqrt(guess * high))
+        if bad / good > _ASIDE:
+            return _round(math.sqrt(good * bad))
+        return _round(bad * _ASIDE if math.isinf(high) else good / _ASIDE)
 
     def narrow(self, within: float) -> bool:
         """Whether the limits are at most `within` from the middle, as a fraction."""
-        low, high = self.rate.low, self.rate.high
-        return low > 0 and math.isfinite(high) and math.sqrt(high / low) - 1 <= within
+        return self.half_width <= within
 
 
-def capacities(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[Capacity]:
+def capacities(groups: Sequence[PooledRuns]) -> list[Capacity]:
     """The capacity of each server for each kind of traffic."""
-    tested: dict[tuple[str, str], list[tuple[float, Estimate, int]]] = {}
-    for group, summary in zip(groups, summaries, strict=True):
-        row = (group.rate, summary.good_fraction, summary.requests)
-        tested.setdefault((group.label, group.traffic), []).append(row)
-    return [
-        Capacity(label, traffic, capacity(sorted(rows)), tuple(rate for rate, _, _ in sorted(rows)))
-        for (label, traffic), rows in tested.items()
-    ]
+    rows: dict[tuple[str, str], list[AtRate]] = {}
+    for group in groups:
+        seconds = group.seconds / len(group.runs)
+        row = AtRate(group.rate, group.kept_slo, group.blocks, seconds)
+        rows.setdefault((group.label, group.traffic), []).append(row)
+    return [_with_more(label, traffic, found) for (label, traffic), found in rows.items()]
 
 
 def search(
@@ -94,25 +135,85 @@ def search(
     added: list[Run] = []
     for number in range(steps):
         groups = group_runs([*runs, *added])
-        (known,) = capacities(groups, [summarize(group) for group in groups])
+        (known,) = capacities(groups)
         if known.narrow(within):
             break
         added += test(known, number)
     return added
 
 
-def capacity(rows: Sequence[tuple[float, Estimate, int]]) -> Estimate:
-    """The capacity from (rate, share of good requests, number of requests), by ascending rate."""
-    good = [rate for rate, share, _ in rows if share.low >= GOOD_ENOUGH]
-    bad = [rate for rate, share, _ in rows if share.high < GOOD_ENOUGH]
-    low, high = sorted((max(good, default=0.0), min(bad, default=math.inf)))
+def capacity(label: str, traffic: str, rows: Sequence[AtRate]) -> Capacity:
+    """The capacity of one server, from what was tested."""
+    rows = _by_rate(rows)
+    rates = [row.rate for row in rows]
     # Isotonic regression (Barlow et al., 1972): the closest shares that never fall with the rate.
     shares = isotonic_regression(
-        [1 - share.value for _, share, _ in rows], weights=[count for _, _, count in rows]
+        [1 - float(row.kept_slo.values.mean()) for row in rows],
+        weights=[len(row.kept_slo.values) for row in rows],
     ).x
-    guess = _crossing(np.log([rate for rate, _, _ in rows]), shares)
+    count = int(np.sum(shares <= 1 - GOOD_ENOUGH + 1e-12))  # that seem good
+    seems = (rates[count - 1] if count else 0.0, rates[count] if count < len(rows) else math.inf)
+    good = [
+        row.rate
+        for number, row in enumerate(rows)
+        if any(_share(part).low >= GOOD_ENOUGH for part in ([row], rows[number:count]) if part)
+    ]
+    bad = [
+        row.rate
+        for number, row in enumerate(rows)
+        if any(
+            _share(part).high < GOOD_ENOUGH for part in ([row], rows[count : number + 1]) if part
+        )
+    ]
+    low, high = sorted((max(good, default=0.0), min(bad, default=math.inf)))
+    guess = _crossing(np.log(rates), shares)
     # NaN stays NaN.
-    return Estimate(min(max(guess, low), high), low, high)
+    rate = Estimate(min(max(guess, low), high), low, high)
+    return Capacity(label, traffic, rate, tuple(rates), seems)
+
+
+def _by_rate(rows: Sequence[AtRate]) -> list[AtRate]:
+    """By ascending rate, those of one rate together."""
+    rates = sorted({row.rate for row in rows})
+    return [_together([row for row in rows if row.rate == rate]) for rate in rates]
+
+
+def _together(rows: Sequence[AtRate]) -> AtRate:
+    """All requests of these tests, as if at the rate of the first one."""
+    before = np.cumsum([0, *(row.blocks for row in rows)])
+    values = np.concatenate([row.kept_slo.values for row in rows])
+    numbers = [row.kept_slo.blocks + first for row, first in zip(rows, before, strict=False)]
+    kept_slo = Samples(values, np.concatenate(numbers))
+    return AtRate(rows[0].rate, kept_slo, int(before[-1]), rows[0].seconds)
+
+
+def _share(rows: Sequence[AtRate]) -> Estimate:
+    """The share of requests at all these rates that kept the SLO."""
+    one = _together(rows)
+    return proportion(one.kept_slo, one.blocks)
+
+
+def _with_more(label: str, traffic: str, rows: Sequence[AtRate]) -> Capacity:
+    """The capacity, and what another step would make of it."""
+    now = capacity(label, traffic, rows)
+    rate, seconds = now.next_rate, max(row.seconds for row in rows)
+    said = []
+    for bad, name in ((0.0, "if all keep the SLO"), (0.05, "if 5 % do not")):
+        steps, then = _until_it_tells(now, rows, AtRate.made_up(rate, seconds, bad))
+        if then.rate != now.rate:
+            said.append(f"{_limits(then.rate)} {name}{f' in {steps} steps' * (steps > 1)}")
+    text = f"{seconds:.0f} s at {rate:g}/s: {' and '.join(said)}" if said else ""
+    return dataclasses.replace(now, more=text)
+
+
+def _until_it_tells(now: Capacity, rows: Sequence[AtRate], step: AtRate) -> tuple[int, Capacity]:
+    """How many such steps change the limits, and to what."""
+    steps, then = 0, now
+    while then.rate == now.rate and steps < _MOST_STEPS:
+        steps += 1
+        rows = [*rows, step]
+        then = capacity(now.label, now.traffic, rows)
+    return steps, then
 
 
 def _crossing(rates: Floats, bad: Floats) -> float:
@@ -123,6 +224,12 @@ def _crossing(rates: Floats, bad: Floats) -> float:
     after = int(np.argmax(bad > allowed))
     part = (allowed - bad[after - 1]) / (bad[after] - bad[after - 1])
     return float(math.exp(rates[after - 1] + part * (rates[after] - rates[after - 1])))
+
+
+def _limits(rate: Estimate) -> str:
+    if rate.low == 0:
+        return f"below {rate.high:.3g}"
+    return f"{rate.low:.3g} to {rate.high:.3g}" if rate.high < math.inf else f"above {rate.low:.3g}"
 
 
 def _round(rate: float) -> float:

@@ -123,7 +123,7 @@ def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
         groups=groups,
         summaries=summaries,
         comparisons=comparisons,
-        capacities=capacities(groups, summaries),
+        capacities=capacities(groups),
         runs=list(runs),
         notes=_notes(groups, summaries),
         baseline=options.baseline,

@@ -3,12 +3,13 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.report.capacity import Capacity, capacities, capacity
+from loadtest.report.capacity import AtRate, Capacity, capacities, capacity
 from loadtest.report.comparison import compare, parse_ideals
-from loadtest.report.intervals import Estimate
+from loadtest.report.intervals import Estimate, Samples
 from loadtest.report.summary import Window, group_runs, summarize
 from loadtest.runs.run import load_run
 from tests.loadtest.runs import write_run
@@ -129,42 +130,70 @@ def test_the_realized_fraction_is_of_the_ideal_speedup(runs: list[Path]) -> None
 
 def test_capacity_has_limits_and_few_requests_prove_nothing(runs: list[Path]) -> None:
     groups = group_runs([load_run(run) for run in runs], slo_ttft=0.5)
-    found = capacities(groups, [summarize(group) for group in groups])
+    found = capacities(groups)
     assert [(c.label, c.tested) for c in found] == [("dense", (1.0, 3.0)), ("gac", (1.0, 3.0))]
     dense, gac = found
     # At 3/s, TTFT of dense is 0.3 to 0.57 s, of gac 0.24 to 0.456 s. At 1/s, 240 requests without
     # a failure do not prove 99 %; at 3/s, 720 do.
     assert 1 <= dense.rate.value <= 3
     assert (dense.rate.low, dense.rate.high) == (0, 3)
-    # Below 1/s there would be even fewer requests.
-    assert 1 <= dense.next_rate < dense.rate.value
+    # 1/s seems good and 3/s is bad.
+    assert dense.next_rate == pytest.approx(math.sqrt(3), abs=0.01)
     assert math.isnan(gac.rate.value)
     assert (gac.rate.low, gac.rate.high) == (3, math.inf)
     assert gac.next_rate == 4.5
 
 
-def test_capacity_is_between_what_is_surely_good_and_surely_bad() -> None:
-    def share(bad: float, low: float, high: float) -> Estimate:
-        return Estimate(1 - bad, 1 - high, 1 - low)
+def at_rate(rate: float, bad: int, count: int) -> AtRate:
+    kept = np.arange(count) >= bad
+    return AtRate(rate, Samples(kept.astype(np.float64), np.arange(count) % 9), 9, 60.0)
 
-    rows = [
-        (4.0, share(0.0, 0.0, 0.004), 900),
-        (8.0, share(0.009, 0.005, 0.02), 900),
-        (12.0, share(0.02, 0.012, 0.03), 900),
-    ]
-    found = capacity(rows)
-    assert (found.low, found.high) == (4, 12)
-    assert 8 < found.value < 12
-    known = Capacity("a", "b", found, (4.0, 8.0, 12.0))
-    assert 4 < known.next_rate < found.value  # there is more to learn below
-    assert not known.narrow(0.05)
-    assert Capacity("a", "b", Estimate(8.2, 8.0, 8.4), (8.0, 8.4)).narrow(0.05)
+
+def test_capacity_is_between_what_is_surely_good_and_surely_bad() -> None:
+    rows = [at_rate(4, 0, 900), at_rate(8, 8, 900), at_rate(12, 40, 900)]
+    found = capacity("a", "b", rows)
+    assert (found.rate.low, found.rate.high) == (4, 12)
+    assert 8 < found.rate.value < 12
+    assert 4 < found.next_rate < found.rate.value  # there is more to learn below
+    assert not found.narrow(0.05)
+    assert Capacity("a", "b", Estimate(8.2, 8.0, 8.4), (8.0, 8.4), (8.0, 8.4)).narrow(0.05)
     # A rate that is good by chance does not pull the guess above one that is surely bad.
-    odd = [*rows, (16.0, share(0.0, 0.0, 0.02), 9000), (20.0, share(0.5, 0.4, 0.6), 900)]
-    assert capacity(odd).value == capacity(odd).high == 12
-    assert capacity(rows[:1]).low == 4
-    assert math.isinf(capacity(rows[:1]).high)
-    assert capacity(rows[2:]).low == 0
-    assert capacity(rows[2:]).high == 12
+    odd = capacity("a", "b", [*rows, at_rate(16, 0, 300), at_rate(20, 450, 900)])
+    assert odd.rate.value < odd.rate.high == 12
+    alone = capacity("a", "b", rows[:1])
+    assert (alone.rate.low, alone.rate.high, alone.next_rate) == (4, math.inf, 6)
     # At the lowest rate of these, more than 1 % failed: the next one is below it.
-    assert Capacity("a", "b", capacity(rows[2:]), (12.0,)).next_rate == 8
+    alone = capacity("a", "b", rows[2:])
+    assert (alone.rate.low, alone.rate.high, alone.next_rate) == (0, 12, 8)
+
+
+def test_what_higher_rates_answered_tells_of_a_lower_one() -> None:
+    # 400 requests prove no rate, but 800 do; what is bad at 6/s is no better at 8/s.
+    rows = [at_rate(4, 0, 400), at_rate(5, 0, 400), at_rate(6, 10, 400), at_rate(8, 10, 400)]
+    assert capacity("a", "b", rows[:1]).rate.low == 0
+    found = capacity("a", "b", rows)
+    assert (found.rate.low, found.rate.high) == (4, 8)
+    assert math.isinf(capacity("a", "b", rows[:3]).rate.high)
+
+
+def test_a_search_below_7_per_second_closes_in_from_both_sides() -> None:
+    # 60 s at 4/s: no run alone has the 370 requests that prove a rate.
+    found, random = [], np.random.default_rng(1)
+    rows = [at_rate(2, 0, 120), at_rate(8, 480, 480)]
+    for _ in range(8):
+        rate = capacity("a", "b", rows).next_rate
+        count = round(rate * 60)
+        rows.append(at_rate(rate, random.binomial(count, min(0.01 * (rate / 4) ** 20, 1)), count))
+        found.append(rate)
+    known = capacity("a", "b", rows)
+    assert 2 < known.rate.low <= 4 <= known.rate.high < 6
+    assert len(set(found)) > 4
+
+
+def test_a_report_says_what_another_step_would_buy(runs: list[Path]) -> None:
+    _, gac = capacities(group_runs([load_run(run) for run in runs], slo_ttft=0.5))
+    # 540 requests without a failure in 6 blocks prove nothing yet, and 27 failures do.
+    assert (
+        gac.more
+        == "120 s at 4.5/s: above 4.5 if all keep the SLO in 2 steps and 3 to 4.5 if 5 % do not"
+    )
