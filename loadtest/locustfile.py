@@ -11,7 +11,6 @@ nothing, because every request failed.
 
 import socket
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -174,14 +173,14 @@ def _inputs(environment: Environment) -> tuple[Schedule, Target]:
 def _begin(environment: Environment, target: Target) -> None:
     options: Namespace = environment.parsed_options
     distributed = isinstance(environment.runner, MasterRunner)
-    options.gac_start_at = time.time() + _LEAD  # reaches the workers with the other options
-    begin_run(
+    # It reaches the workers with the other options.
+    options.gac_start_at = begin_run(
         directory=Path(options.out),
         schedule=Path(options.schedule),
         target=target,
         label=options.label,
         processes=options.expect_workers if distributed else 1,
-        start_at=options.gac_start_at,
+        lead=_LEAD,
     )
 
 

@@ -11,6 +11,7 @@ measurement that is cut short has compared what it has measured.
 """
 
 import contextlib
+import dataclasses
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def _measure(
                         up(comparison, server, name, warmup, out)
                     )
                     for staircase in climbed:
-                        runs += climb(comparison, server, running, name, staircase, out)
+                        runs += _climb(comparison, server, running, name, staircase, out)
                     for staircase in climbed:
                         before = [run for run in (*earlier, *runs) if _is_of(run, server)]
                         runs += _search(
@@ -129,7 +130,7 @@ def _measure(
                         )
             if repeat < comparison.repeats:
                 continue
-            there = [*earlier, *runs]
+            there = [*earlier, *_complete(out)]
             write_report(there, report, _options(comparison, there))
             missing = _missing(comparison, report, extent.until) if extent.until else []
             for need in missing:
@@ -151,6 +152,38 @@ def _turns(
         turn = (shift + number) % len(comparison.servers)
         for server in (*comparison.servers[turn:], *comparison.servers[:turn]):
             yield server, part
+
+
+def _climb(
+    comparison: Comparison,
+    server: Server,
+    running: Running,
+    name: str,
+    staircase: Staircase,
+    out: Path,
+) -> list[Path]:
+    """The valid runs of a staircase. Steps whose client did not keep up are repeated once.
+
+    They have the same lengths and arrivals, so that they compare with other servers' runs, but
+    other prompts: the first ones may be in the prefix cache.
+    """
+    runs = climb(comparison, server, running, name, staircase, out)
+    valid = [load_run(run).verdict.valid for run in runs]
+    kept = [run for run, good in zip(runs, valid, strict=True) if good]
+    if all(valid):
+        return kept
+    print("  the client did not keep up: once more", flush=True)
+    bad = [number for number, good in enumerate(valid) if not good]
+    whole = out / f"{name}-{staircase.name}-again.jsonl"
+    steps = tuple(
+        dataclasses.replace(staircase.steps[number], begin=place * staircase.traffic.step)
+        for place, number in enumerate(bad)
+    )
+    write_staircase(steps, zlib.crc32(whole.stem.encode()), whole)
+    names = tuple(f"{staircase.names[number]}-again" for number in bad)
+    again = Staircase(f"{staircase.name}-again", staircase.traffic, whole, steps, names)
+    more = climb(comparison, server, running, name, again, out)
+    return [*kept, *(run for run in more if load_run(run).verdict.valid)]
 
 
 def _refuse_same_schedules(
@@ -265,7 +298,9 @@ def _search(
     if traffic.search is None:
         return []
     path = find_scenario(traffic.scenario)
-    mine = [run for run in map(load_run, before) if traffic_of(run) == _scenario_name(path)]
+    scenario = _scenario_name(path)
+    mine = [run for run in map(load_run, before) if traffic_of(run) == scenario]
+    mine = [run for run in mine if run.verdict.valid]
 
     def test(known: Capacity, number: int) -> list[Run]:
         low, high, rate = known.rate.low, known.rate.high, known.next_rate
@@ -276,7 +311,7 @@ def _search(
         write_staircase([step], zlib.crc32(whole.stem.encode()), whole)
         run = f"{path.stem}-{rate:g}-per-second-{label}"
         staircase = Staircase(f"{path.stem}-{label}", traffic, whole, (step,), (run,))
-        climbed = climb(comparison, server, running, name, staircase, out)
+        climbed = _climb(comparison, server, running, name, staircase, out)
         return [load_run(run) for run in climbed]
 
     added = search(mine, traffic.search.steps, traffic.search.within, test)

@@ -133,9 +133,10 @@ def search(
         The runs that were added.
     """
     added: list[Run] = []
+    if not runs:  # the client kept up in none
+        return []
     for number in range(steps):
-        groups = group_runs([*runs, *added])
-        (known,) = capacities(groups)
+        (known,) = capacities(group_runs([*runs, *added]))
         if known.narrow(within):
             break
         added += test(known, number)

@@ -6,7 +6,7 @@ much time is left; for 99th percentiles it is an estimate, because a pilot sees 
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,22 @@ class Need:
 
 
 def needs(report: dict[str, Any], within: float) -> list[Need]:
-    """What the numbers of a report (its JSON) need to be known within the fraction `within`."""
-    return list(_needs(report["groups"], within))
+    """What a report (its JSON) needs so that what is decided by is known within `within`.
+
+    That is the ratio to the baseline where there is one: what servers share by chance cancels in
+    it. Else it is each number itself.
+    """
+    groups, comparisons = report["groups"], report.get("comparisons", [])
+    if not comparisons:
+        return [need for group in groups for need in _needs(group, group["latency"], within)]
+    by_key = {(g["label"], g["traffic"], g["rate"]): g for g in groups}
+    return [
+        need
+        for c in comparisons
+        for need in _needs(
+            by_key[c["label"], c["traffic"], c["rate"]], c["speedup"], within, c["baseline"]
+        )
+    ]
 
 
 def read_needs(path: Path, within: float) -> list[Need]:
@@ -62,19 +76,22 @@ def read_needs(path: Path, within: float) -> list[Need]:
         raise LoadTestError(f"{path}: not the .json of a report: {error}") from error
 
 
-def _needs(groups: Sequence[dict[str, Any]], within: float) -> Iterator[Need]:
-    for group in groups:
-        seconds = group["seconds"] / group["repeats"]
-        for measure, percent in JUDGED:
-            found = group["latency"][measure][f"p{percent:g}"]
-            numbers = (found["value"], found["low"], found["high"])
-            estimate = Estimate(*(math.inf if n is None else float(n) for n in numbers))
-            relative = estimate.relative
-            if relative <= within or estimate.is_settled:
-                continue
-            repeats = None
-            if math.isfinite(relative):
-                repeats = math.ceil(group["repeats"] * (relative / within) ** 2)
-            traffic, rate = group["traffic"], group["rate"]
-            what = f"{measure.upper()} p{percent:g} of {group['label']} at {rate:g}/s of {traffic}"
-            yield Need(what, traffic, rate, relative, group["repeats"], seconds, repeats)
+def _needs(
+    group: dict[str, Any], numbers: dict[str, Any], within: float, baseline: str | None = None
+) -> Iterator[Need]:
+    """Of one server at one rate: of its own numbers, or of their ratios to the baseline's."""
+    seconds = group["seconds"] / group["repeats"]
+    for measure, percent in JUDGED:
+        found = numbers[measure][f"p{percent:g}"]
+        limits = (found["value"], found["low"], found["high"])
+        estimate = Estimate(*(math.inf if n is None else float(n) for n in limits))
+        relative = estimate.relative
+        if relative <= within or estimate.is_settled:
+            continue
+        repeats = None
+        if math.isfinite(relative):
+            repeats = math.ceil(group["repeats"] * (relative / within) ** 2)
+        traffic, rate = group["traffic"], group["rate"]
+        who = group["label"] if baseline is None else f"{group['label']} over {baseline}"
+        what = f"{measure.upper()} p{percent:g} of {who} at {rate:g}/s of {traffic}"
+        yield Need(what, traffic, rate, relative, group["repeats"], seconds, repeats)

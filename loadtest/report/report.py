@@ -31,6 +31,7 @@ from loadtest.report.summary import (
     group_runs,
     summarize,
 )
+from loadtest.report.which_runs import counted
 from loadtest.runs.failures import kind
 from loadtest.runs.run import Run, load_run
 
@@ -72,6 +73,7 @@ class Report:
     notes: list[str]
     baseline: str | None = None
     gpu_price: float | None = None
+    left_out: list[Run] = dataclasses.field(default_factory=list)
 
     @property
     def labels(self) -> list[str]:
@@ -80,12 +82,14 @@ class Report:
 
     @property
     def conclusion(self) -> str:
-        """What the runs show, in a sentence."""
+        """What the runs show, in a sentence; nothing if no run is valid."""
+        if not self.valid:
+            return "No run is valid, so nothing is concluded."
         return conclusion(self.groups, self.summaries, self.comparisons, self.capacities)
 
     @property
     def valid(self) -> bool:
-        """Whether every run is valid."""
+        """Whether every run that counts is valid."""
         return all(run.verdict.valid for run in self.runs)
 
 
@@ -111,20 +115,27 @@ def write_report(directories: Sequence[Path], out: Path, options: ReportOptions)
 def build_report(runs: Sequence[Run], options: ReportOptions) -> Report:
     """Compute the numbers of the page. Raises LoadTestError for a wrong option."""
     _check(options)
+    runs, left_out = counted(runs)
     window = Window(options.warmup, options.cooldown)
     groups = group_runs(runs, window, options.slo_ttft, options.slo_tpot)
     summaries = [summarize(group, options.gpu_price) for group in groups]
     ideals = parse_ideals(options.ideal)
     if ideals and options.baseline is None:
         raise LoadTestError("--ideal needs --baseline: speedup over which server?")
-    comparisons = compare(groups, options.baseline, ideals) if options.baseline else []
+    # Servers none of whose runs counts are no typing errors of the caller.
+    gone = {run.info["label"] for run in left_out} - {group.label for group in groups}
+    ideals = {key: ratio for key, ratio in ideals.items() if key[0] not in gone}
+    comparisons = []
+    if options.baseline is not None and options.baseline not in gone:
+        comparisons = compare(groups, options.baseline, ideals)
     return Report(
         title=options.title,
         groups=groups,
         summaries=summaries,
         comparisons=comparisons,
         capacities=capacities(groups),
-        runs=list(runs),
+        runs=runs,
+        left_out=left_out,
         notes=_notes(groups, summaries),
         baseline=options.baseline,
         gpu_price=options.gpu_price,
@@ -305,7 +316,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "fails": {
             "invalid": [
                 f"{run.directory.name} is INVALID: {run.verdict.reasons[0]}"
-                for run in report.runs
+                for run in (*report.runs, *report.left_out)
                 if not run.verdict.valid
             ],
             "failed": failures(report.groups, report.summaries),
@@ -344,13 +355,15 @@ def _as_json(report: Report) -> dict[str, Any]:
                 "traffic": run.schedule.traffic,
                 **run.info,
             }
-            for run in report.runs
+            for run in (*report.runs, *report.left_out)
         ],
     }
 
 
 def _worse(report: Report) -> list[str]:
     """What each server does worse than the baseline, or why nobody can tell."""
+    if not report.valid:
+        return ["whether a server is worse cannot be told: no run is valid"]
     if report.baseline is None:
         return ["whether a server is worse cannot be told without a baseline"]
     sections = dict.fromkeys((g.label, g.traffic) for g in report.groups)

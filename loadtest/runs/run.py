@@ -9,6 +9,7 @@ import json
 import shlex
 import shutil
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,9 +67,12 @@ class Run:
 
 
 def begin_run(
-    directory: Path, schedule: Path, target: Target, label: str, processes: int, start_at: float
-) -> None:
+    directory: Path, schedule: Path, target: Target, label: str, processes: int, lead: float
+) -> float:
     """Create the directory, and write run.json and a copy of the schedule.
+
+    Returns when the run is to start, in seconds since the epoch: `lead` seconds after everything is
+    known, however long the server takes to tell its version.
 
     Raises LoadTestError if the directory holds a run already: records are never mixed or
     overwritten.
@@ -80,10 +84,9 @@ def begin_run(
     shutil.copyfile(schedule, copy)
     if (about := traffic_file(schedule)).exists():
         shutil.copyfile(about, traffic_file(copy))
-    info = {
+    info: dict[str, Any] = {
         "label": label or target.model,
         "command": shlex.join(sys.argv),
-        "start_at": start_at,
         "processes": processes,
         "base_url": target.base_url,
         "model": target.model,
@@ -93,7 +96,9 @@ def begin_run(
         "versions": versions(),
         "hardware": hardware(),
     }
+    info["start_at"] = time.time() + lead
     (directory / "run.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+    return float(info["start_at"])
 
 
 def load_run(directory: Path) -> Run:

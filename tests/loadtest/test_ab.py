@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,8 +21,9 @@ pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 from loadtest.ab import ab
 from loadtest.ab.ab import Extent, _missing, _staircases, _turns, run_comparison
 from loadtest.ab.comparison_file import load_comparison
+from loadtest.ab.measure import Staircase
 from loadtest.ab.progress import prediction
-from loadtest.traffic.schedule import fingerprint
+from loadtest.traffic.schedule import fingerprint, read_schedule
 from tests.loadtest.locusts import ROOT, is_installed
 from tests.loadtest.runs import write_run
 from tests.loadtest.test_server import free_port
@@ -171,6 +173,34 @@ def test_ctrl_c_in_a_part_compares_with_the_baseline_of_an_earlier_one(
     content = json.loads((second / "report.json").read_text())
     assert [run["directory"] for run in content["runs"]] == ["slow-1", "fast-2.1"]
     assert [(c["label"], c["baseline"]) for c in content["comparisons"]] == [("fast", "slow")]
+
+
+def test_steps_whose_client_did_not_keep_up_are_repeated_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ab.yaml"
+    path.write_text(TEXT.format(port=8100, python="python", together="false"))
+    comparison = load_comparison(path)
+    first, _ = _staircases(comparison, 1, 1, tmp_path)
+    climbed: list[Staircase] = []
+
+    def climb(*given: Any) -> list[Path]:
+        staircase = given[4]
+        climbed.append(staircase)
+        return [
+            write_run(tmp_path / "runs" / name, lag=0.1 if name.endswith("8-per-second") else 0.001)
+            for name in staircase.names
+        ]
+
+    monkeypatch.setattr(ab, "climb", climb)
+    runs = ab._climb(comparison, comparison.servers[0], None, "slow-1", first, tmp_path)  # type: ignore[arg-type]
+    assert [run.name for run in runs] == ["smoke-5-per-second", "smoke-8-per-second-again"]
+    whole, again = climbed
+    # The same arrivals from the beginning of the staircase, and other prompts.
+    assert [step.schedule for step in again.steps] == [whole.steps[1].schedule]
+    assert again.steps[0].begin == 0
+    one, two = read_schedule(whole.schedule), read_schedule(again.schedule)
+    assert one.prompts.seed != two.prompts.seed
 
 
 @pytest.mark.slow

@@ -110,6 +110,22 @@ def test_a_plan_says_how_many_repeats_are_missing() -> None:
     assert needs({"groups": [group]}, 0.1)[0].repeats == 12
 
 
+def test_a_plan_judges_the_ratio_to_the_baseline() -> None:
+    known = {"value": 2.0, "low": 1.9, "high": 2.1}
+    wide = {"value": 1.2, "low": 0.96, "high": 1.44}
+    group = {"traffic": "chat", "rate": 4, "seconds": 180, "repeats": 3}
+    # Alone, each server is known well enough; that tells nothing of the ratio.
+    latency = {measure: {"p50": known, "p99": known} for measure in ("ttft", "tpot")}
+    groups = [group | {"label": label, "latency": latency} for label in ("dense", "gac")]
+    assert needs({"groups": groups, "comparisons": []}, 0.1) == []
+    speedup = {"ttft": {"p50": wide, "p99": known}, "tpot": {"p50": known, "p99": known}}
+    versus = {"label": "gac", "baseline": "dense", "traffic": "chat", "rate": 4, "speedup": speedup}
+    (need,) = needs({"groups": groups, "comparisons": [versus]}, 0.1)
+    assert str(need) == (
+        "TTFT p50 of gac over dense at 4/s of chat: within 20% now; needs 12 x 60 s"
+    )
+
+
 def test_what_more_data_cannot_narrow_is_not_missing() -> None:
     # Answers of one token have no TPOT, and where most requests fail TTFT is infinite.
     nothing = {"value": None, "low": None, "high": None}

@@ -13,12 +13,13 @@ import pytest
 from loadtest.__main__ import main
 from loadtest.errors import LoadTestError
 from loadtest.runs.records import Record, to_line
+from loadtest.runs.run import load_run
 from tests.loadtest.runs import write_run
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
 from loadtest.report import plots
-from loadtest.report.report import ReportOptions, write_report
+from loadtest.report.report import ReportOptions, build_report, write_report
 
 
 @pytest.fixture
@@ -203,16 +204,77 @@ def test_a_foreign_trace_of_one_request_has_a_report(tmp_path: Path) -> None:
 
 def test_an_invalid_run_is_said_first_and_hostile_text_is_text(tmp_path: Path) -> None:
     label = "<script>alert(1)</script>"
-    good = write_run(tmp_path / "good", label, fail_every=5)
-    bad = write_run(tmp_path / "bad", label, lag=0.1)
+    bad = write_run(tmp_path / "bad", label, lag=0.1, fail_every=5)
     out = tmp_path / "report.html"
-    assert not write_report([good, bad], out, ReportOptions()).valid
+    report = write_report([bad], out, ReportOptions(baseline=label))
+    assert not report.valid
     page = out.read_text()
-    assert "INVALID</strong>: the client was a bottleneck" in page
+    assert "INVALID</strong>: the client was a bottleneck. Do not use" in page
     assert "bad (&lt;script&gt;alert(1)&lt;/script&gt;): requests were sent 100.0 ms late" in page
     assert "&lt;b&gt;busy" in page
     assert "<script" not in page
-    assert json.loads(out.with_suffix(".json").read_text())["valid"] is False
+    content = content_of(out)
+    assert content["valid"] is False
+    assert content["conclusion"] == "No run is valid, so nothing is concluded."
+    assert content["fails"]["worse"] == [
+        "whether a server is worse cannot be told: no run is valid"
+    ]
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_one_invalid_run_of_many_is_told_and_left_out(tmp_path: Path) -> None:
+    good = [write_run(tmp_path / f"good-{seed}", seed=seed) for seed in range(3)]
+    bad = write_run(tmp_path / "bad", ttft=0.4, lag=0.1, seed=3)
+    out = tmp_path / "report.html"
+    report = write_report([*good, bad], out, ReportOptions())
+    alone = build_report([load_run(run) for run in good], ReportOptions())
+    assert report.valid
+    assert report.summaries == alone.summaries
+    assert report.conclusion == alone.conclusion
+    page = out.read_text()
+    assert "all 3 runs that count" in page
+    assert "1 INVALID</strong>" in page
+    assert "bad (dense): requests were sent 100.0 ms late" in page
+    assert content_of(out)["fails"]["invalid"] == [
+        f"bad is INVALID: {load_run(bad).verdict.reasons[0]}"
+    ]
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_baseline_without_a_valid_run_tells_nothing(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "gac", "gac"), write_run(tmp_path / "dense", "dense", lag=0.1)]
+    options = ReportOptions(baseline="dense", ideal=("dense:decode=1.2",))
+    assert write_report(runs, tmp_path / "r.html", options).comparisons == []
+    assert content_of(tmp_path / "r.html")["fails"]["worse"] == [
+        "gac under imaginary: cannot be told, because the baseline has no runs at the same rates"
+    ]
+
+
+def changed(run: Path, **info: str) -> Path:
+    about = json.loads((run / "run.json").read_text()) | info
+    (run / "run.json").write_text(json.dumps(about))
+    return run
+
+
+def test_two_servers_with_one_model_name_are_two_and_so_are_completions_and_chat(
+    tmp_path: Path,
+) -> None:
+    runs = [write_run(tmp_path / f"{n}", "imaginary", seed=n) for n in range(4)]
+    urls = ["http://a:1", "http://b:1/team", "http://a:1", "http://a:1"]
+    for run, url in zip(runs, urls, strict=True):
+        changed(run, base_url=url, start="")
+    changed(runs[3], endpoint="chat")
+    report = build_report([load_run(run) for run in runs], ReportOptions())
+    assert report.labels == [
+        "imaginary at a:1, completions",
+        "imaginary at b:1/team, completions",
+        "imaginary at a:1, chat",
+    ]
+    # A label that was given may be of a server that was started anew on another port.
+    for run in runs:
+        changed(run, label="mine", endpoint="chat")
+    report = build_report([load_run(run) for run in runs], ReportOptions())
+    assert report.labels == ["mine"]
 
 
 @pytest.mark.parametrize(

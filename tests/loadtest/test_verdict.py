@@ -2,6 +2,8 @@
 
 import json
 import math
+import socket
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,11 @@ import pytest
 from loadtest.errors import LoadTestError
 from loadtest.runs.failures import kind
 from loadtest.runs.health import ProcessHealth, late_at_any_moment
-from loadtest.runs.run import load_run
+from loadtest.runs.run import begin_run, load_run
+from loadtest.runs.target import Target
 from loadtest.runs.verdict import judge
 from tests.loadtest.runs import write_run
+from tests.loadtest.servers import scripted
 
 HEALTHY = ProcessHealth(0, 0.5, 0.0001, 0.001, 0.002)
 
@@ -152,3 +156,19 @@ def test_records_of_another_schedule_are_refused(tmp_path: Path, keep: slice) ->
     (run / "schedule.jsonl").write_text("".join(lines[keep]))
     with pytest.raises(LoadTestError, match="records of another schedule"):
         load_run(run)
+
+
+def test_a_run_starts_after_the_server_has_told_its_version(tmp_path: Path) -> None:
+    told = []
+
+    def play(connection: socket.socket) -> None:
+        told.append(time.time())
+        connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"version": "1.2"}')
+
+    schedule = write_run(tmp_path / "a") / "schedule.jsonl"
+    with scripted(play) as url:
+        start = begin_run(tmp_path / "b", schedule, Target(url, "m"), "", 1, lead=7.0)
+    # However long that took.
+    assert start >= told[0] + 7.0
+    info = json.loads((tmp_path / "b" / "run.json").read_text())
+    assert (info["start_at"], info["server_version"]) == (start, "1.2")
