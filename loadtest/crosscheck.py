@@ -16,9 +16,11 @@ import numpy as np
 
 from loadtest.client.command import INVALID, client_command
 from loadtest.errors import LoadTestError
-from loadtest.runs.machine import hardware, server_version, versions
+from loadtest.runs.access import request_headers, server_version
+from loadtest.runs.machine import hardware, versions
 from loadtest.runs.records import Record
 from loadtest.runs.run import load_run
+from loadtest.runs.target import Target
 from loadtest.traffic.schedule import read_schedule
 
 _PERCENTS = (50, 90, 99)
@@ -55,6 +57,7 @@ def crosscheck(
     Medians and throughput are judged. Tails are not, because they differ between any two runs.
     Raises LoadTestError if a client fails, or if our client was a bottleneck.
     """
+    target = Target(base_url, model, headers=request_headers(()))
     out.mkdir(parents=True, exist_ok=True)
     if (out / "crosscheck.json").exists():
         raise LoadTestError(f"{out}: holds a cross-check already; name another directory")
@@ -62,7 +65,7 @@ def crosscheck(
     ours = _locust(schedule, base_url, model, out / "run")
     found = _compare(ours, theirs)
     about = {
-        "server_version": server_version(base_url),
+        "server_version": server_version(target),
         "versions": versions(),
         "hardware": hardware(),
         "requests": len(ours),

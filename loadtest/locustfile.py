@@ -28,6 +28,7 @@ from loadtest.client.command import FAILED, INVALID, STOP
 from loadtest.client.live_metrics import LiveMetrics, exported
 from loadtest.client.open_loop import Share, replay
 from loadtest.errors import LoadTestError
+from loadtest.runs.access import request_headers
 from loadtest.runs.health import HealthMonitor, write_health
 from loadtest.runs.records import Record, to_line
 from loadtest.runs.run import begin_run, load_run
@@ -164,6 +165,7 @@ def _inputs(environment: Environment) -> tuple[Schedule, Target]:
         endpoint=options.endpoint,
         timeout=options.silence,
         ignore_eos=not options.respect_eos,
+        headers=request_headers(()),
     )
     if (Path(options.out) / "run.json").exists():
         raise LoadTestError(f"{options.out}: holds a run already; name another --out")

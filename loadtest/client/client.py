@@ -7,15 +7,13 @@ opens its own connection, as independent users do.
 
 import http.client
 import json
-import os
 import socket
-import ssl
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from loadtest.client.sse import SseParser
 from loadtest.errors import LoadTestError
+from loadtest.runs.access import connection
 from loadtest.runs.failures import CLIENT_ERRNOS, CLIENT_FAULT
 from loadtest.runs.records import Record
 from loadtest.runs.target import Target
@@ -56,19 +54,17 @@ def send(
     """
     record.sent = clock()
     try:
-        connection = _connection(target, min(target.timeout, max(deadline - record.sent, 0.001)))
+        link = connection(target, min(target.timeout, max(deadline - record.sent, 0.001)))
         try:
             headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-            if key := os.environ.get("OPENAI_API_KEY"):
-                headers["Authorization"] = f"Bearer {key}"
-            connection.request("POST", target.path, body, headers)
+            link.request("POST", target.path, body, headers | dict(target.headers))
             # The connection forgets it where the server says that it will close.
-            sock = connection.sock
-            response = connection.getresponse()
+            sock = link.sock
+            response = link.getresponse()
             record.status = response.status
             _read(response, sock, target.timeout, record, clock, deadline)
         finally:
-            connection.close()
+            link.close()
     except TimeoutError:
         record.error = _late(clock(), deadline, target.timeout)
     except (OSError, http.client.HTTPException, LoadTestError) as error:
@@ -76,25 +72,6 @@ def send(
         text = f"{CLIENT_FAULT if mine else ''}{type(error).__name__}: {error}"
         record.error = text[:300]
     record.ended = clock()
-
-
-def _connection(target: Target, timeout: float) -> http.client.HTTPConnection:
-    url = urlsplit(target.base_url)
-    host = url.hostname or ""
-    if url.scheme == "https":
-        return http.client.HTTPSConnection(host, url.port, timeout=timeout, context=_tls_context())
-    return http.client.HTTPConnection(host, url.port, timeout=timeout)
-
-
-_tls: list[ssl.SSLContext] = []
-
-
-def _tls_context() -> ssl.SSLContext:
-    # Built once: loading the root certificates takes tens of milliseconds and blocks every other
-    # request of this process.
-    if not _tls:
-        _tls.append(ssl.create_default_context())
-    return _tls[0]
 
 
 def _read(
@@ -109,12 +86,12 @@ def _read(
         record.error = f"HTTP {response.status}: {response.read(300).decode(errors='replace')}"
         return
     parser = SseParser()
-    empty: list[float] = []  # events without text that came before the first text
+    empty: list[tuple[int, float]] = []  # events without text: how many with text came before
     while chunk := response.read1(_CHUNK):
         now = clock()
         for event in parser.feed(chunk):
             if event == b"[DONE]":
-                _count_leading(empty, record)
+                _count_empty(empty, record)
                 if not record.tokens and record.error is None:
                     record.error = "the stream ended without a token"
                 return
@@ -127,7 +104,7 @@ def _read(
     record.error = "the stream broke off before [DONE]"
 
 
-def _take(event: bytes, now: float, record: Record, empty: list[float]) -> None:
+def _take(event: bytes, now: float, record: Record, empty: list[tuple[int, float]]) -> None:
     try:
         content = json.loads(event)
         if content.get("error") is not None:
@@ -138,10 +115,10 @@ def _take(event: bytes, now: float, record: Record, empty: list[float]) -> None:
             record.completion_tokens = usage["completion_tokens"]
         for choice in content.get("choices") or ():
             record.finish_reason = choice.get("finish_reason") or record.finish_reason
-            if _has_text(choice) or (record.tokens and _may_be_a_token(choice)):
+            if _has_text(choice):
                 record.tokens.append(now)
             elif _may_be_a_token(choice):
-                empty.append(now)
+                empty.append((len(record.tokens), now))
     except (ValueError, TypeError, KeyError, AttributeError):
         record.error = f"not a completion chunk: {event[:200].decode(errors='replace')}"
 
@@ -163,14 +140,19 @@ def _may_be_a_token(choice: dict[str, Any]) -> bool:
     return choice.get("finish_reason") is None and "role" not in (choice.get("delta") or {})
 
 
-def _count_leading(empty: list[float], record: Record) -> None:
-    """Count events without text that came first, if the server's own count needs them.
+def _count_empty(empty: list[tuple[int, float]], record: Record) -> None:
+    """Count events without text as tokens if the server's own count needs them.
 
-    Some servers open a stream with an empty event, before there is a token. It would pass for the
-    first token.
+    Some servers open a stream with an empty event before there is a token, and some send empty
+    events in between to keep the connection. They would pass for the first or the last token.
     """
-    if record.completion_tokens == len(record.tokens) + len(empty):
-        record.tokens[:0] = empty
+    missing = (record.completion_tokens or 0) - len(record.tokens)
+    after_text = [event for event in empty if event[0] > 0]
+    for found in (after_text, empty):
+        if found and len(found) == missing:
+            for place, now in reversed(found):
+                record.tokens.insert(place, now)
+            return
 
 
 def _late(now: float, deadline: float, timeout: float) -> str:

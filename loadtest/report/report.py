@@ -223,6 +223,18 @@ def _notes_on(group: PooledRuns, summary: Summary, alone: bool) -> Iterator[str]
             f"{prompts} of {len(answered)} prompts were not of the scheduled length by the "
             "server's count (chat templates and text prompts add or merge tokens)."
         )
+    uncounted = sum(not record.is_counted for record in answered)
+    if uncounted:
+        yield (
+            f"of {uncounted} of {len(answered)} answers the server did not tell how many tokens "
+            "they have (no `usage`), and an event may have several: they have no TPOT, and count "
+            "as within its SLO."
+        )
+    if summary.tokens_per_event < 0.95:
+        yield (
+            f"{1 / summary.tokens_per_event:.2f} streamed events per token: somebody sends chunks "
+            "twice or cuts them. ITL and the worst gap are of events; TPOT is per token."
+        )
     if summary.tokens_per_event > 1.05:
         yield (
             f"{summary.tokens_per_event:.2f} tokens per streamed event, so ITL is the gap between "

@@ -1,10 +1,8 @@
-"""The environment of a measurement: the client's versions and hardware, the server's version."""
+"""The environment of a measurement: the client's versions and hardware."""
 
-import json
 import os
 import platform
 import subprocess
-import urllib.request
 from importlib import metadata
 from pathlib import Path
 
@@ -28,15 +26,6 @@ def hardware() -> dict[str, str]:
         "memory": f"{pages / 2**30:.0f} GiB",
         "gpu": _gpus(),
     }
-
-
-def server_version(base_url: str) -> str:
-    """The version that the server reports at /version, as vLLM does, or "unknown"."""
-    try:
-        with urllib.request.urlopen(f"{base_url.rstrip('/')}/version", timeout=5) as response:
-            return str(json.loads(response.read(10_000))["version"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "unknown"
 
 
 def _cpu_model() -> str:

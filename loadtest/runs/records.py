@@ -29,7 +29,8 @@ class Record:
     """One request. `index` is its place in the schedule.
 
     `tokens` holds the arrival time of each streamed event with text. An engine may put several
-    tokens into one event; `completion_tokens` is the server's own count of tokens.
+    tokens into one event, and a proxy one token into several; `completion_tokens` is the server's
+    own count of tokens.
     """
 
     # What pydantic, which reads the files, refuses: other fields, "1" for 1, NaN.
@@ -72,9 +73,13 @@ class Record:
 
     @property
     def tpot(self) -> float:
-        """Seconds per output token after the first; NaN for answers of fewer than two tokens."""
+        """Seconds per output token after the first.
+
+        NaN for answers of fewer than two tokens or of one event, and where nobody knows how many
+        tokens there are.
+        """
         count = self.output_tokens
-        if count < 2 or len(self.tokens) < 2:
+        if count < 2 or len(self.tokens) < 2 or not self.is_counted:
             return math.nan
         return (self.tokens[-1] - self.tokens[0]) / (count - 1)
 
@@ -84,9 +89,19 @@ class Record:
         return [after - before for before, after in pairwise(self.tokens)]
 
     @property
+    def is_counted(self) -> bool:
+        """Whether the number of output tokens is known, rather than that of events."""
+        return self.completion_tokens is not None or self.finish_reason == "length"
+
+    @property
     def output_tokens(self) -> int:
-        """Output tokens by the server's count; without one, the number of events with text."""
-        return len(self.tokens) if self.completion_tokens is None else self.completion_tokens
+        """Output tokens by the server's count, or as many as it was asked for if it stopped there.
+
+        Else the number of events with text.
+        """
+        if self.completion_tokens is not None:
+            return self.completion_tokens
+        return self.output_length if self.is_counted else len(self.tokens)
 
 
 _RECORD = TypeAdapter(Record)

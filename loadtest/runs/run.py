@@ -17,8 +17,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadtest.errors import LoadTestError, faults
+from loadtest.runs.access import server_version
 from loadtest.runs.health import ProcessHealth, read_health
-from loadtest.runs.machine import hardware, server_version, versions
+from loadtest.runs.machine import hardware, versions
 from loadtest.runs.records import Record, read_records
 from loadtest.runs.server_metrics import read_facts
 from loadtest.runs.target import Target
@@ -92,7 +93,7 @@ def begin_run(
         "model": target.model,
         "endpoint": target.endpoint,
         "schedule_sha256": fingerprint(copy),
-        "server_version": server_version(target.base_url),
+        "server_version": server_version(target),
         "versions": versions(),
         "hardware": hardware(),
     }

@@ -1,5 +1,6 @@
 """The server that a run sends its requests to."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
@@ -12,15 +13,18 @@ _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go.
+    """Where requests go, and how.
 
     Attributes:
-        base_url: root of the server, without a path.
+        base_url: what comes before /v1, such as http://127.0.0.1:8000 or https://HOST/team/llm.
         model: model name to ask the server for.
         endpoint: whether prompts are token ids (completions) or messages (chat).
         timeout: seconds without a byte after which a request fails.
         ignore_eos: pins the answer to the scheduled length. This is an extension of vLLM and
             SGLang; switch it off for servers that refuse unknown fields.
+        headers: what each request carries beside its own, such as a key.
+        ca: file of the certificates that are believed in place of the system's.
+        insecure: whether any certificate is believed.
     """
 
     base_url: str
@@ -28,15 +32,41 @@ class Target:
     endpoint: Endpoint = "completions"
     timeout: float = 300.0
     ignore_eos: bool = True
+    headers: tuple[tuple[str, str], ...] = ()
+    ca: str | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
-        url = urlsplit(self.base_url)
-        if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/"):
+        check_url(self.base_url)
+        secure = urlsplit(self.base_url).scheme == "https"
+        if not secure and (self.ca is not None or self.insecure):
             raise LoadTestError(
-                f"{self.base_url!r} is not the root of a server; expected http://HOST:PORT"
+                f"{self.base_url}: has no certificate to check; leave out ca and insecure"
             )
+
+    @property
+    def prefix(self) -> str:
+        """What the base URL has after the host, without a slash at its end."""
+        return urlsplit(self.base_url).path.rstrip("/")
 
     @property
     def path(self) -> str:
         """The path of the endpoint."""
-        return _PATHS[self.endpoint]
+        return self.prefix + _PATHS[self.endpoint]
+
+
+def check_url(url: str) -> None:
+    """Raise LoadTestError unless `url` is what comes before /v1 in a server's addresses."""
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        right = False
+    if not right or parts.query or parts.fragment or re.search(r"[^\x21-\x7e]", url):
+        raise LoadTestError(f"{url!r}: expected http://HOST:PORT or https://HOST/PATH")
+    if parts.username is not None or parts.password is not None:
+        raise LoadTestError(
+            f"a URL of {parts.hostname}: leave out the name and the password; give a header"
+        )
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise LoadTestError(f"{url!r}: leave out /v1, which the client adds")

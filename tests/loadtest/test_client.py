@@ -10,12 +10,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from loadtest.client.client import request_body, send
 from loadtest.errors import LoadTestError
 from loadtest.mock_server import STALL, Fault, FaultKind, Timing
+from loadtest.runs.access import request_headers
 from loadtest.runs.failures import is_the_clients
 from loadtest.runs.records import Record
 from loadtest.runs.target import Endpoint, Target
@@ -166,10 +168,8 @@ def test_silence_ends_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(record.tokens) == 1
 
 
-@pytest.mark.parametrize(("counted", "expected"), [(3, 3), (2, 2), (None, 2)])
-def test_empty_text_first_is_a_token_if_the_server_counts_it(
-    counted: int | None, expected: int
-) -> None:
+@pytest.mark.parametrize(("counted", "expected"), [(3, 3), (2, 2), (1, 1), (7, 1), (None, 1)])
+def test_empty_text_is_a_token_if_the_server_counts_it(counted: int | None, expected: int) -> None:
     # vLLM sends empty text while the bytes of a character are incomplete. Other servers open a
     # stream with an empty event before there is a token.
     usage = {"prompt_tokens": 20, "completion_tokens": counted}
@@ -200,10 +200,19 @@ def test_a_socket_that_the_client_lacks_is_its_own_fault(monkeypatch: pytest.Mon
     assert not is_the_clients("OSError: [Errno 104] Connection reset by peer")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h/v1", ""])
-def test_a_base_url_is_the_root_of_a_server(url: str) -> None:
-    with pytest.raises(LoadTestError, match="expected http://HOST:PORT"):
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h:x", ""])
+def test_a_base_url_is_a_url(url: str) -> None:
+    with pytest.raises(LoadTestError, match="expected http://HOST:PORT or https://HOST/PATH"):
         Target(url, "m")
+
+
+def test_a_base_url_is_what_comes_before_v1() -> None:
+    assert Target("https://h/team/llm/", "m", "chat").path == "/team/llm/v1/chat/completions"
+    with pytest.raises(LoadTestError, match="leave out /v1"):
+        Target("https://h/v1/", "m")
+    with pytest.raises(LoadTestError, match="give a header") as caught:
+        Target("https://me:secret@h", "m")
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -239,3 +248,49 @@ def test_the_mock_sends_tokens_when_they_are_due(kind: FaultKind) -> None:
     due = [0.05, 0.06, 0.07, 0.08 + late, 0.09 + late]
     assert [moment - answer["arrived"] for moment in answer["sent"]] == pytest.approx(due)
     assert answer["fault"] == kind
+
+
+def chunk(text: str, finish: str | None = None) -> bytes:
+    choice = {"text": text, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(("finish", "known"), [("length", True), ("stop", False)])
+def test_without_the_servers_count_a_whole_answer_is_as_long_as_asked(
+    finish: str, known: bool
+) -> None:
+    # Two tokens an event, five were asked for.
+    record = answered_with(STREAM, chunk("a b"), chunk("c d"), chunk("e", finish), DONE)
+    assert record.error is None
+    assert len(record.tokens) == 3
+    assert record.output_tokens == (5 if known else 3)
+    span = record.tokens[-1] - record.tokens[0]
+    assert record.tpot == (
+        pytest.approx(span / 4) if known else pytest.approx(math.nan, nan_ok=True)
+    )
+
+
+def test_chunks_that_come_twice_count_once_in_tpot() -> None:
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":20,"completion_tokens":5}}\n\n'
+    record = answered_with(STREAM, *[TOKEN * 2] * 4, chunk("a", "length") * 2, usage, DONE)
+    assert (len(record.tokens), record.output_tokens) == (10, 5)
+    assert record.tpot == pytest.approx((record.tokens[-1] - record.tokens[0]) / 4)
+
+
+@pytest.mark.parametrize("key", ["sk-secret\n", "sk secret\r\nX: y", "", " ", "\u00e9"])
+def test_a_key_that_no_header_may_have_is_refused_and_not_shown(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    if key:
+        with pytest.raises(LoadTestError, match="which no header may") as caught:
+            request_headers(())
+        assert str(caught.value).startswith("OPENAI_API_KEY: its ")
+        assert "secret" not in str(caught.value)
+    else:
+        assert request_headers(()) == ()
+    (tmp_path / "key").write_text("sk-good\n")
+    assert request_headers((), tmp_path / "key") == (("Authorization", "Bearer sk-good"),)
+    with pytest.raises(LoadTestError, match="which no header may") as caught:
+        request_headers([f"X-Team: sec\nret{key}"])
+    assert "sec" not in str(caught.value)

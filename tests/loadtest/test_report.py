@@ -336,6 +336,21 @@ def test_repeats_of_one_schedule_have_a_note(tmp_path: Path) -> None:
     assert not any("one schedule" in n for n in content_of(tmp_path / "s.html")["notes"])
 
 
+@pytest.mark.usefixtures("without_plots")
+def test_streams_that_are_not_one_token_an_event_are_noted(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "a"))
+    for record in run.records:
+        record.tokens = sorted(record.tokens * 2)
+    twice = " ".join(build_report([run], ReportOptions()).notes)
+    assert "2.00 streamed events per token: somebody sends chunks twice" in twice
+    for record in run.records:
+        record.completion_tokens, record.finish_reason = None, "stop"
+    report = build_report([run], ReportOptions())
+    assert "the server did not tell how many tokens" in " ".join(report.notes)
+    assert report.summaries[0].latency["tpot"][50.0].value != 0.02
+    assert len(report.groups[0].samples["tpot"].values) == 0
+
+
 @pytest.mark.slow
 def test_a_browser_opens_the_page_without_a_complaint(runs: list[Path], tmp_path: Path) -> None:
     names = ("chromium-headless-shell", "chromium", "google-chrome")
