@@ -104,6 +104,8 @@ def _prepare(environment: Environment, **_: Any) -> None:
     @events.test_start.add_listener
     def _start(environment: Environment, **_: Any) -> None:
         if not isinstance(runner, WorkerRunner):
+            for note in schedule.notes:
+                print(f"note: {note}")
             _begin(environment, target)
             # If a process dies, its message never comes.
             seconds = _LEAD + schedule.duration + environment.parsed_options.drain + 30

@@ -179,6 +179,7 @@ def _notes(groups: Sequence[PooledRuns], summaries: Sequence[Summary]) -> list[s
 
 
 def _notes_on(group: PooledRuns, summary: Summary, alone: bool) -> Iterator[str]:
+    yield from dict.fromkeys(note for run in group.runs for note in run.schedule.notes)
     if len(group.runs) < 3 and not alone:
         yield "fewer than three repeats; a comparison wants three or more."
     if len(set(group.schedules)) < len(group.runs):

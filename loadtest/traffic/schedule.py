@@ -3,7 +3,9 @@
 Each line is a JSON object with Mooncake's key names: `timestamp` (ms), `input_length` and
 `output_length` (tokens), and `hash_ids`, one id per block of the prompt. Equal leading ids are a
 shared prefix. Other tools can replay the file, and we can replay their traces. NAME.traffic.json
-beside NAME.jsonl holds the rest: block size, vocabulary, seed and scenario.
+beside NAME.jsonl holds the rest: block size, vocabulary, seed and scenario. A file without it, or
+whose companion has no `traffic`, is a *trace* of another tool: its time counts from its first
+request, be it in milliseconds since 1970.
 """
 
 import hashlib
@@ -19,6 +21,8 @@ from loadtest.errors import LoadTestError, faults
 from loadtest.traffic.scenario import Slo
 
 _MAX_LINE = 16 << 20
+_TEXTS = {"prompt", "prompts", "messages", "text", "text_input", "input", "content", "body"}
+_BLOCKS = [1 << power for power in range(3, 14)]  # tokens
 
 
 class ScheduledRequest(BaseModel):
@@ -27,7 +31,7 @@ class ScheduledRequest(BaseModel):
     # Traces of other tools may have more keys. They are ignored.
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    timestamp: Annotated[int, Field(ge=0, le=10**12)]
+    timestamp: Annotated[int, Field(ge=0, le=10**14)]
     input_length: Annotated[int, Field(ge=1, le=10_000_000)]
     output_length: Annotated[int, Field(ge=1, le=10_000_000)]
     hash_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
@@ -80,11 +84,16 @@ class PromptRules:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Requests in order of their timestamps. `traffic` says where they come from, for reports."""
+    """Requests in order of their timestamps.
+
+    `traffic` says where they come from, for reports, and `notes` what of a trace is not replayed as
+    it is there.
+    """
 
     requests: tuple[ScheduledRequest, ...]
     prompts: PromptRules
     traffic: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
     @property
     def duration(self) -> float:
@@ -101,7 +110,7 @@ def write_schedule(schedule: Schedule, path: Path) -> None:
 
 
 def read_schedule(path: Path) -> Schedule:
-    """Read a schedule, or a Mooncake trace, which has no .traffic.json.
+    """Read a schedule, or a trace in Mooncake's format.
 
     Raises LoadTestError, which names the file and the line, if a line is malformed or out of order.
     """
@@ -117,7 +126,10 @@ def read_schedule(path: Path) -> Schedule:
         raise LoadTestError(f"{path}: no requests; expected one JSON object a line")
     prompts, traffic = _read_about(traffic_file(path))
     _check_blocks(path, requests, prompts.block_tokens)
-    return Schedule(tuple(requests), prompts, traffic)
+    if traffic is not None:
+        return Schedule(tuple(requests), prompts, traffic)
+    begun, notes = _from_its_start(path, requests)
+    return Schedule(begun, prompts, {}, (*notes, *_replaced_texts(path)))
 
 
 def fingerprint(path: Path) -> str:
@@ -131,7 +143,10 @@ def _parse(line: str, where: str, before: Sequence[ScheduledRequest]) -> Schedul
     try:
         request = ScheduledRequest.model_validate_json(line)
     except ValidationError as error:
-        raise LoadTestError(f"{where}: {faults(error, 'line')[0]}") from error
+        fault, wanted = faults(error, "line")[0], ""
+        if fault.startswith("timestamp: Input"):
+            wanted = "; expected whole milliseconds, from the start of the trace or since 1970"
+        raise LoadTestError(f"{where}: {fault}{wanted}") from error
     if before and request.timestamp < before[-1].timestamp:
         raise LoadTestError(
             f"{where}: timestamp {request.timestamp} comes after {before[-1].timestamp}; "
@@ -140,19 +155,50 @@ def _parse(line: str, where: str, before: Sequence[ScheduledRequest]) -> Schedul
     return request
 
 
-def _read_about(path: Path) -> tuple[PromptRules, dict[str, Any]]:
+def _from_its_start(
+    path: Path, requests: Sequence[ScheduledRequest]
+) -> tuple[tuple[ScheduledRequest, ...], list[str]]:
+    """A trace's requests, the first of them at 0, and a note if that is another time."""
+    first = requests[0].timestamp
+    if first == 0:
+        return tuple(requests), []
+    if 10**9 <= first < 10**11:
+        raise LoadTestError(
+            f"{path}: the first timestamp, {first}, looks like seconds since 1970; expected "
+            "milliseconds: multiply timestamps by 1000"
+        )
+    moved = (r.model_copy(update={"timestamp": r.timestamp - first}) for r in requests)
+    when = "since 1970" if first >= 10**11 else "into the trace"
+    return tuple(moved), [f"the first request is {first} ms {when}, and was sent at once."]
+
+
+def _replaced_texts(path: Path) -> list[str]:
+    with path.open(encoding="utf-8") as lines:
+        first = json.loads(next(line for line in lines if line.strip()))
+    if not (texts := sorted(_TEXTS & first.keys())):
+        return []
+    return [
+        f"the trace's texts ({', '.join(texts)}) were not sent: prompts are random tokens or words "
+        "of the same lengths, which share a prefix where hash_ids do."
+    ]
+
+
+def _read_about(path: Path) -> tuple[PromptRules, dict[str, Any] | None]:
+    """How prompts are made, and the traffic; None for the trace of another tool."""
     if not path.exists():
-        return PromptRules(), {}
+        return PromptRules(), None
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         rules = PromptRules(**about["prompts"])
-        traffic = about["traffic"]
+        traffic = about.get("traffic")
         numbers = (rules.block_tokens, rules.low, rules.high, rules.seed)
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("prompts: expected non-negative whole numbers")
         if rules.block_tokens < 1 or rules.high <= rules.low:
             raise ValueError("prompts: expected block_tokens >= 1 and low < high")
-        if traffic != {}:  # that of a staircase, whose steps have their own
+        if traffic is None and not set(about) <= {"prompts"}:
+            raise ValueError(f"unknown keys: {', '.join(sorted(set(about) - {'prompts'}))}")
+        if traffic:  # {} is that of a staircase, whose steps have their own
             traffic = _Traffic.model_validate(traffic).model_dump(mode="json")
     except ValidationError as error:
         fault = faults(error, inside=("traffic",))[0]
@@ -166,10 +212,22 @@ def _check_blocks(path: Path, requests: Sequence[ScheduledRequest], block_tokens
     for number, request in enumerate(requests, start=1):
         blocks = -(-request.input_length // block_tokens)
         if request.hash_ids and len(request.hash_ids) != blocks:
+            way_out = _way_out(path, requests)
             raise LoadTestError(
                 f"{path}: request {number}: {request.input_length} tokens are {blocks} blocks of "
-                f"{block_tokens}, but there are {len(request.hash_ids)} hash_ids"
+                f"{block_tokens}, but there are {len(request.hash_ids)} hash_ids{way_out}"
             )
+
+
+def _way_out(path: Path, requests: Sequence[ScheduledRequest]) -> str:
+    """What to do if all requests have blocks of another common size."""
+    for size in _BLOCKS:
+        if all(len(r.hash_ids) in (0, -(-r.input_length // size)) for r in requests):
+            return (
+                f'; they fit blocks of {size}: write {{"prompts": {{"block_tokens": {size}}}}} '
+                f"to {traffic_file(path)}"
+            )
+    return ""
 
 
 def traffic_file(path: Path) -> Path:

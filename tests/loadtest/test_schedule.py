@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import LoadTestError
-from loadtest.traffic.schedule import PromptRules, fingerprint, read_schedule
+from loadtest.traffic.schedule import (
+    PromptRules,
+    Schedule,
+    ScheduledRequest,
+    fingerprint,
+    read_schedule,
+    write_schedule,
+)
 
 SCENARIO = {"name": "a", "rate": 2.0, "duration": 60.0}
 SPREAD = {"mean": 5.0, "p50": 5.0, "p95": 5.0, "p99": 5.0}
@@ -20,7 +27,11 @@ def test_a_mooncake_trace_is_a_schedule(tmp_path: Path) -> None:
     schedule = read_schedule(path)
     assert len(schedule.requests) == 2
     assert schedule.requests[0].hash_ids == (46, 47)
-    assert schedule.duration == 27.482
+    # Time counts from the first request.
+    assert schedule.duration == 0
+    assert schedule.notes == (
+        "the first request is 27482 ms into the trace, and was sent at once.",
+    )
     assert schedule.prompts == PromptRules(block_tokens=512)
     assert len(fingerprint(path)) == 64
 
@@ -34,6 +45,12 @@ def test_a_mooncake_trace_is_a_schedule(tmp_path: Path) -> None:
         (GOOD.replace("600", "0"), ":1: input_length: Input should be greater than or equal to 1"),
         (GOOD.replace("52", "5.5"), ":1: output_length"),
         (GOOD.replace("52", "true"), ":1: output_length"),
+        (
+            GOOD.replace("27482", "1732500000"),
+            "looks like seconds since 1970; expected milliseconds",
+        ),
+        (GOOD.replace("27482", "1732500000000000"), "100000000000000; expected whole milliseconds"),
+        (GOOD.replace("27482", "1.5"), "; expected whole milliseconds, from the start"),
         (GOOD.replace('"output_length": 52, ', ""), ":1: output_length: Field required"),
         (f"{GOOD}\n{GOOD.replace('27482', '5')}", ":2: timestamp 5 comes after 27482"),
         (GOOD.replace("[46, 47]", "[46]"), "600 tokens are 2 blocks of 512, but there are 1"),
@@ -47,6 +64,47 @@ def test_a_malformed_schedule_is_refused(tmp_path: Path, lines: str, message: st
         read_schedule(path)
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
+
+
+def test_a_trace_in_milliseconds_since_1970_is_understood(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [GOOD.replace("27482", str(1_732_500_000_000 + late)) for late in (0, 1500)]
+    path.write_text("\n".join(lines))
+    schedule = read_schedule(path)
+    assert [request.timestamp for request in schedule.requests] == [0, 1500]
+    assert "ms since 1970, and was sent at once" in schedule.notes[0]
+    # So does the copy in a run's directory, which is read again.
+    write_schedule(schedule, tmp_path / "own.jsonl")
+    assert read_schedule(tmp_path / "own.jsonl").requests == schedule.requests
+
+
+def test_a_schedule_of_our_own_keeps_its_time(tmp_path: Path) -> None:
+    requests = (ScheduledRequest(timestamp=700, input_length=5, output_length=2),)
+    for traffic in ({}, LENGTHS | {"scenario": SCENARIO}):  # {}: of a staircase
+        write_schedule(Schedule(requests, PromptRules(), traffic), tmp_path / "own.jsonl")
+        found = read_schedule(tmp_path / "own.jsonl")
+        assert (found.requests, found.notes) == (requests, ())
+
+
+def test_other_blocks_have_a_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(GOOD.replace("600", "30"))
+    with pytest.raises(LoadTestError, match="they fit blocks of 16: write") as caught:
+        read_schedule(path)
+    content = str(caught.value).split(": write ")[1].split(" to ")[0]
+    path.with_suffix(".traffic.json").write_text(content)
+    schedule = read_schedule(path)
+    assert schedule.prompts.block_tokens == 16
+    assert "ms into the trace" in schedule.notes[0]
+
+
+def test_texts_that_are_not_sent_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        GOOD.replace("{", '{"messages": [], "prompt": "Dear", "user": 3, ').replace("27482", "0")
+    )
+    (note,) = read_schedule(path).notes
+    assert note.startswith("the trace's texts (messages, prompt) were not sent")
 
 
 def test_a_companion_says_what_the_traffic_is(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_each_step_is_the_run_that_it_would_have_been(tmp_path: Path) -> None:
         due = request.timestamp / 1000
         # Answers come late into the next step, and count where they were due.
         record = Record(index, due, 40, 3, sent=due + 0.001, tokens=[due + 1, due + 7])
-        record.ended = due + 7
+        record.ended, record.completion_tokens = due + 7, 2
         lines[index % 2].append(to_line(record) + "\n")
     for process in range(2):
         (directory / f"records.{process}.jsonl").write_text("".join(lines[process]))
