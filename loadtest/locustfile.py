@@ -9,6 +9,7 @@ rounded: read the report instead. Exit status 3 means that the run is INVALID, a
 nothing, because every request failed.
 """
 
+import os
 import socket
 import sys
 from argparse import Namespace
@@ -24,11 +25,11 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
-from loadtest.client.command import FAILED, INVALID, STOP
+from loadtest.client.command import FAILED, HEADERS, INVALID, STOP
 from loadtest.client.live_metrics import LiveMetrics, exported
 from loadtest.client.open_loop import Share, replay
 from loadtest.errors import LoadTestError
-from loadtest.runs.access import request_headers
+from loadtest.runs.access import request_headers, tls_context
 from loadtest.runs.health import HealthMonitor, write_health
 from loadtest.runs.records import Record, to_line
 from loadtest.runs.run import begin_run, load_run
@@ -69,6 +70,9 @@ def _add_arguments(parser: LocustArgumentParser) -> None:
     group.add_argument(
         "--respect-eos", action="store_true", help="for servers that refuse vLLM's ignore_eos"
     )
+    group.add_argument("--key-file", help="holds the key (default: OPENAI_API_KEY)")
+    group.add_argument("--ca", help="file of the certificates to believe (default: the system's)")
+    group.add_argument("--insecure", action="store_true", help="believe any certificate")
     group.add_argument(
         "--metrics-port",
         type=int,
@@ -167,8 +171,15 @@ def _inputs(environment: Environment) -> tuple[Schedule, Target]:
         endpoint=options.endpoint,
         timeout=options.silence,
         ignore_eos=not options.respect_eos,
-        headers=request_headers(()),
+        headers=request_headers(
+            os.environ.get(HEADERS, "").splitlines(),
+            Path(options.key_file) if options.key_file else None,
+        ),
+        ca=options.ca,
+        insecure=options.insecure,
     )
+    if target.base_url.startswith("https:"):
+        tls_context(target)
     if (Path(options.out) / "run.json").exists():
         raise LoadTestError(f"{options.out}: holds a run already; name another --out")
     return read_schedule(Path(options.schedule)), target

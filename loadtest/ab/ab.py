@@ -23,6 +23,7 @@ from loadtest.ab.measure import Staircase, climb, start_all, up
 from loadtest.ab.progress import Progress
 from loadtest.ab.server import Running
 from loadtest.ab.staircase import Step, write_staircase
+from loadtest.ab.turns import Turns
 from loadtest.errors import LoadTestError
 from loadtest.report.capacity import Capacity, search
 from loadtest.report.power import Need, read_needs
@@ -58,34 +59,31 @@ class Extent:
 def run_comparison(comparison: Comparison, out: Path, extent: Extent | None = None) -> Path:
     """Do all runs, each in its own directory below `out`, and write out/report.html.
 
-    Raises LoadTestError if `out` has runs already, if a pooled part has the same schedules, or if
-    a server or a client fails.
+    What `out` has of the same comparison already is not measured again.
+
+    Raises LoadTestError if `out` has runs of another comparison, if a pooled part has the same
+    schedules, or if a server or a client fails.
     """
     extent = extent or Extent()
-    if (out / "runs").exists():
-        raise LoadTestError(f"{out}: holds runs already; name another directory")
     earlier = [run for part in extent.pool for run in _runs_of(part)]
     refuse_twice(earlier)
-    out.mkdir(parents=True, exist_ok=True)
-    first = _staircases(comparison, extent.part, 1, out)
-    _refuse_same_schedules(first, earlier, extent.part)
-    (out / "runs").mkdir()
-    warmup = _warmup(comparison, out)
-    progress = Progress(comparison, extent.until is not None, extent.minutes)
-    report = out / "report.html"
-    try:
-        _measure(comparison, out, extent, first, earlier, warmup, progress, report)
-    except (KeyboardInterrupt, LoadTestError):
-        if found := _complete(out):
-            there = [*earlier, *found]
-            write_report(there, report, _options(comparison, there))
-            print(
-                f"stopped; what there is: {report}\n"
-                f"to go on: the same command with another directory, --part {extent.part + 1} "
-                f"--pool {out}",
-                flush=True,
-            )
-        raise
+    with contextlib.closing(Turns(comparison, extent.part, out)) as turns:
+        seed = f"stopped {turns.stopped} times" if turns.stopped else ""
+        first = _staircases(comparison, extent.part, 1, out, seed)
+        _refuse_same_schedules(first, earlier, extent.part)
+        (out / "runs").mkdir(exist_ok=True)
+        warmup = _warmup(comparison, out)
+        progress = Progress(comparison, extent.until is not None, extent.minutes)
+        report = out / "report.html"
+        try:
+            _measure(comparison, out, extent, first, earlier, warmup, progress, report, turns, seed)
+        except (KeyboardInterrupt, LoadTestError):
+            if found := _complete(out):
+                there = [*earlier, *found]
+                write_report(there, report, _options(comparison, there))
+                print(f"stopped; what there is: {report}", flush=True)
+            print("to go on: the same command again", flush=True)
+            raise
     return report
 
 
@@ -98,27 +96,38 @@ def _measure(
     warmup: Path,
     progress: Progress,
     report: Path,
+    turns: Turns,
+    seed: str,
 ) -> None:
     runs: list[Path] = []
     with contextlib.ExitStack() as all_of_them:
-        started = {}
-        if comparison.together:
-            started = start_all(comparison, warmup, out, all_of_them)
+        started: dict[str, Running] = {}
         for repeat in count(1):
-            staircases = first if repeat == 1 else _staircases(comparison, extent.part, repeat, out)
+            staircases = first
+            if repeat > 1:
+                staircases = _staircases(comparison, extent.part, repeat, out, seed)
             number = _number(extent.part, repeat)
             for server, climbed in _turns(comparison, staircases, extent.part + repeat - 2):
                 name = f"{server.label}-{number}"
-                progress.begin(name, [staircase.traffic for staircase in climbed])
+                turn = f"{name}-{climbed[0].name}" if comparison.together else name
+                traffics = [staircase.traffic for staircase in climbed]
+                if (done := turns.done(turn)) is not None:
+                    progress.skip(name, traffics)
+                    runs += done
+                    continue
+                if comparison.together and not started:
+                    started = start_all(comparison, warmup, out, all_of_them)
+                progress.begin(name, traffics)
+                mine: list[Path] = []
                 with contextlib.ExitStack() as its_own:
                     running = started.get(server.label) or its_own.enter_context(
                         up(comparison, server, name, warmup, out)
                     )
                     for staircase in climbed:
-                        runs += _climb(comparison, server, running, name, staircase, out)
+                        mine += _climb(comparison, server, running, name, staircase, out)
                     for staircase in climbed:
-                        before = [run for run in (*earlier, *runs) if _is_of(run, server)]
-                        runs += _search(
+                        before = [run for run in (*earlier, *runs, *mine) if _is_of(run, server)]
+                        mine += _search(
                             comparison,
                             server,
                             running,
@@ -128,6 +137,8 @@ def _measure(
                             (extent.part, repeat),
                             out,
                         )
+                turns.end(turn, mine)
+                runs += mine
             if repeat < comparison.repeats:
                 continue
             there = [*earlier, *_complete(out)]
@@ -162,18 +173,16 @@ def _climb(
     staircase: Staircase,
     out: Path,
 ) -> list[Path]:
-    """The valid runs of a staircase. Steps whose client did not keep up are repeated once.
+    """The runs of a staircase. Steps whose client did not keep up are repeated once.
 
     They have the same lengths and arrivals, so that they compare with other servers' runs, but
     other prompts: the first ones may be in the prefix cache.
     """
     runs = climb(comparison, server, running, name, staircase, out)
-    valid = [load_run(run).verdict.valid for run in runs]
-    kept = [run for run, good in zip(runs, valid, strict=True) if good]
-    if all(valid):
-        return kept
+    bad = [number for number, run in enumerate(runs) if not load_run(run).verdict.valid]
+    if not bad:
+        return runs
     print("  the client did not keep up: once more", flush=True)
-    bad = [number for number, good in enumerate(valid) if not good]
     whole = out / f"{name}-{staircase.name}-again.jsonl"
     steps = tuple(
         dataclasses.replace(staircase.steps[number], begin=place * staircase.traffic.step)
@@ -182,8 +191,7 @@ def _climb(
     write_staircase(steps, zlib.crc32(whole.stem.encode()), whole)
     names = tuple(f"{staircase.names[number]}-again" for number in bad)
     again = Staircase(f"{staircase.name}-again", staircase.traffic, whole, steps, names)
-    more = climb(comparison, server, running, name, again, out)
-    return [*kept, *(run for run in more if load_run(run).verdict.valid)]
+    return [*runs, *climb(comparison, server, running, name, again, out)]
 
 
 def _refuse_same_schedules(
@@ -245,10 +253,13 @@ def _is_of(run: Path, server: Server) -> bool:
     return bool(label == server.label)
 
 
-def _staircases(comparison: Comparison, part: int, repeat: int, out: Path) -> list[Staircase]:
+def _staircases(
+    comparison: Comparison, part: int, repeat: int, out: Path, seed: str = ""
+) -> list[Staircase]:
     """The staircases of one repeat: one for each scenario.
 
-    Each repeat has lengths, arrivals and prompts of its own; all servers have the same.
+    Each repeat has lengths, arrivals and prompts of its own; all servers have the same. `seed`
+    changes the prompts alone.
     """
     staircases = []
     for traffic in comparison.traffic:
@@ -259,7 +270,7 @@ def _staircases(comparison: Comparison, part: int, repeat: int, out: Path) -> li
         ]
         name = f"{path.stem}-{_number(part, repeat)}"
         whole = out / f"{name}.jsonl"
-        write_staircase(steps, zlib.crc32(name.encode()), whole)
+        write_staircase(steps, zlib.crc32(f"{name}{seed}".encode()), whole)
         names = tuple(f"{path.stem}-{rate:g}-per-second" for rate in traffic.rates)
         staircases.append(Staircase(path.stem, traffic, whole, tuple(steps), names))
     return staircases
@@ -301,6 +312,7 @@ def _search(
     scenario = _scenario_name(path)
     mine = [run for run in map(load_run, before) if traffic_of(run) == scenario]
     mine = [run for run in mine if run.verdict.valid]
+    made: list[Path] = []
 
     def test(known: Capacity, number: int) -> list[Run]:
         low, high, rate = known.rate.low, known.rate.high, known.next_rate
@@ -312,10 +324,11 @@ def _search(
         run = f"{path.stem}-{rate:g}-per-second-{label}"
         staircase = Staircase(f"{path.stem}-{label}", traffic, whole, (step,), (run,))
         climbed = _climb(comparison, server, running, name, staircase, out)
-        return [load_run(run) for run in climbed]
+        made.extend(climbed)
+        return [run for run in map(load_run, climbed) if run.verdict.valid]
 
-    added = search(mine, traffic.search.steps, traffic.search.within, test)
-    return [run.directory for run in added]
+    search(mine, traffic.search.steps, traffic.search.within, test)
+    return made
 
 
 def _scenario_name(path: Path) -> str:

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from loadtest.errors import LoadTestError
 from loadtest.report.comparison import parse_ideals
+from loadtest.runs.access import request_headers, tls_context
+from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.scenario import find_scenario, load_scenario
 from loadtest.yaml_file import load_yaml
 
@@ -22,12 +24,28 @@ class _Strict(BaseModel):
 
 
 class Server(_Strict):
-    """One server to compare. `command` starts it on port {port}; `model` is its model's name."""
+    """One server to compare: `command` starts it on port {port}, or it runs at `url` already.
+
+    Attributes:
+        model: the name that it gives its model.
+        url: what comes before /v1, such as https://HOST/PATH.
+        environment: of the command.
+        endpoint, respect_eos: as the client's options.
+        headers, key_file, ca, insecure: how to be let in, as the client's options.
+        gpus: how many it has.
+    """
 
     label: Label
     model: str
-    command: str
+    command: str | None = None
+    url: str | None = None
     environment: dict[str, str] = Field(default_factory=dict)
+    endpoint: Endpoint = "completions"
+    respect_eos: bool = False
+    headers: dict[str, str] = Field(default_factory=dict)
+    key_file: Path | None = None
+    ca: str | None = None
+    insecure: bool = False
     gpus: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
 
 
@@ -102,6 +120,23 @@ class Comparison(_Strict):
         return self.repeats * len(self.servers) * turn
 
 
+def target_of(server: Server, base_url: str) -> Target:
+    """Where the client sends a server's requests. Raises LoadTestError if that cannot be."""
+    given = [f"{name}: {value}" for name, value in server.headers.items()]
+    target = Target(
+        base_url,
+        server.model,
+        server.endpoint,
+        ignore_eos=not server.respect_eos,
+        headers=request_headers(given, server.key_file),
+        ca=server.ca,
+        insecure=server.insecure,
+    )
+    if base_url.startswith("https:"):
+        tls_context(target)
+    return target
+
+
 def load_comparison(path: Path) -> Comparison:
     """Read an A/B file. Raises LoadTestError, which names the file and every wrong field."""
     comparison = load_yaml(path, Comparison)
@@ -111,7 +146,7 @@ def load_comparison(path: Path) -> Comparison:
     if comparison.at_once and not comparison.together:
         raise LoadTestError(f"{path}: at_once needs together: true, else one server runs at a time")
     for server in comparison.servers:
-        _check_command(path, server)
+        _check_server(path, server)
     try:
         ideals = parse_ideals(comparison.ideal)
         for traffic in comparison.traffic:
@@ -129,9 +164,21 @@ def load_comparison(path: Path) -> Comparison:
     return comparison
 
 
-def _check_command(path: Path, server: Server) -> None:
-    """Raise LoadTestError unless the command can start a server on the port that it gets."""
+def _check_server(path: Path, server: Server) -> None:
+    """Raise LoadTestError unless the server can be started, or can be reached where it runs."""
     where = f"{path}: command of {server.label}"
+    if (server.command is None) == (server.url is None):
+        raise LoadTestError(f"{path}: {server.label}: give either its command or its url")
+    try:
+        target_of(server, server.url or "http://127.0.0.1")
+    except LoadTestError as error:
+        raise LoadTestError(f"{path}: {server.label}: {error}") from error
+    if server.command is None:
+        if server.environment:
+            raise LoadTestError(
+                f"{path}: {server.label}: environment is of a command; leave it out"
+            )
+        return
     if "{port}" not in server.command:
         raise LoadTestError(f"{where}: has no {{port}}; put it where the server's port stands")
     try:

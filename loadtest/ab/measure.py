@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from loadtest.ab.comparison_file import Comparison, Server, Traffic
+from loadtest.ab.comparison_file import Comparison, Server, Traffic, target_of
 from loadtest.ab.keeper import kept
-from loadtest.ab.server import Running, end_of, running_server, starting_server
+from loadtest.ab.server import Running, end_of, remote, running_server, starting_server
 from loadtest.ab.staircase import Step, split_into_runs
-from loadtest.client.command import FAILED, INVALID, STOP, client_command
+from loadtest.client.command import FAILED, HEADERS, INVALID, STOP, client_command
 from loadtest.errors import LoadTestError
 from loadtest.runs.run import read_info
 from loadtest.runs.server_metrics import (
@@ -27,6 +27,9 @@ from loadtest.runs.server_metrics import (
     scrape,
     write_facts,
 )
+from loadtest.runs.target import Target
+
+_ELSEWHERE = "elsewhere"  # GPUs that this machine does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,16 @@ def start_all(
             for server in comparison.servers
         }
     started = {
-        server.label: stack.enter_context(
+        server.label: remote(_target(comparison, server))
+        if server.url
+        else stack.enter_context(
             starting_server(*_start(comparison, server, server.label, out), comparison.patience)
         )
         for server in comparison.servers
     }
     for running in started.values():
-        running.wait()
+        if running.process is not None:
+            running.wait()
     for server in comparison.servers:
         at = out / "warmups" / server.label
         _locust(comparison, server, started[server.label], warmup, at)
@@ -67,7 +73,12 @@ def start_all(
 def up(
     comparison: Comparison, server: Server, name: str, warmup: Path, out: Path
 ) -> Iterator[Running]:
-    """Start the server and warm it up. It runs until the block ends."""
+    """Start the server, unless it runs elsewhere, and warm it up. It runs until the block ends."""
+    if server.url:
+        running = remote(_target(comparison, server))
+        _locust(comparison, server, running, warmup, out / "warmups" / name)
+        yield running
+        return
     with running_server(*_start(comparison, server, name, out), comparison.patience) as running:
         _locust(comparison, server, running, warmup, out / "warmups" / name)
         yield running
@@ -87,11 +98,28 @@ def _port(comparison: Comparison, server: Server) -> int:
 
 
 def _base_url(comparison: Comparison, server: Server) -> str:
-    return f"http://127.0.0.1:{_port(comparison, server)}"
+    return (server.url or f"http://127.0.0.1:{_port(comparison, server)}").rstrip("/")
+
+
+def _target(comparison: Comparison, server: Server) -> Target:
+    return target_of(server, _base_url(comparison, server))
 
 
 def _command(comparison: Comparison, server: Server) -> str:
+    if server.command is None:
+        return f"(runs at {server.url})"
     return server.command.replace("{port}", str(_port(comparison, server)))
+
+
+def _name_of_start(comparison: Comparison, server: Server, name: str, out: Path) -> str:
+    """What the runs of one start of the server have in common.
+
+    Nobody restarts a server that runs elsewhere, unless its metrics say that somebody did.
+    """
+    if server.url is None:
+        return f"{out.resolve().name}/{server.label if comparison.together else name}"
+    since = scrape(_target(comparison, server)).get("process_start_time_seconds")
+    return server.url if since is None else f"{server.url} since {since:.0f}"
 
 
 def climb(
@@ -113,21 +141,21 @@ def climb(
     directory = out / "staircases" / f"{name}-{staircase.name}"
     scraped: list[_Reading] = []
     begins = [step.begin for step in staircase.steps]
-    url, gpus = _base_url(comparison, server), _visible_gpus(server)
+    target, gpus = _target(comparison, server), _visible_gpus(server)
     ended = threading.Event()
     scraper = threading.Thread(
-        target=_scrape_at, args=(url, gpus, directory, begins, scraped, ended), daemon=True
+        target=_scrape_at, args=(target, gpus, directory, begins, scraped, ended), daemon=True
     )
     scraper.start()
     stopped = _locust(comparison, server, running, staircase.schedule, directory)
     ended.set()
     scraper.join()
-    scraped.append(_Reading.now(url, gpus))
+    scraped.append(_Reading.now(target, gpus))
     runs = [out / "runs" / f"{name}-{step}" for step in staircase.names]
     about = {
         "server_command": _command(comparison, server),
         "gpus": server.gpus,
-        "start": f"{out.resolve().name}/{server.label if comparison.together else name}",
+        "start": _name_of_start(comparison, server, name, out),
     }
     runs = split_into_runs(directory, staircase.steps, runs, about, stopped)
     for run, (before, after) in zip(runs, pairwise(scraped), strict=stopped == math.inf):
@@ -135,7 +163,7 @@ def climb(
         if before.joules is not None and after.joules is not None:
             found["watts"] = (after.joules - before.joules) / (after.at - before.at)
         # The memory of servers that are up together cannot be told apart.
-        if not comparison.together and (memory := gpu_memory_mib(gpus)) is not None:
+        if not (comparison.together or server.url) and (memory := gpu_memory_mib(gpus)) is not None:
             found["gpu_memory_mib"] = memory
         write_facts(found, run)
     if stopped < math.inf:
@@ -152,18 +180,21 @@ class _Reading:
     joules: float | None
 
     @classmethod
-    def now(cls, base_url: str, gpus: str | None) -> "_Reading":
-        return cls(time.monotonic(), scrape(base_url), gpu_joules(gpus))
+    def now(cls, target: Target, gpus: str | None) -> "_Reading":
+        joules = None if gpus == _ELSEWHERE else gpu_joules(gpus)
+        return cls(time.monotonic(), scrape(target), joules)
 
 
 def _visible_gpus(server: Server) -> str | None:
     """The GPUs that the server may use, as CUDA_VISIBLE_DEVICES names them; None: all."""
+    if server.url:
+        return _ELSEWHERE
     name = "CUDA_VISIBLE_DEVICES"
     return server.environment.get(name, os.environ.get(name))
 
 
 def _scrape_at(
-    base_url: str,
+    target: Target,
     gpus: str | None,
     directory: Path,
     begins: Sequence[float],
@@ -180,14 +211,25 @@ def _scrape_at(
     for begin in begins:
         if ended.wait(max((start or 0.0) + begin - time.time(), 0.0)):
             return
-        scraped.append(_Reading.now(base_url, gpus))
+        scraped.append(_Reading.now(target, gpus))
+
+
+def _options(server: Server) -> list[str]:
+    """The client's options for a server."""
+    options = ["--endpoint", server.endpoint]
+    options += ["--respect-eos"] * server.respect_eos + ["--insecure"] * server.insecure
+    if server.key_file is not None:
+        options += ["--key-file", str(server.key_file)]
+    if server.ca is not None:
+        options += ["--ca", server.ca]
+    return options
 
 
 def _locust(
     comparison: Comparison, server: Server, running: Running, schedule: Path, directory: Path
 ) -> float:
     """Replay the schedule. Returns the second of the run in which Ctrl-C stopped it, or inf."""
-    more = ["--label", server.label, "--drain", str(comparison.drain)]
+    more = ["--label", server.label, "--drain", str(comparison.drain), *_options(server)]
     if comparison.processes > 1:
         more += ["--processes", str(comparison.processes)]
     url = _base_url(comparison, server)
@@ -195,7 +237,9 @@ def _locust(
     directory.parent.mkdir(parents=True, exist_ok=True)
     log = directory.parent / f"{directory.name}.log"
     stopped = math.inf
-    with log.open("wb") as output, kept(command, output) as client:
+    # Headers may be secret, and every user of a machine sees the options of its processes.
+    secret = {HEADERS: "\n".join(f"{name}: {value}" for name, value in server.headers.items())}
+    with log.open("wb") as output, kept(command, output, secret) as client:
         try:
             while (status := client.poll()) is None:
                 running.check()

@@ -62,6 +62,12 @@ class Progress:
         print(f"{', '.join(traffic.scenario for traffic in traffics)}, ", end="")
         print(f"{least}{left:.0f} min left", flush=True)
 
+    def skip(self, name: str, traffics: Sequence[Traffic]) -> None:
+        """A turn was measured before."""
+        self._begun += 1
+        self._seconds -= sum(traffic.seconds for traffic in traffics)
+        print(f"{name}: is there already", flush=True)
+
     def has_time(self, repeat: int) -> bool:
         """Whether another repeat would end in time."""
         spent = (time.monotonic() - self._start) / 60

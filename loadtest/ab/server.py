@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ from urllib.parse import urlsplit
 
 from loadtest.ab.keeper import kept
 from loadtest.errors import LoadTestError
+from loadtest.runs.access import get
+from loadtest.runs.target import Target
 from vllm_gac.errors.shown import sentence
 
 
@@ -35,11 +38,11 @@ def running_server(
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that was started."""
+    """A server that was started, or one that somebody else runs, without a process and a log."""
 
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | None"
     base_url: str
-    log: Path
+    log: Path | None
     patience: float
 
     def wait(self) -> None:
@@ -61,7 +64,7 @@ class Running:
 
     def check(self) -> None:
         """Raise LoadTestError with the end of the log if the server has exited."""
-        if (status := self.process.poll()) is not None:
+        if self.process is not None and (status := self.process.poll()) is not None:
             raise LoadTestError(f"the server exited with {status}; {end_of(self.log)}")
 
 
@@ -86,8 +89,28 @@ def starting_server(
         yield Running(process, base_url, log, patience)
 
 
-def end_of(log: Path) -> str:
+def remote(target: Target) -> Running:
+    """A server that somebody else runs. Raises LoadTestError if it does not let this client in."""
+    try:
+        status, _ = get(target, "/v1/models", 30.0, 1)
+    except ssl.SSLCertVerificationError as error:
+        raise LoadTestError(
+            f"{target.base_url}: its certificate is not believed ({error.verify_message}); give "
+            "`ca`, the file of its authority, or insecure: true"
+        ) from error
+    except OSError as error:
+        raise LoadTestError(f"{target.base_url}: no answer: {error}") from error
+    if status in (401, 403):
+        raise LoadTestError(
+            f"{target.base_url}: HTTP {status}: it refuses the key; set OPENAI_API_KEY or key_file"
+        )
+    return Running(None, target.base_url, None, 0.0)
+
+
+def end_of(log: Path | None) -> str:
     """Print the last lines of a log, because an error has one line; returns where all of it is."""
+    if log is None:
+        return "look into the log of the server"
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]:
         print(f"  | {sentence(line)}", file=sys.stderr)
     return f"the end of its log is above, and all of it in {log}"

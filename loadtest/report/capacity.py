@@ -119,28 +119,22 @@ def search(
     steps: int,
     within: float,
     test: Callable[[Capacity, int], Sequence[Run]],
-) -> list[Run]:
+) -> None:
     """Test rates until the limits of a capacity are at most `within` from their middle.
 
     Args:
-        runs: those of one server under one kind of traffic so far.
+        runs: those of one server under one kind of traffic so far, all valid.
         steps: how many rates to test at most.
         within: as in `Capacity.narrow`.
         test: what tests `next_rate` of the capacity known so far; it gets the number of the test,
-            from 0.
-
-    Returns:
-        The runs that were added.
+            from 0, and returns its valid runs.
     """
-    added: list[Run] = []
-    if not runs:  # the client kept up in none
-        return []
-    for number in range(steps):
-        (known,) = capacities(group_runs([*runs, *added]))
-        if known.narrow(within):
+    known = list(runs)
+    for number in range(steps if known else 0):
+        (capacity_now,) = capacities(group_runs(known))
+        if capacity_now.narrow(within):
             break
-        added += test(known, number)
-    return added
+        known += test(capacity_now, number)
 
 
 def capacity(label: str, traffic: str, rows: Sequence[AtRate]) -> Capacity:

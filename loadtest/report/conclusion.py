@@ -43,9 +43,12 @@ def _sentences(
 def _against(comparisons: Sequence[Comparison]) -> str:
     """What one server surely does better and worse than the baseline."""
     who = f"{comparisons[0].label} against {comparisons[0].baseline}"
+    least = ENOUGH_STARTS
     if why := _too_few_starts(min(c.starts for c in comparisons)):
-        return f"{who}: nothing is told apart, because {why}"
-    better, bad, unsure = _told_apart(comparisons)
+        # Who cannot restart a server still asks how it is as it runs.
+        who += f": nothing is told apart, because {why}. Of these starts alone"
+        least = 1
+    better, bad, unsure = _told_apart(comparisons, least)
     named = {"surely better": better, "surely worse": bad, "not told apart": unsure}
     return f"{who}, " + "; ".join(
         f"{name}: {', '.join(said)}" for name, said in named.items() if said
@@ -76,12 +79,17 @@ def _too_few_starts(starts: int) -> str:
     )
 
 
-def _told_apart(comparisons: Sequence[Comparison]) -> tuple[list[str], list[str], list[str]]:
-    """What one server surely does better than the baseline, what worse, and what neither."""
+def _told_apart(
+    comparisons: Sequence[Comparison], least: int = ENOUGH_STARTS
+) -> tuple[list[str], list[str], list[str]]:
+    """What one server surely does better than the baseline, what worse, and what neither.
+
+    Comparisons of fewer than `least` starts do not count.
+    """
     better: list[str] = []
     worse: list[str] = []
     unsure = []
-    enough = [c for c in comparisons if c.starts >= ENOUGH_STARTS]
+    enough = [c for c in comparisons if c.starts >= least]
     for name, ratios in _ratios(enough).items():
         for verdict, said in (("better", better), ("worse", worse)):
             if sure := {at: e for at, e in ratios.items() if judged(e) == verdict}:

@@ -38,12 +38,12 @@ def request_headers(
     for text in given:
         name, _, value = text.partition(":")
         if not _NAME.fullmatch(name):
-            raise LoadTestError("--header: expected 'NAME: VALUE' with a name of ASCII letters")
-        found[name] = _checked(value.strip(), f"--header {name}")
+            raise LoadTestError("headers: expected 'NAME: VALUE' with a name of ASCII letters")
+        found[name] = _checked(value.strip(), f"header {name}")
     has_own = "authorization" in map(str.lower, found)
     key, where = "" if has_own else os.environ.get("OPENAI_API_KEY", ""), "OPENAI_API_KEY"
     if key_file is not None and has_own:
-        raise LoadTestError(f"{key_file} and --header Authorization: give one of them")
+        raise LoadTestError(f"{key_file} and the header Authorization: give one of them")
     if key_file is not None:
         where = str(key_file)
         try:

@@ -7,7 +7,6 @@ facts.
 import json
 import re
 import subprocess
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,8 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from loadtest.errors import LoadTestError, faults
+from loadtest.runs.access import get
+from loadtest.runs.target import Target
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -22,13 +23,13 @@ _FACTS = TypeAdapter(dict[str, Annotated[float, Field(allow_inf_nan=False)]])
 Metrics = Mapping[str, float]
 
 
-def scrape(base_url: str) -> dict[str, float]:
+def scrape(target: Target) -> dict[str, float]:
     """Every metric of the server, summed over its labels. Empty if the server has none."""
     try:
-        with urllib.request.urlopen(f"{base_url}/metrics", timeout=10) as response:
-            return parse(response.read(16 << 20).decode(errors="replace"))
+        status, text = get(target, "/metrics", 10.0)
     except OSError:
         return {}
+    return parse(text.decode(errors="replace")) if status == 200 else {}
 
 
 def parse(text: str) -> dict[str, float]:

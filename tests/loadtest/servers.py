@@ -5,6 +5,7 @@ import contextlib
 import re
 import selectors
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
@@ -61,17 +62,26 @@ class _Leaps(selectors.DefaultSelector):
 
 
 @contextlib.contextmanager
-def scripted(play: Callable[[socket.socket], None], connections: int = 1) -> Iterator[str]:
+def scripted(
+    play: Callable[[socket.socket], None],
+    connections: int = 1,
+    tls: ssl.SSLContext | None = None,
+    heard: list[bytes] | None = None,
+) -> Iterator[str]:
     """Base URL of a server that reads each request and then lets `play` have the socket.
 
-    All of it is read: closing a socket with bytes unread would reset the connection.
+    All of it is read: closing a socket with bytes unread would reset the connection. The heads of
+    the requests go into `heard`.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(PATIENCE)
 
     def answer(connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            stack.enter_context(connection)
             connection.settimeout(PATIENCE)
+            if tls is not None:
+                connection = stack.enter_context(tls.wrap_socket(connection, server_side=True))
             received = b""
             while b"\r\n\r\n" not in received:
                 received += connection.recv(65536)
@@ -79,6 +89,8 @@ def scripted(play: Callable[[socket.socket], None], connections: int = 1) -> Ite
             length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
             while length and len(body) < int(length[1]):
                 body += connection.recv(65536)
+            if heard is not None:
+                heard.append(head)
             play(connection)
 
     def accept() -> None:
@@ -93,7 +105,8 @@ def scripted(play: Callable[[socket.socket], None], connections: int = 1) -> Ite
     thread = threading.Thread(target=accept)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         thread.join()
         listener.close()

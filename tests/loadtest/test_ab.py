@@ -23,9 +23,11 @@ from loadtest.ab.ab import Extent, _missing, _staircases, _turns, run_comparison
 from loadtest.ab.comparison_file import load_comparison
 from loadtest.ab.measure import Staircase
 from loadtest.ab.progress import prediction
+from loadtest.mock_server import Timing
 from loadtest.traffic.schedule import fingerprint, read_schedule
 from tests.loadtest.locusts import ROOT, is_installed
 from tests.loadtest.runs import write_run
+from tests.loadtest.servers import mock
 from tests.loadtest.test_server import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
@@ -49,10 +51,13 @@ servers:
 """
 
 
+REMOTE = "  - {{{{label: there, model: mock, {}}}}}\n"
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_comparisons_are_right(path: Path) -> None:
     comparison = load_comparison(path)
-    assert all("{port}" in server.command for server in comparison.servers)
+    assert all("{port}" in (server.command or "") for server in comparison.servers)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +74,19 @@ def test_shipped_comparisons_are_right(path: Path) -> None:
             TEXT.replace("--port {{port}} --itl 0.02", "--itl 0.02"),
             "command of fast: has no {port}",
         ),
+        (
+            TEXT.replace("label: fast,", "label: fast, url: 'http://h',"),
+            "fast: give either its com",
+        ),
+        (TEXT + REMOTE.format("url: 'h'"), "there: 'h': expected http://HOST:PORT"),
+        (TEXT + REMOTE.format("url: 'http://h', ca: x"), "there: http://h: has no certificate to"),
+        (TEXT + REMOTE.format("url: 'https://h', ca: /no"), "there: /no: no certificates can be"),
+        (TEXT + REMOTE.format("url: 'http://h', key_file: /no"), "there: /no: no key can be read"),
+        (
+            TEXT + REMOTE.format('url: "http://h", headers: {{a: "b\\nsecret"}}'),
+            "there: header a: its",
+        ),
+        (TEXT + REMOTE.format("url: 'http://h', environment: {{A: b}}"), "environment is of a com"),
         (TEXT.replace("--itl 0.02", "'"), "fast: cannot be read as a shell does"),
         (TEXT.replace('["fast:', '["quick:'), "no server 'quick'; there are slow, fast"),
         (TEXT.replace('["fast:decode=2.0"]', '["x"]'), "--ideal 'x': expected LABEL:PHASE=RATIO"),
@@ -78,8 +96,9 @@ def test_shipped_comparisons_are_right(path: Path) -> None:
 def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "ab.yaml"
     path.write_text(text.format(port=8100, python="python", together="false"))
-    with pytest.raises(LoadTestError, match=re.escape(message)):
+    with pytest.raises(LoadTestError, match=re.escape(message)) as caught:
         load_comparison(path)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_part_with_the_schedules_of_a_pooled_one_is_refused(tmp_path: Path) -> None:
@@ -194,7 +213,11 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
 
     monkeypatch.setattr(ab, "climb", climb)
     runs = ab._climb(comparison, comparison.servers[0], None, "slow-1", first, tmp_path)  # type: ignore[arg-type]
-    assert [run.name for run in runs] == ["smoke-5-per-second", "smoke-8-per-second-again"]
+    assert [run.name for run in runs] == [
+        "smoke-5-per-second",
+        "smoke-8-per-second",
+        "smoke-8-per-second-again",
+    ]
     whole, again = climbed
     # The same arrivals from the beginning of the staircase, and other prompts.
     assert [step.schedule for step in again.steps] == [whole.steps[1].schedule]
@@ -221,7 +244,7 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
         comparison.send_signal(signal.SIGINT)
         said, _ = comparison.communicate()
     assert comparison.returncode == 130
-    assert f"--part 2 --pool {out}" in said
+    assert "to go on: the same command again" in said
     content = json.loads((out / "report.json").read_text())
     assert [run["directory"] for run in content["runs"]] == [
         f"{label}-1-smoke-{rate}-per-second" for label in ("slow", "fast") for rate in (20, 30)
@@ -311,5 +334,46 @@ def test_a_comparison_runs_every_server_in_alternating_order(
     ]
     expected = f"--port {port + 1 if together == 'true' else port} --itl 0.02"
     assert any(run["server_command"].endswith(expected) for run in content["runs"])
-    with pytest.raises(LoadTestError, match="holds runs already"):
+    # The same command again has nothing left to do, and another comparison is refused.
+    run_comparison(load_comparison(path), tmp_path / "out")
+    assert "starting" not in capsys.readouterr().out
+    path.write_text(path.read_text().replace("warmup: 1", "warmup: 2"))
+    with pytest.raises(LoadTestError, match="another comparison, which differs in warmup"):
         run_comparison(load_comparison(path), tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_servers_that_run_elsewhere_are_compared_and_the_same_directory_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not is_installed():
+        pytest.skip("needs the extra `loadtest` (locust)")
+    path, out = tmp_path / "ab.yaml", tmp_path / "out"
+    text = (
+        "title: x\nbaseline: slow\nrepeats: 1\nwarmup: 1\nservers:\n"
+        "{}traffic: [{{scenario: smoke, rates: [5, 8], duration: 2, settle: 0, tail: 0}}]\n"
+    )
+    servers = ""
+    with mock(Timing(0.01, 0.002)) as slow, mock(Timing(0.01, 0.001)) as fast:
+        for label, url, endpoint in (("slow", slow, "completions"), ("fast", fast, "chat")):
+            servers += f"  - {{label: {label}, model: mock, url: '{url}', endpoint: {endpoint}}}\n"
+        path.write_text(text.format(servers))
+        run_comparison(load_comparison(path), out)
+        content = json.loads((out / "report.json").read_text())
+        assert {(run["base_url"], run["endpoint"], run["start"]) for run in content["runs"]} == {
+            (slow, "completions", slow),
+            (fast, "chat", fast),
+        }
+        # As if it had been killed in the second turn.
+        (out / "turns" / "fast-1.json").unlink()
+        capsys.readouterr()
+        run_comparison(load_comparison(path), out)
+    said = capsys.readouterr().out
+    assert "slow-1: is there already" in said
+    assert "fast-1: turn 2 of 2" in said
+    assert (out / "stopped-1" / "runs" / "fast-1-smoke-5-per-second" / "run.json").exists()
+    again = json.loads((out / "report.json").read_text())
+    # Repeats of a run whose client did not keep up are beside what everybody has.
+    assert {run["directory"] for run in again["runs"] if "again" not in run["directory"]} == {
+        f"{label}-1-smoke-{rate}-per-second" for label in ("slow", "fast") for rate in (5, 8)
+    }

@@ -122,9 +122,9 @@ def test_the_conclusion_hides_no_tail_no_failure_and_no_doubt(tmp_path: Path) ->
     assert "answered requests 0.95x" in worse
     assert re.search(r"failed requests: \d+ of \d+ of gac at 2/s;", told)
     for starts, why in ((1, "there is only one start"), (2, "there are only two starts")):
-        assert f"nothing is told apart, because starts of one server differ and {why}" in said(
-            starts, 0
-        )
+        told = said(starts, 0)
+        assert f"nothing is told apart, because starts of one server differ and {why}" in told
+        assert "Of these starts alone, surely better: time per token p50 1." in told
         assert 'class="up"><b>1.' not in (tmp_path / "r.html").read_text()
 
 

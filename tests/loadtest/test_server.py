@@ -66,6 +66,7 @@ def test_a_server_that_exits_later_is_an_error_with_the_end_of_its_log(
         tmp_path / "log",
         1,
     ) as server:
+        assert server.process is not None
         server.process.wait()
         with pytest.raises(LoadTestError, match=f"exited with 9; .* {tmp_path}/log"):
             server.check()

@@ -6,6 +6,7 @@ import pytest
 
 from loadtest.errors import LoadTestError
 from loadtest.runs.server_metrics import facts, parse, read_facts, scrape, write_facts
+from loadtest.runs.target import Target
 
 BEFORE = """
 # HELP vllm:num_preemptions_total Preemptions.
@@ -47,7 +48,7 @@ def test_the_exact_room_is_taken_where_it_is_told() -> None:
 
 
 def test_a_server_without_metrics_gives_no_facts() -> None:
-    assert scrape("http://127.0.0.1:9") == {}
+    assert scrape(Target("http://127.0.0.1:9", "m")) == {}
     assert facts({}, {}) == {}
 
 

@@ -1,0 +1,129 @@
+"""Servers that run elsewhere: a path, headers, keys, and certificates of one's own authority."""
+
+import datetime
+import ipaddress
+import math
+import socket
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+
+from loadtest.ab.server import remote
+from loadtest.client.client import send
+from loadtest.errors import LoadTestError
+from loadtest.runs.access import request_headers, server_version
+from loadtest.runs.records import Record
+from loadtest.runs.server_metrics import scrape
+from loadtest.runs.target import Target
+from tests.loadtest.servers import DONE, STREAM, TOKEN, scripted
+
+pytest.importorskip("cryptography", reason="writes a certificate")
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and a certificate of 127.0.0.1 that no system believes."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def tls(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+def answer(connection: socket.socket) -> None:
+    connection.sendall(STREAM + TOKEN + DONE)
+
+
+def nothing(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+
+def asked(target: Target) -> Record:
+    record = Record(0, time.perf_counter(), 1, 1)
+    send(target, b"{}", record, time.perf_counter, math.inf)
+    return record
+
+
+@pytest.mark.parametrize("believed", ["ca", "insecure", "system"])
+def test_a_certificate_is_believed_if_its_authority_or_any_is(
+    believed: str, certificate: Path
+) -> None:
+    with scripted(answer, connections=2, tls=tls(certificate)) as url:
+        target = Target(
+            url,
+            "m",
+            ca=str(certificate) if believed == "ca" else None,
+            insecure=believed == "insecure",
+        )
+        record = asked(target)
+        if believed == "system":
+            assert "certificate verify failed" in str(record.error)
+            with pytest.raises(LoadTestError, match="its certificate is not believed"):
+                remote(target)
+        else:
+            assert record.error is None
+            assert remote(target).process is None
+
+
+def test_the_path_and_the_headers_are_in_every_request(tmp_path: Path) -> None:
+    heard: list[bytes] = []
+    (tmp_path / "key").write_text("sk-1\n")
+    headers = request_headers(["X-Team: a b"], tmp_path / "key")
+    with scripted(nothing, connections=4, heard=heard) as url:
+        target = Target(f"{url}/team/", "m", "chat", headers=headers)
+        asked(target)
+        remote(target)
+        assert scrape(target) == {}
+        assert server_version(target) == "unknown"
+    asks = [head.split(b" HTTP/")[0].decode() for head in heard]
+    assert asks == [
+        "POST /team/v1/chat/completions",
+        "GET /team/v1/models",
+        "GET /team/metrics",
+        "GET /team/version",
+    ]
+    for head in heard:
+        assert b"\r\nX-Team: a b" in head
+        assert b"\r\nAuthorization: Bearer sk-1" in head
+
+
+def test_a_server_that_refuses_the_key_or_is_not_there_is_an_error() -> None:
+    def refuse(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+
+    with scripted(refuse) as url, pytest.raises(LoadTestError, match="HTTP 401: it refuses the"):
+        remote(Target(url, "m"))
+    with pytest.raises(LoadTestError, match="no answer: "):
+        remote(Target(url, "m"))
