@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.checks import starts
 from loadtest.client.command import INVALID, client_command
 from loadtest.errors import LoadTestError
 from loadtest.report.intervals import Floats
@@ -72,7 +73,7 @@ class Truth:
 
 def check_faults(out: Path, seconds: float, only: Sequence[str] = ()) -> Path:
     """Run all trials, or those named; write out/faults.md. Raises LoadTestError if one fails."""
-    names = [trial.name for trial in TRIALS]
+    names = [*(trial.name for trial in TRIALS), starts.NAME]
     if unknown := set(only) - set(names):
         raise LoadTestError(f"--only {sorted(unknown)[0]!r}: there are {', '.join(names)}")
     out.mkdir(parents=True, exist_ok=True)
@@ -90,6 +91,9 @@ def check_faults(out: Path, seconds: float, only: Sequence[str] = ()) -> Path:
             print(table[-1], flush=True)
             # Anew after each, so that a run that is cut short leaves what it has.
             page.write_text("\n".join([*_heading(seconds), *table]) + "\n", encoding="utf-8")
+    if not only or starts.NAME in only:
+        table += starts.starts_section()
+        page.write_text("\n".join([*_heading(seconds), *table]) + "\n", encoding="utf-8")
     return page
 
 

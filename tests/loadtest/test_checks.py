@@ -17,6 +17,7 @@ from tests.loadtest.simulator import Speed, serve, simulated_run
 pytest.importorskip("scipy", reason="needs the extra `loadtest`")
 
 from loadtest.checks.faults import DRAIN, TRIALS, check_faults, tokens_sent
+from loadtest.checks.starts import SPREADS, held
 from loadtest.errors import LoadTestError
 from loadtest.report.power import needs
 from loadtest.report.report import ReportOptions, build_report
@@ -152,6 +153,17 @@ def test_a_wrong_option_of_a_check_is_one_clear_error(
 ) -> None:
     assert main(arguments) == 1
     assert message in capsys.readouterr().err
+
+
+def test_intervals_hold_the_truth_where_starts_differ(tmp_path: Path) -> None:
+    seeds = range(60)
+    for spread in (0.0, 0.02):
+        own, speedup, _ = held(spread, 3, seeds, known=True)
+        assert min(own, speedup) > 0.87  # three standard deviations of 95 % below it
+    assert max(held(0.02, 3, seeds, known=False)[:2]) < 0.75
+    # The wider the spread, the less is told.
+    widths = [held(spread, 5, range(20), known=True)[2] for spread in SPREADS]
+    assert widths == sorted(widths)
 
 
 def test_an_unknown_fault_is_named(tmp_path: Path) -> None:
