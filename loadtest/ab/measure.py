@@ -111,13 +111,13 @@ def _command(comparison: Comparison, server: Server) -> str:
     return server.command.replace("{port}", str(_port(comparison, server)))
 
 
-def _name_of_start(comparison: Comparison, server: Server, name: str, out: Path) -> str:
+def _name_of_start(comparison: Comparison, server: Server, running: Running, out: Path) -> str:
     """What the runs of one start of the server have in common.
 
     Nobody restarts a server that runs elsewhere, unless its metrics say that somebody did.
     """
     if server.url is None:
-        return f"{out.resolve().name}/{server.label if comparison.together else name}"
+        return f"{out.resolve().name}/{server.label} since {running.since:.0f}"
     since = scrape(_target(comparison, server)).get("process_start_time_seconds")
     return server.url if since is None else f"{server.url} since {since:.0f}"
 
@@ -155,7 +155,7 @@ def climb(
     about = {
         "server_command": _command(comparison, server),
         "gpus": server.gpus,
-        "start": _name_of_start(comparison, server, name, out),
+        "start": _name_of_start(comparison, server, running, out),
     }
     runs = split_into_runs(directory, staircase.steps, runs, about, stopped)
     for run, (before, after) in zip(runs, pairwise(scraped), strict=stopped == math.inf):

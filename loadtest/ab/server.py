@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -44,6 +44,7 @@ class Running:
     base_url: str
     log: Path | None
     patience: float
+    since: float = field(default_factory=time.time)
 
     def wait(self) -> None:
         """Wait until BASE_URL/health answers 200.

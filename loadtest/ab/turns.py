@@ -7,6 +7,7 @@ ones.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import Any
 from loadtest.ab.comparison_file import Comparison
 from loadtest.errors import LoadTestError
 
-# What may differ: how often, on which port, and what the report says.
-_MAY_DIFFER = {"title", "repeats", "port", "patience", "ideal", "gpu_price"}
+# What may differ: how often, on which port, what the report says, and a key that was renewed.
+_MAY_DIFFER: dict[str, Any] = dict.fromkeys(
+    ("title", "repeats", "port", "patience", "ideal", "gpu_price"), True
+) | {"servers": {"__all__": {"headers", "key_file"}}}
 
 
 class Turns:
@@ -48,15 +51,7 @@ class Turns:
     def done(self, name: str) -> list[Path] | None:
         """The runs of a turn that is done; None if it is not."""
         file = self._file(name)
-        if not file.exists():
-            return None
-        try:
-            runs = [self._out / "runs" / run for run in json.loads(file.read_text("utf-8"))]
-        except (ValueError, TypeError) as error:
-            raise LoadTestError(f"{file}: not the runs of a turn; remove it: {error}") from error
-        if any(not (run / "run.json").exists() for run in runs):
-            raise LoadTestError(f"{file}: names a run that is not there; remove it to go on")
-        return runs
+        return self._runs_in(file) if file.exists() else None
 
     def end(self, name: str, runs: list[Path]) -> None:
         """A turn is done."""
@@ -69,10 +64,23 @@ class Turns:
     def _file(self, name: str) -> Path:
         return self._out / "turns" / f"{name}.json"
 
+    def _runs_in(self, file: Path) -> list[Path]:
+        try:
+            runs = [self._out / "runs" / run for run in json.loads(file.read_text("utf-8"))]
+        except (ValueError, TypeError) as error:
+            raise LoadTestError(f"{file}: not the runs of a turn; remove it: {error}") from error
+        if any(not (run / "run.json").exists() for run in runs):
+            raise LoadTestError(f"{file}: names a run that is not there; remove it to go on")
+        return runs
+
     def _refuse_another(self, comparison: Comparison, part: int) -> None:
         """Runs of two comparisons in one directory would pool what differs."""
-        about: dict[str, Any] = comparison.model_dump(mode="json", exclude=_MAY_DIFFER)
-        about["part"] = part
+        fields = comparison.model_dump(mode="json", exclude=_MAY_DIFFER) | {"part": part}
+        # Digests, because the environment of a server may hold a key.
+        about = {
+            name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+            for name, value in fields.items()
+        }
         file = self._out / "comparison.json"
         if not file.exists():
             if (self._out / "runs").exists():
@@ -80,8 +88,8 @@ class Turns:
             file.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
             return
         try:
-            there = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
+            there = dict(json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
             raise LoadTestError(f"{file}: not a comparison; name another directory") from error
         if differs := sorted(k for k in about if there.get(k) != about[k]):
             raise LoadTestError(
@@ -90,9 +98,8 @@ class Turns:
             )
 
     def _put_aside(self) -> None:
-        ended = [json.loads(file.read_text("utf-8")) for file in self._out.glob("turns/*.json")]
-        kept = {name for names in ended for name in names}
-        left = [run for run in self._out.glob("runs/*") if run.name not in kept]
+        kept = {run for file in self._out.glob("turns/*.json") for run in self._runs_in(file)}
+        left = [run for run in self._out.glob("runs/*") if run not in kept]
         left += [self._out / name for name in ("staircases", "warmups")]
         self.stopped = len(list(self._out.glob("stopped-*")))
         if not (left := [path for path in left if path.exists()]):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,14 +21,15 @@ pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
 from loadtest.ab import ab
 from loadtest.ab.ab import Extent, _missing, _staircases, _turns, run_comparison
-from loadtest.ab.comparison_file import load_comparison
-from loadtest.ab.measure import Staircase
+from loadtest.ab.comparison_file import Server, load_comparison
+from loadtest.ab.measure import Staircase, _name_of_start
 from loadtest.ab.progress import prediction
+from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
 from loadtest.traffic.schedule import fingerprint, read_schedule
 from tests.loadtest.locusts import ROOT, is_installed
 from tests.loadtest.runs import write_run
-from tests.loadtest.servers import mock
+from tests.loadtest.servers import mock, scripted
 from tests.loadtest.test_server import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
@@ -192,6 +194,27 @@ def test_ctrl_c_in_a_part_compares_with_the_baseline_of_an_earlier_one(
     content = json.loads((second / "report.json").read_text())
     assert [run["directory"] for run in content["runs"]] == ["slow-1", "fast-2.1"]
     assert [(c["label"], c["baseline"]) for c in content["comparisons"]] == [("fast", "slow")]
+
+
+def test_a_start_is_one_even_if_the_comparison_goes_on_later(tmp_path: Path) -> None:
+    path = tmp_path / "ab.yaml"
+    path.write_text(TEXT.format(port=8100, python="python", together="true"))
+    comparison = load_comparison(path)
+    (slow, _) = comparison.servers
+    names = [
+        _name_of_start(comparison, slow, Running(None, "", None, 0.0, since=since), tmp_path)
+        for since in (1.0, 1.0, 2.0)
+    ]
+    assert names[0] == names[1] != names[2]
+
+    def metrics(connection: socket.socket) -> None:
+        text = b"process_start_time_seconds 1.7e+09\n"
+        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + text)
+
+    with scripted(metrics) as url:
+        there = Server(label="there", model="m", url=url)
+        name = _name_of_start(comparison, there, Running(None, url, None, 0.0), tmp_path)
+    assert name == f"{url} since 1700000000"
 
 
 def test_steps_whose_client_did_not_keep_up_are_repeated_once(

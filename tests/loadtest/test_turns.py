@@ -67,9 +67,19 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "message"), [("3", "not the runs"), ('["gone"]', "not there")])
 def test_a_turn_whose_file_is_wrong_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    turns = Turns(COMPARISON, 1, tmp_path)
     (tmp_path / "turns").mkdir()
     (tmp_path / "turns" / "a-1.json").write_text(text)
     with pytest.raises(LoadTestError, match=re.escape(message)):
-        turns.done("a-1")
-    turns.close()
+        Turns(COMPARISON, 1, tmp_path)
+
+
+def test_a_key_is_not_written_and_may_be_renewed(tmp_path: Path) -> None:
+    def with_key(key: str, **more: object) -> Comparison:
+        server = {"label": "a", "model": "m", "url": "http://h", "headers": {"X-Key": key}} | more
+        return Comparison.model_validate(COMPARISON.model_dump() | {"servers": [server]})
+
+    for key in ("old-secret", "new-secret"):
+        Turns(with_key(key), 1, tmp_path).close()
+    assert "secret" not in (tmp_path / "comparison.json").read_text()
+    with pytest.raises(LoadTestError, match="differs in servers"):
+        Turns(with_key("new-secret", endpoint="chat"), 1, tmp_path)
