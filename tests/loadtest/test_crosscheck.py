@@ -14,7 +14,14 @@ from loadtest.traffic.schedule import read_schedule
 from tests.loadtest.locusts import PRIORITY, ROOT, is_installed, written_schedule
 from vllm_gac import demo
 
-TRIES = 3
+TRIES = 6
+TTFT, ITL, TOKENS = 0.5, 0.05, 40
+# What a client that is not held up sees of the mock, in milliseconds.
+TRUE = {
+    "TTFT p50, ms": 1e3 * TTFT,
+    "ITL p50, ms": 1e3 * ITL,
+    "answer p50, ms": 1e3 * (TTFT + (TOKENS - 1) * ITL),
+}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +37,7 @@ def test_five_percent_either_way_is_agreement(ours: float, theirs: float, agrees
 @pytest.fixture
 def mock() -> Iterator[str]:
     # As slow as a server under load: what a busy machine adds matters less.
-    timing = ["--ttft", "0.5", "--itl", "0.05"]
+    timing = ["--ttft", str(TTFT), "--itl", str(ITL)]
     command = [*PRIORITY, sys.executable, "-m", "loadtest", "mock", "--port", "0", *timing]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -44,8 +51,11 @@ def test_vllm_bench_serve_measures_the_same(mock: str, tmp_path: Path) -> None:
         pytest.skip("needs the extra `loadtest` (locust)")
     if find_spec("vllm") is None:
         pytest.skip("needs vllm")
-    schedule = written_schedule(tmp_path, rate=5, duration=15, output=40)
-    for number in range(TRIES):  # a machine that is busy otherwise makes either late
+    schedule = written_schedule(tmp_path, rate=5, duration=15, output=TOKENS)
+    # The mock's answers are known. Where they reach vLLM's client late, the machine is busy, and
+    # that the two differ then says nothing.
+    differences = []
+    for number in range(TRIES):
         out = tmp_path / str(number)
         command = [
             *PRIORITY,
@@ -53,12 +63,18 @@ def test_vllm_bench_serve_measures_the_same(mock: str, tmp_path: Path) -> None:
             *("--host", mock, "--model", "mock", "--tokenizer", str(demo.MODEL)),
         ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 or "INVALID" in done.stderr or "NO |" in done.stdout, (
+            done.stdout + done.stderr
+        )
+        if "INVALID" in done.stderr:
+            continue
+        written = json.loads((out / "crosscheck.json").read_text())
+        assert written["requests"] == len(read_schedule(schedule).requests)
         if done.returncode == 0:
-            break
-    if "INVALID" in done.stderr:
-        pytest.skip(f"this machine is too busy to time anything: {done.stderr}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("| yes |") == 5
-    written = json.loads((out / "crosscheck.json").read_text())
-    assert written["requests"] == len(read_schedule(schedule).requests)
-    assert written["numbers"]["ITL p50, ms"]["theirs"] == pytest.approx(50, rel=0.05)
+            assert done.stdout.count("| yes |") == 5
+            return
+        theirs = {name: written["numbers"][name]["theirs"] for name in TRUE}
+        if theirs == pytest.approx(TRUE, rel=0.02):
+            differences.append(done.stdout)
+        assert len(differences) < 3, differences
+    pytest.skip("this machine is too busy to time anything")

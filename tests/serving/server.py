@@ -6,14 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from openai import OpenAI
+
+from tests.support.waiting import PATIENCE, wait_until
 
 START_SECONDS = 900
 
@@ -28,10 +28,10 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=120) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as response:
             return str(response.read().decode())
 
     def completions(
@@ -91,15 +91,16 @@ def serve(
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
+    def answers() -> bool:
         if process.poll() is not None:
             raise ServerDiedError(f"exit code {process.returncode}\n{log.read_text()[-6000:]}")
-        with contextlib.suppress(OSError, urllib.error.URLError):
-            urllib.request.urlopen(f"{url}/health", timeout=5).close()
-            return
-        time.sleep(0.3)
-    raise TimeoutError(f"not healthy after {START_SECONDS} s\n{log.read_text()[-6000:]}")
+        urllib.request.urlopen(f"{url}/health", timeout=PATIENCE).close()
+        return True
+
+    try:
+        wait_until(answers, START_SECONDS, "healthy")
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}\n{log.read_text()[-6000:]}") from None
 
 
 class ServerDiedError(RuntimeError):
@@ -110,7 +111,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(30)
+        process.wait(PATIENCE)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # engine core and workers, if any are left
-    process.wait(30)
+    process.wait(PATIENCE)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -21,9 +20,9 @@ import yaml
 from openai import OpenAI
 
 from tests.serving_configs.front import free_port
+from tests.support.waiting import PATIENCE, wait_until
 
 START_SECONDS = 900
-STOP_SECONDS = 120
 
 ENVIRONMENT = os.environ | {
     "OMP_NUM_THREADS": "1",
@@ -69,11 +68,11 @@ class App:
         return self.directory / "log"
 
     def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
     def metric(self, name: str) -> dict[str, float]:
         """The metric of each replica, summed over other labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=120) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as response:
             text = response.read().decode()
         found: dict[str, float] = {}
         for replica, value in re.findall(rf'^{name}{{replica="(\w+)".*}} (\S+)$', text, re.M):
@@ -99,12 +98,14 @@ def engine_core(replica: psutil.Process) -> psutil.Process:
 
 def _child(parent: psutil.Process, title: str) -> psutil.Process:
     # A list of processes is no snapshot, and on a busy machine children come late.
-    for _ in range(3000):
-        for child in parent.children():
-            if title in _title(child):
-                return child
-        time.sleep(0.1)
-    raise LookupError(f"{parent} has no child {title}: {[*map(_title, parent.children())]}")
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        found[:] = [child for child in parent.children() if title in _title(child)]
+        return bool(found)
+
+    wait_until(is_there, PATIENCE, f"{parent} has a child {title}")
+    return found[0]
 
 
 def _title(process: psutil.Process) -> str:
@@ -151,10 +152,9 @@ def stop(app: App) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         processes = app.processes()
         app.driver.send_signal(signal.SIGTERM)
-        app.driver.wait(STOP_SECONDS)
-    _, left = psutil.wait_procs([app.driver, *processes], timeout=60)
+    _, left = psutil.wait_procs([app.driver, *processes], timeout=PATIENCE)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=10)
+    psutil.wait_procs(left, timeout=PATIENCE)
     return left

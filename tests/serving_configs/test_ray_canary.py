@@ -13,7 +13,7 @@ import yaml
 from tests.serving_configs.debian import CONFIGS
 from tests.serving_configs.front import free_port
 from tests.serving_configs.ray_app import START_SECONDS, App, serve_run
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def ask(app: App, **headers: str) -> Any:
         b"prompt",
         {key.replace("_", "-"): v for key, v in headers.items()},
     )
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
         return json.load(response)
 
 
@@ -73,7 +73,7 @@ def test_a_canary_that_refuses_costs_nobody_an_answer(app: App) -> None:
 
 
 def test_metrics_say_which_side_they_are_of(app: App) -> None:
-    with urllib.request.urlopen(f"{app.url}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"{app.url}/metrics", timeout=PATIENCE) as response:
         text = response.read().decode()
     asked = dict(re.findall(r'^asked_total\{variant="(\w+)"\} (\d+)', text, re.M))
     assert set(asked) == {"gac", "dense"}

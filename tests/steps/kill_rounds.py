@@ -1,19 +1,18 @@
 """`kill -9` again and again, at random: `python -m tests.steps.kill_rounds DIR ROUNDS [SEED]`.
 
-Each round takes a verb and kills it one to three times: at any time, or right before one of its
-changes to files. A killed run is followed by one with --resume, which may be killed, too. Half of
-the rounds overwrite a model that was there before. After each kill, the old one or the new one must
-be whole, and in the end there must be the bytes of an undisturbed run and nothing beside them.
+Each round takes a verb and kills it one to three times: at any instruction, or right before one of
+its changes to files. A killed run is followed by one with --resume, which may be killed, too. Half
+of the rounds overwrite a model that was there before. After each kill, the old one or the new one
+must be whole, and in the end there must be the bytes of an undisturbed run and nothing beside them.
 Prints, as JSON, how many kills there were and what was wrong.
 """
 
 import json
-import os
 import random
+import resource
 import shutil
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +30,9 @@ def main(directory: Path, rounds: int, seed: int = 0) -> dict[str, object]:
     write_inputs(directory)
     expected, seconds = {}, {}
     for verb in KINDS:
-        begun = time.monotonic()
+        begun = _seconds()
         assert ran(arguments(verb, directory / verb), directory) == 0, _said(directory)
-        expected[verb], seconds[verb] = digest(directory / verb), time.monotonic() - begun
+        expected[verb], seconds[verb] = digest(directory / verb), _seconds() - begun
     generator = random.Random(seed)
     wrong: list[str] = []
     kills: Counter[str] = Counter()
@@ -47,7 +46,7 @@ def main(directory: Path, rounds: int, seed: int = 0) -> dict[str, object]:
             old = digest(out)
         where = f"round {number}: {verb}{' --overwrite' if overwrites else ''}"
         more = ("--overwrite",) if overwrites else ()
-        status = -signal.SIGKILL
+        was_killed = True
         for time_of_kill in range(generator.randint(1, _MOST_KILLS) + 1):
             resumed = ("--resume",) if time_of_kill else ()
             line = arguments(verb, out, *more, *resumed)
@@ -55,13 +54,14 @@ def main(directory: Path, rounds: int, seed: int = 0) -> dict[str, object]:
                 status = ran(line, directory, _after(generator.uniform(0, seconds[verb])))
             else:
                 change = generator.randint(1, _MOST_CHANGES)
-                status = ran(line, directory, before=_before_change(change, out))
-            if status != -signal.SIGKILL:
+                status = ran(line, directory, _before_change(change, out))
+            was_killed = status in (-signal.SIGKILL, -signal.SIGPROF)
+            if not was_killed:
                 break
             kills[verb] += 1
             if not _is_whole(out, old, expected[verb]):
                 wrong.append(f"{where}: neither the old nor the new one is whole")
-        if status == -signal.SIGKILL:
+        if was_killed:
             status = ran(arguments(verb, out, *more, "--resume"), directory)
         # A run that was killed in its last moment has left nothing to resume.
         if status and "out: exists" not in _said(directory):
@@ -73,12 +73,19 @@ def main(directory: Path, rounds: int, seed: int = 0) -> dict[str, object]:
     return {"kills": kills, "wrong": wrong}
 
 
-def _after(seconds: float) -> Callable[[int], None]:
-    def kill(child: int) -> None:
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
+def _seconds() -> float:
+    """CPU seconds of all runs so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
-    return kill
+
+def _after(seconds: float) -> Callable[[], None]:
+    """Has the process die after so many seconds of its CPU time, however busy the machine is."""
+
+    def set_timer() -> None:
+        signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-3))  # nobody handles its SIGPROF
+
+    return set_timer
 
 
 def _before_change(number: int, out: Path) -> Callable[[], None]:

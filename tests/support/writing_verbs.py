@@ -74,13 +74,11 @@ def forked(action: Callable[[], int], said: Path) -> int:
 def ran(
     arguments: list[str],
     directory: Path,
-    kill: Callable[[int], None] | None = None,
     before: Callable[[], None] = lambda: None,
 ) -> int:
     """The exit status of `vllm-gac` with these arguments, run in `directory`; -9 if it was killed.
 
-    Its stderr is in the file `said` there. In its process, `before` is called first; `kill` is
-    called here with its process id.
+    Its stderr is in the file `said` there. In its process, `before` is called first.
     """
     from vllm_gac.cli import main
     from vllm_gac.healing import train
@@ -93,8 +91,6 @@ def ran(
         return main(arguments)
 
     child = forked(action, directory / "said")
-    if kill is not None:
-        kill(child)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
