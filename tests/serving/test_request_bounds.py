@@ -42,6 +42,30 @@ def test_more_sequences_than_half_a_batch_are_refused(body: dict[str, Any], sequ
 
 
 @pytest.mark.parametrize(
+    ("body", "sequences"),
+    [
+        ({"prompt": [[7] * 51] * 2}, 2),
+        ({"prompt": ["x" * 51, "y" * 51]}, 2),
+        ({"prompt": [7] * 51, "n": 2}, 2),
+        ({"messages": [{"role": "user", "content": "x" * 30}], "n": 3}, 3),
+        ({"token_ids": [7] * 51, "sampling_params": {"n": 2}}, 2),
+    ],
+)
+def test_several_sequences_do_not_get_the_whole_queue_of_tokens(
+    body: dict[str, Any], sequences: int
+) -> None:
+    refusal = refused(asked(**body), MOST, 100)
+    assert refusal is not None
+    assert f"{sequences} sequences have 102 characters or token ids" in refusal
+    assert refused(asked(**body), MOST, 102) is None
+    assert refused(asked(**body), MOST) is None
+
+
+def test_one_sequence_is_bounded_by_the_context_alone() -> None:
+    assert refused(asked(prompt=[7] * 101), MOST, 100) is None
+
+
+@pytest.mark.parametrize(
     "body",
     [
         {"response_format": {"json_schema": {"schema": {"const": LARGE}}}},
@@ -83,7 +107,7 @@ def test_the_rest_is_left_to_vllm(body: bytes) -> None:
 def client() -> TestClient:
     """An application that reads bodies as vLLM's does."""
     app = FastAPI()
-    scheduler = SimpleNamespace(max_num_seqs=2 * MOST)
+    scheduler = SimpleNamespace(max_num_seqs=2 * MOST, max_num_queued_tokens=1 << 21)
     app.state.vllm_config = SimpleNamespace(scheduler_config=scheduler)
     app.add_middleware(RequestBounds)
 
@@ -109,6 +133,9 @@ def test_what_is_not_is_answered_with_400(client: TestClient) -> None:
     answer = client.post("/v1/completions", json={"prompt": ["x"] * (MOST + 1)})
     assert answer.status_code == 400
     assert "one request may have 8" in answer.text
+    answer = client.post("/v1/completions", json={"prompt": ["x" * (1 << 20), "y"]})
+    assert answer.status_code == 400
+    assert "may have 1,048,576: send several" in answer.text
 
 
 def test_other_routes_are_left_alone(client: TestClient) -> None:

@@ -29,6 +29,7 @@ GUARDED = (
 # Lists with one sequence for each text or list in them: of prompts, of conversations, of texts that
 # are scored. Token ids and messages count nothing: a list of them is one prompt or conversation.
 LISTS = {"prompt": (str, list), "prompt_embeds": (str,), "messages": (list,), "items": (str, list)}
+PROMPTS = ("prompt", "prompt_embeds", "messages", "input", "token_ids", "query", "items")
 # What grammars are compiled from.
 SCHEMAS = ("response_format", "structured_outputs", "tools", "text", "output_config")
 SCHEMA_BYTES = 64 << 10  # 0.1 to 1.6 CPU seconds; time grows faster than size (SECURITY.md)
@@ -41,8 +42,9 @@ class RequestBounds:
     """ASGI middleware: at most half of `--max-num-seqs` sequences, and 64 KB of schemas.
 
     Half of the batch, so that one request never holds all of it, and the queue, which is longer,
-    takes several such requests. Its answers are as long as `--max-model-len` lets them be. Routes
-    that compute no answer pass as they are.
+    takes several such requests. Where `--max-num-queued-tokens` bounds the queue, a request of
+    several sequences gets at most half of that, too. One sequence alone, and all answers, are as
+    long as `--max-model-len` lets them be. Routes that compute no answer pass as they are.
 
     Args:
         app: what answers: vLLM's application.
@@ -75,20 +77,23 @@ def _judged(scope: "Scope", receive: "Receive") -> "Receive":
             if size > BODY_BYTES:
                 raise HTTPException(413, f"The body is larger than {BODY_BYTES >> 20} MB.")
         body = b"".join(parts)
-        sequences = scope["app"].state.vllm_config.scheduler_config.max_num_seqs
-        if refusal := refused(body, max(1, sequences // 2)):
+        scheduler = scope["app"].state.vllm_config.scheduler_config
+        queued = scheduler.max_num_queued_tokens
+        if refusal := refused(body, max(1, scheduler.max_num_seqs // 2), queued and queued // 2):
             raise HTTPException(400, refusal)  # FastAPI hands it to vLLM's handler of errors
         return {"type": "http.request", "body": body, "more_body": False}
 
     return judged
 
 
-def refused(body: bytes, most: int) -> str | None:
+def refused(body: bytes, most: int, most_tokens: int | None = None) -> str | None:
     """Why a request asks for too much, in a sentence; None if it does not.
 
     Args:
         body: the request's. One that is no JSON object is left to vLLM, whose parser is the same.
         most: sequences, at most.
+        most_tokens: tokens of the prompts of all sequences, at most, where there are several. A
+            character counts as one, as in the worst case it is.
     """
     try:
         asked = json.loads(body)
@@ -104,6 +109,16 @@ def refused(body: bytes, most: int) -> str | None:
         return (
             f"The request asks for {prompts * answers} sequences (prompts: {prompts}, n: {answers})"
             f", and one request may have {most}: send several requests."
+        )
+    try:
+        tokens = answers * sum(_size(asked.get(name)) for name in PROMPTS)
+    except RecursionError:
+        return "Prompts or messages of the request are nested too deeply: simplify them."
+    if most_tokens is not None and prompts * answers > 1 and tokens > most_tokens:
+        return (
+            f"The prompts of the request's {prompts * answers} sequences have {tokens:,} "
+            "characters or token ids, and one request of several sequences may have "
+            f"{most_tokens:,}: send several requests."
         )
     schemas = [part[name] for part in parts for name in SCHEMAS if part.get(name) is not None]
     try:
@@ -121,6 +136,17 @@ def refused(body: bytes, most: int) -> str | None:
 def _listed(value: Any, kinds: tuple[type, ...]) -> int:
     """How many sequences a list starts."""
     return len([one for one in value if isinstance(one, kinds)]) if isinstance(value, list) else 0
+
+
+def _size(prompt: Any) -> int:
+    """Characters of its texts, and the number of its token ids."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if isinstance(prompt, dict):
+        return sum(map(_size, prompt.values()))
+    if isinstance(prompt, list):
+        return sum(map(_size, prompt))
+    return int(isinstance(prompt, int))
 
 
 def _number(n: Any) -> int:
