@@ -1,5 +1,6 @@
 """What the front lets through, what it refuses and how, with the real nginx."""
 
+import contextlib
 import http.client
 import importlib.util
 import json
@@ -213,6 +214,23 @@ def test_without_a_server_the_answer_is_503_and_soon(tmp_path: Path) -> None:
             got = answer(port, method, path)
             assert_openai_error(503, got)
             assert got[2]["Retry-After"] == "5"
+
+
+def test_a_server_that_takes_no_connection_costs_no_request(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        deaf = stack.enter_context(socket.socket())
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for _ in range(4):  # its queue is full: from now on it is as a machine that is gone
+            waits = stack.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex(deaf.getsockname())
+        dense = stack.enter_context(upstream())
+        ports = {"vllm": deaf.getsockname()[1], "dense": dense.port}
+        port = stack.enter_context(nginx(tmp_path, "canary.conf", **ports))
+        assert {answer(port, "POST", "/v1/x", b"{}")[0] for _ in range(100)} == {200}
+        assert '"group":"gac"' in _log_with(tmp_path / "access.log", '"group":"gac"')
+    assert len(dense.requests) == 100
 
 
 def test_a_flood_from_one_address_is_429(vllm: Upstream, tmp_path: Path) -> None:
