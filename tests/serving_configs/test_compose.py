@@ -61,6 +61,16 @@ def test_ports_are_those_that_are_listened_on() -> None:
     (target,) = targets("vllm")
     assert target == {"targets": ["vllm:8000"], "labels": {"variant": "gac"}}
     assert targets("alertmanager") == [{"targets": ["alertmanager:9093"]}]
+    # The blackbox exporter's own port, and the key where it looks for it.
+    prometheus = yaml.safe_load((CONFIGS / "prometheus" / "prometheus.yml").read_text())
+    (probe,) = [job for job in prometheus["scrape_configs"] if job["job_name"] == "probe"]
+    assert probe["relabel_configs"][-1]["replacement"] == "blackbox:9115"
+    (secret,) = SERVICES["blackbox"]["secrets"]
+    modules = yaml.safe_load((CONFIGS / "prometheus" / "blackbox.yml").read_text())["modules"]
+    assert set(modules) == set(probe["params"]["module"])
+    key = modules["completion"]["http"]["authorization"]["credentials_file"]
+    assert key == f"/run/secrets/{secret}"
+    assert COMPOSE["secrets"] == {secret: {"environment": "VLLM_API_KEY"}}
     # Neither vLLM's own port nor Prometheus is open to the outside.
     assert {name for name, service in SERVICES.items() if "ports" in service} == {
         "alertmanager",

@@ -83,6 +83,7 @@ def test_the_rules_pass_their_promtool_tests(name: str) -> None:
             "sum by (namespace, job, instance) (resets",
             "blind_spots",
         ),
+        ("alerts", ' and on (instance) up{job="vllm"} == 1', "", "blind_spots"),
         ("recording", 'status="5xx"', 'status="none"', "blind_spots"),
         ("recording", "model_name, variant)", "model_name)", "recording"),
         ("canary", "sqrt(", "(", "canary"),
