@@ -39,6 +39,7 @@ def test_kernel_matches_the_reference_in_tritons_interpreter(
     assert said.count("relative error") == last - first
 
 
+@pytest.mark.slow
 def test_an_fp8_cache_gives_its_numbers_as_they_are() -> None:
     assert "all codes agree" in run_interpreted("tests.kernels.fp8_codes")
 

@@ -8,6 +8,7 @@ from tests.kernels.swiglu_cases import check
 from vllm_gac.kernels.swiglu import is_faster
 
 
+@pytest.mark.slow
 def test_kernel_matches_torch_in_tritons_interpreter() -> None:
     assert run_interpreted("tests.kernels.swiglu_cases").count("checked") == 20
 
