@@ -12,7 +12,13 @@ pytest.importorskip("fastapi", reason="comes with vLLM")
 from fastapi import FastAPI, HTTPException
 from fastapi.testclient import TestClient
 
-from vllm_gac.serving.request_bounds import BODY_BYTES, SCHEMA_BYTES, RequestBounds, refused
+from vllm_gac.serving.request_bounds import (
+    BODY_BYTES,
+    GRAMMAR_BYTES,
+    SCHEMA_BYTES,
+    RequestBounds,
+    refused,
+)
 
 MOST = 8
 LARGE = "x" * SCHEMA_BYTES
@@ -69,7 +75,6 @@ def test_one_sequence_is_bounded_by_the_context_alone() -> None:
     "body",
     [
         {"response_format": {"json_schema": {"schema": {"const": LARGE}}}},
-        {"structured_outputs": {"grammar": LARGE}},
         {"structured_outputs": {"choice": ["x" * 100] * (SCHEMA_BYTES // 100)}},
         {"tools": [{"function": {"parameters": {"const": LARGE}}}]},
         {"text": {"format": {"schema": {"const": LARGE}}}},
@@ -86,18 +91,34 @@ def test_large_schemas_are_refused_wherever_they_stand(body: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "body",
     [
+        {"structured_outputs": {"grammar": "x" * GRAMMAR_BYTES}},
+        {"structured_outputs": {"structural_tag": "x" * GRAMMAR_BYTES}},
+        {"response_format": {"type": "structural_tag", "format": "x" * GRAMMAR_BYTES}},
+        {"sampling_params": {"structured_outputs": {"grammar": "x" * GRAMMAR_BYTES}}},
+    ],
+)
+def test_large_grammars_are_refused_sooner(body: dict[str, Any]) -> None:
+    refusal = refused(asked(prompt="x", **body), MOST)
+    assert refusal is not None
+    assert "one request may have 16,384: simplify them" in refusal
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
         asked(prompt=[1] * 5000, n=8),
         asked(prompt=["x"] * 8),
         asked(prompt=LARGE * 3),
         asked(messages=[{"role": "user", "content": LARGE}] * 20, n=None),
         asked(prompt="x", n="many"),
-        asked(prompt="x", structured_outputs={"grammar": "x" * (SCHEMA_BYTES - 100)}),
+        asked(prompt="x", structured_outputs={"json": "x" * (SCHEMA_BYTES - 100)}),
+        asked(prompt="x", structured_outputs={"grammar": "x" * (GRAMMAR_BYTES - 100)}),
         b"",
         b"[" * 100_000,
         b'["x", "x"]',
         b'{"prompt": ["x", "x"',
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_the_rest_is_left_to_vllm(body: bytes) -> None:
     assert refused(body, MOST) is None

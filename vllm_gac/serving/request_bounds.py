@@ -33,6 +33,9 @@ PROMPTS = ("prompt", "prompt_embeds", "messages", "input", "token_ids", "query",
 # What grammars are compiled from.
 SCHEMAS = ("response_format", "structured_outputs", "tools", "text", "output_config")
 SCHEMA_BYTES = 64 << 10  # 0.1 to 1.6 CPU seconds; time grows faster than size (SECURITY.md)
+# Grammars written out, whose rules may each name the next: 3 CPU seconds for 32 KB.
+GRAMMARS = ("grammar", "structural_tag")
+GRAMMAR_BYTES = 16 << 10
 BODY_BYTES = 16 << 20  # about two million tokens: more than any context
 
 INTEGER = TypeAdapter(int)
@@ -41,10 +44,11 @@ INTEGER = TypeAdapter(int)
 class RequestBounds:
     """ASGI middleware: at most half of `--max-num-seqs` sequences, and 64 KB of schemas.
 
-    Half of the batch, so that one request never holds all of it, and the queue, which is longer,
-    takes several such requests. Where `--max-num-queued-tokens` bounds the queue, a request of
-    several sequences gets at most half of that, too. One sequence alone, and all answers, are as
-    long as `--max-model-len` lets them be. Routes that compute no answer pass as they are.
+    Of these, 16 KB may be grammars. Half of the batch, so that one request never holds all of it,
+    and the queue, which is longer, takes several such requests. Where `--max-num-queued-tokens`
+    bounds the queue, a request of several sequences gets at most half of that, too. One sequence
+    alone, and all answers, are as long as `--max-model-len` lets them be. Routes that compute no
+    answer pass as they are.
 
     Args:
         app: what answers: vLLM's application.
@@ -122,15 +126,34 @@ def refused(body: bytes, most: int, most_tokens: int | None = None) -> str | Non
         )
     schemas = [part[name] for part in parts for name in SCHEMAS if part.get(name) is not None]
     try:
-        size = sum(len(json.dumps(schema, ensure_ascii=False)) for schema in schemas)
+        size = sum(map(_length, schemas))
+        grammars = sum(map(_length, filter(None, map(_grammar, schemas))))
     except RecursionError:
         return "Schemas or tools of the request are nested too deeply: simplify them."
+    if grammars > GRAMMAR_BYTES:
+        return (
+            f"Grammars and structural tags of the request have {grammars:,} characters, and one "
+            f"request may have {GRAMMAR_BYTES:,}: simplify them."
+        )
     if size > SCHEMA_BYTES:
         return (
             f"Schemas, grammars and tools of the request have {size:,} characters, and one request "
             f"may have {SCHEMA_BYTES:,}: simplify them, or send fewer."
         )
     return None
+
+
+def _length(schema: Any) -> int:
+    return len(json.dumps(schema, ensure_ascii=False))
+
+
+def _grammar(schema: Any) -> Any:
+    """What of one of `SCHEMAS` is a grammar; None if nothing is."""
+    if not isinstance(schema, dict):
+        return None
+    if schema.get("type") == "structural_tag":
+        return schema
+    return {name: schema[name] for name in GRAMMARS if schema.get(name) is not None} or None
 
 
 def _listed(value: Any, kinds: tuple[type, ...]) -> int:
