@@ -179,6 +179,13 @@ def _compile(job: Job) -> None:
         print("cannot compile", job, str(error)[-300:], flush=True)
 
 
+def _wait(compiling: Any) -> None:
+    try:
+        compiling.get(75)
+    except multiprocessing.TimeoutError:
+        print("some kernels are not compiled yet", flush=True)
+
+
 def _row(keys: str, batch: DecodeBatch, us: list[float], bandwidth: float) -> dict[str, Any]:
     us = sorted(us)
     median = us[len(us) // 2]
@@ -209,7 +216,7 @@ def main() -> None:
     jobs = _jobs()
     # Forked before this process uses the GPU.
     pool = multiprocessing.get_context("fork").Pool(options.processes)
-    pool.map(_compile, jobs, chunksize=1)
+    _wait(pool.map_async(_compile, jobs, chunksize=1))
     print(f"{len(jobs)} kernels compiled after {time.monotonic() - began:.0f} s", flush=True)
     warm_up()
     bandwidth = copy_bandwidth()
@@ -245,8 +252,11 @@ def main() -> None:
                 fastest[keys, terms] = sorted(kind, key=times.__getitem__)[: 2 if terms else 1]
         del batch
         if first and keys == list(LATENT)[-1]:
-            few = [(keys, v, 1) for keys in LATENT for n in range(3) for v in fastest[keys, n]]
-            pool.map(_compile, [*few, *((keys, None, 1) for keys in LATENT)], chunksize=1)
+            few: list[Job] = [
+                (keys, v, 1) for keys in LATENT for n in range(3) for v in fastest[keys, n]
+            ]
+            few += [(keys, None, 1) for keys in LATENT]
+            _wait(pool.map_async(_compile, few, chunksize=1))
             print(f"the rest compiled after {time.monotonic() - began:.0f} s", flush=True)
     for (sequences, context), keys in itertools.product(BATCHES, ROTARY):
         heads = rotary(ROTARY[keys], sequences, context)
