@@ -22,11 +22,7 @@ def even_and_odd(
     START and END are even, and rows begin on whole pairs. The result is fp16.
     """
     pair_row = cache_row.to(tl.pointer_type(tl.uint16))
-    return split_pairs(cache_piece(pair_row, START // 2, SIZE // 2, END // 2), ASSEMBLY)
-
-
-@triton.jit
-def split_pairs(pairs, ASSEMBLY: tl.constexpr):
+    pairs = cache_piece(pair_row, START // 2, SIZE // 2, END // 2)
     if ASSEMBLY:
         # One instruction converts two numbers. A register holds two pairs, one behind the other.
         return tl.inline_asm_elementwise(

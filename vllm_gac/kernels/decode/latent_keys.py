@@ -48,79 +48,36 @@ def load_latent_pairs(latent_row, KEY_SIZE: tl.constexpr, K: tl.constexpr, ASSEM
 def rebuild_from_pairs(
     latent,
     up_head,
-    FIRST: tl.constexpr,
     PAIRS: tl.constexpr,
     PADDED: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     K: tl.constexpr,
 ):
     """As rebuild_keys, of pieces as load_latent_pairs returns them."""
-    even, odd = _up_pair(up_head, FIRST, PAIRS, PADDED, 0, K[0], KEY_SIZE)
+    even, odd = _up_pair(up_head, PAIRS, PADDED, 0, K[0], KEY_SIZE)
     key = tl.dot(latent[0], even)
     key = tl.dot(latent[1], odd, key)
     if K[1] > 0:
-        even, odd = _up_pair(up_head, FIRST, PAIRS, PADDED, K[0], K[1], KEY_SIZE)
+        even, odd = _up_pair(up_head, PAIRS, PADDED, K[0], K[1], KEY_SIZE)
         key = tl.dot(latent[2], even, key)
         key = tl.dot(latent[3], odd, key)
     if K[2] > 0:
-        even, odd = _up_pair(up_head, FIRST, PAIRS, PADDED, K[0] + K[1], K[2], KEY_SIZE)
+        even, odd = _up_pair(up_head, PAIRS, PADDED, K[0] + K[1], K[2], KEY_SIZE)
         key = tl.dot(latent[4], even, key)
         key = tl.dot(latent[5], odd, key)
     return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, PADDED]), 0, 2, 1))
 
 
 @triton.jit
-def load_latent_bytes(latent_row, KEY_SIZE: tl.constexpr, K: tl.constexpr):
-    """As load_latents, of an fp8 cache, in e4m3 as cached."""
-    latent0 = cache_piece(latent_row, 0, K[0], KEY_SIZE)
-    latent1, latent2 = latent0, latent0
-    if K[1] > 0:
-        latent1 = cache_piece(latent_row, K[0], K[1], KEY_SIZE)
-    if K[2] > 0:
-        latent2 = cache_piece(latent_row, K[0] + K[1], K[2], KEY_SIZE)
-    return latent0, latent1, latent2
-
-
-@triton.jit
-def rebuild_from_bytes(
-    latent,
-    up_head,
-    FIRST: tl.constexpr,
-    PAIRS: tl.constexpr,
-    PADDED: tl.constexpr,
-    KEY_SIZE: tl.constexpr,
-    K: tl.constexpr,
-    TERMS: tl.constexpr,
-):
-    """As rebuild_keys, by products of e4m3: `up` is the sum of TERMS matrices in e4m3."""
-    key = tl.dot(latent[0], _up_piece(up_head, FIRST, PAIRS, PADDED, 0, K[0], KEY_SIZE))
-    if K[1] > 0:
-        key = tl.dot(latent[1], _up_piece(up_head, FIRST, PAIRS, PADDED, K[0], K[1], KEY_SIZE), key)
-    if K[2] > 0:
-        START: tl.constexpr = K[0] + K[1]
-        key = tl.dot(latent[2], _up_piece(up_head, FIRST, PAIRS, PADDED, START, K[2], KEY_SIZE), key)
-    if TERMS > 1:
-        low_up = up_head + 2 * PAIRS * KEY_SIZE
-        key = tl.dot(latent[0], _up_piece(low_up, FIRST, PAIRS, PADDED, 0, K[0], KEY_SIZE), key)
-        if K[1] > 0:
-            key = tl.dot(latent[1], _up_piece(low_up, FIRST, PAIRS, PADDED, K[0], K[1], KEY_SIZE), key)
-        if K[2] > 0:
-            START: tl.constexpr = K[0] + K[1]
-            key = tl.dot(latent[2], _up_piece(low_up, FIRST, PAIRS, PADDED, START, K[2], KEY_SIZE), key)
-    return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, PADDED]), 0, 2, 1))
-
-
-@triton.jit
 def _up_pair(
     up_head,
-    FIRST: tl.constexpr,
     PAIRS: tl.constexpr,
     PADDED: tl.constexpr,
     START: tl.constexpr,
     SIZE: tl.constexpr,
     KEY_SIZE: tl.constexpr,
 ):
-    piece = tl.trans(_up_piece(up_head, FIRST, PAIRS, PADDED, START, SIZE, KEY_SIZE))
+    piece = tl.trans(_up_piece(up_head, PAIRS, PADDED, START, SIZE, KEY_SIZE))
     even, odd = tl.split(tl.reshape(piece.to(tl.float16), [2 * PADDED, SIZE // 2, 2]))
     return tl.trans(even), tl.trans(odd)
 
@@ -129,7 +86,6 @@ def _up_pair(
 def rebuild_keys(
     latent,
     up_head,
-    FIRST: tl.constexpr,
     PAIRS: tl.constexpr,
     PADDED: tl.constexpr,
     KEY_SIZE: tl.constexpr,
@@ -140,12 +96,12 @@ def rebuild_keys(
     latent: pieces as load_latents returns them; up_head points to the head's up-projection.
     """
     dtype: tl.constexpr = latent[0].dtype
-    key = tl.dot(latent[0], _up_piece(up_head, FIRST, PAIRS, PADDED, 0, K[0], KEY_SIZE).to(dtype))
+    key = tl.dot(latent[0], _up_piece(up_head, PAIRS, PADDED, 0, K[0], KEY_SIZE).to(dtype))
     if K[1] > 0:
-        piece = _up_piece(up_head, FIRST, PAIRS, PADDED, K[0], K[1], KEY_SIZE).to(dtype)
+        piece = _up_piece(up_head, PAIRS, PADDED, K[0], K[1], KEY_SIZE).to(dtype)
         key = tl.dot(latent[1], piece, key)
     if K[2] > 0:
-        piece = _up_piece(up_head, FIRST, PAIRS, PADDED, K[0] + K[1], K[2], KEY_SIZE).to(dtype)
+        piece = _up_piece(up_head, PAIRS, PADDED, K[0] + K[1], K[2], KEY_SIZE).to(dtype)
         key = tl.dot(latent[2], piece, key)
     return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, PADDED]), 0, 2, 1))
 
@@ -236,7 +192,6 @@ def _in_registers(x, ASSEMBLY: tl.constexpr):
 @triton.jit
 def _up_piece(
     up_head,
-    FIRST: tl.constexpr,
     PAIRS: tl.constexpr,
     PADDED: tl.constexpr,
     START: tl.constexpr,
@@ -248,7 +203,7 @@ def _up_piece(
     The low halves of all pairs come first, then the high halves, each padded to PADDED by zeros.
     """
     output = tl.arange(0, 2 * PADDED)
-    half, pair = output // PADDED, FIRST + output % PADDED
+    half, pair = output // PADDED, output % PADDED
     column = START + tl.arange(0, SIZE)
     mask = (pair < PAIRS)[:, None] & (column < KEY_SIZE)[None, :]
     offset = (half * PAIRS + pair)[:, None] * KEY_SIZE + column[None, :]

@@ -35,10 +35,8 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from vllm_gac.kernels.decode.latent_keys import (
     cos_sin,
-    load_latent_bytes,
     load_latent_pairs,
     load_latents,
-    rebuild_from_bytes,
     rebuild_from_pairs,
     rebuild_keys,
     rotate,
@@ -47,7 +45,7 @@ from vllm_gac.kernels.decode.latent_keys import (
 )
 from vllm_gac.kernels.decode.rows import locate, store_result, unit_rows
 from vllm_gac.kernels.decode.schedule import NOT_SPECIALIZED, leave_unit, next_unit, program_share
-from vllm_gac.kernels.decode.softmax import add_latent_tile, add_latent_tile_t, no_values, no_values_t, value_pieces, value_pieces_t
+from vllm_gac.kernels.decode.softmax import add_latent_tile, no_values, value_pieces
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -76,7 +74,6 @@ def latent_split_kv(
     output_head_stride,
     up,
     inv_freq,
-    up_scale,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     MAX_QUERIES: tl.constexpr,
@@ -98,9 +95,6 @@ def latent_split_kv(
     REBUILT: tl.constexpr,
     PAIRS: tl.constexpr,
     PADDED: tl.constexpr,
-    E4M3_UP: tl.constexpr,
-    CHUNK: tl.constexpr,
-    TURNED: tl.constexpr,
 ):
     """One program: its share of the batch's tiles, unit by unit.
 
@@ -121,8 +115,11 @@ def latent_split_kv(
     row = tl.arange(0, ROWS)
     row_token, row_head = row // GROUP, row % GROUP
     original = row_head // (GROUP // (PARTS * REBUILT))
-    turn0 = tile_turn(inv_freq, 0, CHUNK, PAIRS, TILE, ASSEMBLY)
-    turn1 = tile_turn(inv_freq, CHUNK, CHUNK, PAIRS, TILE, ASSEMBLY) if CHUNK < PADDED else turn0
+    pair = tl.arange(0, PADDED)
+    frequency = tl.load(inv_freq + pair, mask=pair < PAIRS, other=0.0)
+    relative = tl.arange(0, TILE).to(tl.float32)[:, None] * frequency[None, :]
+    tile_cos, tile_sin = cos_sin(relative, ASSEMBLY)
+    step_cos, step_sin = tl.cos(frequency * TILE)[None, :], tl.sin(frequency * TILE)[None, :]
     while position < end:
         unit = next_unit(query_start_loc, seq_lens, position, end, sequence, before, TILE, WINDOW)
         used = row_token < tl.minimum(unit.queries, MAX_QUERIES)
@@ -130,21 +127,13 @@ def latent_split_kv(
             query, unit, row_token, row_head, query_token_stride, query_head_stride, GROUP
         )
         start = (unit.first + unit.skipped) * TILE
-        first_head = unit.head * PARTS * REBUILT + original
-        query0 = chunk_queries(
-            query_row, up_scale, first_head, used, inv_freq, start, scale, 0, CHUNK, PAIRS, E4M3_UP
-        )
-        query1 = query0
-        if CHUNK < PADDED:
-            query1 = chunk_queries(
-                query_row, up_scale, first_head, used, inv_freq, start, scale,
-                CHUNK, CHUNK, PAIRS, E4M3_UP,
-            )  # fmt: skip
+        known = used[:, None] & (pair < PAIRS)[None, :]
+        q_low, q_high = turned_queries(query_row, known, pair, frequency, start, scale, PAIRS)
         row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
 
         highest = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
         sums = tl.zeros([TILE, ROWS], tl.float32)  # of weights, over tiles: added up at the end
-        acc = no_values_t(ROWS, V) if TURNED else no_values(ROWS, V, PAIRED)
+        acc = no_values(ROWS, V, PAIRED)
         table = block_table + sequence.to(tl.int64) * table_stride
         head_cache = kv_cache + unit.head.to(tl.int64) * cache_head_stride * GRAIN
         token = start + tl.arange(0, TILE)
@@ -155,23 +144,14 @@ def latent_split_kv(
             page, page_row = locate(token + TILE, unit, table, BLOCK_SIZE, WINDOW)
             cache_row = head_cache + (offset * GRAIN)[:, None]
             scores = _scores(
-                query0, query1, cache_row, up, unit.head, original, turn0, turn1,
+                q_low, q_high, cache_row, up, unit.head, original, tile_cos, tile_sin,
                 PARTS, REBUILT, KEY_SIZE, K, PAIRS, PADDED, TILE, ROWS, dtype, PAIRED, ASSEMBLY,
-                E4M3_UP, CHUNK,
             )  # fmt: skip
-            query0 = turn_on(query0, turn0)
-            if CHUNK < PADDED:
-                query1 = turn_on(query1, turn1)
-            if TURNED:
-                highest, sums, acc = add_latent_tile_t(
-                    scores, token, row_end, highest, sums, acc, cache_row + PARTS * KEY_SIZE,
-                    V, VALUE_SIZE, WINDOW, dtype, ASSEMBLY,
-                )  # fmt: skip
-            else:
-                highest, sums, acc = add_latent_tile(
-                    scores, token, row_end, highest, sums, acc, cache_row + PARTS * KEY_SIZE,
-                    V, VALUE_SIZE, WINDOW, dtype, PAIRED, ASSEMBLY,
-                )  # fmt: skip
+            q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
+            highest, sums, acc = add_latent_tile(
+                scores, token, row_end, highest, sums, acc, cache_row + PARTS * KEY_SIZE,
+                V, VALUE_SIZE, WINDOW, dtype, PAIRED, ASSEMBLY,
+            )  # fmt: skip
             token += TILE
 
         denominator = tl.sum(sums, 0)
@@ -180,68 +160,22 @@ def latent_split_kv(
         )
         store_result(
             output_row, partial_values, partial_log_sums, unit, row, used,
-            highest, denominator, v_scale, value_pieces_t(acc) if TURNED else value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
+            highest, denominator, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
             V, VALUE_SIZE,
         )  # fmt: skip
         position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
 
 
 @triton.jit
-def tile_turn(
-    inv_freq,
-    FIRST: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PAIRS: tl.constexpr,
-    TILE: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-):
-    pair = FIRST + tl.arange(0, CHUNK)
-    frequency = tl.load(inv_freq + pair, mask=pair < PAIRS, other=0.0)
-    relative = tl.arange(0, TILE).to(tl.float32)[:, None] * frequency[None, :]
-    tile_cos, tile_sin = cos_sin(relative, ASSEMBLY)
-    return tile_cos, tile_sin, tl.cos(frequency * TILE)[None, :], tl.sin(frequency * TILE)[None, :]
-
-
-@triton.jit
-def chunk_queries(
-    query_row,
-    up_scale,
-    first_head,
-    used,
-    inv_freq,
-    start,
-    scale,
-    FIRST: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PAIRS: tl.constexpr,
-    E4M3_UP: tl.constexpr,
-):
-    pair = FIRST + tl.arange(0, CHUNK)
-    frequency = tl.load(inv_freq + pair, mask=pair < PAIRS, other=0.0)
-    known = used[:, None] & (pair < PAIRS)[None, :]
-    low, high = turned_queries(query_row, known, pair, frequency, start, scale, PAIRS)
-    if E4M3_UP:
-        of_head = first_head[:, None] * PAIRS + pair[None, :]
-        factor = tl.load(up_scale + of_head, mask=known, other=0.0)
-        low, high = low * factor, high * factor
-    return low, high
-
-
-@triton.jit
-def turn_on(query, turn):
-    return rotate_back(query[0], query[1], turn[2], turn[3])
-
-
-@triton.jit
 def _scores(
-    query0,
-    query1,
+    q_low,
+    q_high,
     cache_row,
     up,
     head,
     original,
-    turn0,
-    turn1,
+    tile_cos,
+    tile_sin,
     PARTS: tl.constexpr,
     REBUILT: tl.constexpr,
     KEY_SIZE: tl.constexpr,
@@ -253,66 +187,32 @@ def _scores(
     dtype: tl.constexpr,
     PAIRED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
-    E4M3_UP: tl.constexpr,
-    CHUNK: tl.constexpr,
 ):
-    low0, high0 = tl.trans(query0[0].to(tl.float16)), tl.trans(query0[1].to(tl.float16))
-    low1, high1 = low0, high0
-    if CHUNK < PADDED:
-        low1, high1 = tl.trans(query1[0].to(tl.float16)), tl.trans(query1[1].to(tl.float16))
+    """Scores [TILE, ROWS] of a unit's queries with the keys that a tile's latents give.
+
+    q_low, q_high [ROWS, PADDED]: queries rotated backward by the position of the tile's first
+    token. up: the up-projections of the unit's latents begin at `head` * PARTS * REBUILT heads.
+    """
+    q_low, q_high = tl.trans(q_low.to(tl.float16)), tl.trans(q_high.to(tl.float16))
     scores = tl.zeros([TILE, ROWS], tl.float32)
     for part in tl.static_range(PARTS):
         latent_row = cache_row + part * KEY_SIZE
-        if E4M3_UP:
-            latent = load_latent_bytes(latent_row, KEY_SIZE, K)
-        elif PAIRED:
+        if PAIRED:
             latent = load_latent_pairs(latent_row, KEY_SIZE, K, ASSEMBLY)
         else:
             latent = load_latents(latent_row, KEY_SIZE, K, dtype, ASSEMBLY)
         for member in tl.static_range(REBUILT):
-            up_index = (head * PARTS + part) * REBUILT + member
-            up_head = up + up_index * (2 * PAIRS * KEY_SIZE * (E4M3_UP if E4M3_UP else 1))
-            head_scores = tl.zeros([TILE, ROWS], tl.float32)
-            head_scores = add_chunk(
-                head_scores, latent, up_head, low0, high0, turn0,
-                0, CHUNK, PAIRS, KEY_SIZE, K, PAIRED, ASSEMBLY, E4M3_UP,
-            )  # fmt: skip
-            if CHUNK < PADDED:
-                head_scores = add_chunk(
-                    head_scores, latent, up_head, low1, high1, turn1,
-                    CHUNK, CHUNK, PAIRS, KEY_SIZE, K, PAIRED, ASSEMBLY, E4M3_UP,
-                )  # fmt: skip
+            up_head = up + ((head * PARTS + part) * REBUILT + member) * 2 * PAIRS * KEY_SIZE
+            if PAIRED:
+                low, high = rebuild_from_pairs(latent, up_head, PAIRS, PADDED, KEY_SIZE, K)
+            else:
+                low, high = rebuild_keys(latent, up_head, PAIRS, PADDED, KEY_SIZE, K)
+            low, high = rotate(low, high, tile_cos, tile_sin, ASSEMBLY)
+            head_scores = tl.dot(low, q_low)
+            head_scores = tl.dot(high, q_high, head_scores)
             if part + member > 0:
                 # Rows of other heads keep what they have; later heads get their scores later.
                 is_own = (original == part * REBUILT + member)[None, :]
                 head_scores = tl.where(is_own, head_scores, scores)
             scores = head_scores
     return scores
-
-
-@triton.jit
-def add_chunk(
-    scores,
-    latent,
-    up_head,
-    q_low,
-    q_high,
-    turn,
-    FIRST: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PAIRS: tl.constexpr,
-    KEY_SIZE: tl.constexpr,
-    K: tl.constexpr,
-    PAIRED: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    E4M3_UP: tl.constexpr,
-):
-    if E4M3_UP:
-        low, high = rebuild_from_bytes(latent, up_head, FIRST, PAIRS, CHUNK, KEY_SIZE, K, E4M3_UP)
-    elif PAIRED:
-        low, high = rebuild_from_pairs(latent, up_head, FIRST, PAIRS, CHUNK, KEY_SIZE, K)
-    else:
-        low, high = rebuild_keys(latent, up_head, FIRST, PAIRS, CHUNK, KEY_SIZE, K)
-    low, high = rotate(low, high, turn[0], turn[1], ASSEMBLY)
-    scores = tl.dot(low, q_low, scores)
-    return tl.dot(high, q_high, scores)

@@ -17,7 +17,6 @@ import torch
 import triton
 
 from vllm_gac.errors import GacError
-from vllm_gac.kernels.decode.e4m3_up import E4m3Up
 from vllm_gac.kernels.decode.latent_split_kv import latent_split_kv
 from vllm_gac.kernels.decode.merge import merge
 from vllm_gac.kernels.decode.schedule import sequence_bound
@@ -104,8 +103,6 @@ def decode_attention(
     v_scale: torch.Tensor | None = None,
     tiling: Tiling | None = None,
     only_compile: bool = False,
-    e4m3: E4m3Up | None = None,
-    options: Mapping[str, int] | None = None,
 ) -> None:
     """Causal attention of the last 1..max_query_len tokens of every sequence over its context.
 
@@ -141,17 +138,11 @@ def decode_attention(
     }
     if latent is not None:
         pairs = latent.inv_freq.shape[-1]
-        kernel, own = latent_split_kv, (latent.up, latent.inv_freq, None)
-        if e4m3 is not None:
-            own = (e4m3.terms, latent.inv_freq, e4m3.scale)
+        kernel, own = latent_split_kv, (latent.up, latent.inv_freq)
         own_constants |= {
-            "E4M3_UP": 0 if e4m3 is None else e4m3.terms.shape[1],
             "REBUILT": _group_of(latent),
             "PAIRS": pairs,
             "PADDED": triton.next_power_of_2(pairs),
-            "CHUNK": triton.next_power_of_2(pairs),
-            "TURNED": 0,
-            **(options or {}),
         }
     split_and_merge(
         kernel,
@@ -251,12 +242,12 @@ def split_and_merge(
         *arguments,
         *own,
         **constants,
+        **own_constants,
         PARTS=geometry.key_heads // geometry.value_heads,
         KEY_SIZE=geometry.key_size,
         K=tiling.key_pieces,
         V=tiling.value_pieces,
-        ROWS=max(own_constants.pop('LEAST_ROWS', 16), triton.next_power_of_2(group * max_query_len)),
-        **own_constants,
+        ROWS=max(16, triton.next_power_of_2(group * max_query_len)),
         BLOCK_SIZE=kv_cache.shape[2],
         GRAIN=grain,
         num_warps=tiling.warps,

@@ -9,7 +9,7 @@ TOKENS is the dim of `scores` along which a tile's tokens lie: 1 for [ROWS, TILE
 import triton
 import triton.language as tl
 
-from vllm_gac.kernels.decode.byte_pairs import even_and_odd, split_pairs
+from vllm_gac.kernels.decode.byte_pairs import even_and_odd
 from vllm_gac.kernels.decode.rows import cache_piece
 
 
@@ -160,66 +160,3 @@ def value_pieces(acc, PAIRED: tl.constexpr):
             tl.interleave(acc2, odd2),
         )
     return acc0, acc1, acc2
-
-
-@triton.jit
-def add_latent_tile_t(
-    scores, token, row_end, highest, sums, acc, value_row,
-    V: tl.constexpr, VALUE_SIZE: tl.constexpr, WINDOW: tl.constexpr, dtype: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-):
-    scores = visible_scores(scores, token, row_end, 0, WINDOW)
-    weights, shrink, highest = online_softmax(scores, highest, 0)
-    sums = sums * shrink[None, :] + weights
-    weights = weights.to(dtype)
-    acc0, acc1, acc2, odd0, odd1, odd2 = acc
-    acc0, odd0 = _add_piece_t(acc0, odd0, weights, shrink, value_row, 0, V[0], VALUE_SIZE, ASSEMBLY)
-    if V[1] > 0:
-        acc1, odd1 = _add_piece_t(
-            acc1, odd1, weights, shrink, value_row, V[0], V[1], VALUE_SIZE, ASSEMBLY
-        )
-    if V[2] > 0:
-        acc2, odd2 = _add_piece_t(
-            acc2, odd2, weights, shrink, value_row, V[0] + V[1], V[2], VALUE_SIZE, ASSEMBLY
-        )
-    return highest, sums, (acc0, acc1, acc2, odd0, odd1, odd2)
-
-
-@triton.jit
-def _add_piece_t(
-    acc, odd, weights, shrink, value_row,
-    START: tl.constexpr, SIZE: tl.constexpr, END: tl.constexpr, ASSEMBLY: tl.constexpr,
-):
-    pair_row = tl.trans(value_row.to(tl.pointer_type(tl.uint16)))
-    column = START // 2 + tl.arange(0, SIZE // 2)[:, None]
-    if START + SIZE > END:
-        pairs = tl.load(pair_row + column, mask=column < END // 2, other=0)
-    else:
-        pairs = tl.load(pair_row + column)
-    even_values, odd_values = split_pairs(pairs, ASSEMBLY)
-    odd = tl.dot(odd_values, weights, odd * shrink[None, :])
-    acc = tl.dot(even_values, weights, acc * shrink[None, :])
-    return acc, odd
-
-
-@triton.jit
-def no_values_t(ROWS: tl.constexpr, V: tl.constexpr):
-    acc0 = _zeros_t(ROWS, V[0] // 2)
-    acc1 = _zeros_t(ROWS, V[1] // 2)
-    acc2 = _zeros_t(ROWS, V[2] // 2)
-    return acc0, acc1, acc2, acc0, acc1, acc2
-
-
-@triton.jit
-def _zeros_t(ROWS: tl.constexpr, SIZE: tl.constexpr):
-    return tl.zeros([SIZE if SIZE > 0 else 16, ROWS], tl.float32)
-
-
-@triton.jit
-def value_pieces_t(acc):
-    acc0, acc1, acc2, odd0, odd1, odd2 = acc
-    return (
-        tl.interleave(tl.trans(acc0), tl.trans(odd0)),
-        tl.interleave(tl.trans(acc1), tl.trans(odd1)),
-        tl.interleave(tl.trans(acc2), tl.trans(odd2)),
-    )
