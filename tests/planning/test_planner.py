@@ -29,7 +29,7 @@ from vllm_gac.gpu.latency.layer import (
     layer_microseconds,
     mlp_microseconds,
 )
-from vllm_gac.gpu.profile_files import read_profile, write_profile
+from vllm_gac.gpu.profile_files import read_profile, shipped_profiles, write_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
 from vllm_gac.planning import problem
 from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
@@ -303,6 +303,57 @@ def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(
     assert used < faster.nanoseconds.allowed / 1000 == dense
     assert (faster.notes["time_limit"], "times" in faster.notes) == ("dense model", False)
     assert faster.notes["deployment"].startswith("NVIDIA H200, with 1 sequences of 128 tokens")
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    gpu=st.sampled_from(shipped_profiles()),
+    name=st.sampled_from(["8B", "demo"]),
+    methods=st.sampled_from([("lowrank",), ("heads",), ("heads", "prune")]),
+    fp8=st.booleans(),
+    param_ratio=st.sampled_from([0.7, 0.8, 0.9]),
+    batch=st.sampled_from([1, 16, 64, 128]),
+)
+def test_no_plan_for_a_deployment_is_slower_than_dense_without_saying_so(
+    models: dict[str, Checkpoint],
+    gpu: str,
+    name: str,
+    methods: tuple[str, ...],
+    fp8: bool,
+    param_ratio: float,
+    batch: int,
+) -> None:
+    model = models[name]
+    request = PlanRequest(
+        **{
+            "kv_ratio" if methods == ("heads",) else "param_ratio": param_ratio,
+            "methods": methods,
+            "gpu": gpu,
+            "decode_batch": batch,
+            "decode_context": 1250,
+            "quantization": "fp8_per_tensor" if fp8 else None,
+            "kv_cache_dtype": "fp8" if fp8 else "auto",
+        }
+    )
+    losses = made_up_losses(model.layout)
+    try:
+        plan = best_plan(model, losses, request)
+    except PlanError as e:
+        assert "feasible" in str(e)  # noqa: PT017
+        return
+    assert plan.nanoseconds is not None
+    deployment = request.deployment()
+    assert deployment is not None
+    layers = planned_layout(model, plan).layers
+    dense, used = plan.nanoseconds.dense, plan.nanoseconds.used
+    assert dense == pytest.approx(1000 * deployment.dense_microseconds(model.layout), abs=1)
+    assert used == pytest.approx(deployment.nanoseconds(model.layout, layers), abs=1)
+    if used > dense:
+        said = plan.notes["times"][0]
+        assert said.startswith(f"slower than the dense model: {used / 1000:,.0f} us a step, ")
+        assert f" {used / dense:.2f} times the dense model's {dense / 1000:,.0f}" in said
+        with pytest.raises(PlanError, match="--latency"):
+            best_plan(model, losses, replace(request, latency_ratio=1.0))
 
 
 def test_times_of_types_that_no_profile_has_are_said_to_be_of_16_bits() -> None:
