@@ -23,7 +23,7 @@ from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.serving.config.hook import GacConfigHook
-from vllm_gac.serving.config.padding import requested_quantization
+from vllm_gac.serving.config.quantization import requested_quantization
 from vllm_gac.serving.loading.loader import GacModelLoader
 from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme, check_packed
 from vllm_gac.steps.repair import repair

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,7 @@ def best_plan(
             "sensitivity": request.sensitivity,
             "gap": found.gap,
             "limited_by": found.limited_by,
+            "types": asdict(request.types),
         }
         | about_time
         | ({"max_loss": request.max_loss} if request.max_loss is not None else {})

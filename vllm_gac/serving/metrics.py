@@ -17,10 +17,13 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from vllm_gac.alignment.rules import aligned_dims
 from vllm_gac.gpu.attention_choice import STOCK
+from vllm_gac.gpu.profile import Types
+from vllm_gac.gpu.profile_files import profile_of_gpu
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
 from vllm_gac.layout.names import ARCHITECTURE, VERSION
 from vllm_gac.serving.hf_layouts import layout_of_hf
+from vllm_gac.serving.planned_types import cost_of_other_types
 from vllm_gac.serving.vllm_internals import is_first_api_server
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -58,6 +61,8 @@ class GacStatLogger(StatLoggerBase):
         # Other data-parallel engines and API servers would repeat the line.
         if self.engine_index == 0 and is_first_api_server(self.vllm_config):
             logger.info("%s", start_line(layout, dense, kv_bytes, room, kernels))
+            if (said := _other_types(layout, dense, self.vllm_config)) is not None:
+                logger.warning("%s", said)
 
     def record(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: no value changes from step to step."""
@@ -85,6 +90,26 @@ def _dense(raw_config: Mapping[str, Any], layout: ModelLayout) -> ModelLayout:
     """The dense layout. config.json keeps its dims, except the head size, which the layout has."""
     changes: dict[str, Any] = {"gac": None, "architectures": [], "head_dim": layout.head_dim}
     return layout_of({**raw_config, **changes})
+
+
+def _other_types(layout: ModelLayout, dense: ModelLayout, vllm_config: VllmConfig) -> str | None:
+    """What it costs that the model was planned for other types; None if it was not."""
+    gac = vllm_config.model_config.hf_config.to_dict().get("gac") or {}
+    planned_for = (gac.get("source") or {}).get("planned_for")
+    if not isinstance(planned_for, dict):
+        return None
+    # Not at the top: importing vLLM's layers is slow, and the front end needs them only here.
+    from vllm.platforms import current_platform
+
+    from vllm_gac.serving.config.quantization import quantizations
+
+    names = quantizations(vllm_config.model_config)
+    served = Types(
+        "fp8" if any(name.startswith("fp8") for name in names) else "bf16",
+        "fp8" if vllm_config.cache_config.cache_dtype.startswith("fp8") else "bf16",
+    )
+    gpu = current_platform.get_device_name() if current_platform.is_cuda() else ""
+    return cost_of_other_types(planned_for, served, layout, dense, profile_of_gpu(gpu))
 
 
 def start_line(

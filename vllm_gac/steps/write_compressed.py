@@ -109,6 +109,7 @@ def write_compressed(
         "prune_criterion": criterion,
         "refitted": tokens is not None,
         "expected_loss": plan.expected_loss,
+        **({"planned_for": types} if (types := plan.notes.get("types")) else {}),
         "plan_sha256": hashlib.sha256(plan.model_dump_json().encode()).hexdigest(),
         "model_config_sha256": checkpoint.config_sha256,
         **base_model(checkpoint).recorded(),

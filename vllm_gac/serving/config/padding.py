@@ -1,19 +1,17 @@
 """Decides how dims are padded at load time, in the front-end process."""
 
-import math
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
 from vllm_gac.alignment.padded_layout import padded_layout
-from vllm_gac.alignment.rules import FP8_CACHE_MULTIPLE, LINEAR_MULTIPLES, QuantizationMultiples
 from vllm_gac.errors import CheckpointError
+from vllm_gac.serving.config.quantization import requested_quantization
 from vllm_gac.serving.hf_layouts import serve_as, stored_layout
 from vllm_gac.serving.loading.options import loader_options
-from vllm_gac.serving.vllm_internals import online_quantizations
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import VllmConfig
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
@@ -60,28 +58,3 @@ def align_config(vllm_config: "VllmConfig") -> None:
         100 * (padded.parameters / stored.parameters - 1),
         100 * (padded.kv_elements / stored.kv_elements - 1),
     )
-
-
-def requested_quantization(vllm_config: "VllmConfig") -> QuantizationMultiples:
-    """The multiples that `--quantization`, `--quantization-config` and `--kv-cache-dtype` need.
-
-    They are known before tensors are padded: vLLM quantizes a linear after all of it is loaded.
-    """
-    multiples = (LINEAR_MULTIPLES.get(name, 1) for name in _names(vllm_config.model_config))
-    fp8_cache = vllm_config.cache_config.cache_dtype.startswith("fp8")
-    return QuantizationMultiples(math.lcm(*multiples), FP8_CACHE_MULTIPLE if fp8_cache else 1)
-
-
-def _names(model_config: "ModelConfig") -> set[str]:
-    """vLLM's names of all quantizations that are applied to linears while loading."""
-    names = {model_config.quantization or ""}
-    requested = model_config.quantization_config
-    if requested is None or isinstance(requested, dict):
-        return names
-    names |= set((requested.targets or {}).values())
-    for name, shorthand in online_quantizations().items():
-        if not (requested.linear and shorthand.linear):
-            continue
-        if requested.linear.weight == shorthand.linear.weight:
-            names.add(name)
-    return names

@@ -1,0 +1,44 @@
+"""The line about a model that is served in other types than it was planned for."""
+
+import re
+from dataclasses import asdict, replace
+from types import MappingProxyType
+
+from tests.gpu.test_latency import DENSE, LAYER
+from vllm_gac.gpu.profile import Types
+from vllm_gac.gpu.profile_files import read_profile
+from vllm_gac.layout.dims import LINEARS, ModelLayout
+from vllm_gac.serving.planned_types import cost_of_other_types
+
+FP8 = Types("fp8", "fp8")
+H200 = read_profile("h200")
+
+
+def low_rank() -> ModelLayout:
+    ranks = {name: int(0.4 * min(DENSE.linear_shape(LAYER, name))) for name in LINEARS}
+    ranks = {name: rank // 16 * 16 for name, rank in ranks.items()}
+    return replace(DENSE, layers=(replace(LAYER, ranks=MappingProxyType(ranks)),))
+
+
+def test_a_model_in_the_types_of_its_plan_gets_no_line() -> None:
+    for types in (Types(), FP8):
+        planned = asdict(types)
+        assert cost_of_other_types(planned, types, low_rank(), DENSE, H200) is None
+
+
+def test_low_rank_that_was_planned_in_16_bits_is_said_to_be_slower_in_fp8() -> None:
+    said = cost_of_other_types(asdict(Types()), FP8, low_rank(), DENSE, H200)
+    assert said is not None
+    assert "planned for 16-bit weights and a 16-bit cache" in said
+    assert "served with FP8 weights and an FP8 cache" in said
+    served, planned = (
+        float(t.split()[0].rstrip(";")) for t in re.split(r"to take |types give ", said)[1:]
+    )
+    assert served > planned
+
+
+def test_without_times_of_the_gpu_there_are_no_numbers() -> None:
+    said = cost_of_other_types({"weights": "fp8", "cache": "fp8"}, Types(), DENSE, DENSE, None)
+    assert said is not None
+    assert said.endswith("plan with the --quantization and --kv-cache-dtype that serve")
+    assert "predicted" not in said
