@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.checks import starts
+from loadtest.checks import searches, starts
 from loadtest.client.command import INVALID, client_command
 from loadtest.errors import LoadTestError
 from loadtest.report.intervals import Floats
@@ -73,7 +73,11 @@ class Truth:
 
 def check_faults(out: Path, seconds: float, only: Sequence[str] = ()) -> Path:
     """Run all trials, or those named; write out/faults.md. Raises LoadTestError if one fails."""
-    names = [*(trial.name for trial in TRIALS), starts.NAME]
+    simulated = {
+        starts.NAME: starts.starts_section,
+        searches.NAME: searches.searches_section,
+    }
+    names = [*(trial.name for trial in TRIALS), *simulated]
     if unknown := set(only) - set(names):
         raise LoadTestError(f"--only {sorted(unknown)[0]!r}: there are {', '.join(names)}")
     out.mkdir(parents=True, exist_ok=True)
@@ -91,8 +95,10 @@ def check_faults(out: Path, seconds: float, only: Sequence[str] = ()) -> Path:
             print(table[-1], flush=True)
             # Anew after each, so that a run that is cut short leaves what it has.
             page.write_text("\n".join([*_heading(seconds), *table]) + "\n", encoding="utf-8")
-    if not only or starts.NAME in only:
-        table += starts.starts_section()
+    for name, section in simulated.items():
+        if only and name not in only:
+            continue
+        table += section()
         page.write_text("\n".join([*_heading(seconds), *table]) + "\n", encoding="utf-8")
     return page
 

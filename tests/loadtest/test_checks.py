@@ -17,6 +17,7 @@ from tests.loadtest.simulator import Speed, serve, simulated_run
 pytest.importorskip("scipy", reason="needs the extra `loadtest`")
 
 from loadtest.checks.faults import DRAIN, TRIALS, check_faults, tokens_sent
+from loadtest.checks.searches import searched
 from loadtest.checks.starts import SPREADS, held
 from loadtest.errors import LoadTestError
 from loadtest.report.power import needs
@@ -164,6 +165,13 @@ def test_intervals_hold_the_truth_where_starts_differ(tmp_path: Path) -> None:
     # The wider the spread, the less is told.
     widths = [held(spread, 5, range(20), known=True)[2] for spread in SPREADS]
     assert widths == sorted(widths)
+
+
+def test_a_search_finds_a_capacity_of_a_few_requests_per_second() -> None:
+    found = [searched(3.0, 8, seed) for seed in range(8)]
+    assert all(low <= 3 <= high for low, high in found)
+    widths = sorted(math.sqrt(high / low) - 1 if low else math.inf for low, high in found)
+    assert widths[4] < 0.3
 
 
 def test_an_unknown_fault_is_named(tmp_path: Path) -> None:
