@@ -17,7 +17,11 @@ from tests.support.imports import ROOT, imports, modules
 CODE = ("vllm_gac", "loadtest", "benchmarks", "tools", "fuzz", "tests")
 # What a process of that name runs of ours.
 COMMANDS = {
-    "vllm": ("vllm_gac.serving.plugin", "vllm_gac.serving.metrics"),
+    "vllm": (
+        "vllm_gac.serving.plugin",
+        "vllm_gac.serving.metrics",
+        "vllm_gac.serving.request_bounds",  # by --middleware
+    ),
     "vllm-gac": ("vllm_gac.cli",),
 }
 # Everything rests on these, and on every file that no rule below knows.
