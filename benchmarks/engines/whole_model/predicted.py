@@ -205,7 +205,8 @@ def page(result: Mapping[str, Any]) -> str:
             "and the unembedding: nothing",
             "between kernels, no sampling. The dense model decodes by vLLM's attention kernel and "
             "is computed by vLLM's own kernels;",
-            "a context shorter than the shortest measured one takes as long as that. Errors are "
+            "a context shorter than the shortest measured one takes as long as that. Both rules "
+            "were chosen among a few by these steps. Errors are "
             "predicted / measured - 1. Speedups are over",
             "the dense model of the same page and types:",
             "what a plan chooses by. That small kernels take at least a launch was seen in these "

@@ -71,8 +71,9 @@ class ServedBy:
     """Whose model and whose attention serve a layer.
 
     Attributes:
-        model: gac for a compressed model, stock for vLLM's own. What it compiles for FP8 takes
-            about as long as its kernels one by one.
+        model: gac for a compressed model, stock for vLLM's own. In FP8 vLLM compiles norms and
+            quantizations into kernels that the profile has no times of: its kernels one by one
+            stand for them, and for the cache writes, rotations and gaps that are not counted.
         attention: gac, stock, or None for what serving chooses by the profile.
     """
 
