@@ -4,11 +4,13 @@ import re
 from dataclasses import asdict, replace
 from types import MappingProxyType
 
+import pytest
+
 from tests.gpu.test_latency import DENSE, LAYER
 from vllm_gac.gpu.profile import Types
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LINEARS, ModelLayout
-from vllm_gac.serving.planned_types import cost_of_other_types
+from vllm_gac.serving.planned_types import cost_of_other_types, planned_types
 
 FP8 = Types("fp8", "fp8")
 H200 = read_profile("h200")
@@ -22,12 +24,27 @@ def low_rank() -> ModelLayout:
 
 def test_a_model_in_the_types_of_its_plan_gets_no_line() -> None:
     for types in (Types(), FP8):
-        planned = asdict(types)
-        assert cost_of_other_types(planned, types, low_rank(), DENSE, H200) is None
+        assert cost_of_other_types(types, types, low_rank(), DENSE, H200) is None
+        assert planned_types({"planned_for": asdict(types)}) == types
+
+
+@pytest.mark.parametrize(
+    "said", [None, "fp8", [], {"weights": ["fp8"]}, {"weights": "fp8", "cache": "int2"}]
+)
+def test_types_that_nobody_knows_get_no_line(said: object) -> None:
+    assert planned_types({"planned_for": said}) is None
+    assert planned_types({}) is None
+
+
+def test_a_profile_without_times_gives_no_numbers() -> None:
+    lacks = H200.model_copy(update={"decode": []})
+    said = cost_of_other_types(Types(), FP8, low_rank(), DENSE, lacks)
+    assert said is not None
+    assert "predicted" not in said
 
 
 def test_low_rank_that_was_planned_in_16_bits_is_said_to_be_slower_in_fp8() -> None:
-    said = cost_of_other_types(asdict(Types()), FP8, low_rank(), DENSE, H200)
+    said = cost_of_other_types(Types(), FP8, low_rank(), DENSE, H200)
     assert said is not None
     assert "planned for 16-bit weights and a 16-bit cache" in said
     assert "served with FP8 weights and an FP8 cache" in said
@@ -38,7 +55,7 @@ def test_low_rank_that_was_planned_in_16_bits_is_said_to_be_slower_in_fp8() -> N
 
 
 def test_without_times_of_the_gpu_there_are_no_numbers() -> None:
-    said = cost_of_other_types({"weights": "fp8", "cache": "fp8"}, Types(), DENSE, DENSE, None)
+    said = cost_of_other_types(FP8, Types(), DENSE, DENSE, None)
     assert said is not None
     assert said.endswith("plan with the --quantization and --kv-cache-dtype that serve")
     assert "predicted" not in said

@@ -23,7 +23,7 @@ from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
 from vllm_gac.layout.names import ARCHITECTURE, VERSION
 from vllm_gac.serving.hf_layouts import layout_of_hf
-from vllm_gac.serving.planned_types import cost_of_other_types
+from vllm_gac.serving.planned_types import cost_of_other_types, planned_types
 from vllm_gac.serving.vllm_internals import is_first_api_server
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
@@ -95,8 +95,8 @@ def _dense(raw_config: Mapping[str, Any], layout: ModelLayout) -> ModelLayout:
 def _other_types(layout: ModelLayout, dense: ModelLayout, vllm_config: VllmConfig) -> str | None:
     """What it costs that the model was planned for other types; None if it was not."""
     gac = vllm_config.model_config.hf_config.to_dict().get("gac") or {}
-    planned_for = (gac.get("source") or {}).get("planned_for")
-    if not isinstance(planned_for, dict):
+    planned = planned_types(gac.get("source") or {})
+    if planned is None:
         return None
     # Not at the top: importing vLLM's layers is slow, and the front end needs them only here.
     from vllm.platforms import current_platform
@@ -109,7 +109,7 @@ def _other_types(layout: ModelLayout, dense: ModelLayout, vllm_config: VllmConfi
         "fp8" if vllm_config.cache_config.cache_dtype.startswith("fp8") else "bf16",
     )
     gpu = current_platform.get_device_name() if current_platform.is_cuda() else ""
-    return cost_of_other_types(planned_for, served, layout, dense, profile_of_gpu(gpu))
+    return cost_of_other_types(planned, served, layout, dense, profile_of_gpu(gpu))
 
 
 def start_line(

@@ -1,14 +1,27 @@
 """What it costs to serve a model in other types of weights and cache than it was planned for."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.layer import COMPRESSED, DENSE, BatchMix, layer_microseconds
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.layout.dims import ModelLayout
 
 
+def planned_types(source: Mapping[str, Any]) -> Types | None:
+    """The types that the `source` of config.json names; None if it names none that we know."""
+    try:
+        return TypeAdapter(Types).validate_python(source.get("planned_for"))
+    except ValidationError:
+        return None
+
+
 def cost_of_other_types(
-    planned_for: Mapping[str, str],
+    planned: Types,
     served: Types,
     layout: ModelLayout,
     dense: ModelLayout,
@@ -17,33 +30,38 @@ def cost_of_other_types(
     """A sentence if a model is served in other types than it was planned for; else None.
 
     Args:
-        planned_for: `weights` and `cache`, as config.json has them.
+        planned: What the plan was made for.
         served: What serves.
         layout: The served layout.
         dense: The layout before compression.
         profile: The GPU, or None if its times are not known.
     """
-    planned = Types(planned_for.get("weights", "bf16"), planned_for.get("cache", "bf16"))  # type: ignore[arg-type]
     if served == planned:
         return None
     said = f"the model was planned for {_named(planned)}, and is served with {_named(served)}"
     advice = "plan with the --quantization and --kv-cache-dtype that serve"
-    if profile is None:
+    ratios: list[float] = []
+    if profile is not None:
+        with suppress(ProfileError):  # it lacks times of such types
+            ratios = [_of_dense(layout, dense, profile, types) for types in (served, planned)]
+    if profile is None or not ratios:
         return f"{said}: other dims may be faster; {advice}"
-    mix, first = BatchMix(), dense.layers[0]
-    ratios = []
-    for types in (served, planned):
-        ours = sum(
-            layer_microseconds(dense, layer, mix, profile, types, COMPRESSED)
-            for layer in layout.layers
-        )
-        whole = layer_microseconds(dense, first, mix, profile, types, DENSE)
-        ratios.append(ours / (whole * len(layout.layers)))
+    mix = BatchMix()
     return (
         f"{said}: on a {profile.gpu}, {mix.decode_batch} sequences of {mix.decode_context:,} "
         f"tokens, a mean step is predicted to take {ratios[0]:.2f} times as long as the dense "
         f"model's in the same types, where the plan's types give {ratios[1]:.2f}; {advice}"
     )
+
+
+def _of_dense(layout: ModelLayout, dense: ModelLayout, profile: GpuProfile, types: Types) -> float:
+    """The time of a mean step over the dense model's."""
+    mix = BatchMix()
+    ours = sum(
+        layer_microseconds(dense, layer, mix, profile, types, COMPRESSED) for layer in layout.layers
+    )
+    theirs = layer_microseconds(dense, dense.layers[0], mix, profile, types, DENSE)
+    return ours / (theirs * len(layout.layers))
 
 
 def _named(types: Types) -> str:
