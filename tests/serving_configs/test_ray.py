@@ -235,7 +235,9 @@ def test_the_load_test_runs_against_it(app: App) -> None:
     tokens = sum(of_both(app, WRITTEN).values())
     assert tokens > 0
     wait_until(
-        lambda: scrape(app.url)["vllm:generation_tokens_total"] == tokens, PATIENCE, "the sum"
+        lambda: scrape(Target(app.url, MODEL))["vllm:generation_tokens_total"] == tokens,
+        PATIENCE,
+        "the sum",
     )
 
 
