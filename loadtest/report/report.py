@@ -231,7 +231,7 @@ def _notes_on(group: PooledRuns, summary: Summary, alone: bool) -> Iterator[str]
             "they have (no `usage`), and an event may have several: they have no TPOT, and count "
             "as within its SLO."
         )
-    if summary.tokens_per_event < 0.95:
+    if 0 < summary.tokens_per_event < 0.95:
         yield (
             f"{1 / summary.tokens_per_event:.2f} streamed events per token: somebody sends chunks "
             "twice or cuts them. ITL and the worst gap are of events; TPOT is per token."
