@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
 from tests.support.affected import affected, always, changed_since
@@ -27,6 +29,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # if such a file came last, one of them would have nothing to do.
 LONG = ("kernels", "serving", "serving_configs", "loadtest", "steps", "demo", "benchmarks")
 
+BEGUN = time.monotonic()
+LATE = "a slow test, and the time for these is over (--slow-minutes)"
+
 # How `make serve` compresses the demo model.
 MAKE_SERVE = ("--plan", str(demo.PLAN), "--max-tokens", "16384")
 
@@ -37,6 +42,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="COMMIT",
         help="of the slow tests, run those that a change since COMMIT can break, and one of each "
         "kind; all of them if COMMIT is not in the history",
+    )
+
+    parser.addoption(
+        "--slow-minutes",
+        metavar="N",
+        type=float,
+        help="begin no slow test later, but for those that always run; the last lines name what is "
+        "left out",
     )
 
 
@@ -53,6 +66,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: _place(item.path.relative_to(Path(__file__).parent).parts[0]))
 
 
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    late = [report.nodeid for report in skipped if LATE in str(report.longrepr)]
+    if late:
+        files = sorted({test.partition("::")[0] for test in late})
+        terminalreporter.write_line(
+            f"LEFT OUT: {len(late)} slow tests that this change may break, for want of time; "
+            f"`make test-all` runs them: {', '.join(files)}"
+        )
+
+
 def _runs(item: pytest.Item, files: set[str]) -> bool:
     """Whether a test is a fast one, is in one of these files, or always runs."""
     is_slow = item.get_closest_marker("slow") is not None
@@ -64,6 +88,10 @@ def _place(folder: str) -> int:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    minutes = item.config.getoption("--slow-minutes")
+    is_late = minutes is not None and time.monotonic() - BEGUN > 60 * minutes
+    if is_late and item.get_closest_marker("slow") and not always(item.nodeid):
+        pytest.skip(LATE)
     # Asked when such a test is about to run, so that runs without any never import torch here.
     if item.get_closest_marker("gpu") and not _cuda_is_available():
         pytest.skip("needs a CUDA GPU")

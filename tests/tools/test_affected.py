@@ -1,6 +1,8 @@
 """Which slow tests run after a change."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,14 @@ def test_names_of_tests_that_always_run() -> None:
     assert always(ALWAYS["tensor parallelism"])
     assert not always(ALWAYS["tensor parallelism"].replace("[mp]", "[ray]"))
     assert not always(f"{Path(file).parent}/test_ray.py::test_any")
+
+
+def test_slow_tests_that_begin_too_late_are_left_out_and_named() -> None:
+    options = ["-q", "-p", "no:cacheprovider", "-m", "slow", "--slow-minutes", "0"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "tests/test_notebook.py"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout
+    assert "LEFT OUT: 1 slow tests" in run.stdout
+    assert "runs them: tests/test_notebook.py" in run.stdout
