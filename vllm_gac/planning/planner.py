@@ -111,7 +111,7 @@ def prior_plan(model: Checkpoint, request: PlanRequest) -> Plan:
     """
     if request.needs_statistics:
         raise PlanError(f"{request.needs_statistics}: needs statistics; give them with --stats")
-    losses = prior_losses(model.layout)
+    losses = prior_losses(model.layout, request.methods)
     found = best_plan(model, losses, request, {"losses": "prior"}, tolerance=_PRIOR_TOLERANCE)
     # The field expected_loss is only for losses that were measured on this model.
     notes = found.notes | {"expected_loss": found.expected_loss}

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_gac.layout.dims import LINEARS, ModelLayout, breakeven_rank
+from vllm_gac.layout.schema import METHODS
 from vllm_gac.planning.losses import Curve, Losses
 
 _SHARES = (0.0, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
@@ -30,15 +31,17 @@ _WIDTHS = (3.0, 0.90, 0.60, 0.40, 0.23, 0.125, 0.050, 0.0)
 _FACTORIZED = {"mlp": 0.7 / 3, "self_attn": 0.17 / 4}
 
 
-def prior_losses(dense: ModelLayout) -> Losses:
+def prior_losses(dense: ModelLayout, methods: Sequence[str] = METHODS) -> Losses:
     """The losses of other models, for a dense model without statistics.
 
-    Every layer has the same curves. The losses of all layers add up to that of the model.
+    Every layer has the same curves. The losses of all layers add up to that of the model. Those of
+    ranks are made for the method lowrank only: they are the longest.
     """
     size, count = dense.head_dim, len(dense.layers)
     curves = {name: _curve(table, int(name[-1]) * size) for name, table in _HEADS.items()}
     curves["width"] = _curve(_WIDTHS, dense.layers[0].intermediate_size)
-    curves |= {f"rank.{linear}": _rank_curve(dense, linear) for linear in LINEARS}
+    if "lowrank" in methods:
+        curves |= {f"rank.{linear}": _rank_curve(dense, linear) for linear in LINEARS}
     return [{name: curve / count for name, curve in curves.items()}] * count
 
 
