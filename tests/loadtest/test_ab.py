@@ -269,11 +269,16 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
     assert comparison.returncode == 130
     assert "to go on: the same command again" in said
     content = json.loads((out / "report.json").read_text())
-    # Steps whose client did not keep up are there a second time.
-    assert [run["directory"] for run in content["runs"] if "again" not in run["directory"]] == [
+    expected = {
         f"{label}-1-smoke-{rate}-per-second" for label in ("slow", "fast") for rate in (20, 30)
-    ]
-    if all(run["valid"] for run in content["runs"]):
+    }
+    there = {path.name for path in (out / "runs").iterdir() if (path / "run.json").exists()}
+    assert expected <= there
+    # A step whose client did not keep up is there a second time, and may be left out.
+    names = {run["directory"].removesuffix("-again") for run in content["runs"]}
+    assert names <= expected
+    if not any("again" in name for name in there):
+        assert names == expected
         assert [c["paired"] for c in content["comparisons"]] == [1, 1]
     # Its client and its servers are gone.
     wait_until(
@@ -334,13 +339,14 @@ def test_a_comparison_runs_every_server_in_alternating_order(
     starts = [line.split()[1] for line in lines if line.startswith("starting")]
     assert starts == (["slow:", "fast:"] if together == "true" else [f"{t}:" for t in turns])
     content = json.loads(report.with_suffix(".json").read_text())
-    # Steps whose client did not keep up are there a second time.
-    once = [run for run in content["runs"] if "again" not in run["directory"]]
-    assert len(once) == 4 * 4
-    # Each repeat has its own schedules, and both servers the same.
-    fixed = [run for run in once if "search" not in run["directory"]]
-    assert len({run["schedule_sha256"] for run in fixed}) == 3 * 2
-    assert {tuple(run["window"]) for run in fixed} == {(0.5, 2.5), (0, 2)}
+    there = [path.name for path in (tmp_path / "out" / "runs").iterdir()]
+    assert len([name for name in there if "again" not in name]) == 4 * 4
+    # A step whose client did not keep up is there a second time, and may be left out.
+    if not any("again" in name for name in there):
+        # Each repeat has its own schedules, and both servers the same.
+        fixed = [run for run in content["runs"] if "search" not in run["directory"]]
+        assert len({run["schedule_sha256"] for run in fixed}) == 3 * 2
+        assert {tuple(run["window"]) for run in fixed} == {(0.5, 2.5), (0, 2)}
     seeds = {
         json.loads(about.read_text())["prompts"]["seed"]
         for about in (tmp_path / "out").glob("*-[12].traffic.json")
