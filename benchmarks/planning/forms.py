@@ -21,13 +21,14 @@ from benchmarks.common.page import add_commit, documented, source
 from vllm_gac.checkpoint.atomic_files import write_text
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
+from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.schema import LayerSection
 from vllm_gac.planning.plan_file import Plan
 from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.prior_losses import prior_losses
-from vllm_gac.planning.request import Deployment, PlanRequest
+from vllm_gac.planning.request import PlanRequest
 
 COMMAND = "python -m benchmarks.planning.forms OUT"
 FORMS: dict[str, dict[str, Any]] = {

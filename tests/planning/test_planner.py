@@ -23,6 +23,7 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import QuantizationMultiples, align
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
+from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import (
     BatchMix,
     attention_microseconds,
@@ -37,7 +38,7 @@ from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import best_plan, prior_plan
 from vllm_gac.planning.problem import Problem, Problems
-from vllm_gac.planning.request import Deployment, PlanRequest
+from vllm_gac.planning.request import PlanRequest
 
 H200 = Deployment(read_profile("h200"), BatchMix())
 
@@ -352,7 +353,7 @@ def test_no_plan_for_a_deployment_is_slower_than_dense_without_saying_so(
         said = plan.notes["times"][0]
         assert said.startswith(f"slower than the dense model: {used / 1000:,.0f} us a step, ")
         assert f" {used / dense:.2f} times the dense model's {dense / 1000:,.0f}" in said
-        with pytest.raises(PlanError, match="--latency|infeasible: nanoseconds"):
+        with pytest.raises(PlanError, match=r"--latency|infeasible: nanoseconds"):
             best_plan(model, losses, replace(request, latency_ratio=1.0))
 
 

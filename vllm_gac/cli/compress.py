@@ -25,7 +25,8 @@ from vllm_gac.cli.options import (
     text_file,
 )
 from vllm_gac.cli.output import named, print_json, quoted, serve_hint
-from vllm_gac.planning.request import plan_options
+from vllm_gac.options import options_of
+from vllm_gac.planning.request import PlanRequest
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     """Compress, and print the new sizes beside the old ones."""
     if args.calibration is not None and args.stats is not None:
         args.usage_error("argument --calibration: not allowed with argument --stats")
-    options = plan_options()
+    options = options_of(PlanRequest)
     planning = given(args, *options)
     if args.plan is not None and planning:
         flag = options[next(iter(planning))].flags[0]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 from vllm_gac.checkpoint.hub_texts import is_data_set
 from vllm_gac.errors import GacError
 from vllm_gac.options import options_of
-from vllm_gac.planning.request import PlanRequest, plan_options
+from vllm_gac.planning.request import PlanRequest
 
 Request = TypeVar("Request")
 
@@ -72,6 +72,8 @@ def add_papers(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
 def add_options(request: type, groups: Mapping[str, Section]) -> None:
     """Add those options of a request that are of one of the `groups`. One not given is None."""
     for name, option in options_of(request).items():
+        if option.group not in groups:
+            continue
         values: dict[str, Any] = {"choices": option.choices}
         if option.kind == "names":
             values = {"type": names_of(option.choices or ()), "metavar": option.metavar or "M,..."}
@@ -84,9 +86,7 @@ def add_options(request: type, groups: Mapping[str, Section]) -> None:
             values = {"metavar": option.metavar}
         elif isinstance(option.choices[0], int):
             values["type"] = int
-        if option.group in groups:
-            section = groups[option.group]
-            section.add_argument(*option.flags, dest=name, help=option.help, **values)
+        groups[option.group].add_argument(*option.flags, dest=name, help=option.help, **values)
 
 
 def request_of(args: argparse.Namespace, request: type[Request]) -> Request:
@@ -100,7 +100,7 @@ def request_of(args: argparse.Namespace, request: type[Request]) -> Request:
 
 def plan_request(args: argparse.Namespace) -> PlanRequest:
     """Make the request from the options of `add_planning`."""
-    return PlanRequest(**given(args, *plan_options()))
+    return PlanRequest(**given(args, *options_of(PlanRequest)))
 
 
 def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def add_device(parser: Section) -> None:
 
 def on_a_device(args: argparse.Namespace) -> dict[str, Any]:
     """The same as `run_arguments`, with the default device if none is given."""
-    return run_arguments(args) | device_arguments(args)
+    return given(args, "max_tokens", "sequence_length") | device_arguments(args)
 
 
 def device_arguments(args: argparse.Namespace) -> dict[str, Any]:

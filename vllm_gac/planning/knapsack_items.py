@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import (
     ONE_INPUT,
     BatchMix,
@@ -32,7 +33,7 @@ from vllm_gac.planning.allowed_dims import AllowedDims, evenly_spread
 from vllm_gac.planning.candidates import attention_candidates, paying_ranks
 from vllm_gac.planning.knapsack.instance import Ints
 from vllm_gac.planning.losses import Curve
-from vllm_gac.planning.request import Deployment, PlanRequest
+from vllm_gac.planning.request import PlanRequest
 
 # The shares of its parameters that a factorized linear may keep in a layer with smaller heads.
 _SHARES = tuple(i / 16 for i in range(15, 3, -1))

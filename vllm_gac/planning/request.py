@@ -3,26 +3,19 @@
 Every field of `PlanRequest` is also an option of the command line (`vllm_gac.options`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.errors import PlanError
-from vllm_gac.gpu.latency.layer import (
-    COMPRESSED,
-    DENSE,
-    BatchMix,
-    ServedBy,
-    layer_microseconds,
-)
+from vllm_gac.gpu.latency.deployment import Deployment
+from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.latency.missing import estimated_times
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
-from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import METHODS, Strategy
-from vllm_gac.options import Option, options_of, refuse_unexpected
-from vllm_gac.options import option as _option
+from vllm_gac.options import option, refuse_unexpected
 from vllm_gac.planning.allowed_dims import AllowedDims
 
 # Where the losses of ranks come from: probes of whole layers, or one backward pass.
@@ -57,20 +50,20 @@ class PlanRequest:
 
     param_ratio: float = field(
         default=1.0,
-        metadata=_option(
+        metadata=option(
             "--param-ratio", "share of the parameters to keep, 0 to 1", kind="ratio", group="first"
         ),
     )
     kv_ratio: float = field(
         default=1.0,
-        metadata=_option(
+        metadata=option(
             "--kv-ratio", "share of the KV cache to keep, 0 to 1", kind="ratio", group="first"
         ),
     )
     max_loss: float | None = field(
         default=None,
         kw_only=True,
-        metadata=_option(
+        metadata=option(
             "--max-loss",
             "the fastest model whose perplexity is this much higher at most, 1%% or 0.01; ratios "
             "that are given are kept to, too",
@@ -80,7 +73,7 @@ class PlanRequest:
     )
     methods: Sequence[str] = field(
         default=cast("Sequence[str]", None),  # set below
-        metadata=_option(
+        metadata=option(
             "--method",
             "heads (fewer and smaller key and value heads), prune (narrower MLPs), lowrank "
             "(factorized linears); default: heads,prune, or all with --max-loss",
@@ -90,11 +83,11 @@ class PlanRequest:
     )
     align: Strategy = field(
         default="minimal",
-        metadata=_option("--align", "allowed dims; default: minimal", choices=STRATEGIES),
+        metadata=option("--align", "allowed dims; default: minimal", choices=STRATEGIES),
     )
     gpu: str | None = field(
         default=None,
-        metadata=_option(
+        metadata=option(
             "--gpu",
             "profile to plan for: h100, h200, or a profile.json; it need not be this machine's; "
             "default: h200 with --max-loss, --align measured or an option of predicted times, "
@@ -103,7 +96,7 @@ class PlanRequest:
     )
     key_form: str = field(
         default="auto",
-        metadata=_option(
+        metadata=option(
             "--key-form",
             "how keys are cached; default: auto",
             choices=("auto", "rotary", "latent"),
@@ -111,19 +104,19 @@ class PlanRequest:
     )
     key_group: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=option(
             "--key-group", "key heads made one; default: whichever is best", choices=(1, 2)
         ),
     )
     value_group: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=option(
             "--value-group", "value heads made one; default: whichever is best", choices=(1, 2)
         ),
     )
     tensor_parallel_size: int = field(
         default=1,
-        metadata=_option(
+        metadata=option(
             "--tp --tensor-parallel-size -tp",
             "align widths for N tensor-parallel GPUs; default: 1",
             kind="count",
@@ -131,7 +124,7 @@ class PlanRequest:
     )
     quantization: str | None = field(
         default=None,
-        metadata=_option(
+        metadata=option(
             "--quantization",
             "allow only dims that linears quantized in this way take without padding, and dims "
             "that stay as they are, and predict times in FP8; default: any",
@@ -141,7 +134,7 @@ class PlanRequest:
     )
     kv_cache_dtype: str = field(
         default="auto",
-        metadata=_option(
+        metadata=option(
             "--kv-cache-dtype",
             "allow only head sizes that such a cache takes without padding, and sizes that stay as "
             "they are, and predict times with it; default: auto, any",
@@ -151,7 +144,7 @@ class PlanRequest:
     )
     objective: Objective = field(
         default="concave",
-        metadata=_option(
+        metadata=option(
             "--objective",
             "value of a dim: the loss without it, as measured (concave), or for comparison in "
             "proportion to the dim, as in the GAC paper (linear); default: concave",
@@ -161,7 +154,7 @@ class PlanRequest:
     )
     sensitivity: RankLossSource = field(
         default="probe",
-        metadata=_option(
+        metadata=option(
             "--sensitivity",
             "what low-rank linears are judged by: layers tried out, or gradients alone; "
             "default: probe",
@@ -171,7 +164,7 @@ class PlanRequest:
     )
     latency: float | None = field(
         default=None,
-        metadata=_option(
+        metadata=option(
             "--latency",
             "at most so many microseconds a step",
             kind="microseconds",
@@ -180,7 +173,7 @@ class PlanRequest:
     )
     latency_ratio: float | None = field(
         default=None,
-        metadata=_option(
+        metadata=option(
             "--latency-ratio",
             "at most this share of the dense model's",
             kind="ratio",
@@ -189,7 +182,7 @@ class PlanRequest:
     )
     decode_batch: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=option(
             "--decode-batch",
             "sequences in a decode step; default: 64",
             kind="count",
@@ -198,13 +191,13 @@ class PlanRequest:
     )
     decode_context: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=option(
             "--decode-context", "tokens of each; default: 2048", kind="count", group="time"
         ),
     )
     prefill_tokens: int | None = field(
         default=None,
-        metadata=_option(
+        metadata=option(
             "--prefill-tokens", "in a prefill step; default: 2048", kind="count", group="time"
         ),
     )
@@ -294,50 +287,3 @@ class PlanRequest:
     def record(self) -> dict[str, Any]:
         """The request as JSON values. A resumed run compares them with its own."""
         return asdict(self) | {"methods": list(self.methods)}
-
-
-def plan_options() -> Mapping[str, Option]:
-    """The options of a plan by field name, in the order of `--help`."""
-    return options_of(PlanRequest)
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """A GPU, the batches of its steps, and the types of weights and cache."""
-
-    profile: GpuProfile
-    mix: BatchMix
-    types: Types = _16_BIT
-
-    def __str__(self) -> str:
-        """For a sentence: the GPU, the types if they are not of 16 bits, and the steps."""
-        types = {"weights": self.types.weights, "cache": self.types.cache}
-        fp8 = "".join(f", {what} in FP8" for what, dtype in types.items() if dtype == "fp8")
-        return (
-            f"{self.profile.gpu}{fp8}, with {self.mix.decode_batch:,} sequences of "
-            f"{self.mix.decode_context:,} tokens in a step of decoding and "
-            f"{self.mix.prefill_tokens:,} tokens in one of prefill"
-        )
-
-    def nanoseconds(
-        self, dense: ModelLayout, layers: Sequence[LayerLayout], served: ServedBy = COMPRESSED
-    ) -> float:
-        """The predicted time of `layers` in a mean step, in nanoseconds."""
-        times: dict[str, float] = {}
-        total = 0.0
-        for layer in layers:
-            key = str(layer)
-            if key not in times:
-                times[key] = layer_microseconds(
-                    dense, layer, self.mix, self.profile, self.types, served
-                )
-            total += times[key]
-        return 1000 * total
-
-    def dense_microseconds(self, dense: ModelLayout) -> float:
-        """The predicted time of a step of the dense model, as vLLM serves it without us.
-
-        Returns:
-            Microseconds of all decoder layers in a mean step.
-        """
-        return self.nanoseconds(dense, dense.layers, DENSE) / 1000

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from vllm_gac.errors import ProfileError
-from vllm_gac.gpu.latency.layer import COMPRESSED, DENSE, BatchMix, layer_microseconds
+from vllm_gac.gpu.latency.deployment import Deployment
+from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.layout.dims import ModelLayout
 
@@ -56,12 +57,9 @@ def cost_of_other_types(
 
 def _of_dense(layout: ModelLayout, dense: ModelLayout, profile: GpuProfile, types: Types) -> float:
     """The time of a mean step over the dense model's."""
-    mix = BatchMix()
-    ours = sum(
-        layer_microseconds(dense, layer, mix, profile, types, COMPRESSED) for layer in layout.layers
-    )
-    theirs = layer_microseconds(dense, dense.layers[0], mix, profile, types, DENSE)
-    return ours / (theirs * len(layout.layers))
+    deployment = Deployment(profile, BatchMix(), types)
+    ours = deployment.nanoseconds(dense, layout.layers) / 1000
+    return ours / deployment.dense_microseconds(dense)
 
 
 def _named(types: Types) -> str:

@@ -20,13 +20,13 @@ from benchmarks.common.page import profile_arguments, save, source
 from benchmarks.engines.whole_model.grid.cells import BF16, cells, models_by_name
 from benchmarks.engines.whole_model.models import SHAPES, Batch
 from vllm_gac.gpu.attention_choice import GAC, STOCK
+from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, moving_microseconds
 from vllm_gac.gpu.latency.layer import COMPRESSED, DENSE, BatchMix, ServedBy
 from vllm_gac.gpu.latency.missing import estimated_times
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.planning.request import Deployment
 
 COMMAND = "python -m benchmarks.engines.whole_model.predicted"
 SHAPE = "llama3-8b"

@@ -26,9 +26,9 @@ from benchmarks.quality.ladder.workers import in_turn
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import GacError
+from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile_files import read_profile
-from vllm_gac.planning.request import Deployment
 from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.heal import heal
