@@ -78,10 +78,10 @@ def select(
     gathers = cache == "fp8"
     prefill, measured = _prefill_kernel(heads, gpu, profile, gathers)
     if not own and stock_takes(heads) and gpu.capability >= (8, 0):
-        gain = None if profile is None else _gain_over_stock(heads, prefill, profile, gathers)
+        by_times = None if profile is None else _faster(heads, prefill, profile, gathers)
         own_sizes = _STOCK_SIZES.get(gpu.capability[0], _STOCK_SIZES[9])
-        if heads.key_size in own_sizes if gain is None else gain <= 1 + _noise(profile):
-            return Kernels(STOCK, STOCK, STOCK, gain is not None)
+        if heads.key_size in own_sizes if by_times is None else by_times == STOCK:
+            return Kernels(STOCK, STOCK, STOCK, by_times is not None)
     return None if prefill is None else Kernels(GAC, GAC, prefill, measured)
 
 
@@ -105,10 +105,7 @@ def measured_backend(
     times = prefill_times(profile, gathers)
     own = {k: t for k in PREFILL_KERNELS if (t := at_or_above(times.get(k, {}), heads.head_sizes))}
     fastest = min(own, key=lambda kernel: own[kernel], default=None)
-    gain = _gain_over_stock(heads, fastest, profile, gathers)
-    if gain is None:
-        return None
-    return STOCK if gain <= 1 + _noise(profile) else GAC
+    return _faster(heads, fastest, profile, gathers)
 
 
 def widths(kernel: str, sizes: Sizes, capability: tuple[int, int]) -> Sizes | None:
@@ -230,6 +227,16 @@ def _by_capability(fitting: Sequence[str], sizes: Sizes) -> str | None:
         if pads_nothing or sizes[0] <= 64 < sizes[1] or "FA4" not in fitting:
             return "FA3"
     return next((kernel for kernel in ("FA4", "FA2", "xformers") if kernel in fitting), None)
+
+
+def _faster(
+    heads: CacheGeometry, prefill: str | None, profile: GpuProfile, gathers: bool
+) -> Backend | None:
+    """The backend that is faster, by more than chance if it is ours; None if unmeasured."""
+    gain = _gain_over_stock(heads, prefill, profile, gathers)
+    if gain is None:
+        return None
+    return STOCK if gain <= 1 + _noise(profile) else GAC
 
 
 def _gain_over_stock(
