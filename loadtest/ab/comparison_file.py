@@ -48,6 +48,11 @@ class Server(_Strict):
     insecure: bool = False
     gpus: Annotated[int, Field(strict=True, ge=1, le=1024)] = 1
 
+    @property
+    def header_lines(self) -> list[str]:
+        """The headers as the client takes them."""
+        return [f"{name}: {value}" for name, value in self.headers.items()]
+
 
 class Search(_Strict):
     """In each turn, up to `steps` more rates, where they tell most about the server's capacity.
@@ -122,13 +127,12 @@ class Comparison(_Strict):
 
 def target_of(server: Server, base_url: str) -> Target:
     """Where the client sends a server's requests. Raises LoadTestError if that cannot be."""
-    given = [f"{name}: {value}" for name, value in server.headers.items()]
     target = Target(
         base_url,
         server.model,
         server.endpoint,
         ignore_eos=not server.respect_eos,
-        headers=request_headers(given, server.key_file),
+        headers=request_headers(server.header_lines, server.key_file),
         ca=server.ca,
         insecure=server.insecure,
     )

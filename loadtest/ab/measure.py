@@ -238,7 +238,7 @@ def _locust(
     log = directory.parent / f"{directory.name}.log"
     stopped = math.inf
     # Headers may be secret, and every user of a machine sees the options of its processes.
-    secret = {HEADERS: "\n".join(f"{name}: {value}" for name, value in server.headers.items())}
+    secret = {HEADERS: "\n".join(server.header_lines)}
     with log.open("wb") as output, kept(command, output, secret) as client:
         try:
             while (status := client.poll()) is None:
