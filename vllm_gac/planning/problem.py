@@ -329,7 +329,8 @@ class Problems:
 
     def of(self, request: PlanRequest) -> Problem:
         """The problem of a request; raises what `Problem` does."""
-        key = str(replace(request, max_loss=None if request.max_loss is None else 0.5))
+        # Whether there is a loss decides what candidates there are; how much it is does not.
+        key = str(replace(request, max_loss=request.max_loss and 0.5))
         if key not in self._made:
             self._made[key] = Problem(request, self._model)
         return self._made[key].to_lose(request.max_loss)
