@@ -16,7 +16,10 @@ _LATENT = (
     (64, 4, 3, 2), (128, 8, 3, 1), (64, 4, 2, 2), (128, 8, 2, 1),
     (64, 4, 2, 1), (32, 4, 2, 1), (16, 2, 2, 1),
 )  # fmt: skip
-_FP8_LATENT = (_LATENT[0], _LATENT[2], _LATENT[1], *_LATENT[3:])
+_FP8_LATENT = (
+    (64, 4, 3, 2), (64, 4, 2, 2), (128, 8, 3, 1), (128, 8, 2, 1),
+    (64, 4, 2, 1), (32, 4, 2, 1), (16, 2, 2, 1),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +171,14 @@ def _latent_tiling(
     padded = 1 << (geometry.query_size - 1).bit_length()
     up = 2 * latents * latent_group * padded * sum(key_pieces)
     copied = itemsize > 1 and geometry.key_size % 8 == geometry.value_size % 8 == 0
-    # Few rows of queries multiply tiles that lie in registers, where fp8 is converted. With more
-    # rows, and on other GPUs, a tile is staged a second time, converted.
-    in_registers = itemsize == 1 and capability[0] == 9 and rows <= 32
     row = latents * sum(key_pieces) + sum(value_pieces)
+    # Hopper converts fp8 tiles in registers if there are few rows of queries. Otherwise they are
+    # staged a second time, converted.
+    in_registers = itemsize == 1 and capability[0] == 9 and rows <= 32
+    converted = 2 if itemsize == 1 and not in_registers else 0  # bytes of a number
     for tile, warps, stages, programs in _FP8_LATENT if in_registers else _LATENT:
         # Queries are added below.
-        staged = tile * row * (stages - 1) * itemsize
-        if itemsize == 1 and not in_registers:
-            staged += 2 * tile * row
+        staged = tile * row * ((stages - 1) * itemsize + converted)
         needed = up + staged + 2 * rows * padded + _RESERVED
         most = needed
         if capability[0] in (10, 11):
