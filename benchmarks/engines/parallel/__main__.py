@@ -1,21 +1,25 @@
-"""Tensor parallelism on two GPUs: equal tokens, the speedup, and what alignment is worth.
+"""Two GPUs serve one model: equal tokens, the speedup, and what alignment is worth.
 
     python -m benchmarks.engines.parallel OUT --demo build/demo-gac
+    python -m benchmarks.engines.parallel OUT --demo build/demo-gac --parts tokens-fp8 fp8
 
 `tokens`: the demo model and what `vllm-gac compress` made of it, at TP 1 and 2. `speed`: dense and
 compressed models of Llama-3-8B's shape at TP 1 and 2. One of them is aligned before it is sharded,
-but not after. The engines of a part start together and are measured one after the other. Writes
-OUT/parallel.json, even if an engine failed, and OUT/parallel.md if none did.
+but not after. `tokens-fp8` and `fp8`: the same with FP8 weights and an FP8 cache, at TP 2 and PP 2;
+--forms adds a model with latents and low rank. The engines of a part start together and are
+measured one after the other. Writes OUT/parallel.json, even if an engine failed, and
+OUT/parallel.md if none did.
 """
 
+import argparse
 import json
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +27,21 @@ from benchmarks.common import demo_text
 from benchmarks.common.engine_process import Engine, EngineError, asking_until
 from benchmarks.common.engine_questions import batch_seconds, complete, facts, score
 from benchmarks.common.page import add_commit, documented, save, source
-from benchmarks.engines.parallel.models import RUNS, SHAPES, Batch, Run, Shape, write
+from benchmarks.engines.parallel.models import (
+    FP8_RUNS,
+    RUNS,
+    SHAPES,
+    Batch,
+    Run,
+    Shape,
+    write,
+    write_fp8,
+)
 from benchmarks.engines.parallel.report import page
 from vllm_gac import demo
 
-_PARTS = ("tokens", "speed")
+_PARTS = ("tokens", "speed", "tokens-fp8", "fp8")
+_FP8 = {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
 _TOP = 5  # logprobs of each step
 _SHUTDOWN_SECONDS = 20
 
@@ -41,6 +55,7 @@ class Job:
 
     name: str
     tp: int
+    pp: int
     options: dict[str, Any]
     measure: Callable[[Callable[..., Any]], dict[str, Any]]
 
@@ -50,7 +65,8 @@ def main() -> int:
     parser = documented(__doc__)
     parser.add_argument("out", type=Path, help="directory for the results")
     parser.add_argument("--demo", type=Path, default=Path("build/demo-gac"))
-    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
+    parser.add_argument("--forms", type=Path, help="another compressed demo model, for tokens-fp8")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS[:2])
     parser.add_argument("--shape", choices=SHAPES, default="llama3-8b")
     parser.add_argument("--at-once", type=int, default=8, help="engines side by side (default: 8)")
     parser.add_argument("--seconds", type=float, default=540, help="time limit (default: 540)")
@@ -67,12 +83,10 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     expected = 0
     with tempfile.TemporaryDirectory() as work:
-        result["layer"], *_ = write(Path(work), SHAPES[args.shape])
+        shape, jobs_of = SHAPES[args.shape], _jobs(args)
+        result["layer"], *_ = write(Path(work) / "speed", shape)
         for part in args.parts:
-            if part == "tokens":
-                jobs = _tokens_jobs(args.demo, SHAPES[args.shape].engine)
-            else:
-                jobs = _speed_jobs(Path(work), SHAPES[args.shape])
+            jobs = jobs_of[part](Path(work) / part)
             expected += len(jobs)
             logs = args.out / f"{part}-logs"
             result[part] = _run(jobs, logs, args.at_once, deadline)
@@ -87,30 +101,58 @@ def main() -> int:
     return 0
 
 
-def _tokens_jobs(compressed: Path, engine: dict[str, Any]) -> list[Job]:
-    """The demo model, dense and compressed, on one GPU and on two."""
-    models = {
-        "dense": {"model": str(demo.MODEL), "load_format": "auto"},
-        "GAC": {"model": str(compressed), "load_format": "gac"},
+def _jobs(args: argparse.Namespace) -> dict[str, Callable[[Path], list[Job]]]:
+    """What makes the engines of each part, given a directory for its models."""
+    shape = SHAPES[args.shape]
+    models = {"dense": demo.MODEL, "GAC": args.demo}
+    forms = {"latents and low rank": args.forms} if args.forms else {}
+    ways = {"TP 1": (1, 1), "TP 2": (2, 1), "PP 2": (1, 2)}
+    two = {way: ways[way] for way in ("TP 1", "TP 2")}
+
+    def fp8(directory: Path) -> list[Job]:
+        write_fp8(directory, shape)
+        return _speed_jobs(directory, replace(shape, engine=shape.engine | _FP8), FP8_RUNS)
+
+    return {
+        "tokens": lambda _: _tokens_jobs(models, two, shape.engine),
+        "speed": lambda directory: _speed_jobs(directory, shape, RUNS),
+        "tokens-fp8": lambda _: _tokens_jobs(models | forms, ways, shape.engine | _FP8),
+        "fp8": fp8,
     }
+
+
+def _tokens_jobs(
+    models: Mapping[str, Path], ways: Mapping[str, tuple[int, int]], engine: dict[str, Any]
+) -> list[Job]:
+    """The demo model, dense and compressed, on one GPU and on two."""
     size = {"max_model_len": 1024, "kv_cache_memory_bytes": 1 << 28}
     return [
-        Job(f"{name}, TP {tp}", tp, engine | model | size, _answers)
+        Job(
+            f"{name}, {way}",
+            tp,
+            pp,
+            {**engine, **size, "model": str(model), "load_format": _load_format(name)},
+            _answers,
+        )
         for name, model in models.items()
-        for tp in (1, 2)
+        for way, (tp, pp) in ways.items()
     ]
 
 
-def _speed_jobs(models: Path, shape: Shape) -> list[Job]:
+def _load_format(name: str) -> str:
+    return "auto" if name == "dense" else "gac"
+
+
+def _speed_jobs(models: Path, shape: Shape, runs: Sequence[Run]) -> list[Job]:
     def job(run: Run) -> Job:
         weights: dict[str, Any] = {"load_format": "dummy"}
         if run.options is not None:
             weights = {"load_format": "gac", "model_loader_extra_config": run.options}
         model = {"model": str(models / run.model), "kv_cache_memory_bytes": shape.cache_bytes}
         options = shape.engine | weights | model
-        return Job(run.name, run.tp, options, lambda ask: _times(ask, shape))
+        return Job(run.name, run.tp, run.pp, options, lambda ask: _times(ask, shape))
 
-    return [job(run) for run in RUNS]
+    return [job(run) for run in runs]
 
 
 def _run(
@@ -139,10 +181,11 @@ def _run(
 
 def _start(job: Job, number: int, logs: Path) -> Engine:
     # Engines of one rank take turns with the GPUs.
-    environment = {"CUDA_VISIBLE_DEVICES": str(number % 2)} if job.tp == 1 else {}
+    environment = {"CUDA_VISIBLE_DEVICES": str(number % 2)} if job.tp * job.pp == 1 else {}
     engine = Engine(job.name, logs / f"{number}.log", **environment)
     engine.start(
         tensor_parallel_size=job.tp,
+        pipeline_parallel_size=job.pp,
         skip_tokenizer_init=True,
         gpu_memory_utilization=0.05,  # what must be free at the start: other engines are there, too
         enable_prefix_caching=False,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.llama3_8b import DENSE, write_models
+from benchmarks.engines.whole_model.grid.cells import PLANNED_FP8, models_by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One engine: a model in the models' directory, its ranks, and options of our loader.
+    """One engine: a model in the models' directory, its ranks, stages, and options of our loader.
 
     Without options the model is dense, and vLLM's own loader fills it.
     """
@@ -80,6 +81,7 @@ class Run:
     model: str
     tp: int
     options: dict[str, Any] | None = None
+    pp: int = 1
 
 
 _DUMMY = {"weights": "dummy"}
@@ -91,6 +93,42 @@ RUNS = (
     Run("GAC aligned before sharding, TP 2", "before", 2, _DUMMY | {"align": "none"}),
     Run("the same, padded while loading, TP 2", "before", 2, _DUMMY),
 )
+FP8_RUNS = (
+    Run("dense, TP 1", "dense", 1),
+    Run("plan, TP 1", PLANNED_FP8, 1, _DUMMY),
+    Run("dense, TP 2", "dense", 2),
+    Run("plan, TP 2", PLANNED_FP8, 2, _DUMMY),
+    Run("(96, 64) heads, TP 2", "heads-96-64", 2, _DUMMY),
+    Run("latents of 64, TP 2", "latent-64", 2, _DUMMY),
+    Run("low rank .8, TP 2", "low-rank-80", 2, _DUMMY),
+    Run("dense, PP 2", "dense", 1, pp=2),
+    Run("plan, PP 2", PLANNED_FP8, 1, _DUMMY, pp=2),
+)
+# Of each two, the first is compared with the second.
+RATIOS = {
+    "speed": (
+        ("GAC, TP 1", "dense, TP 1"),
+        ("GAC, TP 2", "dense, TP 2"),
+        ("dense, TP 2", "dense, TP 1"),
+        ("GAC, TP 2", "GAC, TP 1"),
+        ("GAC, TP 2", "GAC aligned before sharding, TP 2"),
+        ("the same, padded while loading, TP 2", "GAC aligned before sharding, TP 2"),
+    ),
+    "fp8": (
+        *((run.name, f"dense, {run.name[-4:]}") for run in FP8_RUNS if run.model != "dense"),
+        ("dense, TP 2", "dense, TP 1"),
+        ("plan, TP 2", "plan, TP 1"),
+        ("dense, PP 2", "dense, TP 1"),
+        ("plan, PP 2", "plan, TP 1"),
+    ),
+}
+
+
+def write_fp8(out: Path, shape: Shape) -> None:
+    """Write the models of FP8_RUNS below `out`, without weights; a plan takes seconds."""
+    made = models_by_name(shape.dense)
+    for name in {run.model for run in FP8_RUNS}:
+        made[name]().write(out / name)
 
 
 def write(out: Path, shape: Shape) -> list[dict[str, Any]]:
