@@ -136,6 +136,50 @@ def complete(llm: Any, prompts: list[list[int]], output: int, top: int = 0) -> l
     ]
 
 
+def answers_of(
+    llm: Any,
+    prompts: list[list[int]],
+    output: int,
+    transfers: list[dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """Greedy answers by an engine that gives its cache to another one, or takes it from there.
+
+    Args:
+        llm: The engine.
+        prompts: Token ids.
+        output: Tokens of each answer.
+        transfers: vLLM's `kv_transfer_params` of each prompt.
+
+    Returns:
+        For each prompt `tokens`, their `logprobs`, and `transfer`, what the connector returned.
+    """
+    from vllm import SamplingParams
+
+    sampling = [
+        SamplingParams(
+            max_tokens=output,
+            temperature=0,
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            extra_args={"kv_transfer_params": transfer} if transfer else None,
+        )
+        for transfer in transfers or [None] * len(prompts)
+    ]
+    return [
+        {
+            "tokens": list(answer.token_ids),
+            "logprobs": [
+                step[token].logprob
+                for token, step in zip(answer.token_ids, answer.logprobs, strict=True)
+            ],
+            "transfer": request_output.kv_transfer_params,
+        }
+        for request_output in llm.generate(_prompts(prompts), sampling, use_tqdm=False)
+        for answer in request_output.outputs
+    ]
+
+
 def sleep(llm: Any, level: int) -> int:
     """Put the engine to sleep; the bytes of GPU memory that this frees."""
     import torch
