@@ -13,9 +13,10 @@ def facts(llm: Any) -> dict[str, Any]:
     """What the engine is.
 
     Returns:
-        The machine and versions, as in a page's provenance; `attention`, the backend of each layer;
-        `linears`, the names of their quantization methods; `sides`, the sizes of their inputs and
-        outputs; `kv_tokens`, how many tokens fit into the cache; compilation and runner modes.
+        The machine and versions, as in a page's provenance; `attention`, the backend of each layer
+        of the first pipeline stage; `linears`, the names of their quantization methods; `sides`,
+        the sizes of their inputs and outputs; `kv_tokens`, how many tokens fit into the cache;
+        compilation and runner modes.
     """
     import vllm
 
@@ -41,8 +42,9 @@ def _layers(worker: Any) -> tuple[list[str], list[str], list[int]]:
 
     layers = worker.get_model().model.layers
     linears = [m for m in layers.modules() if isinstance(m, LinearBase)]
+    own = [layer for layer in layers if hasattr(layer, "self_attn")]  # of this pipeline stage
     return (
-        [layer.self_attn.attn.attn_backend.get_name() for layer in layers],
+        [layer.self_attn.attn.attn_backend.get_name() for layer in own],
         sorted({type(m.quant_method).__name__ for m in linears}),
         sorted({size for m in linears for size in (m.input_size, m.output_size)}),
     )

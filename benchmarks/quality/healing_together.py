@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +31,9 @@ from benchmarks.quality.heal_process import KILLED_AT
 from benchmarks.quality.ladder.sizes import SIZES
 
 COMMAND = "python -m benchmarks.quality.healing_together OUT --device cuda"
-PARAM_RATIO, KV_RATIO = 0.8, 0.75
+# Much is left to heal: so small, and without the refit of layers to one another.
+PARAM_RATIO, KV_RATIO = 0.7, 0.5
+_MAX_TOKENS, _BATCH_TOKENS = 1 << 16, 1 << 15
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 _KILLED_AT = 3  # the save
 
@@ -42,6 +45,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0, help="of each training (1)")
     parser.add_argument("--tokens", type=int, default=2_000_000, help="of each healing (2,000,000)")
     args = parser.parse_args()
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         _run("-m", "benchmarks.quality.ladder", "text", work / "text", "--packages")
@@ -57,9 +61,10 @@ def main() -> None:
             "tokens": args.tokens,
             "models": {},
         }
+        print(f"{time.monotonic() - begun:.0f} s: the models are compressed", flush=True)
         for size in args.sizes:
             result["models"][size] = found = _healed(work / size, work / "text", args)
-            print(size, found, flush=True)
+            print(f"{time.monotonic() - begun:.0f} s:", size, found, flush=True)
             save(args.out / "healing_together", result, page(result))
     print(page(result))
 
@@ -70,9 +75,17 @@ def _compressed(work: Path, size: str, gpu: int, args: argparse.Namespace) -> No
     run, text = work / size / "run", work / "text"
     train = ("train", size, run, "--text", text, "--minutes", args.minutes, "--length", 1024)
     _run("-m", "benchmarks.quality.ladder", *train, "--device", args.device, environment=own)
-    budgets = ("--param-ratio", PARAM_RATIO, "--kv-ratio", KV_RATIO)
+    budgets = ("--param-ratio", PARAM_RATIO, "--kv-ratio", KV_RATIO, "--no-refit")
     compress = ("compress", run / "model", "--calibration", text / "calibration-0.txt", *budgets)
-    out = ("--out", work / size / "student", "--device", args.device, "--quiet")
+    out = (
+        "--max-tokens",
+        _MAX_TOKENS,
+        "--out",
+        work / size / "student",
+        "--device",
+        args.device,
+        "--quiet",
+    )
     _run("-m", "vllm_gac", *compress, *out, environment=own)
 
 
@@ -84,7 +97,16 @@ def _healed(work: Path, text: Path, args: argparse.Namespace) -> dict[str, Any]:
         told = work / f"{name}.json"
         models = (work / "student", "--teacher", work / "run" / "model", "--out", work / name)
         how = ("--text", text / "healing.txt", "--tokens", args.tokens, "--train", "whole")
-        options = (*how, "--device", args.device, "--quiet", "--json", *more)
+        options = (
+            *how,
+            "--batch-tokens",
+            _BATCH_TOKENS,
+            "--device",
+            args.device,
+            "--quiet",
+            "--json",
+            *more,
+        )
         printed = _run(
             *(*launcher, "-m", "benchmarks.quality.heal_process", told, "heal", *models, *options),
             environment={KILLED_AT: str(_KILLED_AT)} if killed else None,
@@ -189,8 +211,9 @@ def page(result: Mapping[str, Any]) -> str:
     )
     blocks: Sequence[Block] = (
         f"{origin(result)}. Models of the ladder, trained for {result['minutes']:g} minutes; "
-        f"parameters {PARAM_RATIO}, KV {KV_RATIO}; all weights of the layers trained on "
-        f"{result['tokens']:,} tokens. Nats per token of held-out text, before and after.",
+        f"parameters {PARAM_RATIO}, KV {KV_RATIO}, no refit; all weights of the layers trained on "
+        f"{result['tokens']:,} tokens in steps of {_BATCH_TOKENS:,}. Nats per token of held-out "
+        "text, before and after.",
         table(healing, runs),
         "Two GPUs add gradients in another order. Divergences apart: the largest difference of a "
         "measurement, over the divergence that one GPU has healed. Weights apart: the distance of "

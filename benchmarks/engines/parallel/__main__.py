@@ -109,9 +109,11 @@ def _jobs(args: argparse.Namespace) -> dict[str, Callable[[Path], list[Job]]]:
     ways = {"TP 1": (1, 1), "TP 2": (2, 1), "PP 2": (1, 2)}
     two = {way: ways[way] for way in ("TP 1", "TP 2")}
 
+    in_fp8 = replace(shape, engine=shape.engine | _FP8, cache_bytes=shape.cache_bytes // 2)
+
     def fp8(directory: Path) -> list[Job]:
         write_fp8(directory, shape)
-        return _speed_jobs(directory, replace(shape, engine=shape.engine | _FP8), FP8_RUNS)
+        return _speed_jobs(directory, in_fp8, FP8_RUNS)
 
     return {
         "tokens": lambda _: _tokens_jobs(models, two, shape.engine),

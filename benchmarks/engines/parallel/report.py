@@ -83,12 +83,13 @@ def _speed(result: Mapping[str, Any], part: str) -> list[Block]:
         )
     columns = ["model", "prefill, tokens/s", "decode, ms a step", "tokens/s", "room", "startup, s"]
     models = _fp8_models() if part == "fp8" else _models(result, shape)
+    cache = shape.cache_bytes // (2 if part == "fp8" else 1)
     return [
         f"## Throughput, {_FP8 if part == 'fp8' else 'bf16'}",
         f"The shape {result['shape']}, random weights. {models} "
         f"Prefill: {prompts.prompts} prompts of {prompts.length} tokens; decode: a step of "
         f"{step.prompts} sequences at {step.length} to {step.length + step.output - 1} tokens; "
-        f"medians of {shape.repeats}. Room: tokens in {shape.cache_bytes / 2**30:.3g} GiB of "
+        f"medians of {shape.repeats}. Room: tokens in {cache / 2**30:.3g} GiB of "
         "cache on each GPU.",
         table(columns, rows),
         table(["ratio", "prefill", "decode", "room"], _ratios(seen, RATIOS[part])),
