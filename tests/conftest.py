@@ -12,8 +12,9 @@ import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
-from tests.support.affected import affected, always, changed_since
+from tests.support.affected import affected, always, changed_since, commit_now
 from tests.support.imports import ROOT
+from tests.support.order import in_order
 from vllm_gac import demo
 
 # How long it takes to make and to try an example depends on what else the machine does.
@@ -24,10 +25,6 @@ settings.load_profile("any time")
 # that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# Folders with files that take minutes. Their tests come first: two processes share the files, and
-# if such a file came last, one of them would have nothing to do.
-LONG = ("kernels", "serving", "serving_configs", "loadtest", "steps", "demo", "benchmarks")
 
 BEGUN = time.monotonic()
 LATE = "a slow test, and the time for these is over (--slow-minutes)"
@@ -63,7 +60,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             (runs if _runs(item, files) else left_out).append(item)
         config.hook.pytest_deselected(items=left_out)
         items[:] = runs
-    items.sort(key=lambda item: _place(item.path.relative_to(Path(__file__).parent).parts[0]))
+    is_limited = config.getoption("--slow-minutes") is not None
+    slow = [item for item in items if is_limited and _is_slow(item)]
+    order = in_order(
+        {_file(item) for item in items},
+        always={_file(item) for item in slow if always(item.nodeid)},
+        slow={_file(item) for item in slow},
+        commit=commit_now(),
+    )
+    places = {file: place for place, file in enumerate(order)}
+    items.sort(key=lambda item: places[_file(item)])
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
@@ -79,18 +85,21 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 
 def _runs(item: pytest.Item, files: set[str]) -> bool:
     """Whether a test is a fast one, is in one of these files, or always runs."""
-    is_slow = item.get_closest_marker("slow") is not None
-    return not is_slow or str(item.path.relative_to(ROOT)) in files or always(item.nodeid)
+    return not _is_slow(item) or _file(item) in files or always(item.nodeid)
 
 
-def _place(folder: str) -> int:
-    return LONG.index(folder) if folder in LONG else len(LONG)
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
+
+
+def _file(item: pytest.Item) -> str:
+    return str(item.path.relative_to(ROOT))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     minutes = item.config.getoption("--slow-minutes")
     is_late = minutes is not None and time.monotonic() - BEGUN > 60 * minutes
-    if is_late and item.get_closest_marker("slow") and not always(item.nodeid):
+    if is_late and _is_slow(item) and not always(item.nodeid):
         pytest.skip(LATE)
     # Asked when such a test is about to run, so that runs without any never import torch here.
     if item.get_closest_marker("gpu") and not _cuda_is_available():

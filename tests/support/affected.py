@@ -73,6 +73,13 @@ def changed_since(commit: str) -> list[str] | None:
     return (changed.stdout + new.stdout).splitlines() if changed.returncode == 0 else None
 
 
+def commit_now() -> str:
+    """The hash of the last commit; zero where there is none, as in an unpacked archive."""
+    git = ["git", "rev-parse", "HEAD"]
+    run = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False)
+    return run.stdout.strip() if run.returncode == 0 else "0"
+
+
 def affected(changed: Iterable[str]) -> set[str]:
     """The test files that a change of these files can break, as paths from the root."""
     sources = {str(path.relative_to(ROOT)): name for name, path in _sources().items()}
