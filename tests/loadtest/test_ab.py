@@ -317,27 +317,50 @@ def command_lines() -> Iterator[str]:
             yield " ".join(process.cmdline())
 
 
+def turns_and_starts(said: str) -> tuple[list[str], list[str]]:
+    lines = said.splitlines()
+    assert all("min left" in line for line in lines if ": turn " in line)
+    return (
+        [line.split(":")[0] for line in lines if ": turn " in line],
+        [line.split()[1] for line in lines if line.startswith("starting")],
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("together", ["false", "true"])
-def test_a_comparison_runs_every_server_in_alternating_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], together: str
+def test_servers_that_are_not_up_together_start_for_each_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not is_installed():
         pytest.skip("needs the extra `loadtest` (locust)")
     path, port = tmp_path / "ab.yaml", free_port()
-    path.write_text(TEXT.format(port=port, python=sys.executable, together=together))
+    text = TEXT.replace("processes: 2", "processes: 1").replace("[5, 8]", "[5]")
+    text = re.sub(".*scenario: calibration.*\n", "", text)
+    path.write_text(text.format(port=port, python=sys.executable, together="false"))
     report = run_comparison(load_comparison(path), tmp_path / "out")
-    lines = capsys.readouterr().out.splitlines()
-    turns = [line.split(":")[0] for line in lines if ": turn " in line]
-    assert turns == (
-        # Up together, each turn is of one kind of traffic: smoke, calibration, smoke, calibration.
-        ["slow-1", "fast-1", "fast-1", "slow-1", "fast-2", "slow-2", "slow-2", "fast-2"]
-        if together == "true"
-        else ["slow-1", "fast-1", "fast-2", "slow-2"]
-    )
-    assert all("min left" in line for line in lines if ": turn " in line)
-    starts = [line.split()[1] for line in lines if line.startswith("starting")]
-    assert starts == (["slow:", "fast:"] if together == "true" else [f"{t}:" for t in turns])
+    turns, starts = turns_and_starts(capsys.readouterr().out)
+    assert turns == ["slow-1", "fast-1", "fast-2", "slow-2"]
+    assert starts == [f"{turn}:" for turn in turns]
+    content = json.loads(report.with_suffix(".json").read_text())
+    assert {run["server_command"].partition(" --port ")[2] for run in content["runs"]} == {
+        f"{port} --itl 0.02",
+        f"{port} --itl 0.04",
+    }
+
+
+@pytest.mark.slow
+def test_a_comparison_runs_every_server_in_alternating_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not is_installed():
+        pytest.skip("needs the extra `loadtest` (locust)")
+    path, port = tmp_path / "ab.yaml", free_port()
+    path.write_text(TEXT.format(port=port, python=sys.executable, together="true"))
+    report = run_comparison(load_comparison(path), tmp_path / "out")
+    turns, starts = turns_and_starts(capsys.readouterr().out)
+    # Up together, each turn is of one kind of traffic: smoke, calibration, smoke, calibration.
+    one, other = ["slow-1", "fast-1", "fast-1", "slow-1"], ["fast-2", "slow-2", "slow-2", "fast-2"]
+    assert turns == [*one, *other]
+    assert starts == ["slow:", "fast:"]
     content = json.loads(report.with_suffix(".json").read_text())
     there = [path.name for path in (tmp_path / "out" / "runs").iterdir()]
     assert len([name for name in there if "again" not in name]) == 4 * 4
@@ -373,9 +396,7 @@ def test_a_comparison_runs_every_server_in_alternating_order(
     ]
     for run in content["runs"]:
         is_fast = run["label"] == "fast"
-        flags = (
-            f"--port {port + (is_fast and together == 'true')} --itl {0.02 if is_fast else 0.04}"
-        )
+        flags = f"--port {port + is_fast} --itl {0.02 if is_fast else 0.04}"
         assert run["server_command"].endswith(flags)
     # The same command again has nothing left to do, and another comparison is refused.
     run_comparison(load_comparison(path), tmp_path / "out")

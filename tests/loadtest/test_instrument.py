@@ -142,8 +142,6 @@ def test_a_run_is_right_or_says_that_it_is_not_on_any_machine(first: Trial) -> N
     assert first.lags.min() >= 0  # nor asked before its time, which is a whole millisecond
     if not first.run.verdict.valid:
         return
-    # Of the time to the first token, all but this was spent after sending and before the answer.
-    assert np.median(first.lags + delivery[:, 0]) < 0.05 * TTFT
     itls, actual = np.diff(received), np.diff(sent)
     assert np.median(itls) == pytest.approx(np.median(actual), rel=0.02)
     assert np.mean(itls) == pytest.approx(np.mean(actual), rel=0.02)
@@ -161,7 +159,8 @@ def test_a_server_that_keeps_time_is_measured_right(
             pytest.skip(f"this machine is too busy to time anything: {'; '.join(excuses)}")
         found = trial(schedule, directory / str(len(excuses)))
     assert found.run.verdict.valid, found.run.verdict.reasons
-    assert np.median(found.ttft) == pytest.approx(TTFT, rel=0.05)
+    # No more is added than the half of what would make it the time to the second token.
+    assert np.median(found.ttft) == pytest.approx(TTFT, abs=ITL / 2)
     itls = np.diff(found.received)
     assert np.median(itls) == pytest.approx(ITL, rel=0.02)
     assert share_held_back(found) < HELD_BACK

@@ -1,5 +1,6 @@
 """Compares served answers with the fp32 reference model on the same weights."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from vllm_gac.compression.reference_model import logits, reference
 
 TIE = 0.1  # logprobs this close may change their order in bf16
 TOP_ERROR = 0.25  # largest allowed error of a top-5 logprob in bf16
+ERROR = 2e-3  # in fp32, where only the order of sums differs
 
 # Up to 211 tokens, more than two chunks of 96. Odd lengths make chunks and blocks end anywhere.
 PROMPTS = [[(37 * i + j * j * (i + 3)) % 4000 + 5 for j in range(211 - 13 * i)] for i in range(4)]
@@ -38,6 +40,23 @@ def _assert_steps_agree(
     for step, (gap, error) in enumerate(step_errors(expected, tokens, top)):
         assert gap < TIE, f"step {step}: another greedy token"
         assert error < TOP_ERROR, f"step {step}: a logprob is off by {error:.3f}"
+
+
+def assert_agrees(
+    answers: list[tuple[list[int], list[dict[str, float]]]],
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    model: object,
+) -> None:
+    """Check an fp32 engine's answers to `PROMPTS`: each token is the best, each logprob right.
+
+    `logits_of` gives the expected logits of tokens, [1, tokens, vocab]; a failure names `model`.
+    """
+    for prompt, (tokens, top) in zip(PROMPTS, answers, strict=True):
+        with torch.inference_mode():
+            expected = logits_of(torch.tensor([prompt + tokens]))[0, len(prompt) - 1 : -1]
+        by_id = [{int(token): logprob for token, logprob in step.items()} for step in top]
+        for gap, error in step_errors(expected.log_softmax(-1), tokens, by_id):
+            assert max(gap, error) < ERROR, model
 
 
 def step_errors(

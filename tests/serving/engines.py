@@ -74,6 +74,19 @@ def answers(llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12) -> A
     return [answer(output) for output in outputs(llm, prompts, tokens)]
 
 
+def served(directories: list[str]) -> list[Any]:
+    """The answers of each model, its blocks, and the tokens of a block."""
+    from vllm import LLM
+
+    found = []
+    for directory in directories:
+        llm = LLM(directory, **OPTIONS)
+        cache = llm.llm_engine.vllm_config.cache_config
+        found.append([answers(llm), cache.num_gpu_blocks, cache.block_size])
+        del llm
+    return found
+
+
 def answer(output: Any) -> tuple[list[int], list[dict[str, float]]]:
     """The tokens and logprobs of one of vLLM's RequestOutputs."""
     completion = output.outputs[0]

@@ -1,13 +1,13 @@
 """Each family, dense and compressed, is served as transformers and the reference compute it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.serving.agreement import PROMPTS, step_errors
-from tests.serving.engines import OPTIONS, answers, in_engine_process
+from tests.serving.agreement import assert_agrees
+from tests.serving.engines import in_engine_process, served
 from tests.support.dense_models import YARN_ROPE, config, weights, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
@@ -15,8 +15,6 @@ from vllm_gac.layout.families import FAMILIES
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
 
-# In fp32 only the order of sums differs.
-ERROR = 2e-3
 CACHE_BYTES = 1 << 30
 FAMILY: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 32},
@@ -32,26 +30,6 @@ FAMILY: dict[str, dict[str, Any]] = {
     "llama with yarn": {"head_dim": 32, "rope_parameters": YARN_ROPE},
     "qwen3 with yarn": {"head_dim": 64, "rope_parameters": YARN_ROPE},
 }
-
-
-def served(directories: list[str]) -> list[Any]:
-    """The answers of each model, its blocks, and the tokens of a block."""
-    from vllm import LLM
-
-    found = []
-    for directory in directories:
-        llm = LLM(directory, **OPTIONS)
-        cache = llm.llm_engine.vllm_config.cache_config
-        found.append([answers(llm), cache.num_gpu_blocks, cache.block_size])
-        del llm
-    return found
-
-
-def errors_of(expected: torch.Tensor, prompt: list[int], tokens: list[int], top: Any) -> float:
-    """The largest error of a step, whose token is to be among the best."""
-    rows = expected[0, len(prompt) - 1 : -1].log_softmax(-1)
-    by_id = [{int(token): logprob for token, logprob in step.items()} for step in top]
-    return max(max(gap, error) for gap, error in step_errors(rows, tokens, by_id))
 
 
 @pytest.mark.slow
@@ -87,15 +65,11 @@ def test_logprobs_are_those_of_transformers_and_of_the_reference(tmp_path: Path)
         architecture = FAMILIES[raw["model_type"]].architecture
         theirs = getattr(transformers, architecture)(transformers.AutoConfig.for_model(**raw))
         theirs.load_state_dict(weights(raw), strict=not raw["tie_word_embeddings"])
-        for prompt, (tokens, top) in zip(PROMPTS, found[str(path)][0], strict=True):
-            with torch.inference_mode():
-                expected = theirs.eval()(torch.tensor([prompt + tokens])).logits
-            assert errors_of(expected, prompt, tokens, top) < ERROR, path
+        theirs.eval()
+        assert_agrees(found[str(path)][0], lambda ids, model=theirs: model(ids).logits, path)
     for path in small.values():
         checkpoint = open_checkpoint(path)
         answered, blocks, block_size = found[str(path)]
-        for prompt, (tokens, top) in zip(PROMPTS, answered, strict=True):
-            with checkpoint.reader() as read:
-                expected = logits(reference(checkpoint), read, torch.tensor([prompt + tokens]))
-            assert errors_of(expected, prompt, tokens, top) < ERROR, path
+        with checkpoint.reader() as read:
+            assert_agrees(answered, partial(logits, reference(checkpoint), read), path)
         assert blocks == CACHE_BYTES // (block_size * 4 * checkpoint.layout.kv_elements), path

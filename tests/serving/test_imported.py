@@ -1,4 +1,4 @@
-"""`vllm serve` on directories of other tools gives the logprobs of the tools' own models."""
+"""vLLM, on directories of other tools, gives the logprobs of the tools' own models."""
 
 import shutil
 from collections.abc import Callable
@@ -14,9 +14,12 @@ from tests.importers.layer_models import heterogeneous
 from tests.importers.low_rank_models import RANKS, SOME, TOOLS, low_rank
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import MISTRAL, same, write
-from tests.serving.server import Server, ServerDiedError, serve
+from tests.serving.agreement import PROMPTS, assert_agrees
+from tests.serving.engines import in_engine_process, served
+from tests.serving.server import ServerDiedError, serve
 from tests.support.dense_models import config
 from vllm_gac import demo
+from vllm_gac.serving.loading.preflight import open_to_serve
 
 # Sizes that vLLM's CPU kernels support.
 BASE = config(
@@ -27,7 +30,6 @@ BASE = config(
     vocab_size=4096,
     max_position_embeddings=1024,
 )
-PROMPTS = [[(37 * i + j * j * (i + 3)) % 4000 + 5 for j in range(40 - 7 * i)] for i in range(3)]
 Written = tuple[dict[str, Any], nn.Module, Callable[[str], str]]
 
 
@@ -92,83 +94,84 @@ SHARED = {name: [g for g in groups if max(g) < 2] for name, groups in GROUPS.ite
 SHARED["gate"] = [[0, 1]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model_format", "made", "flags"),
-    [
-        # Each case starts a server. Without --load-format, the format is
-        # recognized by the directory's content.
-        ("palu", written_by_palu, []),
-        pytest.param(
-            "palu",
-            lambda: written_by_palu(**MISTRAL, tie_word_embeddings=True),
-            ["--load-format", "gac"],
-            id="palu, Mistral",
+CASES: dict[str, tuple[str, Callable[[], Written]]] = {
+    "palu": ("palu", written_by_palu),
+    "palu, Mistral": ("palu", lambda: written_by_palu(**MISTRAL, tie_word_embeddings=True)),
+    "per-layer-config": (
+        "per-layer-config",
+        lambda: with_layers(
+            {"per_layer_config": {str(i): dims for i, dims in enumerate(LAYERS)}}, LAYERS
         ),
-        pytest.param(
-            "per-layer-config",
-            lambda: with_layers(
-                {"per_layer_config": {str(i): dims for i, dims in enumerate(LAYERS)}}, LAYERS
-            ),
-            ["--load-format", "gac"],
+    ),
+    "asvd": ("asvd", lambda: written_by("asvd")),
+    "arena": ("low-rank", lambda: written_by("arena")),
+    "svd-llm, arena": ("svd-llm", lambda: written_by("svd-llm, arena")),
+    "svd-llm": ("svd-llm", lambda: written_by("svd-llm")),
+    "lems": ("lems", lambda: written_by("lems")),
+    "basis": ("basis-sharing", lambda: (*basis_sharing(BASE, SHARED), own_name)),
+    "blocks": ("block-configs", lambda: with_layers(DECILM, BLOCK_LAYERS)),
+    "blocks, Qwen3": (
+        "block-configs",
+        lambda: with_layers(ANYMODEL, ANYMODEL_LAYERS, model_type="qwen3"),
+    ),
+    "lists": (
+        "layer-lists",
+        lambda: with_layers(
+            {"layer_inter_size": [40, 8, 96]},
+            [{"intermediate_size": width} for width in (40, 8, 96)],
         ),
-        *(
-            pytest.param(model_format, made, ["--load-format", "gac"], id=name)
-            for name, model_format, made in (
-                ("asvd", "asvd", lambda: written_by("asvd")),
-                ("arena", "low-rank", lambda: written_by("arena")),
-                ("svd-llm, arena", "svd-llm", lambda: written_by("svd-llm, arena")),
-                ("svd-llm", "svd-llm", lambda: written_by("svd-llm")),
-                ("lems", "lems", lambda: written_by("lems")),
-                ("basis", "basis-sharing", lambda: (*basis_sharing(BASE, SHARED), own_name)),
-                ("blocks", "block-configs", lambda: with_layers(DECILM, BLOCK_LAYERS)),
-                (
-                    "blocks, Qwen3",
-                    "block-configs",
-                    lambda: with_layers(ANYMODEL, ANYMODEL_LAYERS, model_type="qwen3"),
-                ),
-                (
-                    "lists",
-                    "layer-lists",
-                    lambda: with_layers(
-                        {"layer_inter_size": [40, 8, 96]},
-                        [{"intermediate_size": width} for width in (40, 8, 96)],
-                    ),
-                ),
-                ("pruned", "hf-pruned", lambda: with_layers({}, PRUNED)),
-            )
-        ),
-    ],
-)
-def test_served_logprobs_match_the_original(
-    model_format: str, made: Callable[[], Written], flags: list[str], tmp_path: Path
-) -> None:
-    written, model, rename = made()
-    dtype = torch.float16 if written.get("torch_dtype") == "float16" else torch.float32
+    ),
+    "pruned": ("hf-pruned", lambda: with_layers({}, PRUNED)),
+}
+Served = dict[str, tuple[Path, nn.Module, Any]]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """By case: the directory, the tool's own model, and the answers of an engine.
+
+    One process has an engine after the other, of all cases.
+    """
+    root = tmp_path_factory.mktemp("imported")
+    written = {case: _written(root / case, made) for case, (_, made) in CASES.items()}
+    directories = [str(directory) for directory, _ in written.values()]
+    found = in_engine_process(served, directories)
+    return {
+        case: (*there, answers)
+        for (case, there), (answers, *_) in zip(written.items(), found, strict=True)
+    }
+
+
+def _written(directory: Path, made: Callable[[], Written]) -> tuple[Path, nn.Module]:
+    raw, model, rename = made()
+    dtype = torch.float16 if raw.get("torch_dtype") == "float16" else torch.float32
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype).float()
-    directory = write(tmp_path / "model", written, model, rename, dtype=dtype)
+    write(directory, raw, model, rename, dtype=dtype)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo.MODEL / name, directory)
-    with serve(directory, tmp_path / "log", "--dtype", "float32", *flags) as server:
-        assert_logprobs(server, model)
+    return directory, model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_logprobs_match_the_original(case: str, models: Served) -> None:
+    directory, model, answers = models[case]
+    assert open_to_serve(directory)[0] == CASES[case][0]
+    assert_agrees(answers, lambda ids: model(ids).logits, case)
+
+
+@pytest.mark.slow
+def test_a_server_recognizes_a_directory_by_its_content(models: Served, tmp_path: Path) -> None:
+    directory, _, answers = models["palu"]
+    with serve(directory, tmp_path / "log", "--dtype", "float32") as server:
         log = server.log.read_text()
-        assert f"Serving a model in the format {model_format} as GacLlamaForCausalLM" in log
+        assert "Serving a model in the format palu as GacLlamaForCausalLM" in log
         assert "load_format=gac" in log
+        tokens = [tokens for tokens, _ in server.completions(PROMPTS, len(answers[0][0]))]
+        assert tokens == [tokens for tokens, _ in answers]
         text = {"model": server.model, "prompt": "def f(", "max_tokens": 4}
         assert server.client().completions.create(**text).choices[0].text
-
-
-def assert_logprobs(server: Server, model: nn.Module) -> None:
-    """Check that top-5 logprobs match the model's within 1e-3, and that tokens are its best."""
-    for prompt, (tokens, top) in zip(PROMPTS, server.completions(PROMPTS, 8), strict=True):
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-        expected = logits.log_softmax(-1)
-        for step, (token, served) in enumerate(zip(tokens, top, strict=True)):
-            assert float(expected[step].max() - expected[step, token]) < 1e-3
-            for candidate, logprob in served.items():
-                assert logprob == pytest.approx(float(expected[step, candidate]), rel=1e-3)
 
 
 @pytest.mark.slow

@@ -1,35 +1,22 @@
-"""Pickles of SVD-LLM and LLM-Pruner, imported and served by `vllm serve`."""
+"""Pickles of SVD-LLM and LLM-Pruner, imported and served by vLLM."""
 
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from torch import nn
 
 from tests.checkpoint.pickles import foreign
 from tests.importers.pickled_models import llm_pruner, saved, svd_llm
 from tests.importers.test_pickles import expected_logits
-from tests.serving.server import serve
-from tests.serving.test_imported import assert_logprobs
+from tests.serving.agreement import assert_agrees
+from tests.serving.engines import in_engine_process, served
 from tests.support.command import result
 from vllm_gac import demo
 
 # Sizes that vLLM's CPU kernels support.
 SIZES = {"hidden_size": 128, "vocab_size": 4096, "max_position_embeddings": 1024}
-
-
-class Original(nn.Module):
-    """The tool's model in fp32, with the call of a transformers model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: torch.Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=expected_logits(self.model, tokens))
 
 
 def factorized() -> nn.Module:
@@ -45,14 +32,16 @@ def pruned() -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("made", [factorized, pruned])
 def test_served_logprobs_match_the_original(
-    made: Callable[[], nn.Module], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, out = made(), tmp_path / "out"
-    result(capsys, "import", saved(tmp_path, model), out, "--quiet")
-    (out / "tokenizer.model").unlink()  # a dummy
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(demo.MODEL / name, out)
-    with serve(out, tmp_path / "log", "--load-format", "gac", "--dtype", "float32") as server:
-        assert_logprobs(server, Original(model))
+    models = {tmp_path / "factorized": factorized(), tmp_path / "pruned": pruned()}
+    for directory, model in models.items():
+        directory.mkdir()
+        result(capsys, "import", saved(directory, model), directory / "out", "--quiet")
+        (directory / "out" / "tokenizer.model").unlink()  # a dummy
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(demo.MODEL / name, directory / "out")
+    found = in_engine_process(served, [str(directory / "out") for directory in models])
+    for (directory, model), (answers, *_) in zip(models.items(), found, strict=True):
+        assert_agrees(answers, partial(expected_logits, model), directory)

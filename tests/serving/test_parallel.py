@@ -1,6 +1,5 @@
-"""Several ranks give the answers of one process: TP, PP, both under Ray, and DP."""
+"""Several ranks give the answers of one process: TP, PP, both at once under Ray, and DP."""
 
-import importlib.util
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +27,6 @@ SHAPES = [
 ]
 # Each shape with dense linears, and with some low-rank ones.
 LAYERS = [layer(key, value, width, r) for key, value, width, low in SHAPES for r in ({}, low)]
-NEEDS_RAY = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="needs Ray, which 'make install-ray' installs"
-)
-WITH_AND_WITHOUT_RAY = pytest.mark.parametrize(
-    "executor", ["mp", pytest.param("ray", marks=NEEDS_RAY)]
-)
-
 pytestmark = pytest.mark.slow
 
 
@@ -51,19 +43,15 @@ def alone(model: Path) -> Answer:
     return answer(model)
 
 
-@WITH_AND_WITHOUT_RAY
-def test_tensor_parallel_ranks_answer_as_one_process(
-    model: Path, alone: Answer, executor: str
-) -> None:
-    two = answer(model, tensor_parallel_size=2, distributed_executor_backend=executor)
+def test_tensor_parallel_ranks_answer_as_one_process(model: Path, alone: Answer) -> None:
+    two = answer(model, tensor_parallel_size=2)
     assert two.tokens == alone.tokens
     layout = repeated_heads(padded_layout(open_checkpoint(model).layout, "minimal", tp=2), 2)
     assert two.room == pytest.approx(2 * _room(layout), rel=0.01)
 
 
-@WITH_AND_WITHOUT_RAY
-def test_pipeline_stages_answer_as_one_process(model: Path, alone: Answer, executor: str) -> None:
-    two = answer(model, pipeline_parallel_size=2, distributed_executor_backend=executor)
+def test_pipeline_stages_answer_as_one_process(model: Path, alone: Answer) -> None:
+    two = answer(model, pipeline_parallel_size=2)
     assert two.tokens == alone.tokens
     layout = padded_layout(open_checkpoint(model).layout, "minimal")
     stages = [layout.layers[:7], layout.layers[7:]]
@@ -72,10 +60,16 @@ def test_pipeline_stages_answer_as_one_process(model: Path, alone: Answer, execu
     assert two.room == pytest.approx(min(rooms), rel=0.01)
 
 
-def test_pipeline_stages_of_tensor_parallel_ranks_answer_as_one_process(
+def test_under_ray_stages_of_tensor_parallel_ranks_answer_as_one_process(
     model: Path, alone: Answer
 ) -> None:
-    four = answer(model, tensor_parallel_size=2, pipeline_parallel_size=2)
+    pytest.importorskip("ray", reason="needs Ray, which 'make install-ray' installs")
+    four = answer(
+        model,
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+        distributed_executor_backend="ray",
+    )
     assert four.tokens == alone.tokens
 
 

@@ -58,16 +58,16 @@ print(type(loaders["gac"](LoadConfig())).__name__, hooks[ARCHITECTURE].__name__,
     assert _run(code).splitlines()[-1] == expected
 
 
-@pytest.mark.parametrize("name", registration.BACKENDS)
-def test_a_backend_reaches_a_process_that_has_registered_nothing(name: str) -> None:
-    """As from `vllm serve` to its engine, with the config that names it."""
+def test_backends_reach_a_process_that_has_registered_nothing() -> None:
+    """As from `vllm serve` to its engine, with the config that names one."""
     plugin.register()
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    pickled = pickle.dumps(AttentionBackendEnum[name])
-    code = f"import pickle; member = pickle.loads({pickled!r}); print(member.get_path())"
-    assert _run(code) == registration.BACKENDS[name]
-    assert pickle.loads(pickled) is AttentionBackendEnum[name]
+    pickled = [pickle.dumps(AttentionBackendEnum[name]) for name in registration.BACKENDS]
+    code = f"import pickle; print(*(pickle.loads(one).get_path() for one in {pickled!r}))"
+    assert _run(code).split() == list(registration.BACKENDS.values())
+    for name, one in zip(registration.BACKENDS, pickled, strict=True):
+        assert pickle.loads(one) is AttentionBackendEnum[name]
 
 
 OURS = (

@@ -46,7 +46,7 @@ ALWAYS = {
     "a served model of each family": "tests/serving/test_families.py",
     "Ray": "tests/serving_configs/test_ray_canary.py",
     "tensor parallelism": "tests/serving/test_parallel.py::"
-    "test_tensor_parallel_ranks_answer_as_one_process[mp]",
+    "test_tensor_parallel_ranks_answer_as_one_process",
     "LoRA": "tests/serving/test_lora.py::"
     "test_an_adapter_for_all_layer_shapes_answers_as_the_merged_model",
     "quantized": "tests/serving/test_quantization.py::"

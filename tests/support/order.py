@@ -12,9 +12,9 @@ def in_order(
 ) -> list[str]:
     """Files of tests, as paths from the root, in the order in which a run begins them.
 
-    First come those with tests that always run, so that they end in time. Then those with other slow
-    tests, of which a run may begin only some: where it starts among them depends on the commit, so
-    that several commits together begin all. The rest needs no limit.
+    First come those with tests that always run, so that they end in time. Then those with other
+    slow tests, of which a run may begin only some: where it starts among them depends on the
+    commit, so that several commits together begin all. The rest needs no limit.
     """
     others = sorted(set(slow) - set(always))
     start = int(commit, 16) % len(others) if others else 0
