@@ -19,8 +19,8 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet 
 UV_VERSION := 0.13.8
 UV_INSTALL := $(BIN)/python -m uv pip install --quiet --no-deps --python $(BIN)/python
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-# Two processes, each with whole files of tests: what a file's tests share is made once. Files are
-# begun in the order of tests/conftest.py. Each process computes with one thread: on two cores, the
+# Two processes, each with whole files of tests: what a file's tests share is made once. Files begin
+# in the order of tests/support/order.py. Each process computes with one thread: on two cores, the
 # threads of two processes that have two each wait for one another most of the time.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m tools.run_tests --timeout 900 -n 2 --dist loadfile \
   --no-loadscope-reorder
@@ -85,10 +85,12 @@ TESTED_EXTRAS := ray grafana loadtest datasets nixl
 test-all: $(TESTED_EXTRAS:%=.venv/.extra-%) test test-slow  ## everything that needs no GPU
 
 # tests/support/affected.py says which slow tests these are. A change to what everything rests on can
-# break nearly all; the limit keeps such a run below an hour, and its last lines name what it left
-# out. Who has seen `make test-all` pass may write the commit into .ci/all-passed.
+# break nearly all. The limit keeps such a run below 25 minutes on two cores: the last slow test ends
+# minutes after it, and the fast tests take five. Each commit begins with others
+# (tests/support/order.py), and the last lines name what was left out. Who has seen `make test-all`
+# pass may write the commit into .ci/all-passed.
 BASE ?= $(shell cat .ci/all-passed)
-SLOW_MINUTES ?= 40
+SLOW_MINUTES ?= 14
 test-changed: lint $(TESTED_EXTRAS:%=.venv/.extra-%) $(DEBIAN)/.unpacked  ## as test, and the slow tests that the change since BASE can break
 	$(PYTEST) -m "not gpu" --slow-since $(BASE) --slow-minutes $(SLOW_MINUTES)
 

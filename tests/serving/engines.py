@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,20 @@ def in_engine_process(function: Callable[..., Any], *arguments: Any, **env: str)
 
     The function is at a module's top level; arguments and result can be written as JSON.
     """
+    return each_in_engine_process(function, [arguments], **env)[0]
+
+
+def each_in_engine_process(
+    function: Callable[..., Any], calls: Iterable[Sequence[Any]], **env: str
+) -> Any:
+    """As `in_engine_process`, for several calls, one after the other in one new process."""
     code = (
         "import json, sys; "
         f"from {function.__module__} import {function.__name__} as function; "
-        "print('RETURNED ' + json.dumps(function(*json.loads(sys.argv[1]))))"
+        "found = [function(*arguments) for arguments in json.loads(sys.argv[1])]; "
+        "print('RETURNED ' + json.dumps(found))"
     )
-    return returned(["-c", code, json.dumps(arguments)], env)
+    return returned(["-c", code, json.dumps(list(calls))], env)
 
 
 def returned(command: list[str], env: dict[str, str]) -> Any:
@@ -74,17 +82,13 @@ def answers(llm: Any, prompts: list[list[int]] = PROMPTS, tokens: int = 12) -> A
     return [answer(output) for output in outputs(llm, prompts, tokens)]
 
 
-def served(directories: list[str]) -> list[Any]:
-    """The answers of each model, its blocks, and the tokens of a block."""
+def served(directory: str) -> list[Any]:
+    """The answers of a model, its blocks, and the tokens of a block."""
     from vllm import LLM
 
-    found = []
-    for directory in directories:
-        llm = LLM(directory, **OPTIONS)
-        cache = llm.llm_engine.vllm_config.cache_config
-        found.append([answers(llm), cache.num_gpu_blocks, cache.block_size])
-        del llm
-    return found
+    llm = LLM(directory, **OPTIONS)
+    cache = llm.llm_engine.vllm_config.cache_config
+    return [answers(llm), cache.num_gpu_blocks, cache.block_size]
 
 
 def answer(output: Any) -> tuple[list[int], list[dict[str, float]]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.serving.agreement import assert_agrees
-from tests.serving.engines import in_engine_process, served
+from tests.serving.engines import each_in_engine_process, served
 from tests.support.dense_models import YARN_ROPE, config, weights, write, write_text
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
@@ -59,7 +59,8 @@ def test_logprobs_are_those_of_transformers_and_of_the_reference(tmp_path: Path)
             progress=False,
         )
     directories = [str(path) for _, path in dense.values()] + [str(p) for p in small.values()]
-    found = dict(zip(directories, in_engine_process(served, directories), strict=True))
+    answers = each_in_engine_process(served, [[directory] for directory in directories])
+    found = dict(zip(directories, answers, strict=True))
 
     for raw, path in dense.values():
         architecture = FAMILIES[raw["model_type"]].architecture

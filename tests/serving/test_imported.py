@@ -15,7 +15,7 @@ from tests.importers.low_rank_models import RANKS, SOME, TOOLS, low_rank
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import MISTRAL, same, write
 from tests.serving.agreement import PROMPTS, assert_agrees
-from tests.serving.engines import in_engine_process, served
+from tests.serving.engines import each_in_engine_process, served
 from tests.serving.server import ServerDiedError, serve
 from tests.support.dense_models import config
 from vllm_gac import demo
@@ -134,8 +134,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Served:
     """
     root = tmp_path_factory.mktemp("imported")
     written = {case: _written(root / case, made) for case, (_, made) in CASES.items()}
-    directories = [str(directory) for directory, _ in written.values()]
-    found = in_engine_process(served, directories)
+    found = each_in_engine_process(served, [[str(path)] for path, _ in written.values()])
     return {
         case: (*there, answers)
         for (case, there), (answers, *_) in zip(written.items(), found, strict=True)

@@ -11,7 +11,7 @@ from tests.checkpoint.pickles import foreign
 from tests.importers.pickled_models import llm_pruner, saved, svd_llm
 from tests.importers.test_pickles import expected_logits
 from tests.serving.agreement import assert_agrees
-from tests.serving.engines import in_engine_process, served
+from tests.serving.engines import each_in_engine_process, served
 from tests.support.command import result
 from vllm_gac import demo
 
@@ -42,6 +42,6 @@ def test_served_logprobs_match_the_original(
         (directory / "out" / "tokenizer.model").unlink()  # a dummy
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(demo.MODEL / name, directory / "out")
-    found = in_engine_process(served, [str(directory / "out") for directory in models])
+    found = each_in_engine_process(served, [[str(directory / "out")] for directory in models])
     for (directory, model), (answers, *_) in zip(models.items(), found, strict=True):
         assert_agrees(answers, partial(expected_logits, model), directory)

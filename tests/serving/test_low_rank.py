@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.serving.agreement import CHUNKED, assert_agrees_with_reference
-from tests.serving.engines import OPTIONS, in_engine_process
+from tests.serving.engines import OPTIONS, each_in_engine_process
 from tests.serving.models import layer, write_model
 from tests.serving.server import serve
 
@@ -35,17 +35,22 @@ def test_fused_down_factors_agree_with_the_reference_on_two_ranks(tmp_path: Path
         assert_agrees_with_reference(server, tmp_path / "model")
 
 
-def test_down_factors_are_fused_if_each_begins_on_16_bytes(tmp_path: Path) -> None:
+def test_down_factors_are_fused_if_each_begins_on_16_bytes_and_has_no_adapter(
+    tmp_path: Path,
+) -> None:
     write_model(tmp_path / "model", LAYERS)
-    padded = in_engine_process(fused_factors, str(tmp_path / "model"), "minimal", False)
+    write_model(tmp_path / "misaligned", [LAYERS[0], LAYERS[2]])
+    misaligned = str(tmp_path / "misaligned")
+    padded, as_they_are, adapted = each_in_engine_process(
+        fused_factors,
+        [
+            (str(tmp_path / "model"), "minimal", False),
+            (misaligned, "none", False),
+            (misaligned, "minimal", True),
+        ],
+    )
     assert padded == [[[96, 64, 72], [104, 88]], [[96, 40], []], [[64, 40], []]]
-
-
-def test_down_factors_that_are_misaligned_or_adapted_stay_separate(tmp_path: Path) -> None:
-    write_model(tmp_path / "model", [LAYERS[0], LAYERS[2]])
-    as_they_are = in_engine_process(fused_factors, str(tmp_path / "model"), "none", False)
     assert as_they_are == [[[96, 64, 72], [104, 88]], [[], []]]
-    adapted = in_engine_process(fused_factors, str(tmp_path / "model"), "minimal", True)
     assert adapted == [[[], []], [[], []]]
 
 

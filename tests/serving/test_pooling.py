@@ -26,8 +26,7 @@ def test_prompts_are_scored_by_two_tokens_and_embedded_by_their_last_state(
     with checkpoint.reader() as read, torch.inference_mode():
         expected = [logits(model, read, torch.tensor([prompt]))[0, -1] for prompt in PROMPTS]
         unembedding = read("lm_head.weight").float()
-    embeddings = in_engine_process(_embedded, str(tmp_path / "model"))
-    (no, yes), scores = in_engine_process(_scored, str(tmp_path / "model"))
+    embeddings, ((no, yes), scores) = in_engine_process(_pooled, str(tmp_path / "model"))
     for last, score, embedding in zip(expected, scores, embeddings, strict=True):
         assert score == pytest.approx(float((last[yes] - last[no]).sigmoid()), abs=1e-4)
         again = unembedding @ torch.tensor(embedding)  # normalized, so only its length differs
@@ -36,6 +35,10 @@ def test_prompts_are_scored_by_two_tokens_and_embedded_by_their_last_state(
 
 def _prompts() -> list[Any]:
     return [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+
+
+def _pooled(directory: str) -> Any:
+    return _embedded(directory), _scored(directory)
 
 
 def _embedded(directory: str) -> list[list[float]]:

@@ -14,7 +14,13 @@ from transformers import AutoConfig
 from vllm.config.load import LoadConfig
 from vllm.config.quantization import QuantizationConfigArgs, resolve_quantization_config
 
-from tests.serving.engines import GPU_OPTIONS, OPTIONS, in_engine_process, scored_prompts
+from tests.serving.engines import (
+    GPU_OPTIONS,
+    OPTIONS,
+    each_in_engine_process,
+    in_engine_process,
+    scored_prompts,
+)
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from tests.serving.quantized import write_int8
 from tests.serving.stubs import ModelConfigStub
@@ -45,8 +51,8 @@ def test_a_repaired_model_in_int8_scores_text_as_its_rounded_weights(
     write_model(tmp_path / "model", [*HETEROGENEOUS, low_rank])
     repair(tmp_path / "model", tmp_path / "repaired", progress=False)
     write_int8(tmp_path / "repaired", tmp_path / "int8", tmp_path / "rounded")
-    rounded = in_engine_process(_logprobs, str(tmp_path / "rounded"), OPTIONS)
-    quantized = in_engine_process(_logprobs, str(tmp_path / "int8"), OPTIONS)
+    models = [(str(tmp_path / name), OPTIONS) for name in ("rounded", "int8")]
+    rounded, quantized = each_in_engine_process(_logprobs, models)
     assert quantized["linears"] == ["CompressedTensorsLinearMethod"]
     pairs = list(zip(quantized["logprobs"], rounded["logprobs"], strict=True))
     error = sum(abs(a - b) for a, b in pairs) / len(pairs)
@@ -63,8 +69,8 @@ def test_down_factors_that_the_quantizer_skipped_are_served_unquantized(tmp_path
     fused = {"mlp.gate_proj": 64, "mlp.up_proj": 48, "self_attn.k_proj": 40, "self_attn.v_proj": 32}
     write_model(tmp_path / "model", [layer(("rotary", 4, 64), (4, 64), 512, fused)])
     write_int8(tmp_path / "model", tmp_path / "int8", tmp_path / "rounded", DOWN_FACTORS)
-    rounded = in_engine_process(_logprobs, str(tmp_path / "rounded"), OPTIONS)
-    quantized = in_engine_process(_logprobs, str(tmp_path / "int8"), OPTIONS)
+    models = [(str(tmp_path / name), OPTIONS) for name in ("rounded", "int8")]
+    rounded, quantized = each_in_engine_process(_logprobs, models)
     methods = ["CompressedTensorsLinearMethod", "UnquantizedLinearMethod"]
     assert quantized["linears"] == methods
     pairs = list(zip(quantized["logprobs"], rounded["logprobs"], strict=True))

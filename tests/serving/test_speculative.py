@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.engines import OPTIONS, answers, assert_same, in_engine_process
+from tests.serving.engines import OPTIONS, answers, assert_same, each_in_engine_process
 from tests.serving.models import HETEROGENEOUS, write_model
 
 # Greedy answers of a random model soon repeat themselves, as these prompts do, so drafts occur.
@@ -21,8 +21,8 @@ NGRAM = {
 @pytest.mark.slow
 def test_ngram_drafts_change_no_token_in_any_layer_shape(tmp_path: Path) -> None:
     write_model(tmp_path / "model", HETEROGENEOUS)
-    plain = in_engine_process(_serve, str(tmp_path / "model"), None)
-    speculative = in_engine_process(_serve, str(tmp_path / "model"), NGRAM)
+    model = str(tmp_path / "model")
+    plain, speculative = each_in_engine_process(_serve, [(model, None), (model, NGRAM)])
     assert_same(speculative["answers"], plain["answers"])
     assert plain["drafted"] == 0
     assert speculative["drafted"] > speculative["accepted"] > 0

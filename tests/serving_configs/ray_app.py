@@ -104,7 +104,11 @@ def _child(parent: psutil.Process, title: str) -> psutil.Process:
         found[:] = [child for child in parent.children() if title in _title(child)]
         return bool(found)
 
-    wait_until(is_there, PATIENCE, f"{parent} has a child {title}")
+    try:
+        wait_until(is_there, PATIENCE, f"{parent} has a child {title}")
+    except TimeoutError as error:
+        there = [(child, _title(child)) for child in parent.children()]
+        raise TimeoutError(f"{error}; it has {there}") from None
     return found[0]
 
 

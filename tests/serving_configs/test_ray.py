@@ -290,6 +290,8 @@ KILLED: dict[str, Callable[[psutil.Process], psutil.Process]] = {
 
 @pytest.mark.parametrize("victim", KILLED)
 def test_what_a_killed_replica_answered_ends_in_an_error(app: App, victim: str) -> None:
+    # None comes or goes, so each is one of those that will be busy.
+    wait_until(lambda: len(app.replicas()) == 2, START_SECONDS, "two replicas and no other")
     known = set(of_both(app, RUNNING))
     with ThreadPoolExecutor(24) as pool:
         flights = [pool.submit(complete, app, [9, n], 600, n % 2 == 0) for n in range(24)]

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from tests.support.imports import ROOT, imports, modules
+from tests.support.imports import ROOT, imports, modules, nodes
 
 CODE = ("vllm_gac", "loadtest", "benchmarks", "tools", "fuzz", "tests")
 # What a process of that name runs of ours.
@@ -133,7 +133,7 @@ def _edges(module: str) -> set[str]:
     names |= {f"{folder}.conftest" for folder in _parents(module)}  # pytest gives its fixtures
     if any(name.partition(".")[0] == "vllm" for name in names):
         names.update(COMMANDS["vllm"])
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and module != __name__:
             names |= _named(node.value, module)
         elif isinstance(node, ast.arg) and node.arg == "compressed_demo":

@@ -82,7 +82,7 @@ class LlamaRotaryEmbedding(nn.Module):
     def __init__(self, size: int, base: float) -> None:
         super().__init__()
         self.register_buffer("inv_freq", 1.0 / base ** (torch.arange(0, size, 2).float() / size))
-        angles = torch.outer(torch.arange(64).float(), self.inv_freq).repeat(1, 2)
+        angles = torch.outer(torch.arange(256).float(), self.inv_freq).repeat(1, 2)
         self.register_buffer("cos_cached", angles.cos()[None, None], persistent=False)
         self.register_buffer("sin_cached", angles.sin()[None, None], persistent=False)
 
