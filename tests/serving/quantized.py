@@ -1,67 +1,190 @@
-"""Writes small gac models in compressed-tensors' format: int8 with a scale for every row."""
+"""Quantizes small gac models as LLM Compressor's `model_free_ptq` does, and as ModelOpt does.
+
+The formats, packing and schemes are those of the compressed-tensors library. LLM Compressor itself,
+which is not installed here, may search for scales; ours are those of the largest numbers.
+"""
 
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from compressed_tensors.compressors.base import compress_module, decompress_module
+from compressed_tensors.compressors.format import infer_module_format
+from compressed_tensors.quantization import (
+    QuantizationConfig,
+    QuantizationScheme,
+    initialize_module_for_quantization,
+    preset_name_to_scheme,
+)
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from safetensors.torch import load_file, save_file
 
 from tests.serving.adapters import is_linear
 
-INT8 = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "quantization_status": "compressed",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {
-                "num_bits": 8,
-                "type": "int",
-                "symmetric": True,
-                "strategy": "channel",
-                "dynamic": False,
-            },
-            "input_activations": {
-                "num_bits": 8,
-                "type": "int",
-                "symmetric": True,
-                "strategy": "token",
-                "dynamic": True,
-            },
-        }
-    },
-}
+INPUT_SCALE = 0.05  # of a static scheme
+FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
 
 
-def write_int8(
-    model: Path, out: Path, rounded: Path, left_alone: str = "lm_head", ignore: str | None = None
+def write_quantized(
+    model: Path,
+    out: Path,
+    rounded: Path,
+    scheme: str,
+    *,
+    left_alone: str = "lm_head",
+    ignore: str | None = None,
+    group_size: int | None = None,
+    cache_scales: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Quantize the linears of `model` to int8.
+    """Quantize the linears of `model` by a preset of compressed-tensors.
 
     Args:
         model: A model directory.
         out: Gets the quantized model.
         rounded: Gets the same model in the dtype of `model`, with the rounded weights.
+        scheme: Name of the preset, such as W4A16.
         left_alone: Regex of linears that are not quantized.
         ignore: Regex of linears that the config lists as not quantized; default is `left_alone`.
+        group_size: Replaces that of the preset.
+        cache_scales: Scales of an FP8 cache by name, which the config announces.
     """
-    integers, values = {}, {}
+    preset = preset_name_to_scheme(scheme, ["Linear"])
+    assert preset.weights is not None
+    if group_size is not None:
+        preset.weights.group_size = group_size
+    preset.format = infer_module_format(torch.nn.Linear, preset)
+    packed, values = dict(cache_scales or {}), {}
+    tensors = _tensors(model)
+    for name, tensor in tensors.items():
+        packed[name] = values[name] = tensor
+        module = name.removesuffix(".weight")
+        if is_linear(name, tensor) and not re.match(left_alone, module):
+            del packed[name]
+            linear = _quantized(tensor, _scaled_with(name, tensors), preset)
+            packed |= {f"{module}.{key}": value for key, value in linear.state_dict().items()}
+            decompress_module(linear)
+            values[name] = linear.weight.to(tensor.dtype)
+    config = QuantizationConfig(
+        config_groups={"config_group_0": preset},
+        ignore=["lm_head", f"re:{left_alone if ignore is None else ignore}"],
+        quantization_status="compressed",
+        format=preset.format,
+        kv_cache_scheme=FP8_CACHE if cache_scales else None,
+    )
+    section = {"version": "0.17.0", "transform_config": {}} | config.model_dump(mode="json")
+    _write(model, out, packed, {"quantization_config": section})
+    _write(model, rounded, values, {})
+
+
+def write_modelopt_fp8(
+    model: Path, out: Path, rounded: Path, scales: Mapping[str, torch.Tensor], inline: bool
+) -> None:
+    """Quantize the linears of `model` to FP8 as ModelOpt exports it.
+
+    Args:
+        model: A model directory.
+        out: Gets the quantized model.
+        rounded: Gets the same model in the dtype of `model`, with the rounded weights.
+        scales: Scales of the KV cache, by the names that they get.
+        inline: Whether config.json has it (ModelOpt 0.31 and later), not hf_quant_config.json.
+    """
+    packed, values = dict(scales), {}
+    for name, tensor in _tensors(model).items():
+        packed[name] = values[name] = tensor
+        if is_linear(name, tensor):
+            scale = tensor.float().abs().max() / 448
+            packed[name] = (tensor.float() / scale).to(torch.float8_e4m3fn)
+            packed[f"{name}_scale"] = scale
+            packed[name.replace(".weight", ".input_scale")] = torch.tensor(INPUT_SCALE)
+            values[name] = (packed[name].float() * scale).to(tensor.dtype)
+    producer = {"name": "modelopt", "version": "0.45.0"}
+    if inline:
+        eight_bits = {"dynamic": False, "num_bits": 8, "type": "float"}
+        group = {"input_activations": eight_bits, "weights": eight_bits, "targets": ["Linear"]}
+        section = {
+            "config_groups": {"group_0": group},
+            "ignore": ["lm_head"],
+            "quant_algo": "FP8",
+            "kv_cache_scheme": eight_bits,
+            "producer": producer,
+            "quant_method": "modelopt",
+        }
+        _write(model, out, packed, {"quantization_config": section})
+    else:
+        _write(model, out, packed, {})
+        said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+        document = json.dumps({"producer": producer, "quantization": said})
+        (out / "hf_quant_config.json").write_text(document)
+    _write(model, rounded, values, {})
+
+
+def scales_of_layers(layers: int, name: str) -> dict[str, torch.Tensor]:
+    """A scale of keys and one of values for each layer: 0.01, 0.02 and so on.
+
+    Args:
+        layers: Their number.
+        name: A scale's name in its attention, with {} for k or v.
+    """
+    return {
+        f"model.layers.{layer}.self_attn.{name.replace('{}', kind)}": torch.tensor([0.01 * number])
+        for number, (layer, kind) in enumerate(((i, k) for i in range(layers) for k in "kv"), 1)
+    }
+
+
+def _tensors(model: Path) -> dict[str, torch.Tensor]:
     stored = [load_file(shard) for shard in sorted(model.glob("*.safetensors"))]
-    for name, tensor in (item for tensors in stored for item in tensors.items()):
-        integers[name] = values[name] = tensor
-        if not is_linear(name, tensor) or re.match(left_alone, name.removesuffix(".weight")):
-            continue
-        scale = tensor.float().abs().amax(1, keepdim=True) / 127
-        integers[name] = (tensor.float() / scale).round().to(torch.int8)
-        integers[f"{name}_scale"] = scale.to(tensor.dtype)
-        values[name] = (integers[name].float() * scale).to(tensor.dtype)
-    for directory, tensors in ((out, integers), (rounded, values)):
-        shutil.copytree(model, directory, ignore=shutil.ignore_patterns("*.safetensors*"))
-        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((out / "config.json").read_text())
-    ignored = {"ignore": ["lm_head", f"re:{left_alone if ignore is None else ignore}"]}
-    (out / "config.json").write_text(json.dumps(config | {"quantization_config": INT8 | ignored}))
+    return {name: tensor for tensors in stored for name, tensor in tensors.items()}
+
+
+def _scaled_with(name: str, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The weights that share a global scale with `name`: those that engines fuse with it."""
+    for fused in (r"\.[qkv]_proj\.weight$", r"\.(gate|up)_proj\.weight$"):
+        if re.search(fused, name):
+            owner = name.rsplit(".", 2)[0]
+            return [t for n, t in tensors.items() if n.startswith(owner) and re.search(fused, n)]
+    return [tensors[name]]
+
+
+def _quantized(
+    weight: torch.Tensor, with_it: list[torch.Tensor], scheme: QuantizationScheme
+) -> torch.nn.Linear:
+    """A linear of `weight`, packed."""
+    rows, columns = weight.shape
+    linear = torch.nn.Linear(columns, rows, bias=False, dtype=weight.dtype)
+    linear.weight.data = weight.clone()
+    initialize_module_for_quantization(linear, scheme, force_zero_point=False)
+    assert scheme.weights is not None
+    shape = linear.weight_scale.shape
+    groups = weight.float().reshape(*(shape if len(shape) == 2 else (1,)), -1)
+    shared = None
+    if hasattr(linear, "weight_global_scale"):
+        shared = generate_gparam(
+            torch.stack([t.float().min() for t in with_it]).min(),
+            torch.stack([t.float().max() for t in with_it]).max(),
+        )
+        linear.weight_global_scale.data = shared
+    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights, shared)
+    linear.weight_scale.data = scale.to(linear.weight_scale.dtype)
+    if hasattr(linear, "weight_zero_point"):
+        linear.weight_zero_point.data = zero.to(linear.weight_zero_point.dtype)
+    if hasattr(linear, "input_scale"):
+        linear.input_scale.data.fill_(INPUT_SCALE)
+    compress_module(linear)
+    return linear
+
+
+def _write(
+    model: Path, out: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
+) -> None:
+    shutil.copytree(model, out, ignore=shutil.ignore_patterns("*.safetensors*"))
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        out / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    raw = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(raw | config))

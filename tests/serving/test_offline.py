@@ -8,7 +8,7 @@ import pytest
 
 from tests.serving.engines import OPTIONS, returned
 from tests.serving.models import layer, write_model
-from tests.serving.quantized import write_int8
+from tests.serving.quantized import write_quantized
 
 # The guard is needed because spawned processes import the script again.
 SCRIPT = """
@@ -46,7 +46,7 @@ def test_engines_in_each_kind_of_process_give_the_same_answers(
     packed: bool, tmp_path: Path
 ) -> None:
     write_model(tmp_path / "plain", LAYERS)
-    write_int8(tmp_path / "plain", tmp_path / "packed", tmp_path / "rounded")
+    write_quantized(tmp_path / "plain", tmp_path / "packed", tmp_path / "rounded", "W8A8")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     model = tmp_path / ("packed" if packed else "plain")

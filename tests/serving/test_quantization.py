@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from vllm.config.load import LoadConfig
 from vllm.config.quantization import QuantizationConfigArgs, resolve_quantization_config
+from vllm.model_executor.models.utils import WeightsMapper
 
 from tests.serving.engines import (
     GPU_OPTIONS,
@@ -22,16 +23,21 @@ from tests.serving.engines import (
     scored_prompts,
 )
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
-from tests.serving.quantized import write_int8
+from tests.serving.quantized import scales_of_layers, write_modelopt_fp8, write_quantized
 from tests.serving.stubs import ModelConfigStub
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.serving.config.hook import GacConfigHook
-from vllm_gac.serving.config.quantization import requested_quantization
+from vllm_gac.serving.config.parser import config_to_serve
+from vllm_gac.serving.config.quantization import requested_quantization, settle_cache_dtype
 from vllm_gac.serving.loading.loader import GacModelLoader
-from vllm_gac.serving.loading.quantized_checkpoint import check_cache_scheme, check_packed
+from vllm_gac.serving.loading.quantized_checkpoint import (
+    check_cache_scheme,
+    check_packed,
+    packed_alike,
+)
 from vllm_gac.steps.repair import repair
 
 # Without VNNI, oneDNN adds products of 8 bits in pairs of 16 bits, and large ones saturate.
@@ -50,7 +56,7 @@ def test_a_repaired_model_in_int8_scores_text_as_its_rounded_weights(
     low_rank = layer(("rotary", 4, 64), (4, 64), 512, fused)
     write_model(tmp_path / "model", [*HETEROGENEOUS, low_rank])
     repair(tmp_path / "model", tmp_path / "repaired", progress=False)
-    write_int8(tmp_path / "repaired", tmp_path / "int8", tmp_path / "rounded")
+    write_quantized(tmp_path / "repaired", tmp_path / "int8", tmp_path / "rounded", "W8A8")
     models = [(str(tmp_path / name), OPTIONS) for name in ("rounded", "int8")]
     rounded, quantized = each_in_engine_process(_logprobs, models)
     assert quantized["linears"] == ["CompressedTensorsLinearMethod"]
@@ -68,7 +74,8 @@ DOWN_FACTORS = r".*\.A$"
 def test_down_factors_that_the_quantizer_skipped_are_served_unquantized(tmp_path: Path) -> None:
     fused = {"mlp.gate_proj": 64, "mlp.up_proj": 48, "self_attn.k_proj": 40, "self_attn.v_proj": 32}
     write_model(tmp_path / "model", [layer(("rotary", 4, 64), (4, 64), 512, fused)])
-    write_int8(tmp_path / "model", tmp_path / "int8", tmp_path / "rounded", DOWN_FACTORS)
+    paths = tmp_path / "model", tmp_path / "int8", tmp_path / "rounded"
+    write_quantized(*paths, "W8A8", left_alone=DOWN_FACTORS)
     models = [(str(tmp_path / name), OPTIONS) for name in ("rounded", "int8")]
     rounded, quantized = each_in_engine_process(_logprobs, models)
     methods = ["CompressedTensorsLinearMethod", "UnquantizedLinearMethod"]
@@ -76,6 +83,102 @@ def test_down_factors_that_the_quantizer_skipped_are_served_unquantized(tmp_path
     pairs = list(zip(quantized["logprobs"], rounded["logprobs"], strict=True))
     error = sum(abs(a - b) for a, b in pairs) / len(pairs)
     assert 0 < error < 0.1 * torch.tensor(rounded["logprobs"]).std()
+
+
+# Sizes that vLLM's CPU kernel for four bits takes, and groups of 32 divide.
+ALIGNED = [
+    layer(("rotary", 4, 64), (4, 64), 512),
+    layer(("rotary", 4, 48), (4, 32), 384),
+    layer(("rotary", 4, 64), (2, 64), 448),
+    layer(("rotary", 4, 64), (4, 64), 512, {"self_attn.k_proj": 32, "self_attn.o_proj": 96}),
+    layer(("latent", 4, 32), (2, 48), 256, {"mlp.down_proj": 64, "self_attn.q_proj": 96}),
+]
+# A dtype that vLLM's kernels for four bits need, and a cache that the torch reference has.
+IN_16_BITS = OPTIONS | {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+EXPECTED_SCALES = [pytest.approx([0.01 * n, 0.01 * (n + 1)], rel=1e-4) for n in range(1, 11, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "group_size", "noise"),
+    [("W4A16", 32, 0.02), ("W4A16_ASYM", 32, 0.02), ("FP8", None, 0.2), ("FP8_DYNAMIC", None, 0.2)],
+)
+def test_what_llm_compressor_packs_scores_text_as_its_rounded_weights(
+    scheme: str, group_size: int | None, noise: float, tmp_path: Path
+) -> None:
+    """All layer shapes, and scales of an FP8 cache. FP8 rounds inputs, too: hence the noise."""
+    write_model(tmp_path / "model", ALIGNED)
+    paths = tmp_path / "model", tmp_path / "packed", tmp_path / "rounded"
+    scales = scales_of_layers(len(ALIGNED), "{}_scale")
+    write_quantized(*paths, scheme, group_size=group_size, cache_scales=scales)
+    found = in_engine_process(_logprobs, str(tmp_path / "packed"), IN_16_BITS)
+    assert found["linears"] == ["CompressedTensorsLinearMethod"]
+    assert found["cache_scales"] == EXPECTED_SCALES
+    rounded = in_engine_process(_logprobs, str(tmp_path / "rounded"), IN_16_BITS)
+    _assert_close(found["logprobs"], rounded["logprobs"], noise)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inline", [True, False], ids=["config.json", "hf_quant_config.json"])
+def test_modelopts_fp8_scores_text_as_its_rounded_weights(inline: bool, tmp_path: Path) -> None:
+    write_model(tmp_path / "model", ALIGNED)
+    paths = tmp_path / "model", tmp_path / "packed", tmp_path / "rounded"
+    write_modelopt_fp8(*paths, scales_of_layers(len(ALIGNED), "{}_proj.{}_scale"), inline)
+    found = in_engine_process(_logprobs, str(tmp_path / "packed"), IN_16_BITS)
+    assert found["linears"] == ["ModelOptLinearMethod"]
+    rounded = in_engine_process(_logprobs, str(tmp_path / "rounded"), IN_16_BITS)
+    _assert_close(found["logprobs"], rounded["logprobs"], 0.2)
+
+
+@pytest.mark.slow
+def test_puzzletrons_layers_in_modelopts_fp8_score_text_as_their_rounded_weights(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "model", BLOCKS)
+    _as_puzzletron(tmp_path / "model")
+    paths = tmp_path / "model", tmp_path / "packed", tmp_path / "rounded"
+    write_modelopt_fp8(*paths, scales_of_layers(len(BLOCKS), "{}_proj.{}_scale"), inline=True)
+    found = in_engine_process(_logprobs, str(tmp_path / "packed"), IN_16_BITS)
+    assert found["linears"] == ["ModelOptLinearMethod"]
+    rounded = in_engine_process(_logprobs, str(tmp_path / "rounded"), IN_16_BITS)
+    _assert_close(found["logprobs"], rounded["logprobs"], 0.2)
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["config.json", "hf_quant_config.json"])
+def test_puzzletrons_skipped_parts_are_refused_if_quantized(inline: bool, tmp_path: Path) -> None:
+    """They are served as zero weights, which no file holds."""
+    write_model(tmp_path / "model", BLOCKS)
+    _as_puzzletron(tmp_path / "model")
+    packed = tmp_path / "packed"
+    write_modelopt_fp8(tmp_path / "model", packed, tmp_path / "rounded", {}, inline)
+    assert config_to_serve(packed) is not None
+    raw = json.loads((packed / "config.json").read_text())
+    raw["block_configs"][1]["ffn"] = {"no_op": True}
+    (packed / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(CheckpointError, match="is quantized, and some of its tensors are made"):
+        config_to_serve(packed)
+
+
+BLOCKS = [layer(("rotary", kv, 64), (kv, 64), width) for kv, width in ((4, 512), (2, 320), (1, 96))]
+
+
+def _as_puzzletron(model: Path) -> None:
+    """Make the config say what Puzzletron says of such layers."""
+    raw = json.loads((model / "config.json").read_text())
+    raw["block_configs"] = [
+        {
+            "attention": {"num_key_value_heads": section["key"]["heads"]},
+            "ffn": {"intermediate_size": section["intermediate_size"]},
+        }
+        for section in raw.pop("gac")["layers"]
+    ]
+    (model / "config.json").write_text(json.dumps(raw | {"architectures": ["AnyModel"]}))
+
+
+def _assert_close(found: list[float], expected: list[float], noise: float) -> None:
+    """Check that logprobs differ by less than `noise` of their spread, but differ."""
+    error = sum(abs(a - b) for a, b in zip(found, expected, strict=True)) / len(found)
+    assert 0 < error < noise * torch.tensor(expected).std()
 
 
 @pytest.mark.slow
@@ -89,9 +192,10 @@ def test_a_config_that_contradicts_what_is_packed_is_refused(tmp_path: Path) -> 
     }
     for name, (left_alone, ignore, activations) in cases.items():
         out, rounded = tmp_path / name, tmp_path / f"{name}-rounded"
-        write_int8(tmp_path / "model", out, rounded, left_alone, ignore)
+        paths = tmp_path / "model", out, rounded
+        write_quantized(*paths, "W8A8", left_alone=left_alone, ignore=ignore)
         raw = json.loads((out / "config.json").read_text())
-        group = raw["quantization_config"]["config_groups"]["group_0"]
+        group = raw["quantization_config"]["config_groups"]["config_group_0"]
         group["input_activations"] |= activations
         (out / "config.json").write_text(json.dumps(raw))
     said = in_engine_process(_refusals, [str(tmp_path / name) for name in cases], OPTIONS)
@@ -120,14 +224,30 @@ def _refusals(models: list[str], options: dict[str, Any]) -> list[str]:
 
 
 def _logprobs(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Logprobs of all prompt tokens, and the quantization methods of the last layer's linears."""
-    from vllm import LLM
+    """Logprobs of all prompt tokens; methods of the last layer's linears; scales of the cache."""
+    from vllm import LLM, _custom_ops
     from vllm.model_executor.kernels.linear.scaled_mm import cpu
 
     # vLLM's int8 kernels for AMX support neither fp32 nor outputs that are not multiples of 32.
     cpu.check_cpu_sgl_kernel = lambda *arguments: False
+    # vLLM has torch's FP8 products on a CPU, but not the kernel that rescales fused weights.
+    _custom_ops.scaled_fp8_quant = _scaled_to_fp8
     llm = LLM(model, **options)
-    return {"linears": llm.collective_rpc(_linear_methods)[0], "logprobs": scored_prompts(llm)}
+    return {
+        "linears": llm.collective_rpc(_linear_methods)[0],
+        "cache_scales": llm.collective_rpc(_cache_scales)[0],
+        "logprobs": scored_prompts(llm),
+    }
+
+
+def _scaled_to_fp8(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
+def _cache_scales(worker: Any) -> list[list[float]]:
+    """The scales of keys and values of each layer. Runs in the worker."""
+    layers = worker.get_model().model.layers
+    return [[float(x.self_attn.attn._k_scale), float(x.self_attn.attn._v_scale)] for x in layers]
 
 
 @pytest.mark.gpu
@@ -168,7 +288,7 @@ def _linear_methods(worker: Any) -> list[str]:
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("packed")
     write_model(directory / "model", HETEROGENEOUS[:4])
-    write_int8(directory / "model", directory / "int8", directory / "rounded")
+    write_quantized(directory / "model", directory / "int8", directory / "rounded", "W8A8")
     return directory / "int8"
 
 
@@ -206,23 +326,91 @@ def test_an_incomplete_packed_checkpoint_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(raw))
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=message):
-        check_packed(tmp_path, layout_of(raw))
+        check_packed(tmp_path, layout_of(raw), raw["quantization_config"])
     with pytest.raises(CheckpointError, match=message):
         _stream(tmp_path)
 
 
 def test_a_complete_packed_checkpoint_is_accepted(packed: Path) -> None:
     assert f"{DOWN}_scale" in _stream(packed)
-    layout = layout_of(json.loads((packed / "config.json").read_text()))
-    check_packed(packed, layout)
+    _check(packed, packed)
+
+
+def _check(model: Path, config: Path) -> None:
+    raw = json.loads((config / "config.json").read_text())
+    check_packed(model, layout_of(raw), raw["quantization_config"])
 
 
 def test_scales_of_the_cache_are_accepted(packed: Path, tmp_path: Path) -> None:
-    names = ("attn", "k_proj")
-    scales = {f"model.layers.0.self_attn.{name}.k_scale": torch.ones(1) for name in names}
+    """Layer 3 has low rank: where ModelOpt names a scale of the cache, there is no module."""
+    for name in ("{}_scale", "attn.{}_scale", "{}_proj.{}_scale"):
+        tensors = load_file(packed / "model.safetensors") | scales_of_layers(4, name)
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        _check(tmp_path, packed)
+
+
+def test_layers_without_the_scales_that_others_have_are_refused(
+    packed: Path, tmp_path: Path
+) -> None:
+    scales = scales_of_layers(4, "{}_scale")
+    del scales["model.layers.2.self_attn.v_scale"]
     tensors = load_file(packed / "model.safetensors") | scales
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    check_packed(tmp_path, layout_of(json.loads((packed / "config.json").read_text())))
+    with pytest.raises(CheckpointError, match=r"layers\.2\.self_attn: has no v_scale, as layer 0"):
+        _check(tmp_path, packed)
+
+
+def test_groups_that_do_not_divide_a_rank_are_refused(tmp_path: Path) -> None:
+    """compressed-tensors gives what is left of a row a scale of its own, which vLLM cannot read."""
+    write_model(tmp_path / "model", [layer(("rotary", 4, 64), (4, 64), 512, {"mlp.up_proj": 96})])
+    paths = tmp_path / "model", tmp_path / "packed", tmp_path / "rounded"
+    write_quantized(*paths, "W4A16", left_alone=r".*up_proj\.B")
+    _check(paths[1], paths[1])
+    tensors = load_file(paths[1] / "model.safetensors")
+    up = "model.layers.0.mlp.up_proj.B.weight"
+    del tensors[up]
+    tensors |= {
+        f"{up}_packed": torch.zeros(512, 12, dtype=torch.int32),
+        f"{up}_scale": torch.ones(512, 1),
+        f"{up}_shape": torch.tensor([512, 96]),
+    }
+    save_file(tensors, paths[1] / "model.safetensors", metadata={"format": "pt"})
+    said = r"B\.weight_scale: 1 scales for a row of 96 numbers, which is no multiple of 128; .* 32,"
+    with pytest.raises(CheckpointError, match=said):
+        _check(paths[1], paths[1])
+    tensors[f"{up}_packed"] = torch.zeros(256, 12, dtype=torch.int32)
+    save_file(tensors, paths[1] / "model.safetensors", metadata={"format": "pt"})
+    said = r"B\.weight_packed: shape \[256, 12\], expected 512 rows"
+    with pytest.raises(CheckpointError, match=said):
+        _check(paths[1], paths[1])
+
+
+def test_an_embedding_that_the_config_does_not_name_as_packed_is_refused() -> None:
+    packed = [("embed_tokens.weight_packed", torch.zeros(4, 4, dtype=torch.int32))]
+    parameters = {"embed_tokens.weight": torch.zeros(4, 32)}
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight_packed: is packed, but"):
+        list(packed_alike(packed, parameters, WeightsMapper()))
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "settled"),
+    [
+        ("compressed-tensors", "auto", "fp8"),
+        ("compressed-tensors", "bfloat16", "bfloat16"),
+        ("modelopt", "auto", "auto"),  # vLLM has settled these before
+    ],
+)
+def test_the_scheme_of_the_cache_is_settled_before_dims_are(
+    method: str, asked: str, settled: str
+) -> None:
+    section = {"quant_method": method, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    hf_config = SimpleNamespace(quantization_config=section)
+    stub: Any = SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=hf_config),
+        cache_config=SimpleNamespace(cache_dtype=asked),
+    )
+    settle_cache_dtype(stub)
+    assert stub.cache_config.cache_dtype == settled
 
 
 @pytest.mark.parametrize("name", ["k_scale", "attn.v_scale", "attn.q_scale"])
@@ -232,7 +420,7 @@ def test_a_cache_scale_for_each_head_is_refused(name: str, packed: Path, tmp_pat
     tensors = load_file(packed / "model.safetensors") | {name: torch.ones(4, 1, 1)}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=rf"{name}: 4 scales, expected one for all heads"):
-        check_packed(tmp_path, layout_of(json.loads((packed / "config.json").read_text())))
+        _check(tmp_path, packed)
 
 
 def test_a_cache_scheme_with_a_scale_for_each_head_is_refused(packed: Path) -> None:

@@ -19,7 +19,7 @@ from tests.serving.models import (
     layout_with,
     write_model,
 )
-from tests.serving.quantized import write_int8
+from tests.serving.quantized import write_quantized
 from tests.support import dense_models
 from vllm_gac import demo
 from vllm_gac.steps.repair import repair
@@ -97,7 +97,7 @@ def _int8(model: Path, out: Path, rounded: Path) -> None:
     for path in (repaired, rounded):
         shutil.rmtree(path, ignore_errors=True)
     repair(model, repaired, progress=False)
-    write_int8(repaired, out, rounded)
+    write_quantized(repaired, out, rounded, "W8A8")
 
 
 def _gac(layers: list[dict[str, Any]], out: Path, **config: Any) -> None:

@@ -68,7 +68,8 @@ class GacReferenceImpl(PackedImpl[GacReferenceMetadata]):
         if self.kv_cache_dtype not in _KV_CACHE_DTYPES:
             raise GacError(
                 f"--kv-cache-dtype {self.kv_cache_dtype}: the layers of this model that vLLM's CPU "
-                "attention does not serve need a cache of the model's dtype; leave the flag out"
+                "attention does not serve need a cache of the model's dtype; leave the flag out; "
+                "if config.json asks for this one, give bfloat16"
             )
 
     def do_kv_cache_update(

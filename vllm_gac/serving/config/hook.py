@@ -17,6 +17,7 @@ from vllm_gac.serving.config.engine_options import (
 )
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
 from vllm_gac.serving.config.padding import align_config
+from vllm_gac.serving.config.quantization import settle_cache_dtype
 from vllm_gac.serving.config.tensor_parallel import shard_config
 from vllm_gac.serving.config.window_overrides import settle_window
 from vllm_gac.serving.hf_layouts import check_overridden, layout_of_hf, stored_layout
@@ -61,6 +62,7 @@ class GacConfigHook:
         """
         model_config, load_config = vllm_config.model_config, vllm_config.load_config
         _choose_load_format(load_config)
+        settle_cache_dtype(vllm_config)
         check_download_dir(model_config, load_config)
         _preflight(Path(model_config.model), vllm_config)
         align_config(vllm_config)
@@ -116,7 +118,8 @@ def _preflight(directory: Path, vllm_config: "VllmConfig") -> None:
     dummy = vllm_config.load_config.model_loader_extra_config.get("weights") == "dummy"
     if not directory.is_dir() or dummy:
         return
-    if getattr(hf_config, "quantization_config", None) is None:
+    quantization = getattr(hf_config, "quantization_config", None)
+    if quantization is None:
         preflight(directory, stored_layout(hf_config))
     else:
-        check_packed(directory, stored_layout(hf_config))
+        check_packed(directory, stored_layout(hf_config), quantization)

@@ -1,6 +1,6 @@
-"""The multiples that dims need for the requested quantization.
+"""What the requested quantization needs: multiples of dims, and a type of the cache.
 
-They are known before tensors are padded: vLLM quantizes a linear after all of it is loaded.
+Both are known before tensors are padded: vLLM quantizes a linear after all of it is loaded.
 """
 
 import math
@@ -18,6 +18,18 @@ def requested_quantization(vllm_config: "VllmConfig") -> QuantizationMultiples:
     multiples = (LINEAR_MULTIPLES.get(name, 1) for name in quantizations(vllm_config.model_config))
     fp8_cache = vllm_config.cache_config.cache_dtype.startswith("fp8")
     return QuantizationMultiples(math.lcm(*multiples), FP8_CACHE_MULTIPLE if fp8_cache else 1)
+
+
+def settle_cache_dtype(vllm_config: "VllmConfig") -> None:
+    """Set the cache dtype that config.json's `kv_cache_scheme` asks for, unless the user has.
+
+    vLLM does so when it builds the first attention layer, after kernels and sizes are chosen.
+    """
+    packed = getattr(vllm_config.model_config.hf_config, "quantization_config", None) or {}
+    cache = vllm_config.cache_config
+    is_scaled = packed.get("quant_method") == "compressed-tensors" and packed.get("kv_cache_scheme")
+    if is_scaled and cache.cache_dtype == "auto":
+        cache.cache_dtype = "fp8"
 
 
 def quantizations(model_config: "ModelConfig") -> set[str]:

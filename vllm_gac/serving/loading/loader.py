@@ -172,7 +172,7 @@ class GacModelLoader(DefaultModelLoader):
             allow_patterns_overrides=None,
         )
         if packed:
-            check_packed(Path(folder), layout)
+            check_packed(Path(folder), layout, hf_config.quantization_config)
             return None  # vLLM reads the quantizer's format
         checkpoint = preflight(Path(folder), layout, hf_config.to_dict())
         logger.info("All %d tensor headers are as the config says", len(checkpoint.tensors))

@@ -14,7 +14,7 @@ from vllm_gac.importers import palu
 from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.foreign import without_weights
+from vllm_gac.layout.foreign import quantized, without_weights
 from vllm_gac.layout.schema import HfConfig, validate
 
 MAX_FAULTS_SHOWN = 5
@@ -36,6 +36,13 @@ def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
     if (fault := refused_to_serve(directory)) is not None:
         raise CheckpointError(f"{directory}: {fault}")
     model_format, checkpoint = open_any_format(directory)
+    is_made = isinstance(checkpoint, Imported) and not checkpoint.is_stored_as_served
+    if is_made and quantized(checkpoint.raw_config, directory):
+        raise CheckpointError(
+            f"{directory}: is quantized, and some of its tensors are made when it is served, as in "
+            "a layer that skips a part, which packed tensors cannot be; run 'vllm-gac import' on "
+            "the model that was quantized, and quantize what it writes"
+        )
     if model_format == "palu" and current_platform.is_cuda():
         raw = read_config(directory)
         return model_format, palu.read(directory, raw, checkpoint.tensors, fits_decode_kernel)

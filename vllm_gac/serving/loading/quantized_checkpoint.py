@@ -7,9 +7,11 @@ memory.
 
 import itertools
 import math
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_gac.checkpoint.headers import TensorInfo, read_headers
 from vllm_gac.errors import CheckpointError
@@ -27,18 +29,30 @@ if TYPE_CHECKING:
 _EIGHT_BITS = ("I8", "U8", "F8_E4M3", "F8_E5M2")
 _PACKED = ("weight_packed", "qweight")
 _SCALES = ("weight_scale", "weight_scale_inv", "scales")
-# Scales of queries, keys and values in attention, and the only strategy that makes them.
-_CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "kv_scale")
+# What LLM Compressor and ModelOpt name a layer's scales of queries, keys and values, which vLLM
+# loads into the layer's attention; and the only strategy that we serve.
+_CACHE_SCALE = re.compile(
+    r"model\.layers\.(\d{1,9})\.self_attn\.(?:attn\.|[kv]_proj\.)?"
+    r"([qkv]_scale|kv_scale|[qkv]_zero_point)"
+)
 _CACHE_STRATEGY = "tensor"
 
 
-def check_packed(directory: Path, layout: ModelLayout) -> None:
-    """Raise CheckpointError unless `directory` holds all of `layout`, packed or not."""
+def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless `directory` holds all of `layout`, packed or not.
+
+    Args:
+        directory: Holds the quantized model.
+        layout: What it is served as.
+        quantization: What config.json says of it, its `quantization_config`.
+    """
     tensors = read_headers(directory)
     faults = itertools.chain(
         _missing_or_misshapen(tensors, layout),
+        _misshapen_packed(tensors, layout, _group_sizes(quantization)),
         _unscaled(tensors),
         _scaled_by_head(tensors),
+        _layers_without_scales(tensors, layout),
         _unknown_tensors(tensors, layout),
     )
     shown = list(itertools.islice(faults, MAX_FAULTS_SHOWN))
@@ -77,6 +91,11 @@ def packed_alike(
     """
     for name, tensor in weights:
         parameter = parameters.get(mapper.map_name(name) or "")
+        if parameter is None and _leaf(name) in _PACKED:
+            raise CheckpointError(
+                f"{name}: is packed, but config.json's quantization_config leaves it alone, or its "
+                "targets do not name it; list it there as it was quantized"
+            )
         if parameter is not None and _is_packed(parameter) != _is_packed(tensor):
             raise CheckpointError(
                 f"{name}: has dtype {tensor.dtype}, but config.json's quantization_config says "
@@ -104,6 +123,40 @@ def _missing_or_misshapen(tensors: Mapping[str, TensorInfo], layout: ModelLayout
             yield f"{name}: missing, expected shape {list(shape)}"
 
 
+def _group_sizes(quantization: Mapping[str, Any]) -> set[int | None]:
+    """How many numbers of a row share a scale, by compressed-tensors' groups; None: all."""
+    groups = quantization.get("config_groups") or {}
+    weights = [group.get("weights") or {} for group in groups.values()]
+    return {arguments.get("group_size") for arguments in weights}
+
+
+def _misshapen_packed(
+    tensors: Mapping[str, TensorInfo], layout: ModelLayout, sizes: set[int | None]
+) -> Iterator[str]:
+    """Packed weights of other linears, and those whose rows are not whole groups.
+
+    vLLM says of both only that two shapes differ, and not where.
+    """
+    for name, shape in layout.tensors().items():
+        packed, scale = tensors.get(f"{name}_packed"), tensors.get(f"{name}_scale")
+        if packed is None or len(shape) != 2:
+            continue
+        rows, columns = shape
+        if packed.shape[:1] != (rows,):
+            where = f"{packed.file}: {name}_packed"
+            yield f"{where}: shape {shown(list(packed.shape))}, expected {rows} rows"
+        groups = scale.shape[-1] if scale is not None and len(scale.shape) == 2 else 1
+        whole = {columns if size in (None, -1) else size for size in sizes}
+        if scale is not None and whole and all(groups * size != columns for size in whole):
+            size = max(whole)
+            yield (
+                f"{scale.file}: {name}_scale: {groups} scales for a row of {columns} numbers, "
+                f"which is no multiple of {size}; quantize in groups of "
+                f"{math.gcd(columns, size)}, or with this linear in the quantizer's list of "
+                "what to ignore"
+            )
+
+
 def _unscaled(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
     """Packed weights without a scale."""
     scaled = {_module(name) for name in tensors if _leaf(name) in _SCALES}
@@ -116,18 +169,29 @@ def _unscaled(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
 def _scaled_by_head(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
     """Cache scales that are not one number for all heads."""
     for name, info in tensors.items():
-        if _leaf(name) in _CACHE_SCALES and (count := math.prod(info.shape)) != 1:
+        if _CACHE_SCALE.fullmatch(name) and (count := math.prod(info.shape)) != 1:
             yield f"{info.file}: {name}: {count} scales, expected one for all heads"
 
 
+def _layers_without_scales(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
+    """Layers that lack a cache scale that others have. vLLM would take 1 for it."""
+    layers = defaultdict(set)
+    for name in tensors:
+        if found := _CACHE_SCALE.fullmatch(name):
+            layers[found[2]].add(int(found[1]))
+    for kind, having in layers.items():
+        for index in sorted({*range(len(layout.layers))} - having):
+            yield f"model.layers.{index}.self_attn: has no {kind}, as layer {min(having)} has"
+
+
 def _unknown_tensors(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
-    """Tensors that belong to no module of the model. Cache scales belong to the attention."""
+    """Tensors that belong to no module of the model, but for cache scales."""
     known = layout.tensors()
     modules = {_module(name) for name in known}
-    for index in range(len(layout.layers)):
-        attention = f"model.layers.{index}.self_attn"
-        modules |= {attention, f"{attention}.attn"}
     for name, info in tensors.items():
+        scaled = _CACHE_SCALE.fullmatch(name)
+        if scaled is not None and int(scaled[1]) < len(layout.layers):
+            continue
         if name not in known and _module(name) not in modules:
             yield f"{info.file}: {shown(name)}: not part of the model"
 
