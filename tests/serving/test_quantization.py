@@ -173,6 +173,9 @@ def _as_puzzletron(model: Path) -> None:
         for section in raw.pop("gac")["layers"]
     ]
     (model / "config.json").write_text(json.dumps(raw | {"architectures": ["AnyModel"]}))
+    tensors = load_file(model / "model.safetensors")
+    plain = {name: x for name, x in tensors.items() if not name.endswith("rope_inv_freq")}
+    save_file(plain, model / "model.safetensors", metadata={"format": "pt"})
 
 
 def _assert_close(found: list[float], expected: list[float], noise: float) -> None:
