@@ -12,6 +12,7 @@ from pathlib import Path
 
 from loadtest.errors import LoadTestError
 from loadtest.mock_server import FAULTS
+from vllm_gac.errors import GacError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.step(options)
-    except LoadTestError as error:
+    except GacError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # e.g. a missing directory or a taken port

@@ -22,6 +22,7 @@ from loadtest.runs.records import Record
 from loadtest.runs.run import load_run
 from loadtest.runs.target import Target
 from loadtest.traffic.schedule import read_schedule
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
 
 _PERCENTS = (50, 90, 99)
 # Our name of a measure -> its name in `vllm bench serve`.
@@ -71,8 +72,8 @@ def crosscheck(
         "requests": len(ours),
         "numbers": {a.name: {"ours": a.ours, "theirs": a.theirs} for a in found},
     }
-    (out / "crosscheck.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    (out / "crosscheck.md").write_text(markdown(found), encoding="utf-8")
+    write_json(out / "crosscheck.json", about)
+    write_text(out / "crosscheck.md", markdown(found))
     return found
 
 

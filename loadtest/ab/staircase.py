@@ -26,6 +26,7 @@ from loadtest.traffic.schedule import (
     read_schedule,
     write_schedule,
 )
+from vllm_gac.checkpoint.atomic_files import write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def split_into_runs(
             "window": list(window),
             **about,
         }
-        (run / "run.json").write_text(json.dumps(mine_info, indent=2) + "\n", encoding="utf-8")
+        write_json(run / "run.json", mine_info)
         first += len(schedule.requests)
     return made
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from loadtest.ab.comparison_file import Comparison
 from loadtest.errors import LoadTestError
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
 
 # What may differ: how often, on which port, what the report says, and a key that was renewed.
 _MAY_DIFFER: dict[str, Any] = dict.fromkeys(
@@ -57,9 +58,7 @@ class Turns:
         """A turn is done."""
         file = self._file(name)
         file.parent.mkdir(exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps([run.name for run in runs]) + "\n", encoding="utf-8")
-        part.replace(file)
+        write_text(file, json.dumps([run.name for run in runs]) + "\n")
 
     def _file(self, name: str) -> Path:
         return self._out / "turns" / f"{name}.json"
@@ -85,7 +84,7 @@ class Turns:
         if not file.exists():
             if (self._out / "runs").exists():
                 raise LoadTestError(f"{self._out}: holds other runs; name another directory")
-            file.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+            write_json(file, about)
             return
         try:
             there = dict(json.loads(file.read_text(encoding="utf-8")))

@@ -29,6 +29,7 @@ from loadtest.traffic import prompts
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import write_schedule
+from vllm_gac.checkpoint.atomic_files import write_text
 
 _RATE, _OUTPUT, _TTFT, _ITL = 20.0, 30, 0.1, 0.02
 DRAIN = 4.0  # seconds
@@ -94,12 +95,12 @@ def check_faults(out: Path, seconds: float, only: Sequence[str] = ()) -> Path:
             table.append(_row(trial, run, truth))
             print(table[-1], flush=True)
             # Anew after each, so that a run that is cut short leaves what it has.
-            page.write_text("\n".join([*_heading(seconds), *table]) + "\n", encoding="utf-8")
+            write_text(page, "\n".join([*_heading(seconds), *table]) + "\n")
     for name, section in simulated.items():
         if only and name not in only:
             continue
         table += section()
-        page.write_text("\n".join([*_heading(seconds), *table]) + "\n", encoding="utf-8")
+        write_text(page, "\n".join([*_heading(seconds), *table]) + "\n")
     return page
 
 

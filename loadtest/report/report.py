@@ -34,6 +34,7 @@ from loadtest.report.summary import (
 from loadtest.report.which_runs import counted
 from loadtest.runs.failures import kind
 from loadtest.runs.run import Run, load_run
+from vllm_gac.checkpoint.atomic_files import write_text
 
 # Fewer blocks than this have intervals that are too wide to decide by.
 _FEW_BLOCKS = 9
@@ -106,9 +107,9 @@ def write_report(directories: Sequence[Path], out: Path, options: ReportOptions)
     page = _render(report)
     content = json.dumps(_as_json(report), indent=1, allow_nan=False)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
-    out.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
-    out.with_suffix(".csv").write_text(_as_csv(report), encoding="utf-8")
+    write_text(out.with_suffix(".json"), content + "\n")
+    write_text(out.with_suffix(".csv"), _as_csv(report))
+    write_text(out, page)
     return report
 
 

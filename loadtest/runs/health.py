@@ -7,7 +7,6 @@ A busy process sends requests late and stamps tokens late. Both would look like 
 every client process also measures itself during a run.
 """
 
-import json
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from loadtest.errors import LoadTestError, faults
+from vllm_gac.checkpoint.atomic_files import write_json
 
 NAP = 0.02
 
@@ -97,7 +97,7 @@ def late_at_any_moment(late: Sequence[float], percent: float) -> float:
 
 def write_health(health: ProcessHealth, path: Path) -> None:
     """Write `health` to `path` as JSON."""
-    path.write_text(json.dumps(asdict(health)) + "\n", encoding="utf-8")
+    write_json(path, asdict(health))
 
 
 def read_health(path: Path) -> ProcessHealth:

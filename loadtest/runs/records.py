@@ -17,6 +17,7 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError, WrapValidator
 
 from loadtest.errors import LoadTestError, faults
+from vllm_gac.checkpoint.atomic_files import write_text
 
 # Files have null for what never was.
 _Time = Annotated[
@@ -118,7 +119,7 @@ def to_line(record: Record) -> str:
 
 def write_records(records: Iterable[Record], path: Path) -> None:
     """Write the records, one a line."""
-    path.write_text("".join(to_line(record) + "\n" for record in records), encoding="utf-8")
+    write_text(path, "".join(to_line(record) + "\n" for record in records))
 
 
 def read_records(paths: Iterable[Path]) -> list[Record]:

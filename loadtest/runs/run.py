@@ -5,7 +5,6 @@ that was spread over several machines only needs its files copied into one direc
 staircase has earlier.jsonl, too.
 """
 
-import json
 import shlex
 import shutil
 import sys
@@ -25,6 +24,7 @@ from loadtest.runs.server_metrics import read_facts
 from loadtest.runs.target import Target
 from loadtest.runs.verdict import Verdict, judge
 from loadtest.traffic.schedule import Schedule, fingerprint, read_schedule, traffic_file
+from vllm_gac.checkpoint.atomic_files import write_json
 
 EARLIER = "earlier.jsonl"
 
@@ -98,7 +98,7 @@ def begin_run(
         "hardware": hardware(),
     }
     info["start_at"] = time.time() + lead
-    (directory / "run.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+    write_json(directory / "run.json", info)
     return float(info["start_at"])
 
 

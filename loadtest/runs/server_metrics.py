@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from loadtest.errors import LoadTestError, faults
 from loadtest.runs.access import get
 from loadtest.runs.target import Target
+from vllm_gac.checkpoint.atomic_files import write_text
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -131,7 +132,7 @@ def gpu_joules(visible: str | None = None) -> float | None:
 def write_facts(found: Mapping[str, float], directory: Path) -> None:
     """Write the facts into the run's directory."""
     content = json.dumps(dict(found), indent=2) + "\n"
-    (directory / "server.json").write_text(content, encoding="utf-8")
+    write_text(directory / "server.json", content)
 
 
 def read_facts(directory: Path) -> dict[str, float]:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadtest.errors import LoadTestError, faults
 from loadtest.traffic.scenario import Slo
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
 
 _MAX_LINE = 16 << 20
 _TEXTS = {"prompt", "prompts", "messages", "text", "text_input", "input", "content", "body"}
@@ -104,9 +105,9 @@ class Schedule:
 def write_schedule(schedule: Schedule, path: Path) -> None:
     """Write the schedule to `path`, and its .traffic.json beside it."""
     lines = (request.model_dump_json(exclude_defaults=True) for request in schedule.requests)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     about = {"prompts": asdict(schedule.prompts), "traffic": schedule.traffic}
-    traffic_file(path).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    write_json(traffic_file(path), about)
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def read_schedule(path: Path) -> Schedule:
