@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from serving_configs.vllm import alive
 from tests.serving_configs import production_stack
 from tests.serving_configs.debian import CONFIGS, program
 from vllm_gac import __version__
@@ -77,11 +78,23 @@ def test_ports_are_those_of_the_container() -> None:
     assert endpoint["path"] == "/metrics"
 
 
-@pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe", "livenessProbe"])
+@pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe"])
 def test_probes_ask_for_health(probe: str) -> None:
     got = CONTAINER[probe]["httpGet"]
     assert got["path"] == "/health"
     assert got["port"] in PORTS
+
+
+def test_the_probe_that_ends_a_server_asks_it_for_a_token() -> None:
+    probe = CONTAINER["livenessProbe"]
+    python, script, base, seconds = probe["exec"]["command"]
+    assert python == "python3"
+    assert (CONFIGS / "vllm" / script.removeprefix("/etc/vllm-gac/")).is_file()
+    assert base == f"http://localhost:{PORTS['http']}"
+    # /metrics twice, and the request: else a busy server is ended by the time of the probe itself.
+    assert probe["timeoutSeconds"] > float(seconds) + 2 * alive.METRICS_TIMEOUT
+    wait = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert probe["terminationGracePeriodSeconds"] > wait
 
 
 def test_a_start_may_take_as_long_everywhere() -> None:
