@@ -103,6 +103,30 @@ def test_large_grammars_are_refused_sooner(body: dict[str, Any]) -> None:
     assert "one request may have 16,384: simplify them" in refusal
 
 
+MANY = {"type": "object", "properties": {"a": {"pattern": "a{1,9999}"}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": MANY}}
+
+
+@pytest.mark.parametrize(
+    ("body", "is_refused"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": MANY}}}, True),
+        ({"text": {"format": {"type": "json_schema", "schema": MANY}}}, True),
+        ({"sampling_params": {"structured_outputs": {"json": json.dumps(MANY)}}}, True),
+        ({"tools": [TOOL], "tool_choice": "required"}, True),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, True),
+        ({"tools": [TOOL | {"function": {"parameters": MANY, "strict": True}}]}, True),
+        ({"tools": [TOOL, 7], "tool_choice": "auto"}, False),
+        ({"tools": "many"}, False),
+    ],
+)
+def test_repeats_are_refused_where_answers_must_follow_them(
+    body: dict[str, Any], is_refused: bool
+) -> None:
+    refusal = refused(asked(prompt="x", **body), MOST)
+    assert (refusal is not None and "9,999 times" in refusal) == is_refused
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import HTTPException
 from pydantic import TypeAdapter, ValidationError
 
+from vllm_gac.serving.repeats import costly
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,17 +40,18 @@ GRAMMARS = ("grammar", "structural_tag")
 GRAMMAR_BYTES = 16 << 10
 BODY_BYTES = 16 << 20  # about two million tokens: more than any context
 
+TOO_DEEP = "Schemas or tools of the request are nested too deeply: simplify them."
 INTEGER = TypeAdapter(int)
 
 
 class RequestBounds:
     """ASGI middleware: at most half of `--max-num-seqs` sequences, and 64 KB of schemas.
 
-    Of these, 16 KB may be grammars. Half of the batch, so that one request never holds all of it,
-    and the queue, which is longer, takes several such requests. Where `--max-num-queued-tokens`
-    bounds the queue, a request of several sequences gets at most half of that, too. One sequence
-    alone, and all answers, are as long as `--max-model-len` lets them be. Routes that compute no
-    answer pass as they are.
+    Of these, 16 KB may be grammars, and repeats in them are bounded (`repeats.py`). Half of the
+    batch, so that one request never holds all of it, and the queue, which is longer, takes several
+    such requests. Where `--max-num-queued-tokens` bounds the queue, a request of several sequences
+    gets at most half of that, too. One sequence alone, and all answers, are as long as
+    `--max-model-len` lets them be. Routes that compute no answer pass as they are.
 
     Args:
         app: what answers: vLLM's application.
@@ -129,7 +132,7 @@ def refused(body: bytes, most: int, most_tokens: int | None = None) -> str | Non
         size = sum(map(_length, schemas))
         grammars = sum(map(_length, filter(None, map(_grammar, schemas))))
     except RecursionError:
-        return "Schemas or tools of the request are nested too deeply: simplify them."
+        return TOO_DEEP
     if grammars > GRAMMAR_BYTES:
         return (
             f"Grammars and structural tags of the request have {grammars:,} characters, and one "
@@ -140,7 +143,24 @@ def refused(body: bytes, most: int, most_tokens: int | None = None) -> str | Non
             f"Schemas, grammars and tools of the request have {size:,} characters, and one request "
             f"may have {SCHEMA_BYTES:,}: simplify them, or send fewer."
         )
-    return None
+    try:
+        return costly([part[name] for part in parts for name in _compiled(part)])
+    except RecursionError:
+        return TOO_DEEP
+
+
+def _compiled(part: dict[str, Any]) -> list[str]:
+    """Those of `SCHEMAS` that answers must follow: tools that are only offered are not compiled."""
+    tools = part.get("tools")
+    listed = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    strict = any(
+        one.get("strict")
+        for tool in listed
+        for one in (tool, tool.get("function"))
+        if isinstance(one, dict)
+    )
+    offered = not strict and part.get("tool_choice") in (None, "auto", "none")
+    return [name for name in SCHEMAS if name in part and not (offered and name == "tools")]
 
 
 def _length(schema: Any) -> int:
