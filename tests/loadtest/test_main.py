@@ -37,7 +37,10 @@ def test_a_schedule_that_is_there_is_kept(
         (["schedule", "azure", "s.jsonl"], "no scenario 'azure'; there are azure-code, azure-"),
         (["schedule", "missing.yaml", "s.jsonl"], "missing.yaml: cannot be read: No such file"),
         (["schedule", "smoke", "s.jsonl", "--rate", "-1"], "smoke.yaml with rate -1.0: rate: Inp"),
-        (["schedule", "smoke", "/dev/null/s.jsonl"], "/dev/null/s.jsonl: Not a directory"),
+        (
+            ["schedule", "smoke", "/dev/null/s.jsonl"],
+            "/dev/null/s.traffic.json: cannot be written (Not a directory)",
+        ),
         (["mock", "--port", "1", "--log", "/dev/null/log"], "/dev/null/log: Not a directory"),
         (["ab", "missing.yaml", "out"], "missing.yaml: cannot be read: No such file"),
         (["ab", "x.yaml", "out", "--until", "0"], "--until 0: expected a fraction above 0 and be"),

@@ -9,13 +9,17 @@ as JSON, how many runs met a full disk, and what was wrong.
 import json
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 from tests.support.writing_verbs import (
     FILES,
+    OVERWRITES,
     VERBS,
-    arguments,
     digest,
+    other_model,
+    product,
+    products,
     ran,
     small_disk,
     write_inputs,
@@ -29,54 +33,50 @@ def main(directory: Path, parts: int) -> dict[str, object]:
     """Run every verb on disks of different sizes in `directory`."""
     write_inputs(directory)
     wrong: list[str] = []
-    full = 0
+    full: Counter[str] = Counter()
     disk = directory / "disk"
     with small_disk(disk) as resize:
         for verb in VERBS:
-            assert ran(arguments(verb, directory / verb), directory) == 0, _said(directory)
-        for verb in VERBS:
-            expected = digest(directory / verb)
-            for overwritten in (False, True):
-                needed = _bytes(directory / verb)
+            sound, out = directory / f"{verb}.d", product(verb, disk)
+            sound.mkdir()
+            assert ran(verb, product(verb, sound), (), directory) == 0, _said(directory)
+            expected, needed = digest(product(verb, sound)), _bytes(sound)
+            for overwritten in (False, True) if verb in OVERWRITES else (False,):
+                more = OVERWRITES[verb] if overwritten else ()
                 for part in range(parts):
                     resize(_ROOM)
-                    out, old = disk / "out", "nothing"
-                    if overwritten:
-                        old = _write_old(verb, directory, out)
-                    more = ("--overwrite",) if overwritten and verb != "calibrate" else ()
+                    old = _write_old(verb, directory, disk) if overwritten else "nothing"
                     resize(_bytes(disk) + max(_PAGE, needed * part // parts // _PAGE * _PAGE))
-                    status = ran(arguments(verb, out, *more), directory)
+                    status = ran(verb, out, more, directory)
                     where = f"{verb}, {part} of {parts}{', overwritten' if overwritten else ''}"
                     if status:
-                        full += 1
+                        full[verb] += 1
                         if fault := _fault(directory, out, old):
                             wrong.append(f"{where}: {fault}")
                     resize(_ROOM)
                     again = () if verb in FILES else ("--resume",)
-                    if status and ran(arguments(verb, out, *more, *again), directory):
+                    if status and ran(verb, out, (*more, *again), directory):
                         wrong.append(f"{where}: resumed: {_said(directory)}")
-                    if digest(out) != expected or sorted(disk.iterdir()) != [out]:
+                    if digest(out) != expected or sorted(disk.iterdir()) != products(verb, disk):
                         wrong.append(f"{where}: other bytes, or leftovers {_names(disk)}")
                     for path in disk.iterdir():
                         shutil.rmtree(path) if path.is_dir() else path.unlink()
-                if verb == "calibrate":
-                    break  # it has no --overwrite
     return {"full": full, "wrong": wrong}
 
 
-def _write_old(verb: str, directory: Path, out: Path) -> str:
-    """Put what vllm-gac wrote before at `out`, and return its digest."""
+def _write_old(verb: str, directory: Path, disk: Path) -> str:
+    """Put what vllm-gac wrote before into `disk`, and return its digest."""
     if verb in FILES:
-        shutil.copyfile(directory / verb, out)
+        shutil.copytree(directory / f"{verb}.d", disk, dirs_exist_ok=True)
     else:
-        shutil.copytree(directory / ("repair" if verb == "import" else "import"), out)
-    return digest(out)
+        shutil.copytree(other_model(verb, directory), disk / "out")
+    return digest(product(verb, disk))
 
 
 def _fault(directory: Path, out: Path, old: str) -> str | None:
     """What a run that met a full disk did wrong; None if nothing."""
     said = _said(directory)
-    if len(said.splitlines()) != 1 or not said.startswith("vllm-gac: error: "):
+    if len(said.splitlines()) != 1 or not said.removeprefix("vllm-gac: ").startswith("error: "):
         return f"not one sentence: {said}"
     if "No space left on device" not in said and "I/O error" not in said:
         return f"another error: {said}"

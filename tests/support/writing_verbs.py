@@ -1,4 +1,4 @@
-"""Every verb that writes what takes long, as a command line on small models; and a run of one.
+"""Every verb that writes, as a command line on small models; and a run of one.
 
 A child process with torch loaded forks once for each run, so that a run may be killed, and takes no
 time to start.
@@ -9,15 +9,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.importers.pickled_models import saved, svd_llm
+from tests.loadtest.runs import write_run
 from tests.steps.healing_models import write_all
 from tests.support.dense_models import config, write, write_text
 
 _COMPRESS = ("compress", "dense", "--param-ratio", "0.8", "--max-tokens", "1024")
+OVERWRITE = ("--overwrite",)
 # The words of each command line, without --out and what belongs to every run.
 VERBS: dict[str, tuple[str, ...]] = {
     "compress": (*_COMPRESS, "--sequence-length", "128", "--calibration", "long.txt"),
@@ -32,25 +34,78 @@ VERBS: dict[str, tuple[str, ...]] = {
         *("--sequence-length", "128", "--probe-tokens", "0"),
     ),
     "plan": ("plan", "dense", "--param-ratio", "0.8"),
+    "picture": ("plan", "dense", "--param-ratio", "0.8"),
+    "profile": ("profile",),
+    "loss": (
+        *("compress", "dense", "--max-loss", "5%", "--held-out", "held-out.txt"),
+        *("--method", "heads,prune", "--max-tokens", "512", "--sequence-length", "128"),
+        *("--calibration", "long.txt"),
+    ),
+    "schedule": ("schedule", "traffic.yaml"),
+    "report": ("report",),
 }
-# Verbs that write a file; the others write a model directory, and have --resume and --overwrite.
-FILES = ("calibrate", "plan")
+# Those that write files, with how the name must end and what else lies beside the first of them;
+# the others write a model directory, and have --resume and --overwrite.
+FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "calibrate": (".safetensors", ()),
+    "plan": (".json", ()),
+    "picture": (".svg", ()),
+    "profile": (".json", ()),
+    "schedule": (".jsonl", (".traffic.json",)),
+    "report": (".html", (".json", ".csv")),
+}
+# What lets a verb replace what it wrote before; a verb that is not here never does.
+OVERWRITES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("compress", "import", "repair", "heal", "loss", "plan", "picture"), OVERWRITE),
+    **dict.fromkeys(("profile", "report"), ()),
+}
 
 
 def write_inputs(directory: Path) -> None:
     """Write what the command lines of `VERBS` name."""
     write(directory / "dense", config())
     write_text(directory / "long.txt")
+    write_text(directory / "held-out.txt", 30_000)
     write(directory / "unaligned", config(intermediate_size=93))
     saved(directory, svd_llm())
     write_all(directory)
+    (directory / "traffic.yaml").write_text(
+        "{name: small, rate: 9, duration: 60, lengths: {input: 20, output: 8}}"
+    )
+    write_run(directory / "run")
+
+
+def product(verb: str, directory: Path) -> Path:
+    """What the verb writes, or the last that it writes, into this directory."""
+    ending, _ = FILES.get(verb, ("", ()))
+    return directory / f"out{ending}"
+
+
+def products(verb: str, directory: Path) -> list[Path]:
+    """All that is in this directory after the verb wrote into it."""
+    out = product(verb, directory)
+    _, beside = FILES.get(verb, ("", ()))
+    return sorted([out, *map(out.with_suffix, beside)])
+
+
+def other_model(verb: str, directory: Path) -> Path:
+    """A model that another verb wrote, for this one to replace."""
+    other = "repair" if verb == "import" else "import"
+    old = directory / f"old-{other}"
+    if not old.exists():
+        assert ran(other, old, (), directory) == 0, (directory / "said").read_text()
+    return old
 
 
 def arguments(verb: str, out: Path, *more: str) -> list[str]:
     """The command line of a verb of `VERBS` that writes to `out`."""
-    into = [str(out)] if verb == "import" else ["--out", str(out)]
-    quiet = () if verb == "plan" else ("--quiet",)
-    device = ("--device", "cpu") if verb in ("compress", "heal", "calibrate") else ()
+    if verb == "report":
+        return [*VERBS[verb], str(out), "run"]
+    if verb == "schedule":
+        return [*VERBS[verb], str(out)]
+    into = {"import": [str(out)], "picture": ["--plot", str(out)]}.get(verb, ["--out", str(out)])
+    quiet = () if verb in ("plan", "picture") else ("--quiet",)
+    device = ("--device", "cpu") if verb in ("compress", "loss", "heal", "calibrate") else ()
     return [*VERBS[verb], *into, *quiet, *device, *more]
 
 
@@ -72,26 +127,45 @@ def forked(action: Callable[[], int], said: Path) -> int:
 
 
 def ran(
-    arguments: list[str],
+    verb: str,
+    out: Path,
+    more: Sequence[str],
     directory: Path,
     before: Callable[[], None] = lambda: None,
 ) -> int:
-    """The exit status of `vllm-gac` with these arguments, run in `directory`; -9 if it was killed.
+    """The exit status of a verb of `VERBS` that writes to `out`, run in `directory`.
 
-    Its stderr is in the file `said` there. In its process, `before` is called first.
+    Negative if a signal ended it. Its stderr is in the file `said` there. In its process, `before`
+    is called first.
     """
-    from vllm_gac.cli import main
+    import loadtest.__main__
+    from vllm_gac import cli
     from vllm_gac.healing import train
 
     def action() -> int:
         train._SAVING = 0  # save the state of a healing each time
+        _have_a_gpu()
         os.chdir(directory)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         before()
-        return main(arguments)
+        main = loadtest.__main__.main if verb in ("schedule", "report") else cli.main
+        return main(arguments(verb, out, *more))
 
     child = forked(action, directory / "said")
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _have_a_gpu() -> None:
+    """Let `profile` find in this process what was measured on an H100."""
+    import torch
+
+    from vllm_gac.gpu.profile_files import read_profile
+    from vllm_gac.profiling import profile
+
+    measured = read_profile("h100")
+    torch.cuda.is_available = lambda: True
+    torch.cuda.get_device_name = lambda device=None: measured.gpu
+    profile.measure_profile = lambda before, save, **options: measured
 
 
 def digest(path: Path) -> str:
