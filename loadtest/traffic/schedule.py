@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from loadtest.errors import LoadTestError, faults
 from loadtest.traffic.scenario import Slo
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.errors import DiskError
 
 _MAX_LINE = 16 << 20
 _TEXTS = {"prompt", "prompts", "messages", "text", "text_input", "input", "content", "body"}
@@ -107,7 +108,11 @@ def write_schedule(schedule: Schedule, path: Path) -> None:
     lines = (request.model_dump_json(exclude_defaults=True) for request in schedule.requests)
     about = {"prompts": asdict(schedule.prompts), "traffic": schedule.traffic}
     write_json(traffic_file(path), about)
-    write_text(path, "".join(f"{line}\n" for line in lines))
+    try:
+        write_text(path, "".join(f"{line}\n" for line in lines))
+    except DiskError:
+        traffic_file(path).unlink()
+        raise
 
 
 def read_schedule(path: Path) -> Schedule:

@@ -46,8 +46,11 @@ def main(directory: Path, parts: int) -> dict[str, object]:
                 for part in range(parts):
                     resize(_ROOM)
                     old = _write_old(verb, directory, disk) if overwritten else "nothing"
-                    resize(_bytes(disk) + max(_PAGE, needed * part // parts // _PAGE * _PAGE))
+                    filler = disk / "filler"
+                    filler.write_bytes(bytes(_PAGE))  # a disk of 0 bytes has no bound
+                    resize(_bytes(disk) + needed * part // parts // _PAGE * _PAGE)
                     status = ran(verb, out, more, directory)
+                    filler.unlink()
                     where = f"{verb}, {part} of {parts}{', overwritten' if overwritten else ''}"
                     if status:
                         full[verb] += 1

@@ -38,7 +38,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "profile": ("profile",),
     "loss": (
         *("compress", "dense", "--max-loss", "5%", "--held-out", "held-out.txt"),
-        *("--method", "heads,prune", "--max-tokens", "512", "--sequence-length", "128"),
+        *("--method", "heads,prune", "--max-tokens", "1536", "--sequence-length", "128"),
         *("--calibration", "long.txt"),
     ),
     "schedule": ("schedule", "traffic.yaml"),
