@@ -59,9 +59,11 @@ def test_files_and_directories_may_be_named_by_strings(tmp_path: Path) -> None:
         str(tmp_path / name) for name in ("stats", "first", "second", "repaired", "imported")
     )
     request = vllm_gac.PlanRequest(param_ratio=0.9)
-    vllm_gac.calibrate(model, [text], stats, max_tokens=512, progress=False)
+    vllm_gac.calibrate(
+        model, [text], stats, vllm_gac.CalibrateRequest(max_tokens=512), progress=False
+    )
     vllm_gac.compress(model, first, request, stats=stats, progress=False)
-    vllm_gac.compress(model, second, plan=f"{first}/plan.json", stats=stats, progress=False)
+    vllm_gac.compress(model, second, f"{first}/plan.json", stats=stats, progress=False)
     vllm_gac.repair(first, repaired, progress=False)
     vllm_gac.import_model(pickle, imported, progress=False)
     for directory in (first, second, repaired, imported):

@@ -9,7 +9,7 @@ Everything else in this package is internal and may change without notice.
     heal              train a compressed model to predict what the dense one predicts
     import_model      convert a model that another compression tool wrote
     repair            pad the dims of a compressed model to dims that kernels like
-    ...Request        the options of heal, import_model and repair
+    ...Request        the options of calibrate, compress, heal, import_model and repair
     inspect, verify   describe a model directory; find the reasons not to serve it
     evaluate          perplexity on text
     compare           the ratio of two models' perplexities, with its interval
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from vllm_gac.planning.planner import plan
     from vllm_gac.planning.request import PlanRequest
     from vllm_gac.steps.calibrate import calibrate
+    from vllm_gac.steps.calibrate_request import CalibrateRequest
     from vllm_gac.steps.compare import compare
     from vllm_gac.steps.compress import compress
+    from vllm_gac.steps.compress_request import CompressRequest
     from vllm_gac.steps.evaluate import evaluate
     from vllm_gac.steps.heal import heal
     from vllm_gac.steps.heal_request import HealRequest
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = [
+    "CalibrateRequest",
+    "CompressRequest",
     "HealRequest",
     "ImportRequest",
     "ModelLayout",
@@ -64,6 +68,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "CalibrateRequest": "vllm_gac.steps.calibrate_request",
+    "CompressRequest": "vllm_gac.steps.compress_request",
     "HealRequest": "vllm_gac.steps.heal_request",
     "ImportRequest": "vllm_gac.steps.import_request",
     "ModelLayout": "vllm_gac.layout.dims",

@@ -27,6 +27,7 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
+from vllm_gac.steps.compress_request import CompressRequest
 from vllm_gac.steps.evaluate import evaluate
 
 COMMAND = "python -m benchmarks.engines.families"
@@ -71,9 +72,8 @@ def main() -> None:
                 dense,
                 small,
                 REQUEST,
+                CompressRequest(max_tokens=options.tokens, sequence_length=LENGTH),
                 calibration=[demo.CALIBRATION],
-                max_tokens=options.tokens,
-                sequence_length=LENGTH,
                 device=options.device,
                 progress=False,
             )

@@ -15,6 +15,7 @@ from benchmarks.common.markdown import table
 from benchmarks.common.page import arguments, origin, provenance, save
 from vllm_gac import demo
 from vllm_gac.steps.compress import compress
+from vllm_gac.steps.compress_request import CompressRequest
 from vllm_gac.steps.evaluate import evaluate
 
 ROOT = Path(__file__).parents[2]
@@ -37,9 +38,9 @@ def main() -> None:
             compress(
                 demo.MODEL,
                 out,
-                plan=demo.PLAN,
+                demo.PLAN,
+                CompressRequest(max_tokens=args.max_tokens),
                 calibration=files,
-                max_tokens=args.max_tokens,
                 device=args.device,
             )
             found[name] = _perplexity(out, args.device)

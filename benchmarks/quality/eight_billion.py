@@ -30,6 +30,7 @@ from vllm_gac.layout.dims import layout_of
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
 
 # Llama-3-70B: its layers, and the FLOPs of a layer as a multiple of the 8B model's. Eigenvectors
@@ -78,15 +79,14 @@ def _run(args: argparse.Namespace, work: Path) -> dict[str, Any]:
             model,
             [demo.CALIBRATION],
             stats,
-            max_tokens=args.tokens,
-            methods=("heads", "prune"),
+            CalibrateRequest(methods=("heads", "prune"), max_tokens=args.tokens),
             device=args.device,
         ),
     )
     step("plan", planned)
     step(
         "compress",
-        lambda: _ignore(compress(model, work / "out", plan=plan, stats=stats, device=args.device)),
+        lambda: _ignore(compress(model, work / "out", plan, stats=stats, device=args.device)),
     )
     return {
         "layers": args.layers,

@@ -26,6 +26,7 @@ from tools.demo_model.corpus import join, read_corpus
 from vllm_gac import demo
 from vllm_gac.errors import HealingError
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.evaluate import evaluate
 from vllm_gac.steps.heal import heal
@@ -139,7 +140,7 @@ def _compressed(work: Path, budgets: Sequence[str], device: str) -> dict[str, Pa
         demo.MODEL,
         [demo.CALIBRATION],
         stats,
-        methods=sorted(methods),
+        CalibrateRequest(methods=sorted(methods)),
         device=device,
         progress=False,
     )

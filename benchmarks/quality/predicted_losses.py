@@ -29,21 +29,21 @@ from benchmarks.quality.ladder.scores import runner
 from benchmarks.quality.predicted_losses_page import page
 from benchmarks.quality.trials import SEEDS, calibrated, pool_of_workers
 from vllm_gac import demo
-from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.token_text import evenly_spread, windows
 from vllm_gac.errors import GacError
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
+from vllm_gac.steps.compress_request import CompressRequest
 
 _PARAMS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
 _CACHES = (0.9, 0.75, 0.625, 0.5, 0.375)
 # The budgets that are measured with all fits and all calibration texts.
 _MAIN_PARAMS, _MAIN_CACHES = (1.0, 0.9, 0.8, 0.7), (1.0, 0.75, 0.5)
 # How the weights are made: arguments of `compress`.
-FITS: Mapping[str, Mapping[str, Any]] = {
-    "now": {},
-    "not refitted": {"refit": False},
-    "as before": {"refit": False, "whitening": "svd-llm"},
+FITS = {
+    "now": CompressRequest(),
+    "not refitted": CompressRequest(no_refit=True),
+    "as before": CompressRequest(no_refit=True, whitening="svd-llm"),
 }
 # Windows of so many tokens are scored: by default so many, and at least so many.
 _WINDOW, _WINDOWS, _FEWEST = 512, 128, 8
@@ -198,17 +198,17 @@ def _measure(args: argparse.Namespace, file: Path) -> None:
 def _row(task: Task) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "out"
-        compress(
+        compressed = compress(
             demo.MODEL,
             out,
             task.case.request,
+            FITS[task.fit],
             stats=task.stats,
             device=task.device,
             progress=False,
-            **FITS[task.fit],
         )
-        expected = read_json(out / "plan.json")["expected_loss"]
-        return task.name() | {"expected": expected} | _scores(out, task.device, task.windows)
+        expected = {"expected": compressed.plan.expected_loss}
+        return task.name() | expected | _scores(out, task.device, task.windows)
 
 
 def _scores(directory: Path, device: str, count: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from vllm_gac.checkpoint.written import RECORD
 from vllm_gac.errors import CheckpointError, DiskError, PlanError
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.import_model import import_model
 from vllm_gac.steps.repair import repair
@@ -246,14 +247,14 @@ def test_statistics_that_were_renamed_take_their_leftovers_along(
         raise KeyboardInterrupt
 
     given = write(tmp_path / "dense", config()), [write_text(tmp_path / "text")], tmp_path / "stats"
-    options: dict[str, Any] = {"max_tokens": 256, "methods": ["heads"], "progress": False}
+    request = CalibrateRequest(methods=["heads"], max_tokens=256)
     with monkeypatch.context() as patch:
         patch.setattr("vllm_gac.checkpoint.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt):
-            calibrate(*given, **options)
+            calibrate(*given, request, progress=False)
     assert list(tmp_path.glob("stats.partial/hidden-*"))
     with pytest.raises(CheckpointError, match="stats: exists"):
-        calibrate(*given, **options)
+        calibrate(*given, request, progress=False)
     assert {path.name for path in tmp_path.iterdir()} == {"dense", "text", "stats"}
 
 

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from vllm_gac import HealRequest, calibrate, compress, evaluate, heal
+from vllm_gac import (
+    CalibrateRequest,
+    CompressRequest,
+    HealRequest,
+    calibrate,
+    compress,
+    evaluate,
+    heal,
+)
 from vllm_gac.errors import GacError
 
 NOWHERE = Path("there-is-no-such-model")
@@ -14,6 +22,8 @@ CALLS: dict[str, Any] = {
     "compress": lambda **given: compress(NOWHERE, NOWHERE, **given),
     "evaluate": lambda **given: evaluate(NOWHERE, [], **given),
     "heal": lambda **given: heal(NOWHERE, NOWHERE, [], NOWHERE, **given),
+    "CalibrateRequest": CalibrateRequest,
+    "CompressRequest": CompressRequest,
     "HealRequest": HealRequest,
 }
 COUNTS: tuple[Any, ...] = (float("nan"), -5, 1.5, True, "7", 10**40)
@@ -25,16 +35,16 @@ WRONG: dict[str, tuple[str, tuple[Any, ...]]] = {
     "whitening": ("--whitening", ("evil", None, ["kfac"])),
     "prune_criterion": ("--prune-criterion", ("evil", 1)),
     "probe_tokens": ("--probe-tokens", COUNTS),
-    "value_group": ("value_group", (*COUNTS, 0)),
-    "linears": ("linears", ("mlp.up_proj", 7, ["evil"], [7])),
-    "factorized": ("factorized", ({"a": 1}, ["evil"])),
-    "methods": ("--method", ("heads", 7, [["heads"]])),
+    "heal_tokens": ("--heal-tokens", (*COUNTS, 0)),
+    "no_refit": ("--no-refit", (None, 1)),
+    "methods": ("--method", ("heads", 7, [["heads"]], ("heads", "svd"), ())),
     "train": ("--train", ("both", 7)),
 }
 TAKEN = {
-    "calibrate": "device max_tokens sequence_length revision probe_tokens "
-    "value_group linears factorized methods",
-    "compress": "device max_tokens sequence_length revision whitening prune_criterion",
+    "calibrate": "device revision",
+    "CalibrateRequest": "max_tokens sequence_length probe_tokens methods",
+    "compress": "device revision",
+    "CompressRequest": "max_tokens sequence_length heal_tokens no_refit whitening prune_criterion",
     "evaluate": "device max_tokens sequence_length revision",
     "heal": "device revision",
     "HealRequest": "sequence_length train",

@@ -24,8 +24,11 @@ from vllm_gac.compression.statistics_file import (
 )
 from vllm_gac.errors import CheckpointError, VersionError
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 
-RUN: dict[str, Any] = {"max_tokens": 1024, "sequence_length": 128, "progress": False}
+RUN = CalibrateRequest(max_tokens=1024, sequence_length=128)
+# Without heads, no neighbouring value heads are to be merged.
+ALONE = ("prune", "lowrank")
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def text(tmp_path: Path) -> Path:
 def test_covariances_are_those_of_the_linears_inputs(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    calibrate(model, [text], tmp_path / "stats", value_group=1, **RUN)
+    calibrate(model, [text], tmp_path / "stats", replace(RUN, methods=ALONE), progress=False)
     checkpoint = open_checkpoint(model)
     metadata = check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256)
     assert metadata["tokens"] == "1024"
@@ -82,7 +85,7 @@ def test_what_query_heads_read_from_neighbouring_values(model: Path, text: Path)
 def test_a_stopped_run_goes_on_and_ends_in_the_same_bytes(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calibrate(model, [text], tmp_path / "undisturbed", **RUN)
+    calibrate(model, [text], tmp_path / "undisturbed", RUN, progress=False)
     append, appended = StatsFile.append, []
 
     def torn_in_layer_1(self: StatsFile, index: int, stats: Any) -> None:
@@ -94,9 +97,9 @@ def test_a_stopped_run_goes_on_and_ends_in_the_same_bytes(
 
     monkeypatch.setattr(StatsFile, "append", torn_in_layer_1)
     with pytest.raises(KeyboardInterrupt):
-        calibrate(model, [text], tmp_path / "stats", **RUN)
+        calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     assert not (tmp_path / "stats").exists()
-    calibrate(model, [text], tmp_path / "stats", **RUN)
+    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     assert appended == [0, 1, 1]
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "undisturbed").read_bytes()
     assert not list(tmp_path.glob("*.partial"))
@@ -109,11 +112,11 @@ def test_two_calibrations_at_once_are_refused(
 
     def another_run(self: StatsFile, index: int, stats: Any) -> None:
         with pytest.raises(CheckpointError, match="another process is writing here"):
-            calibrate(model, [text], tmp_path / "stats", **RUN)
+            calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
         append(self, index, stats)
 
     monkeypatch.setattr(StatsFile, "append", another_run)
-    calibrate(model, [text], tmp_path / "stats", **RUN)
+    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
 
 
 def test_work_of_another_calibration_is_not_continued(
@@ -127,15 +130,15 @@ def test_work_of_another_calibration_is_not_continued(
 
     monkeypatch.setattr(StatsFile, "append", stop)
     with pytest.raises(KeyboardInterrupt):
-        calibrate(model, [text], tmp_path / "stats", **RUN | {"max_tokens": 256})
+        calibrate(model, [text], tmp_path / "stats", replace(RUN, max_tokens=256), progress=False)
     monkeypatch.undo()
-    calibrate(model, [text], tmp_path / "stats", **RUN)
-    calibrate(model, [text], tmp_path / "fresh", **RUN)
+    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
+    calibrate(model, [text], tmp_path / "fresh", RUN, progress=False)
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "fresh").read_bytes()
 
 
 def test_the_file_is_plain_safetensors(model: Path, text: Path, tmp_path: Path) -> None:
-    calibrate(model, [text], tmp_path / "stats", **RUN)
+    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     tensors = load_file(tmp_path / "stats")
     assert tensors.pop("probes").shape == (2, 12, 2)
     tokens = calibration_sequences(model, [text], length=128, max_tokens=1024)
@@ -160,7 +163,7 @@ def test_texts_share_the_tokens_evenly(model: Path, tmp_path: Path) -> None:
 def test_statistics_without_neighbours_do_not_merge_values(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    calibrate(model, [text], tmp_path / "stats", value_group=1, **RUN)
+    calibrate(model, [text], tmp_path / "stats", replace(RUN, methods=ALONE), progress=False)
     checkpoint = open_checkpoint(model)
     with pytest.raises(CheckpointError, match="for 1 value heads at a time, 2 are to be made one"):
         check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256, value_group=2)
@@ -171,9 +174,9 @@ def test_an_existing_file_and_a_model_that_cannot_be_calibrated_are_refused(
 ) -> None:
     (tmp_path / "stats").touch()
     with pytest.raises(CheckpointError, match="exists; remove it"):
-        calibrate(model, [text], tmp_path / "stats", **RUN)
+        calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     with pytest.raises(CheckpointError, match="no such directory"):
-        calibrate(tmp_path / "nowhere", [text], tmp_path / "other", **RUN)
+        calibrate(tmp_path / "nowhere", [text], tmp_path / "other", RUN, progress=False)
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -185,19 +188,12 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("methods", ["heads", ("heads", "svd"), ()])
-def test_unknown_methods_and_none_are_refused(
-    model: Path, text: Path, tmp_path: Path, methods: Any
-) -> None:
-    with pytest.raises(CheckpointError, match=r"--method .*: expected .*some of heads, prune, "):
-        calibrate(model, [text], tmp_path / "stats", methods=methods, **RUN)
-
-
 @pytest.mark.parametrize("methods", KEPT)
 def test_what_the_methods_need_is_kept_once(
     methods: str, model: Path, text: Path, tmp_path: Path
 ) -> None:
-    calibrate(model, [text], tmp_path / "stats", methods=methods.split(","), **RUN)
+    request = replace(RUN, methods=methods.split(","))
+    calibrate(model, [text], tmp_path / "stats", request, progress=False)
     sizes = {"self_attn.q_proj": 48, "self_attn.o_proj": 64, "mlp.gate_proj": 48}
     sizes |= {"mlp.down_proj": 96, **({"self_attn.o_proj": 128} if "heads" in methods else {})}
     with safe_open(tmp_path / "stats", framework="pt") as file:
@@ -215,7 +211,7 @@ def test_what_the_methods_need_is_kept_once(
 def test_statistics_of_another_format_are_refused(
     model: Path, text: Path, tmp_path: Path, of: str | None
 ) -> None:
-    calibrate(model, [text], tmp_path / "stats", **RUN)
+    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     with safe_open(tmp_path / "stats", framework="pt") as file:
         metadata = {key: value for key, value in file.metadata().items() if key != "format"}
     changed = metadata if of is None else metadata | {"format": of}  # the first had no number
@@ -236,7 +232,7 @@ def test_weights_are_no_statistics(model: Path) -> None:
 def test_a_plan_that_shrinks_more_than_was_calibrated_for_is_refused(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    calibrate(model, [text], tmp_path / "stats", methods=["heads"], **RUN)
+    calibrate(model, [text], tmp_path / "stats", replace(RUN, methods=["heads"]), progress=False)
     checkpoint = open_checkpoint(model)
     narrow = replace(checkpoint.layout.layers[1], intermediate_size=48)
     layout = replace(checkpoint.layout, layers=(checkpoint.layout.layers[0], narrow))
@@ -276,5 +272,5 @@ def test_wide_models_are_calibrated_on_more_text(
         wide = write(tmp_path / f"{width}", config(intermediate_size=width, num_hidden_layers=1))
         for options in ({}, {"max_tokens": 99}):
             with pytest.raises(CheckpointError, match="that is all"):
-                calibrate(wide, [], tmp_path / "stats", **options)
+                calibrate(wide, [], tmp_path / "stats", CalibrateRequest(**options))
     assert asked == [65_536, 99, 80_000, 99]

@@ -26,6 +26,7 @@ from vllm_gac.compression.statistics_file import (
 )
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.calibrate import ENOUGH, calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_a_gpu_measures_what_a_cpu_does(tmp_path: Path) -> None:
             demo.MODEL,
             [demo.CALIBRATION],
             tmp_path / device,
-            max_tokens=2048,
+            CalibrateRequest(max_tokens=2048),
             device=device,
             progress=False,
         )

@@ -35,8 +35,9 @@ from vllm_gac.compression.statistics_file import check_stats, read_layer_stats
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 
-RUN: dict[str, Any] = {"max_tokens": 512, "sequence_length": 64, "progress": False}
+RUN = CalibrateRequest(max_tokens=512, sequence_length=64)
 
 
 def measured_metrics(
@@ -137,21 +138,22 @@ def text(tmp_path: Path) -> Path:
 def test_statistics_have_the_metrics_that_low_rank_needs(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    calibrate(model, [text], tmp_path / "stats", **RUN)
+    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     for index in range(2):
         stats = read_layer_stats(tmp_path / "stats", index, "cpu")
         for linear, size in zip(LINEARS, (64, 32, 32, 48, 48, 48, 48), strict=True):
             metric = stats[metric_of(linear)]
             assert metric.shape == (size, size)
             assert float(torch.linalg.eigvalsh(metric)[0]) > 0
-    calibrate(model, [text], tmp_path / "heads", methods=("heads", "prune"), **RUN)
+    request = replace(RUN, methods=("heads", "prune"))
+    calibrate(model, [text], tmp_path / "heads", request, progress=False)
     assert not [name for name in load_file(tmp_path / "heads") if ".metric." in name]
 
 
 def test_a_run_stopped_between_metrics_goes_on_and_ends_in_the_same_bytes(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calibrate(model, [text], tmp_path / "undisturbed", **RUN)
+    calibrate(model, [text], tmp_path / "undisturbed", RUN, progress=False)
 
     def stopped(
         model: Reference, read: Any, tokens: torch.Tensor, linears: Any, keep: Any, **options: Any
@@ -169,10 +171,10 @@ def test_a_run_stopped_between_metrics_goes_on_and_ends_in_the_same_bytes(
         with monkeypatch.context() as patch:
             patch.setattr(passes, name, instead)
             with pytest.raises(KeyboardInterrupt):
-                calibrate(model, [text], tmp_path / "stats", **RUN)
+                calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     with monkeypatch.context() as patch:  # the metrics of both layers are there
         patch.setattr(passes, "measure_output_metrics", stop)
-        calibrate(model, [text], tmp_path / "stats", **RUN)
+        calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "undisturbed").read_bytes()
     assert not list(tmp_path.glob("*.partial"))
 
@@ -185,17 +187,18 @@ def test_metrics_of_another_calibration_are_not_used(
 
     with monkeypatch.context() as patch:
         patch.setattr(passes, "observe_layer", stop)
+        fewer = replace(RUN, max_tokens=128)
         with pytest.raises(KeyboardInterrupt):
-            calibrate(model, [text], tmp_path / "stats", **RUN | {"max_tokens": 128})
-    calibrate(model, [text], tmp_path / "stats", **RUN)
-    calibrate(model, [text], tmp_path / "fresh", **RUN)
+            calibrate(model, [text], tmp_path / "stats", fewer, progress=False)
+    calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
+    calibrate(model, [text], tmp_path / "fresh", RUN, progress=False)
     assert (tmp_path / "stats").read_bytes() == (tmp_path / "fresh").read_bytes()
 
 
 def test_what_was_calibrated_for_no_low_rank_factorizes_nothing(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    calibrate(model, [text], tmp_path / "heads", methods=("heads",), **RUN)
+    calibrate(model, [text], tmp_path / "heads", replace(RUN, methods=("heads",)), progress=False)
     checkpoint = open_checkpoint(model)
     found = (checkpoint.layout, checkpoint.config_sha256)
     with pytest.raises(CheckpointError, match=r"nothing is known of the output of mlp\.up_proj"):
@@ -203,8 +206,7 @@ def test_what_was_calibrated_for_no_low_rank_factorizes_nothing(
 
 
 def test_the_reference_of_a_layer_needs_two_tokens(model: Path, text: Path, tmp_path: Path) -> None:
+    request = CalibrateRequest(probe_tokens=0, sequence_length=1)
     with pytest.raises(CheckpointError, match="sequences of 1 token"):
-        calibrate(
-            model, [text], tmp_path / "stats", probe_tokens=0, sequence_length=1, progress=False
-        )
+        calibrate(model, [text], tmp_path / "stats", request, progress=False)
     assert reference(open_checkpoint(model)).layout.num_key_value_heads == 2

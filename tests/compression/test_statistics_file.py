@@ -23,6 +23,7 @@ from vllm_gac.compression.statistics_file import (
 )
 from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 
 Arrays = dict[str, Any]
 COVARIANCE = "layers.1.mlp.down_proj"
@@ -34,9 +35,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("measured")
     model = write(directory / "model", config())
     text = write_text(directory / "text")
-    calibrate(
-        model, [text], directory / "stats", max_tokens=512, sequence_length=64, progress=False
-    )
+    request = CalibrateRequest(max_tokens=512, sequence_length=64)
+    calibrate(model, [text], directory / "stats", request, progress=False)
     return directory
 
 
@@ -151,10 +151,8 @@ def test_compression_needs_what_its_own_plan_shrinks(
 def test_covariances_of_few_tokens_are_covariances(measured: Path, tmp_path: Path) -> None:
     """With fewer tokens than features, a covariance is singular. It is rounded like any other."""
     text = write_text(tmp_path / "text")
-    calibrate(
-        measured / "model", [text], tmp_path / "stats", max_tokens=8, sequence_length=8,
-        progress=False, probe_tokens=0,
-    )  # fmt: skip
+    request = CalibrateRequest(max_tokens=8, sequence_length=8, probe_tokens=0)
+    calibrate(measured / "model", [text], tmp_path / "stats", request, progress=False)
     for index in range(2):
         stats = read_layer_stats(tmp_path / "stats", index, "cpu")
         for name in STATISTICS:

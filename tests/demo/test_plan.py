@@ -13,6 +13,7 @@ from vllm_gac.planning.plan_file import planned_layout, read_plan
 from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 
 ASKED = PlanRequest(param_ratio=0.85, kv_ratio=0.75)
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ def loss(losses: Losses) -> float:
 def test_calibrating_as_compress_does_leads_to_it(tmp_path: Path) -> None:
     """Not to the same digits: sums depend on the number of threads and on the processor."""
     stats, dense = tmp_path / "stats.safetensors", open_checkpoint(MODEL)
-    calibrate(MODEL, [CALIBRATION], stats, methods=ASKED.methods, progress=False)
+    calibrate(MODEL, [CALIBRATION], stats, CalibrateRequest(ASKED.methods), progress=False)
     metadata = check_stats(stats, dense.layout, dense.config_sha256)
     losses, shipped = read_losses(stats, dense.layout, metadata), read_plan(PLAN, dense)
     assert metadata["tokens_sha256"] == shipped.notes["calibration"]["tokens_sha256"]

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,15 +25,11 @@ from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.planning.losses import Losses, measured_losses, read_losses
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate import Kept, calibrate, write_statistics
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 
 METHODS = ("heads", "prune", "lowrank")
-RUN: dict[str, Any] = {
-    "max_tokens": 1024,
-    "sequence_length": 128,
-    "probe_tokens": 256,
-    "progress": False,
-}
+RUN = CalibrateRequest(max_tokens=1024, sequence_length=128, probe_tokens=256)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +37,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Pa
     directory = tmp_path_factory.mktemp("calibrated")
     model = write(directory / "model", config(), torch.bfloat16)
     text = write_text(directory / "text.txt")
-    calibrate(model, [text], directory / "stats", **RUN)
+    calibrate(model, [text], directory / "stats", RUN, progress=False)
     return model, text, directory / "stats"
 
 
@@ -137,12 +132,14 @@ def test_a_plan_needs_what_was_calibrated_for(
     directory, text, stats = calibrated
     checkpoint = open_checkpoint(directory)
     assert measured_plan(checkpoint, stats, PlanRequest(kv_ratio=0.5)).expected_loss is not None
-    calibrate(directory, [text], tmp_path / "some", methods=["prune"], **RUN)
+    pruned, unprobed = replace(RUN, methods=["prune"]), replace(RUN, probe_tokens=0)
+    calibrate(directory, [text], tmp_path / "some", pruned, progress=False)
     with pytest.raises(PlanError, match=r"calibrated for prune, not for heads; .* --method"):
         measured_plan(checkpoint, tmp_path / "some", PlanRequest(kv_ratio=0.5))
-    calibrate(directory, [text], tmp_path / "unprobed", **RUN | {"probe_tokens": 0})
+    calibrate(directory, [text], tmp_path / "unprobed", unprobed, progress=False)
     with pytest.raises(PlanError, match="no sensitivities were measured"):
         measured_plan(checkpoint, tmp_path / "unprobed", PlanRequest(kv_ratio=0.5))
-    calibrate(directory, [text], tmp_path / "single", value_group=1, **RUN)
+    kept = replace(Kept.to_plan(checkpoint.layout, METHODS, 256), value_group=1)
+    write_statistics(checkpoint, [text], tmp_path / "single", kept, 1024, 128, "cpu", False)
     plan = measured_plan(checkpoint, tmp_path / "single", PlanRequest(kv_ratio=0.5))
     assert {layer.value.heads for layer in plan.layers} == {2}

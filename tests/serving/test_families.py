@@ -14,6 +14,7 @@ from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
+from vllm_gac.steps.compress_request import CompressRequest
 
 CACHE_BYTES = 1 << 30
 FAMILY: dict[str, dict[str, Any]] = {
@@ -53,9 +54,8 @@ def test_logprobs_are_those_of_transformers_and_of_the_reference(tmp_path: Path)
             dense[name][1],
             small[name],
             asked,
+            CompressRequest(max_tokens=1024, sequence_length=128),
             calibration=[text],
-            max_tokens=1024,
-            sequence_length=128,
             progress=False,
         )
     directories = [str(path) for _, path in dense.values()] + [str(p) for p in small.values()]

@@ -20,13 +20,19 @@ from vllm_gac.planning.plan_file import PlanBudget, dense_plan
 from vllm_gac.planning.planner import plan as plan_of
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
+from vllm_gac.steps.compress_request import CompressRequest
 from vllm_gac.steps.evaluate import evaluate
 
 # Letters, as in the calibration text.
 TOKENS = 64 + torch.arange(80).view(1, 80) ** 2 % 26
-RATIOS: dict[str, Any] = {"request": PlanRequest(param_ratio=0.8, kv_ratio=0.75)}
-SMALL: dict[str, Any] = {"max_tokens": 1024, "sequence_length": 128, "progress": False}
+RATIOS: dict[str, Any] = {"plan": PlanRequest(param_ratio=0.8, kv_ratio=0.75)}
+SMALL: dict[str, Any] = {
+    "request": CompressRequest(max_tokens=1024, sequence_length=128),
+    "progress": False,
+}
+FEW = CalibrateRequest(max_tokens=512, sequence_length=128)
 
 MODELS = {
     "gqa": (config(), {}),
@@ -90,7 +96,7 @@ def test_budgets_hold_and_the_result_can_be_served(
     raw, options = MODELS[name]
     model, out = write(tmp_path / "model", raw, **options), tmp_path / "out"
     asked = PlanRequest(param_ratio=0.8, kv_ratio=0.75, methods=methods)
-    layout = compress(model, out, asked, calibration=[text], **SMALL)
+    layout = compress(model, out, asked, calibration=[text], **SMALL).layout
     dense, small = open_checkpoint(model), open_checkpoint(out)
     assert small.layout == layout
     assert layout.parameters <= 0.8 * dense.layout.parameters
@@ -121,7 +127,7 @@ def test_the_options_choose_the_attention(model: Path, text: Path, tmp_path: Pat
             ),
             calibration=[text],
             **SMALL,
-        )
+        ).layout
         layer = layout.layers[0]
         assert (layer.key.form, layer.key.heads, layer.value.heads) == (
             form, 2 // key_group, 2 // value_group
@@ -140,7 +146,8 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
     compress(model, tmp_path / "one", calibration=[text], **RATIOS, **SMALL)
     plan = tmp_path / "one" / "plan.json"
     compress(model, tmp_path / "two", plan=plan, calibration=[text], **SMALL)
-    calibrate(model, [text], tmp_path / "s", max_tokens=1024, sequence_length=128, progress=False)
+    many = replace(FEW, max_tokens=1024)
+    calibrate(model, [text], tmp_path / "s", many, progress=False)
     compress(model, tmp_path / "three", plan=plan, stats=tmp_path / "s", progress=False)
     one, two, three = (contents(tmp_path / name) for name in ("one", "two", "three"))
     assert one == two
@@ -156,7 +163,7 @@ def test_normed_keys_are_made_smaller_in_the_one_way_that_is_exact(
 ) -> None:
     model = write(tmp_path / "model", config(model_type="qwen3"))
     asked = PlanRequest(kv_ratio=0.6, methods=("heads",))
-    layout = compress(model, tmp_path / "out", asked, calibration=[text], **SMALL)
+    layout = compress(model, tmp_path / "out", asked, calibration=[text], **SMALL).layout
     dense = open_checkpoint(model).layout
     for layer in layout.layers:
         assert (layer.key.form, layer.key.heads) == ("rotary", 2)
@@ -215,7 +222,7 @@ def test_a_plan_may_differ_from_layer_to_layer(model: Path, text: Path, tmp_path
     )
     mixed = replace(dense, layers=(dense.layers[0], small))
     plan = write_plan(tmp_path / "plan.json", model, mixed)
-    got = compress(model, tmp_path / "out", plan=plan, calibration=[text], **SMALL)
+    got = compress(model, tmp_path / "out", plan=plan, calibration=[text], **SMALL).layout
     assert got == open_checkpoint(tmp_path / "out").layout == mixed
 
 
@@ -223,10 +230,10 @@ def test_a_plan_in_memory_is_as_good_as_its_file(tmp_path: Path) -> None:
     model = write(tmp_path / "model", config())
     other = write(tmp_path / "other", config(rms_norm_eps=1e-6))
     made = plan_of(model)
-    layout = compress(model, tmp_path / "out", plan=made, progress=False)
+    layout = compress(model, tmp_path / "out", made, progress=False).layout
     assert layout == open_checkpoint(model).layout  # nothing was asked to shrink
     with pytest.raises(PlanError, match=r"^plan: made for another model"):
-        compress(other, tmp_path / "no", plan=made, progress=False)
+        compress(other, tmp_path / "no", made, progress=False)
 
 
 def test_sliding_window_is_seen_in_calibration_and_evaluation(text: Path, tmp_path: Path) -> None:
@@ -258,11 +265,11 @@ class TestRefused:
         self.refused("exists; remove it or choose another")
 
     def test_a_budget_that_cannot_be_met(self) -> None:
-        for flag, request in (
+        for flag, plan in (
             ("--param-ratio 0.1", PlanRequest(param_ratio=0.1)),
             ("--kv-ratio 0.01", PlanRequest(kv_ratio=0.01)),
         ):
-            self.refused(rf"{flag}: not feasible .* at least 0\.\d+", PlanError, request=request)
+            self.refused(rf"{flag}: not feasible .* at least 0\.\d+", PlanError, plan=plan)
 
     def test_text_that_is_not_there_too_short_or_not_text(self, tmp_path: Path) -> None:
         self.refused("no such text file", calibration=[tmp_path / "nowhere"])
@@ -289,23 +296,14 @@ class TestRefused:
         other = write(tmp_path / "other", config(rms_norm_eps=1e-6))
         compress(other, tmp_path / "o", calibration=[self.text], **RATIOS, **SMALL)
         self.refused("made for another model", PlanError, plan=tmp_path / "o" / "plan.json")
-        calibrate(
-            other, [self.text], tmp_path / "s", max_tokens=512, sequence_length=128, progress=False
-        )
-        self.refused("measured on another model", stats=tmp_path / "s")
+        calibrate(other, [self.text], tmp_path / "s", FEW, progress=False)
+        self.refused("measured on another model", stats=tmp_path / "s", calibration=())
 
     def test_a_truncated_statistics_file(self, tmp_path: Path) -> None:
-        calibrate(
-            self.model,
-            [self.text],
-            tmp_path / "s",
-            max_tokens=512,
-            sequence_length=128,
-            progress=False,
-        )
+        calibrate(self.model, [self.text], tmp_path / "s", FEW, progress=False)
         data = (tmp_path / "s").read_bytes()
         (tmp_path / "s").write_bytes(data[:-4])
-        self.refused("not a readable statistics file", stats=tmp_path / "s")
+        self.refused("not a readable statistics file", stats=tmp_path / "s", calibration=())
 
 
 class TestInterrupted:
@@ -356,7 +354,7 @@ class TestInterrupted:
         stats = self.partial / "stats.safetensors"  # the message names this file
         compress(self.model, other, **self.arguments | {"calibration": (), "stats": stats})
         with pytest.raises(CheckpointError, match="was started with"):
-            self.run(resume=True, request=PlanRequest(param_ratio=0.7))
+            self.run(resume=True, plan=PlanRequest(param_ratio=0.7))
         assert self.partial.is_dir()
         self.run(resume=True)
 

@@ -48,6 +48,7 @@ def _child(directory: Path, step: int) -> dict[str, object]:
     from vllm_gac.healing import train
     from vllm_gac.planning.request import PlanRequest
     from vllm_gac.steps.compress import compress
+    from vllm_gac.steps.compress_request import CompressRequest
 
     by_loss, healed = step < 0, (directory / "heal.txt").exists()
     train._SAVING = 0  # save each time
@@ -59,12 +60,12 @@ def _child(directory: Path, step: int) -> dict[str, object]:
             PlanRequest(max_loss=0.05, methods=("heads", "prune"))
             if by_loss
             else PlanRequest(param_ratio=0.8, kv_ratio=0.75),
+            CompressRequest(
+                heal_tokens=1024 if healed else None, max_tokens=512, sequence_length=128
+            ),
             held_out=[directory / "held-out.txt"] if by_loss else (),
             heal=[directory / "heal.txt"] if healed else (),
-            heal_tokens=1024 if healed else None,
             calibration=[directory / "text.txt"],
-            max_tokens=512,
-            sequence_length=128,
             resume=resume,
             progress=False,
         )

@@ -15,6 +15,7 @@ from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.evaluate import evaluate
 
@@ -64,8 +65,8 @@ class TestDemo:
     @staticmethod
     def stats(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out = tmp_path_factory.mktemp("demo") / "stats.safetensors"
-        options = {"methods": PlanRequest().methods, "max_tokens": 1 << 13}
-        calibrate(demo.MODEL, [demo.CALIBRATION], out, **options, progress=False)
+        request = CalibrateRequest(PlanRequest().methods, max_tokens=1 << 13)
+        calibrate(demo.MODEL, [demo.CALIBRATION], out, request, progress=False)
         return out
 
     @pytest.fixture(scope="class")

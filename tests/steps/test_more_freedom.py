@@ -14,6 +14,7 @@ from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
 
 # By how much the losses of two plans may be in the wrong order. Two probes of each part, on 1024
@@ -35,8 +36,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         model,
         [text],
         directory / "stats",
-        sequence_length=64,
-        probe_tokens=1024,
+        CalibrateRequest(sequence_length=64, probe_tokens=1024),
         progress=False,
     )
     return model, directory / "stats"

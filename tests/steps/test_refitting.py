@@ -10,6 +10,7 @@ from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps import refitting
 from vllm_gac.steps.compress import compress
+from vllm_gac.steps.compress_request import CompressRequest
 
 
 def test_a_run_that_goes_on_reads_no_streams(
@@ -32,9 +33,8 @@ def test_a_run_that_goes_on_reads_no_streams(
         tmp_path / "model",
         tmp_path / "out",
         PlanRequest(param_ratio=0.8, kv_ratio=0.75),
+        CompressRequest(max_tokens=512, sequence_length=128),
         calibration=[tmp_path / "text.txt"],
-        max_tokens=512,
-        sequence_length=128,
         progress=False,
     )
     assert written == ["streams-0001.safetensors", "streams-0002.safetensors"]

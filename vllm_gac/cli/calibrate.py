@@ -3,23 +3,21 @@
 import argparse
 
 from vllm_gac.cli.options import (
-    CALIBRATION_TOKENS,
     MODEL,
     TEXTS,
     Verbs,
+    add_device,
     add_json,
+    add_options,
     add_revision,
-    add_run,
-    count,
-    given,
-    names_of,
-    on_a_device,
+    device_arguments,
     path,
+    request_of,
     text_file,
 )
 from vllm_gac.cli.output import named, print_json, quoted
 from vllm_gac.errors.shown import one_line
-from vllm_gac.layout.schema import METHODS
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -41,37 +39,20 @@ def add_parser(verbs: Verbs) -> None:
         help=f"{TEXTS}; default: Python code that comes with vllm-gac",
     )
     parser.add_argument("--out", type=path, required=True, metavar="STATS.safetensors")
-    parser.add_argument(
-        "--method",
-        type=names_of(METHODS),
-        metavar="M,...",
-        help="what plans will be made of: heads, prune, lowrank; default: all, the last of which "
-        "takes longest",
-    )
-    parser.add_argument(
-        "--probe-tokens",
-        type=count,
-        metavar="N",
-        help="how many of the tokens measure what each part of each layer is worth, 0 for none; "
-        "default: 2048",
-    )
-    add_run(parser, CALIBRATION_TOKENS)
+    add_options(CalibrateRequest, {"": parser, "run": parser})
+    add_device(parser)
     add_json(parser)
     parser.set_defaults(run=run, hint="; the same command goes on from here")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the statistics and print their path."""
-    from vllm_gac.checkpoint.hub import model_directory
-    from vllm_gac.steps.calibrate import calibrate, checked_model
-    from vllm_gac.steps.calibration_text import calibration_texts
+    request = request_of(args, CalibrateRequest)
 
-    options = given(args, "probe_tokens") | on_a_device(args)
-    if args.method is not None:
-        options["methods"] = args.method
-    directory = model_directory(args.model, args.revision)
-    checked_model(directory, args.out)  # a refusal comes before a warning about the text
-    calibrate(directory, calibration_texts(directory, args.text), args.out, **options)
+    from vllm_gac.steps.calibrate import calibrate
+
+    options = {"revision": args.revision, **device_arguments(args)}
+    calibrate(args.model, args.text, args.out, request, **options)
     model = named(args.model, args.revision)
     if args.json:
         print_json({"out": str(args.out), "bytes": args.out.stat().st_size})

@@ -7,26 +7,27 @@ from vllm_gac.cli.budgets import print_budgets
 from vllm_gac.cli.layers import print_layers
 from vllm_gac.cli.options import (
     BUDGETS,
-    CALIBRATION_TOKENS,
     MODEL,
     TEXTS,
     Verbs,
+    add_device,
     add_json,
+    add_options,
     add_papers,
     add_planning,
     add_restart,
     add_revision,
-    add_run,
+    device_arguments,
     given,
-    on_a_device,
     path,
     plan_request,
-    positive,
+    request_of,
     text_file,
 )
 from vllm_gac.cli.output import named, print_json, quoted, serve_hint
 from vllm_gac.options import options_of
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.compress_request import CompressRequest
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -57,26 +58,15 @@ def add_parser(verbs: Verbs) -> None:
         "are written and measured, and the fastest within it stays; 131072 tokens at most are read",
     )
     keep.add_argument(
+        "--plan", type=path, metavar="PLAN.json", help="dims to use, instead of all of these"
+    )
+    keep.add_argument(
         "--heal",
         nargs="+",
         type=text_file,
         metavar="FILE",
         help="with --max-loss: text that is not held out, which each model is healed on before it "
         "is measured",
-    )
-    keep.add_argument(
-        "--heal-tokens", type=positive, metavar="N", help="heal each model on N tokens"
-    )
-    keep.add_argument(
-        "--plan", type=path, metavar="PLAN.json", help="dims to use, instead of all of these"
-    )
-    keep.add_argument(
-        "--no-refit",
-        dest="refit",
-        action="store_const",
-        const=False,
-        help="leave each layer as it is fitted to the dense model's inputs; by default o_proj and "
-        "down_proj are fitted once more, to what the compressed layers before give",
     )
     how = parser.add_argument_group("how to run")
     add_revision(how)
@@ -86,26 +76,12 @@ def add_parser(verbs: Verbs) -> None:
         metavar="STATS.safetensors",
         help="what calibrate has measured, instead of --calibration",
     )
-    add_run(how, CALIBRATION_TOKENS)
+    papers = add_papers(parser)
+    add_options(CompressRequest, {"": keep, "run": how, "papers": papers})
+    add_device(how)
     add_restart(how)
     add_json(how)
-    papers = add_papers(parser)
-    papers.add_argument(
-        "--whitening",
-        choices=("kfac", "svd-llm", "asvd", "svd"),
-        help="what errors of low-rank linears are weighted by: statistics of inputs and the "
-        "gradients of outputs, of inputs alone as in SVD-LLM or ASVD, or nothing; default: kfac",
-    )
-    papers.add_argument(
-        "--prune-criterion",
-        choices=("obs", "magnitude"),
-        help="how MLP channels are chosen: by their loss after the refit, or the energy of their "
-        "activations; default: obs",
-    )
-    parser.set_defaults(
-        run=run,
-        hint="; the same command with --resume goes on from here",
-    )
+    parser.set_defaults(run=run, hint="; the same command with --resume goes on from here")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,30 +96,25 @@ def run(args: argparse.Namespace) -> int:
     if args.plan is None and not given(args, *BUDGETS):
         args.usage_error("give --max-loss, --param-ratio, --kv-ratio, a --latency or a --plan")
 
-    from vllm_gac.checkpoint.dense_model import open_dense
-    from vllm_gac.checkpoint.hub import model_directory
-    from vllm_gac.checkpoint.strict_json import read_json
-    from vllm_gac.layout.schema import validate
-    from vllm_gac.planning.plan_file import Plan
-    from vllm_gac.steps.compress import compress, held_out_text
+    request = request_of(args, CompressRequest)
+
+    from vllm_gac.steps.compress import compress
+    from vllm_gac.steps.compress_inputs import held_out_text
     from vllm_gac.steps.inspect import KV_CACHE_BYTES
     from vllm_gac.steps.tries import Try, described
 
-    model = model_directory(args.model, args.revision)
-    dense = open_dense(model).layout
-    layout = compress(
-        model,
+    done = compress(
+        args.model,
         args.out,
-        plan_request(args),
-        plan=args.plan,
+        args.plan or plan_request(args),
+        request,
+        revision=args.revision,
         resume=args.resume,
         overwrite=args.overwrite,
-        **on_a_device(args),
-        **given(args, "whitening", "prune_criterion", "refit", "calibration", "stats"),
-        **given(args, "held_out", "heal", "heal_tokens"),
+        **device_arguments(args),
+        **given(args, "calibration", "stats", "held_out", "heal"),
     )
-    reached = read_json(args.out / "config.json")["gac"]["source"].get("max_loss")
-    plan = validate(Plan, read_json(args.out / "plan.json"), str(args.out / "plan.json"))
+    dense, layout, reached = done.dense, done.layout, done.max_loss
     if args.json:
         print_json(
             {
@@ -152,12 +123,12 @@ def run(args: argparse.Namespace) -> int:
                 "dense_parameters": dense.parameters,
                 "kv_bytes_per_token": layout.kv_elements * KV_CACHE_BYTES,
                 "dense_kv_bytes_per_token": dense.kv_elements * KV_CACHE_BYTES,
-                "expected_loss": plan.expected_loss,
+                "expected_loss": done.plan.expected_loss,
             }
             | ({"max_loss": reached} if reached else {})
         )
         return 0
-    print_budgets(plan)
+    print_budgets(done.plan)
     print()
     print_layers([layer.section() for layer in layout.layers])
     if reached:
@@ -169,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         )
     print(f"\n{serve_hint(args.out)}")
     # A model is evaluated on other text than it was calibrated on.
-    text = quoted(held_out_text(model) or Path("HELD_OUT.txt"))
+    text = quoted(held_out_text(args.model) or Path("HELD_OUT.txt"))
     dense_model = named(args.model, args.revision, "--against-revision")
     which = f"{quoted(args.out)} --against {dense_model}"
     print(f"Measure it:  vllm-gac evaluate {which} --text {text}")

@@ -77,7 +77,7 @@ def add_parser(verbs: Verbs) -> None:
         metavar="DTYPE",
         help="of vLLM's KV cache, e.g. fp8; with --engine vllm",
     )
-    add_run(parser, "; default: all")
+    add_run(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -26,11 +26,6 @@ MODEL = "a model directory, or the id of a model on the Hub"
 # The options of which a plan needs one: without any, it keeps all of the model.
 BUDGETS = ("max_loss", "param_ratio", "kv_ratio", "latency", "latency_ratio")
 
-CALIBRATION_TOKENS = (
-    ", in whole sequences, one at least; default: 65536, or 16 for each channel of an MLP if that "
-    "is more"
-)
-
 
 def add_revision(parser: Section) -> None:
     """Add --revision, for verbs that take a model."""
@@ -81,6 +76,8 @@ def add_options(request: type, groups: Mapping[str, Section]) -> None:
             values = {"action": "store_const", "const": True}
         elif option.kind != "text":
             parse, metavar = _KINDS[option.kind]
+            if option.kind == "count" and not option.least:
+                parse = count
             values = {"type": parse, "metavar": option.metavar or metavar}
         elif option.choices is None:
             values = {"metavar": option.metavar}
@@ -108,18 +105,10 @@ def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
-def add_run(parser: Section, tokens: str) -> None:
-    """Add the options of verbs that run the model on text. An option that is not given is None.
-
-    Args:
-        parser: The verb's parser, or a section of it.
-        tokens: The end of the help of --max-tokens: the default, and how tokens are counted.
-    """
+def add_run(parser: Section) -> None:
+    """Add the options of a verb that predicts text. An option that is not given is None."""
     parser.add_argument(
-        "--max-tokens",
-        type=positive,
-        metavar="N",
-        help=f"use at most N tokens{tokens}",
+        "--max-tokens", type=positive, metavar="N", help="use at most N tokens; default: all"
     )
     parser.add_argument(
         "--sequence-length", type=positive, metavar="N", help="tokens per sequence; default: 512"

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_gac.checkpoint.dense_model import open_dense
@@ -16,14 +17,12 @@ from vllm_gac.checkpoint.workspace import (
     publish,
     refuse_existing,
 )
-from vllm_gac.compression.arguments import check_count, check_names
 from vllm_gac.compression.devices import check_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.passes import measure_statistics
 from vllm_gac.compression.probes import probes
 from vllm_gac.compression.statistics_file import (
     FORMAT,
-    STATISTICS,
     StatsFile,
     covariances_of,
     kept_covariances,
@@ -36,8 +35,10 @@ from vllm_gac.compression.statistics_file import (
     stats_file,
 )
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import LINEARS, ModelLayout
+from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.schema import METHODS
+from vllm_gac.steps.calibrate_request import CalibrateRequest
+from vllm_gac.steps.calibration_text import calibration_texts
 
 logger = logging.getLogger(__name__)
 
@@ -45,25 +46,42 @@ logger = logging.getLogger(__name__)
 # the perplexity was 9.21 with 2.5 tokens, 8.53 with 9, 8.36 with 16, and 8.30 with all of the text.
 ENOUGH, _FEW = 16, 8
 _LEAST_TOKENS = 1 << 16
-DEFAULT_SEQUENCE_LENGTH = 512
-DEFAULT_PROBE_TOKENS = 1 << 11
 # Tokens for the metrics of outputs.
 _METRIC_TOKENS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a statistics file is to hold.
+
+    Attributes:
+        methods: The methods that may be planned with it.
+        covariances: The linears whose input covariances [in, in] it keeps.
+        metrics: The linears of which it keeps the metrics of the outputs.
+        value_group: How many value heads may be merged into one at most.
+        probe_tokens: About how many of the tokens sensitivities are measured on.
+    """
+
+    methods: Sequence[str]
+    covariances: Sequence[str]
+    metrics: Sequence[str]
+    value_group: int
+    probe_tokens: int
+
+    @classmethod
+    def to_plan(cls, layout: ModelLayout, methods: Sequence[str], probe_tokens: int) -> "Kept":
+        """What plans of `methods` need, and compression by them, of a dense model of `layout`."""
+        group = largest_value_group(layout) if "heads" in methods else 1
+        return cls(methods, covariances_of(methods), metrics_of(methods), group, probe_tokens)
 
 
 def calibrate(
     model: str | Path,
     texts: Sequence[str | Path],
     out: str | Path,
+    request: CalibrateRequest | None = None,
     *,
     revision: str | None = None,
-    max_tokens: int | None = None,
-    sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
-    probe_tokens: int = DEFAULT_PROBE_TOKENS,
-    methods: Sequence[str] = METHODS,
-    linears: Sequence[str] | None = None,
-    factorized: Sequence[str] | None = None,
-    value_group: int | None = None,
     device: str = "cpu",
     progress: bool = True,
 ) -> None:
@@ -75,75 +93,82 @@ def calibrate(
     Args:
         model: Directory of a dense model, or its id on the Hub.
         texts: Text files, .jsonl or .parquet files with "text" or "messages" in each line, or data
-            sets on the Hub: hf://datasets/ORGANIZATION/NAME.
+            sets on the Hub: hf://datasets/ORGANIZATION/NAME. Empty: the text that comes with
+            vllm-gac, Python's standard library.
         out: The safetensors file to write; it must not exist.
+        request: What to measure. None: a `CalibrateRequest` without any option.
         revision: A branch, tag or commit of a model on the Hub. None: main.
-        max_tokens: How many tokens to use at most. None: 65,536, or 16 for each channel of an MLP
-            if that is more.
-        sequence_length: Tokens of one sequence; at most the model's context.
-        probe_tokens: About how many of the tokens to measure sensitivities on, which plans need:
-            by how many nats the loss grows if a part of a layer shrinks. 0: none.
-        methods: The methods that may be planned with these statistics: heads, prune, lowrank.
-        linears: The linears whose input covariances [in, in] are kept, e.g. "mlp.up_proj". None:
-            all that `methods` need.
-        factorized: The linears of which the metrics of the outputs are kept, so that they can be
-            factorized. None: all if `methods` has lowrank, else none.
-        value_group: How many value heads may be merged into one at most. None: as many as
-            `methods` can merge.
         device: The torch device to compute on.
         progress: Whether to show a progress bar on stderr.
 
     Raises:
-        CheckpointError: The model is not dense or of an unknown family, a method is unknown, the
-            texts are too short, or `out` exists.
+        CheckpointError: The model is not dense or of an unknown family, the texts are too short, or
+            `out` exists.
 
     Examples:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> vllm_gac.calibrate(
-        ...     Path("llama"), [Path("text.txt")], Path("stats.safetensors"), max_tokens=512
+        ...     Path("llama"),
+        ...     [Path("text.txt")],
+        ...     Path("stats.safetensors"),
+        ...     vllm_gac.CalibrateRequest(max_tokens=512),
         ... )
         >>> Path("stats.safetensors").exists()
         True
     """
-    out = Path(out)
+    out, request = Path(out), request or CalibrateRequest()
     check_device(device)
-    check_count("--max-tokens", max_tokens, least=1)
-    check_count("--sequence-length", sequence_length, least=1)
-    check_count("--probe-tokens", probe_tokens, least=0)
-    check_count("value_group", value_group, least=1)
-    check_names("linears", linears, STATISTICS)
-    check_names("factorized", factorized, LINEARS)
-    _check_methods(methods, empty=linears is not None or factorized is not None)
-    model = model_directory(model, revision)
-    checkpoint = checked_model(model, out)
+    directory = model_directory(model, revision)
+    finished_before(out, "calibrate", {})
+    refuse_existing(out)
+    checkpoint = open_dense(directory)
+    kept = Kept.to_plan(checkpoint.layout, request.methods, request.probe_tokens)
+    files = calibration_texts(directory, texts)
+    tokens = request.max_tokens, request.sequence_length
+    write_statistics(checkpoint, files, out, kept, *tokens, device, progress)
+
+
+def write_statistics(
+    checkpoint: Checkpoint,
+    texts: Sequence[Path],
+    out: Path,
+    kept: Kept,
+    max_tokens: int | None,
+    sequence_length: int,
+    device: str,
+    progress: bool,
+) -> None:
+    """Measure what is `kept` of a dense model on `texts`, and write it to `out`.
+
+    Raises CheckpointError if the texts are too short, or if another run works there.
+    """
     sequence_length = min(sequence_length, checkpoint.config.max_position_embeddings)
-    metrics = list(factorized) if factorized is not None else metrics_of(methods)
-    if sequence_length < 2 and (probe_tokens or metrics):
+    if sequence_length < 2 and (kept.probe_tokens or kept.metrics):
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
     width = checkpoint.layout.layers[0].intermediate_size
     wanted = max(_LEAST_TOKENS, ENOUGH * width) if max_tokens is None else max_tokens
-    tokens = calibration_sequences(model, texts, length=sequence_length, max_tokens=wanted)
-    largest, heads = largest_value_group(checkpoint.layout), "heads" in methods or not methods
-    if value_group and checkpoint.layout.num_key_value_heads % value_group:
-        raise CheckpointError(
-            f"value_group {value_group}: does not divide the model's "
-            f"{checkpoint.layout.num_key_value_heads} value heads"
-        )
+    tokens = calibration_sequences(
+        checkpoint.directory, texts, length=sequence_length, max_tokens=wanted
+    )
     metadata = {
         "model_config_sha256": checkpoint.config_sha256,
         "tokens": str(tokens.numel()),
         "sequence_length": str(sequence_length),
-        "probe_tokens": str(min(_whole_sequences(probe_tokens, sequence_length), tokens.numel())),
-        "tokens_sha256": hashlib.sha256(tokens.numpy().tobytes()).hexdigest(),
-        "methods": ",".join(method for method in METHODS if method in methods),
-        "format": FORMAT,
-        "covariances": ",".join(linears if linears is not None else covariances_of(methods)),
-        "metrics": ",".join(metrics),
-        "metric_tokens": str(
-            min(_whole_sequences(_METRIC_TOKENS, sequence_length), tokens.numel()) if metrics else 0
+        "probe_tokens": str(
+            min(_whole_sequences(kept.probe_tokens, sequence_length), tokens.numel())
         ),
-        "value_group": str(value_group or (largest if heads else 1)),
+        "tokens_sha256": hashlib.sha256(tokens.numpy().tobytes()).hexdigest(),
+        "methods": ",".join(method for method in METHODS if method in kept.methods),
+        "format": FORMAT,
+        "covariances": ",".join(kept.covariances),
+        "metrics": ",".join(kept.metrics),
+        "metric_tokens": str(
+            min(_whole_sequences(_METRIC_TOKENS, sequence_length), tokens.numel())
+            if kept.metrics
+            else 0
+        ),
+        "value_group": str(kept.value_group),
     }
     workspace = partial_of(out)
     with claimed(workspace, "calibrate", {}):
@@ -153,20 +178,6 @@ def calibrate(
         logger.info(announcement(_work(checkpoint.layout, file, metadata), device))
         measure_statistics(checkpoint, tokens, file, metadata, device, progress)
         publish(file.path, out)
-
-
-def checked_model(model: Path, out: Path) -> Checkpoint:
-    """Open the dense model in `model`; raises GacError if it is none, or if `out` exists."""
-    finished_before(out, "calibrate", {})
-    refuse_existing(out)
-    return open_dense(model)
-
-
-def _check_methods(methods: Sequence[str], empty: bool) -> None:
-    """Raise CheckpointError for unknown methods, or for none unless they may be `empty`."""
-    check_names("--method", methods, METHODS)
-    if not (methods or empty):
-        raise CheckpointError(f"--method {methods}: expected some of {', '.join(METHODS)}")
 
 
 def _few_tokens(tokens: int, width: int) -> str:

@@ -119,12 +119,12 @@ def heal(
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> text = [Path("text.txt")]
-        >>> layout = vllm_gac.compress(
+        >>> compressed = vllm_gac.compress(
         ...     Path("llama"),
         ...     Path("compressed"),
         ...     vllm_gac.PlanRequest(param_ratio=0.9),
+        ...     vllm_gac.CompressRequest(max_tokens=512),
         ...     calibration=text,
-        ...     max_tokens=512,
         ... )
         >>> healed = vllm_gac.heal(
         ...     Path("compressed"),

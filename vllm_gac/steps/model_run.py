@@ -1,4 +1,4 @@
-"""A run that writes a model directory: what heal, import and repair do around their work.
+"""A run that writes a model directory: what compress, heal, import and repair do around their work.
 
 The output appears only when it is complete. Until then the work is in OUT.partial (see
 checkpoint/workspace.py), and a run that was stopped goes on from there.

@@ -13,23 +13,23 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from vllm_gac.checkpoint.atomic_files import copy_file, write_json
-from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.workspace import remove_temporaries
+from vllm_gac.checkpoint.writer import write_index
 from vllm_gac.errors import CheckpointError, PlanError
-from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED, expected_for
-from vllm_gac.planning.plan_file import Plan
+from vllm_gac.planning.plan_file import Plan, read_plan
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.problem import Problems
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compare import LEAST_WINDOWS, Comparison
 from vllm_gac.steps.healing_tries import HealingTries
 from vllm_gac.steps.tries import Try, described
-from vllm_gac.steps.tries_record import record
+from vllm_gac.steps.tries_record import as_recorded, record
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +57,12 @@ def reach_loss(
     write: Write,
     measure: Callable[[Path], Comparison],
     healing: HealingTries | None = None,
-) -> ModelLayout:
+) -> tuple[Plan, dict[str, Any]]:
     """Write the fastest model that is measured to lose at most `request.max_loss`.
 
     It becomes model/ in the `workspace`. With `healing`, models are healed before they are
-    measured. Raises PlanError if no model is within the loss.
+    measured. Returns its plan, and what config.json says of the loss. Raises PlanError if no model
+    is within the loss.
     """
     assert request.max_loss is not None
     most, regained = math.log1p(request.max_loss), 0.0 if healing is None else healing.regained
@@ -78,6 +79,7 @@ def reach_loss(
         for begun in (directory, directory / _WRITTEN):
             remove_temporaries(begun)  # of a run that was killed here
         write(plan.model_copy(update={"notes": notes}), directory / _WRITTEN)
+        write_index(directory / _WRITTEN)
         found, unhealed = _measured(measure, directory / _WRITTEN), None
         if healing is not None and healing.heal(directory / _WRITTEN, directory / _HEALED):
             copy_file(directory / _WRITTEN / "plan.json", directory / _HEALED / "plan.json")
@@ -108,12 +110,13 @@ def reach_loss(
             f"upper end of its interval ({tried}); allow more, or give more --held-out text"
         )
     directory, model = _product(workspace, tries, best), workspace / "model"
+    heal_tokens = None if healing is None else healing.tokens
     if directory.exists():  # else it was moved before the run was stopped
         remove_temporaries(directory)  # of a run that was killed here
-        heal_tokens = None if healing is None else healing.tokens
         record(directory, request.max_loss, best, tries, heal_tokens)
         directory.rename(model)
-    return open_checkpoint(model).layout
+    plan = read_plan(model / "plan.json", checkpoint)
+    return plan, as_recorded(request.max_loss, best, tries, heal_tokens)
 
 
 def next_expected(most: float, tries: Sequence[Try], regained: float = 0.0) -> float | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.strict_json import read_json
@@ -27,11 +28,8 @@ def record(
         tries: All models that were written and measured.
         heal_tokens: How many tokens each of them was healed on; None: they were not.
     """
-    rows = [{key: value for key, value in asdict(one).items() if key != "layers"} for one in tries]
     config = read_json(directory / "config.json")
-    chosen = rows[list(tries).index(best)]
-    found = {"asked": asked, "measured": chosen, "heal_tokens": heal_tokens, "tried": rows}
-    config["gac"]["source"]["max_loss"] = found
+    config["gac"]["source"]["max_loss"] = as_recorded(asked, best, tries, heal_tokens)
     write_json(directory / "config.json", config)
     write_text(directory / PICTURE, svg(draw_tries(asked, best, tries)))
     heads, healed = list(_COLUMNS), ""
@@ -63,6 +61,15 @@ def record(
         f"{healed}:\n\n"
         f"{text}\n\n![loss against predicted time]({PICTURE})\n",
     )
+
+
+def as_recorded(
+    asked: float, best: Try, tries: Sequence[Try], heal_tokens: int | None = None
+) -> dict[str, Any]:
+    """What config.json says was asked for, tried and measured. The arguments are `record`'s."""
+    rows = [{key: value for key, value in asdict(one).items() if key != "layers"} for one in tries]
+    chosen = rows[list(tries).index(best)]
+    return {"asked": asked, "measured": chosen, "heal_tokens": heal_tokens, "tried": rows}
 
 
 def _points(ratio: float) -> str:

@@ -11,11 +11,9 @@ from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.writer import copy_companions, write_index
+from vllm_gac.checkpoint.writer import copy_companions
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
-from vllm_gac.compression.methods.lowrank import Whitening
-from vllm_gac.compression.methods.prune import Criterion
 from vllm_gac.compression.reference_model import reference
 from vllm_gac.compression.statistics_file import (
     check_stats,
@@ -30,6 +28,7 @@ from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import ARCHITECTURE, VERSION
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.planning.plan_file import Plan, planned_layout
+from vllm_gac.steps.compress_request import CompressRequest
 from vllm_gac.steps.model_card import compressed_card
 from vllm_gac.steps.refitting import Refitting
 
@@ -38,22 +37,19 @@ def write_compressed(
     checkpoint: Checkpoint,
     plan: Plan,
     directory: Path,
+    request: CompressRequest,
     *,
     stats: Path | None,
-    whitening: Whitening = "kfac",
-    criterion: Criterion = "obs",
-    refit: bool = True,
-    device: str = "cpu",
-    progress: bool = True,
-    calibrated_on: str | None = None,
-) -> ModelLayout:
+    device: str,
+    progress: bool,
+    calibrated_on: str | None,
+) -> None:
     """Write the model that `plan` makes from the dense model `checkpoint` into `directory`.
 
-    Shards that exist are not written again. `stats` may be None if nothing shrinks. With `refit`,
-    layers are refitted on what the layers before really give them; what that needs between two
-    layers is kept beside `directory`. The card says what text the model was
-    `calibrated_on`, if that is known. Raises CheckpointError if a compressed
-    weight is NaN or infinity.
+    Shards that exist are not written again. `stats` may be None if nothing shrinks. Unless the
+    request says `no_refit`, layers are refitted on what the layers before really give them; what
+    that needs between two layers is kept beside `directory`. The card says what text the model was
+    `calibrated_on`, if that is known.
     """
     layout = planned_layout(checkpoint, plan)
     measured: Mapping[str, str] = {}
@@ -64,9 +60,9 @@ def write_compressed(
             checkpoint.layout,
             checkpoint.config_sha256,
             needed=covariances_for(checkpoint.layout, layout),
-            factorized=metrics_for(layout) if whitening == "kfac" else (),
+            factorized=metrics_for(layout) if request.whitening == "kfac" else (),
         )
-    if stats and refit:
+    if stats and not request.no_refit:
         context = checkpoint.config.max_position_embeddings
         tokens = read_tokens(stats, measured, checkpoint.layout, context)
     inv_freq = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim).to(device)
@@ -85,7 +81,9 @@ def write_compressed(
             steadied(read_layer_stats(stats, index, device), int(measured["tokens"])),
             inv_freq,
         )
-        smaller = compress_layer(layer, layout.layers[index], whitening, criterion)
+        smaller = compress_layer(
+            layer, layout.layers[index], request.whitening, request.prune_criterion
+        )
         if refitting is None:
             return _stored(layout, index, weights, smaller)
         fitted, leaves = refitting.refitted(index, layer.weights, smaller)
@@ -105,8 +103,8 @@ def write_compressed(
     source = {
         "tool": f"vllm-gac {VERSION}",
         "methods": plan.methods,
-        "whitening": whitening,
-        "prune_criterion": criterion,
+        "whitening": request.whitening,
+        "prune_criterion": request.prune_criterion,
         "refitted": tokens is not None,
         "expected_loss": plan.expected_loss,
         **({"planned_for": types} if (types := plan.notes.get("types")) else {}),
@@ -115,8 +113,6 @@ def write_compressed(
         **base_model(checkpoint).recorded(),
     }
     _write_companions(checkpoint, plan, layout, source, card, directory)
-    write_index(directory)
-    return layout
 
 
 def _stored(

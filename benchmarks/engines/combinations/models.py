@@ -13,6 +13,7 @@ from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.layout.dims import KeyLayout, ValueLayout
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.compress_request import CompressRequest
 
 # Keys (form, heads, size) and values (heads, size) of each layer of the demo model. They differ
 # from each other, and no kernel takes one of these sizes without padding.
@@ -23,7 +24,7 @@ MISALIGNED: Sequence[tuple[tuple[Any, int, int], tuple[int, int]]] = [
     (("rotary", 2, 122), (2, 93)),
 ]
 RANK, ALPHA = 16, 32
-TOKENS = 1 << 15  # of calibration
+CALIBRATED = CompressRequest(max_tokens=1 << 15)
 
 
 def shapes(out: Path, small: bool) -> dict[str, Path]:
@@ -43,7 +44,7 @@ def compressed_demo(out: Path, device: str) -> Path:
 
     if not out.exists():
         asked = PlanRequest(param_ratio=0.85, kv_ratio=0.75)
-        compress(demo.MODEL, out, asked, max_tokens=TOKENS, device=device, progress=False)
+        compress(demo.MODEL, out, asked, CALIBRATED, device=device, progress=False)
     return out
 
 
@@ -55,7 +56,7 @@ def misaligned_demo(out: Path, device: str) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         plan = out.with_suffix(".json")
         plan.write_text(json.dumps(_plan()))
-        compress(demo.MODEL, out, plan=plan, max_tokens=TOKENS, device=device, progress=False)
+        compress(demo.MODEL, out, plan, CALIBRATED, device=device, progress=False)
     return out
 
 

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from itertools import product
 from pathlib import Path
@@ -37,7 +37,9 @@ from vllm_gac.planning.planner import best_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps import write_compressed
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
+from vllm_gac.steps.compress_request import CompressRequest
 
 COMMAND = "python -m benchmarks.quality.ladder faults"
 BEFORE, AFTER = "before", "after"
@@ -47,8 +49,8 @@ _ALL: Measured = "all"
 MASSIVE = 500.0
 # Tokens of a short text for each channel of an MLP; the default is 16.
 FEW = 2.5
-_WITHOUT_METRIC = {"whitening": "svd-llm", "refit": False}
-_UNFITTED = {"refit": False}
+_WITHOUT_METRIC = CompressRequest(whitening="svd-llm", no_refit=True)
+_UNFITTED = CompressRequest(no_refit=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,13 @@ class Side:
     Attributes:
         measured: Which statistics it is made from: of the text; of its first tokens; with planted
             tokens of massive activations, as they are or limited.
-        options: More arguments of `compress`.
+        fits: How the weights are made; None: as usual.
         shrunk: Whether covariances are shrunk.
         aligned: Whether dims are those that kernels like, and not any.
     """
 
     measured: Measured = _ALL
-    options: Mapping[str, Any] = field(default_factory=dict)
+    fits: CompressRequest | None = None
     shrunk: bool = True
     aligned: bool = True
 
@@ -87,14 +89,14 @@ _UNMETRIC = "low rank is weighted by its input alone"
 _UNREFITTED = "layers are fitted on the dense model's inputs"
 CASES = (
     *(
-        Case(_UNMETRIC, budget, request, Side(options=_WITHOUT_METRIC), Side(options=_UNFITTED))
+        Case(_UNMETRIC, budget, request, Side(fits=_WITHOUT_METRIC), Side(fits=_UNFITTED))
         for budget, request in (
             ("low rank .8", GOALS["low rank .8"]),
             (_KV_MORE, _THREE_METHODS[_KV_MORE]),
         )
     ),
     *(
-        Case(_UNREFITTED, budget, GOALS[budget], Side(options=_UNFITTED), Side())
+        Case(_UNREFITTED, budget, GOALS[budget], Side(fits=_UNFITTED), Side())
         for budget in ("heads + MLP .8, KV .75", "heads + MLP .7, KV .5")
     ),
     *(
@@ -226,17 +228,17 @@ def _side(trial: _Trial) -> Side:
 
 def _calibrate(task: _Calibration) -> str:
     begun = time.monotonic()
-    options: dict[str, Any] = {"max_tokens": task.max_tokens}
+    request = CalibrateRequest(max_tokens=task.max_tokens)
     if task.measured != _ALL:  # dims are planned from all; so only covariances are needed
-        options |= {"methods": ("heads", "prune"), "probe_tokens": 0}
+        request = replace(request, methods=("heads", "prune"), probe_tokens=0)
     if task.measured == "few":
         width = open_checkpoint(task.model).layout.layers[0].intermediate_size
-        options["max_tokens"] = int(FEW * width)
+        request = replace(request, max_tokens=int(FEW * width))
     with ExitStack() as stack:
         if task.measured in {"massive", "limited"}:
             stack.enter_context(_planted(limited=task.measured == "limited"))
         texts = [task.text / f"calibration-{task.number}.txt"]
-        calibrate(task.model, texts, task.stats, device=task.device, progress=False, **options)
+        calibrate(task.model, texts, task.stats, request, device=task.device, progress=False)
     return f"{task.stats.name}: {time.monotonic() - begun:.1f} s"
 
 
@@ -275,7 +277,7 @@ def _compressed(task: _Trial, out: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         if not side.shrunk:
             stack.enter_context(patch.object(write_compressed, "steadied", _as_measured))
-        compress(task.model, out / "model", plan=plan, stats=stats, **side.options, **options)
+        compress(task.model, out / "model", plan, side.fits, stats=stats, **options)
     return _scored(out / "model", task.text, task.device)
 
 

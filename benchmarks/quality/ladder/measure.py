@@ -30,7 +30,9 @@ from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
+from vllm_gac.steps.compress_request import CompressRequest
 from vllm_gac.steps.heal import heal
 from vllm_gac.steps.heal_request import HealRequest
 
@@ -100,7 +102,8 @@ def measure(
     if any(ROWS[name].request for name in left) and not stats.exists():
         begun = time.monotonic()
         texts = [text / f"calibration-{calibration}.txt"]
-        calibrate(model, texts, stats, max_tokens=max_tokens, device=device, progress=False)
+        request = CalibrateRequest(max_tokens=max_tokens)
+        calibrate(model, texts, stats, request, device=device, progress=False)
         print(f"calibrated in {_since(begun)} s", flush=True)
     tasks = [Task(model, text, name, stats, work, device, heal_tokens) for name in left]
     for row in in_turn(_row, tasks, workers):
@@ -134,8 +137,8 @@ def _made(task: Task, row: Row, out: Path) -> Path:
         return task.model
     options: dict[str, Any] = {"device": task.device, "overwrite": True, "progress": False}
     compressed, healed = out / "compressed", out / "healed"
-    fits: dict[str, Any] = {"whitening": "svd-llm", "refit": False} if row.plain_fits else {}
-    compress(task.model, compressed, row.request, stats=task.stats, **fits, **options)
+    fits = CompressRequest(whitening="svd-llm", no_refit=True) if row.plain_fits else None
+    compress(task.model, compressed, row.request, fits, stats=task.stats, **options)
     if not row.healed:
         return compressed
     texts = [task.text / "healing.txt"]

@@ -6,11 +6,12 @@ import torch
 
 from vllm_gac.compression.methods.base import Compressor, MeasuredLayer
 from vllm_gac.compression.methods.keys import Keys
-from vllm_gac.compression.methods.lowrank import LowRank, Whitening
-from vllm_gac.compression.methods.prune import Channels, Criterion
+from vllm_gac.compression.methods.lowrank import LowRank
+from vllm_gac.compression.methods.prune import Channels
 from vllm_gac.compression.methods.values import Values
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
+from vllm_gac.layout.schema import Criterion, Whitening
 
 
 def compress_layer(

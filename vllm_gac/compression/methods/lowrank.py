@@ -1,7 +1,6 @@
 """Low-rank linears: one linear as two factors."""
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
@@ -10,11 +9,8 @@ from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
 from vllm_gac.compression.methods.factorization import factorize, weighted_spectrum
 from vllm_gac.compression.methods.output_metric import metric_of, of_input
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.schema import Whitening
 
-# What the errors of a factorized linear are weighted by. kfac: the covariance of its input, and the
-# metric of its output. svd-llm: the covariance of its input. asvd: the magnitudes of its inputs.
-# svd: nothing.
-Whitening = Literal["kfac", "svd-llm", "asvd", "svd"]
 # Linears that share their input with another one, under whose name the covariance is kept.
 _INPUT_OF = {
     "self_attn.k_proj": "self_attn.q_proj",

@@ -1,7 +1,6 @@
 """Narrower MLPs: choose the channels to keep, and refit down_proj to replace the others."""
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
@@ -9,16 +8,13 @@ from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
 from vllm_gac.compression.methods.output_metric import without
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.layout.schema import Criterion
 
 # Ridge of inverses and refits, relative to the mean variance of the channels.
 _RIDGE = 1e-4
 # The number of steps in which all channels would be removed. In the demo model the error is within
 # 0.1 % of that of removing one channel at a time.
 _STEPS = 128
-
-# How channels are chosen. obs: by the error that is left after the refit. magnitude: by the energy
-# that a channel adds to the output.
-Criterion = Literal["obs", "magnitude"]
 
 
 class Channels:

@@ -1,0 +1,65 @@
+"""What a calibration measures, and on how much text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.schema import METHODS
+from vllm_gac.options import option, refuse_unexpected
+
+# How much text statistics are measured on; `compress`, which measures them itself, has it, too.
+MAX_TOKENS = option(
+    "--max-tokens",
+    "use at most N tokens, in whole sequences, one at least; default: 65536, or 16 for each "
+    "channel of an MLP if that is more",
+    kind="count",
+    group="run",
+)
+SEQUENCE_LENGTH = option(
+    "--sequence-length", "tokens per sequence; default: 512", kind="count", group="run"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateRequest:
+    """What a calibration measures, and on how much text.
+
+    Each field is an option of `vllm-gac calibrate`. Sequences are no longer than the model's
+    context.
+
+    Raises:
+        CheckpointError: A value is not allowed.
+
+    Examples:
+        >>> import vllm_gac
+        >>> request = vllm_gac.CalibrateRequest(methods=("heads", "prune"), max_tokens=16384)
+        >>> request.probe_tokens, request.sequence_length
+        (2048, 512)
+    """
+
+    methods: Sequence[str] = field(
+        default=METHODS,
+        metadata=option(
+            "--method",
+            "what plans will be made of: heads, prune, lowrank; default: all, the last of which "
+            "takes longest",
+            kind="names",
+            choices=METHODS,
+        ),
+    )
+    probe_tokens: int = field(
+        default=2048,
+        metadata=option(
+            "--probe-tokens",
+            "how many of the tokens measure what each part of each layer is worth, 0 for none; "
+            "default: 2048",
+            kind="count",
+            least=0,
+        ),
+    )
+    max_tokens: int | None = field(default=None, metadata=MAX_TOKENS)
+    sequence_length: int = field(default=512, metadata=SEQUENCE_LENGTH)
+
+    def __post_init__(self) -> None:
+        """Refuse, by its flag, what no calibration can be asked for."""
+        refuse_unexpected(self, CheckpointError, by_flag=True)
