@@ -11,6 +11,8 @@ written of what is there at any time.
 """
 
 import argparse
+import multiprocessing
+import os
 import shlex
 import sys
 import tempfile
@@ -27,19 +29,21 @@ from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_li
 from benchmarks.common.page import arguments, machine, save, source
 from benchmarks.quality.ladder.scores import runner
 from benchmarks.quality.predicted_losses_page import page
-from benchmarks.quality.trials import SEEDS, calibrated, pool_of_workers
 from vllm_gac import demo
 from vllm_gac.checkpoint.token_text import evenly_spread, windows
 from vllm_gac.errors import GacError
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.compress_request import CompressRequest
 
+# Parts of the calibration text, which do not overlap.
+SEEDS = 3
 _PARAMS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
 _CACHES = (0.9, 0.75, 0.625, 0.5, 0.375)
 # The budgets that are measured with all fits and all calibration texts.
 _MAIN_PARAMS, _MAIN_CACHES = (1.0, 0.9, 0.8, 0.7), (1.0, 0.75, 0.5)
-# How the weights are made: arguments of `compress`.
+# How the weights are made.
 FITS = {
     "now": CompressRequest(),
     "not refitted": CompressRequest(no_refit=True),
@@ -181,9 +185,10 @@ def _measure(args: argparse.Namespace, file: Path) -> None:
     names = [
         {key: row.get(key) for key in ("case", "params", "cache", "seed", "fit")} for row in rows
     ]
-    with pool_of_workers() as pool:
+    workers = max(1, min(8, (os.cpu_count() or 2) // 2))  # they share a GPU
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for seed in range(args.texts):
-            stats = calibrated(args.out, seed, args.device)
+            stats = _calibrated(args.out, seed, args.device)
             tasks = [
                 Task(case, seed, fit, stats, args.device, args.windows)
                 for number, fit in enumerate(args.fits)
@@ -193,6 +198,16 @@ def _measure(args: argparse.Namespace, file: Path) -> None:
             for row in pool.imap_unordered(_row, [t for t in tasks if t.name() not in names]):
                 append_line(file, row)
                 print(row["case"], row["params"], row["cache"], row["fit"], flush=True)
+
+
+def _calibrated(directory: Path, seed: int, device: str) -> Path:
+    """Statistics of part `seed` of the text, unless `directory` has them."""
+    blocks = demo.CALIBRATION.read_text(encoding="utf-8").split("\n\n\n")
+    text, stats = directory / f"text-{seed}.txt", directory / f"stats-{seed}.safetensors"
+    text.write_text("\n\n\n".join(blocks[seed::SEEDS]), encoding="utf-8")
+    if not stats.exists():
+        calibrate(demo.MODEL, [text], stats, device=device, progress=False)
+    return stats
 
 
 def _row(task: Task) -> dict[str, Any]:

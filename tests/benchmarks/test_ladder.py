@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from benchmarks.quality.ladder import faults, scores, training
 from benchmarks.quality.ladder import measure as measuring
+from benchmarks.quality.ladder import scores, training
 from benchmarks.quality.ladder.__main__ import main
-from benchmarks.quality.ladder.rows import GOALS, ROWS, is_variant
+from benchmarks.quality.ladder.rows import ROWS, is_variant
 from benchmarks.quality.ladder.scores import runner, window_losses
 from benchmarks.quality.ladder.sizes import SIZES
 from benchmarks.quality.ladder.tasks import copies, needles, score
@@ -29,7 +29,6 @@ from tools.demo_model.llama import Llama
 from vllm_gac import demo
 from vllm_gac.errors import GacError
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps import compress as compressing
 from vllm_gac.steps.evaluate import evaluate
 
 WORDS = ["alpha", "beta", "gamma", "index", "value", "result", "count", "buffer", "parse", "read"]
@@ -312,52 +311,12 @@ def test_vllm_serves_a_row_with_the_losses_of_the_reference(
     assert row["losses"] == pytest.approx(dense["losses"], rel=0.01)
 
 
-@pytest.mark.slow
-def test_a_fault_is_measured_from_every_text_on_both_sides(
-    text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Planted tokens, unshrunk covariances and free dims make other weights."""
-
-    def stop(*inputs: Any, **options: Any) -> None:
-        raise KeyboardInterrupt
-
-    budget = GOALS["heads + MLP .8, KV .75"]
-    cases = [
-        replace(case, request=budget)
-        for case in faults.CASES
-        if case.before.measured in {"massive", "few"} or not case.before.aligned
-    ][:3]
-    monkeypatch.setattr(faults, "CASES", cases)
-    monkeypatch.setattr(faults, "CALIBRATIONS", 1)
-    out = tmp_path / "faults.jsonl"
-    command = ["faults", str(trained / "model"), str(out), "--text", str(text)]
-    command += ["--budgets", "heads*", "all methods .8, KV .75"]
-    with monkeypatch.context() as patch:
-        patch.setattr(compressing, "write_compressed", stop)  # leaves unfinished work
-        with pytest.raises(KeyboardInterrupt):
-            main([*command, "--max-tokens", "2048"])
-    assert main([*command, "--max-tokens", "2048"]) == 0
-    assert main([*command, "--max-tokens", "2048"]) == 0
-    dense, *rows = map(json.loads, out.read_text().splitlines())
-    assert dense["side"] == "dense"
-    assert dense["command"].endswith(" faults --budgets 'heads*' 'all methods .8, KV .75'")
-    assert [(row["fault"], row["side"]) for row in rows] == [
-        (case.fault, side) for case in cases for side in (faults.BEFORE, faults.AFTER)
-    ]
-    means = [sum(row["losses"]) / len(row["losses"]) for row in rows]
-    assert len({round(mean, 7) for mean in means}) == len(rows)
-    assert not any(path.is_dir() for path in out.with_suffix(".work").iterdir())
-
-
 def test_an_unknown_row_is_one_clear_error(
     trained: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["measure", str(trained), str(tmp_path / "out.jsonl"), "--text", str(text)]
     assert main([*command, "--rows", "half"]) == 1
     assert capsys.readouterr().err.startswith("error: half: no such row; ")
-    command = ["faults", str(trained / "model"), str(tmp_path / "out.jsonl"), "--text", str(text)]
-    assert main([*command, "--budgets", "half"]) == 1
-    assert capsys.readouterr().err.startswith("error: half: no such budget; there are low rank .8;")
 
 
 @pytest.fixture(scope="module")

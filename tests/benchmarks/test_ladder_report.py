@@ -1,17 +1,13 @@
-"""What the ladder's page concludes from rows: goals, laws of growth, what to buy, faults."""
+"""What the ladder's page concludes from rows: goals, laws of growth, what to buy."""
 
-import json
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.quality.ladder.faults import AFTER, BEFORE, CASES
-from benchmarks.quality.ladder.faults_page import faults_page
 from benchmarks.quality.ladder.goals import MOST, other_times, reached
 from benchmarks.quality.ladder.pareto import microseconds, unbeaten, what_to_buy
 from benchmarks.quality.ladder.results import Model
@@ -180,34 +176,6 @@ def test_gac_on_top_that_was_not_measured_is_added_up() -> None:
 def test_fp8_weights_take_less_time_than_bf16_and_an_fp8_cache_alone_as_much() -> None:
     assert microseconds(_row(SERVED)) == microseconds(_row(f"{DENSE}, FP8 KV")) == 50
     assert 25 < microseconds(_row(f"{DENSE}, FP8")) < 50
-
-
-def test_the_page_of_faults_compares_both_sides_of_each_case(tmp_path: Path) -> None:
-    assert faults_page(tmp_path) == ""
-    case = CASES[0]
-    about = {"machine": "none", "date": "today", "commit": "0", "torch": "0"}
-    rows = [{"fault": None, "budget": None, "side": "dense", "text": None, **_row(DENSE)}]
-    rows += [
-        {
-            **_row(DENSE, lost),
-            "fault": case.fault,
-            "budget": case.budget,
-            "side": side,
-            "text": text,
-        }
-        for text in range(3)
-        for side, lost in ((BEFORE, 0.1), (AFTER, 0.05))
-    ]
-    (tmp_path / "a model").mkdir()
-    file = tmp_path / "a model" / "faults.jsonl"
-    file.write_text("".join(json.dumps(about | row) + "\n" for row in rows))
-    text = faults_page(tmp_path)
-    assert "60 windows of 30 documents of [this text](text.json). none, today" in text
-    (line,) = [line for line in text.splitlines() if case.budget in line]
-    ratios = [cell.split()[0] for cell in line.split("|")[3:6]]
-    before, after, change = map(float, ratios)
-    assert before > after > 1 > change
-    assert change == pytest.approx(after / before, abs=1e-4)
 
 
 def test_rows_that_would_have_other_dims_or_times_today_are_said() -> None:

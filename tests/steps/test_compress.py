@@ -357,32 +357,3 @@ class TestInterrupted:
             self.run(resume=True, plan=PlanRequest(param_ratio=0.7))
         assert self.partial.is_dir()
         self.run(resume=True)
-
-    def test_two_runs_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        write_tensors = atomic_files.write_tensors
-
-        def another_run(path: Path, *arguments: Any) -> None:
-            with pytest.raises(CheckpointError, match="another process is writing here"):
-                compress(self.model, self.out, resume=True, **self.arguments)
-            write_tensors(path, *arguments)
-
-        monkeypatch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", another_run)
-        self.run()
-        assert self.out.is_dir()
-
-    def test_resume_with_nothing_begun_is_a_plain_run(self) -> None:
-        self.run(resume=True)
-        assert self.out.is_dir()
-
-    def test_a_number_of_threads_is_kept_by_a_resumed_run(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)  # two of a busy machine's wait for one another
-        try:
-            self.interrupt(monkeypatch, KeyboardInterrupt())
-            torch.set_num_threads(2)
-            self.run(resume=True)
-            assert torch.get_num_threads() == 2
-        finally:
-            torch.set_num_threads(before)

@@ -10,7 +10,7 @@ import torch
 from tests.support.model_files import config, write_model
 from vllm_gac.checkpoint.open import INDEX_FILE
 from vllm_gac.errors import CheckpointError
-from vllm_gac.steps.model_run import Output
+from vllm_gac.steps.model_run import Output, threads_of
 
 RECORD = {"strategy": "minimal"}
 
@@ -54,6 +54,22 @@ def test_a_run_goes_on_with_its_record_and_its_threads(tmp_path: Path) -> None:
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_runs_at_once_and_one_that_was_forgotten_are_refused(
+    resume: bool, tmp_path: Path
+) -> None:
+    def two() -> None:
+        with output(tmp_path).run(RECORD):
+            with pytest.raises(CheckpointError, match=r"partial: another process is writing here"):
+                output(tmp_path, resume).check()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        two()
+    with pytest.raises(CheckpointError, match="unfinished work of an earlier run; continue it"):
+        output(tmp_path).check()
+
+
 def test_a_run_stopped_in_its_last_moment_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,3 +91,16 @@ def test_a_process_that_does_not_write_leaves_nothing(tmp_path: Path) -> None:
     with other.run(RECORD) as run:
         assert run.work == tmp_path / "out.partial"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("recorded", "expected"), [(3, 3), (0, None), (10**9, None), ("3", None), (None, None)]
+)
+def test_only_a_number_of_threads_that_a_machine_can_have_is_taken(
+    recorded: object, expected: int | None, tmp_path: Path
+) -> None:
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    record = {"workspace": 2, "command": "heal", "run": {"threads": recorded}}
+    (partial / "run.json").write_text(json.dumps(record))
+    assert threads_of(tmp_path / "out") == (expected or torch.get_num_threads())

@@ -8,8 +8,6 @@ import pytest
 
 from tests.support.dense_models import config, write
 from tests.support.killing import assert_disk_was_full, assert_resumed, run_child, survey
-from vllm_gac.checkpoint.open import faults, open_checkpoint
-from vllm_gac.errors import CheckpointError
 
 
 def test_resumes_to_the_same_bytes_wherever_it_was_killed(tmp_path: Path) -> None:
@@ -26,28 +24,6 @@ def test_resumes_to_the_same_bytes_from_every_single_point(tmp_path: Path) -> No
 def test_a_full_disk_leaves_one_sentence_and_resumable_work(tmp_path: Path) -> None:
     summary = _surveyed(tmp_path, step=0)
     assert_disk_was_full(summary)
-
-
-def test_two_repairs_into_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm_gac.checkpoint import atomic_files
-    from vllm_gac.steps.repair import repair
-
-    model = write(tmp_path / "model", config(intermediate_size=93))
-    refused = []
-
-    def another_run(path: Path, *arguments: object) -> None:
-        for resume in (False, True):
-            with pytest.raises(CheckpointError) as error:
-                repair(model, tmp_path / "out", resume=resume, progress=False)
-            refused.append(str(error.value))
-        atomic_files.write_tensors(path, *arguments)
-
-    monkeypatch.setattr("vllm_gac.checkpoint.layer_shards.write_tensors", another_run)
-    repair(model, tmp_path / "out", progress=False)
-    assert len(refused) > 2
-    for said in refused:
-        assert said.endswith("out.partial: another process is writing here")
-    assert list(faults(open_checkpoint(tmp_path / "out"), finite=True)) == []
 
 
 def _surveyed(directory: Path, step: int) -> dict[str, object]:

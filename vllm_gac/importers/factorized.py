@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
 from vllm_gac.importers.imported import Format, Imported, Source, as_stored, imported
-from vllm_gac.importers.products import product, the_same
 from vllm_gac.layout.dims import LINEARS, ModelLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LM_HEAD = "lm_head"
 
@@ -146,7 +148,21 @@ def _source(model: Factorized, name: str) -> Source:
     downs, up = model.names.down(stored), model.names.up(stored)
     match factor:
         case "A":
-            return Source(downs, partial(the_same, linear=stored) if downs[1:] else as_stored)
+            return Source(downs, partial(_the_same, linear=stored) if downs[1:] else as_stored)
         case "B":
             return Source((up,))
-    return Source((up, *downs), partial(product, linear=stored))
+    return Source((up, *downs), partial(_product, linear=stored))
+
+
+def _the_same(factor: "Tensor", *copies: "Tensor", linear: str) -> "Tensor":
+    """A factor that is stored several times. Raises CheckpointError if the copies differ."""
+    if any(not factor.equal(copy) for copy in copies):
+        raise CheckpointError(
+            f"{linear}: the copies of the basis that it shares with other layers differ"
+        )
+    return factor
+
+
+def _product(up: "Tensor", down: "Tensor", *copies: "Tensor", linear: str) -> "Tensor":
+    """The full linear: up [out, rank] @ down [rank, in] in fp32, rounded to the dtype of `up`."""
+    return (up.float() @ _the_same(down, *copies, linear=linear).float()).to(up.dtype)

@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
-from vllm_gac.importers import layer_tensors
 from vllm_gac.importers.imported import Format, Imported, Source, dense_of, imported
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.schema import HfConfig, RopeParameters, validate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Sizes of a skipped part when it is served: the smallest aligned sizes that 8 GPUs can divide.
 _IDLE_HEAD, _IDLE_WIDTH = 8, 64
@@ -139,13 +141,28 @@ def _own_sources(
     for name, shape in layout.layer_tensors(index):
         local = name.removeprefix(prefix)
         if local == "self_attn.rope_inv_freq":
-            table = partial(layer_tensors.frequencies, rope, heads=layer.key.heads, size=size)
+            table = partial(_frequencies, rope, heads=layer.key.heads, size=size)
             sources[name] = Source((), table)
         elif local.startswith(skipped):
             value = 1.0 if local.endswith("norm.weight") else 0.0
-            filled = partial(layer_tensors.filled, shape=shape, value=value)
+            filled = partial(_filled, shape=shape, value=value)
             sources[name] = Source((_ANY,), filled)
         elif local.startswith("self_attn.q_proj.") and size != layout.head_dim:
             factor = math.sqrt(layout.head_dim / size)
-            sources[name] = Source((name,), partial(layer_tensors.scaled, factor=factor))
+            sources[name] = Source((name,), partial(_scaled, factor=factor))
     return sources
+
+
+def _frequencies(rope: RopeParameters, *, heads: int, size: int) -> "Tensor":
+    """The model's RoPE frequencies for heads of another size: fp32 [heads, size / 2]."""
+    from vllm_gac.layout.rope import inverse_frequencies
+
+    return inverse_frequencies(rope, size).expand(heads, -1).contiguous()
+
+
+def _filled(like: "Tensor", *, shape: tuple[int, ...], value: float) -> "Tensor":
+    return like.new_full(shape, value)
+
+
+def _scaled(weight: "Tensor", *, factor: float) -> "Tensor":
+    return (weight.float() * factor).to(weight.dtype)

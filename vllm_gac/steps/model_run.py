@@ -13,11 +13,19 @@ from typing import Any
 import torch
 
 from vllm_gac.checkpoint.open import Checkpoint, faults
-from vllm_gac.checkpoint.workspace import check_output, finished_before, partial_of, workspace
+from vllm_gac.checkpoint.workspace import (
+    check_output,
+    finished_before,
+    partial_of,
+    recorded,
+    workspace,
+)
 from vllm_gac.checkpoint.writer import companions_of, write_index
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.names import VERSION
-from vllm_gac.steps.threads import threads_of, use_threads
+
+# More than any machine has. With a billion, OpenMP ends the process.
+_MOST_THREADS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ class Output:
         if self.is_ours and self.resume and finished_before(self.path, self.verb, record):
             yield ModelRun(self.path, partial_of(self.path), finished=True)
             return
-        with use_threads(threads):
+        with _use_threads(threads):
             if not self.is_ours:
                 work = partial_of(self.path)
                 yield ModelRun(work / "model", work)
@@ -108,3 +116,22 @@ def refuse_broken(source: Checkpoint) -> None:
     for fault in faults(source):
         raise CheckpointError(fault)
     companions_of(source.directory)
+
+
+def threads_of(out: Path) -> int:
+    """The number of threads of the unfinished run that makes `out`, else torch's own."""
+    threads = (recorded(out) or {}).get("threads")
+    if isinstance(threads, int) and 0 < threads <= _MOST_THREADS:
+        return threads
+    return torch.get_num_threads()
+
+
+@contextmanager
+def _use_threads(threads: int) -> Iterator[None]:
+    """Within the context, torch computes with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -3,14 +3,12 @@
     python -m benchmarks.quality.ladder text TEXT
     python -m benchmarks.quality.ladder train 130m DIR --text TEXT --minutes 10 --device cuda
     python -m benchmarks.quality.ladder measure DIR OUT.jsonl --text TEXT --device cuda
-    python -m benchmarks.quality.ladder faults MODEL OUT.jsonl --text TEXT --device cuda
     python -m benchmarks.quality.ladder report RESULTS
 
 The first command collects text that is at hand, the second trains a Llama on it, the third
-compresses that by every form and budget and scores each result on held-out text, the fourth
-compresses it with and without what repairs a fault of the fits. They go on where they were stopped.
-The last one writes the pages. The models are too large to ship; the scripts, the hashes and the
-learning curves are what is kept.
+compresses that by every form and budget and scores each result on held-out text. They go on where
+they were stopped. The last one writes the pages. The models are too large to ship; the scripts, the
+hashes and the learning curves are what is kept.
 """
 
 import argparse
@@ -19,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common.page import add_commit
-from benchmarks.quality.ladder.faults import measure_faults
 from benchmarks.quality.ladder.measure import HEAL_TOKENS, measure
 from benchmarks.quality.ladder.rows import chosen
 from benchmarks.quality.ladder.sizes import ROPE_THETAS, SIZES
@@ -72,26 +69,14 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--calibration", type=int, default=0, help="number of the text: 0, 1 or 2")
     verb.add_argument("--max-tokens", type=int, help="of calibration")
     verb.add_argument("--heal-tokens", type=int, default=HEAL_TOKENS, help="of a healed row")
-    _add_machine(verb)
+    verb.add_argument("--device", default="cpu")
+    verb.add_argument("--workers", type=int, default=1, help="rows that are measured at once")
+    add_commit(verb)
     verb.set_defaults(run=_measure)
-    verb = verbs.add_parser("faults", help="compress a model with and without each repair")
-    verb.add_argument("model", type=Path, metavar="MODEL", help="directory of a dense model")
-    verb.add_argument("out", type=Path, metavar="OUT.jsonl", help="rows are appended to it")
-    verb.add_argument("--text", type=Path, required=True)
-    verb.add_argument("--max-tokens", type=int, help="of calibration")
-    verb.add_argument("--budgets", nargs="*", default=["*"], help="or patterns (default: all)")
-    _add_machine(verb)
-    verb.set_defaults(run=_faults)
     verb = verbs.add_parser("report", help="write the page, the picture and the cards")
     verb.add_argument("directory", type=Path, metavar="RESULTS", help="a folder for each model")
     verb.set_defaults(run=_report_of)
     return parser
-
-
-def _add_machine(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--device", default="cpu")
-    verb.add_argument("--workers", type=int, default=1, help="rows that are measured at once")
-    add_commit(verb)
 
 
 def _text(options: argparse.Namespace) -> None:
@@ -144,19 +129,6 @@ def _measure(options: argparse.Namespace) -> None:
         max_tokens=options.max_tokens,
         heal_tokens=options.heal_tokens,
         commit=options.commit,
-    )
-
-
-def _faults(options: argparse.Namespace) -> None:
-    measure_faults(
-        options.model,
-        options.text,
-        options.out,
-        device=options.device,
-        workers=options.workers,
-        max_tokens=options.max_tokens,
-        commit=options.commit,
-        budgets=options.budgets,
     )
 
 

@@ -6,14 +6,17 @@ it has; the same command then does the rest. A row that no plan can meet says so
 """
 
 import math
+import multiprocessing
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 
 from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
@@ -22,7 +25,6 @@ from benchmarks.quality.ladder.rows import ROWS, Row, is_variant
 from benchmarks.quality.ladder.scores import runner, task_scores, window_losses
 from benchmarks.quality.ladder.served import served_losses
 from benchmarks.quality.ladder.text import read_tensor
-from benchmarks.quality.ladder.workers import in_turn
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import GacError
@@ -106,9 +108,24 @@ def measure(
         calibrate(model, texts, stats, request, device=device, progress=False)
         print(f"calibrated in {_since(begun)} s", flush=True)
     tasks = [Task(model, text, name, stats, work, device, heal_tokens) for name in left]
-    for row in in_turn(_row, tasks, workers):
+    for row in _in_turn(tasks, workers):
         append_line(out, about | row)
         _say(about | row)
+
+
+def _in_turn(tasks: Sequence[Task], workers: int) -> Iterator[dict[str, Any]]:
+    """The rows of all tasks, in the order in which they are done, by several processes."""
+    if workers == 1:
+        yield from map(_row, tasks)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin) as pool:
+        for done in as_completed([pool.submit(_row, task) for task in tasks]):
+            yield done.result()
+
+
+def _begin() -> None:
+    torch.set_num_threads(2)  # several processes share the cores
 
 
 def _row(task: Task) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from scipy.stats import spearmanr
 from benchmarks.common.figures import BLUE, GREEN, GREY, ORANGE, PINK, RED, axes_grid, drawn
 from benchmarks.common.markdown import table
 from benchmarks.common.page import origin
-from benchmarks.quality.ladder.faults_page import faults_page
 from benchmarks.quality.ladder.goals import other_dims, other_times, reached
 from benchmarks.quality.ladder.pareto import microseconds, what_to_buy
 from benchmarks.quality.ladder.published import published
@@ -51,8 +50,6 @@ def write_report(directory: Path) -> str:
     for model in models:
         about = card(dict(model.run), list(model.curve))
         (directory / model.name / "README.md").write_text(about, encoding="utf-8")
-    if faults := faults_page(directory):
-        (directory / "faults.md").write_text(faults, encoding="utf-8")
     return page
 
 
