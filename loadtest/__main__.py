@@ -192,7 +192,7 @@ def _report(options: argparse.Namespace) -> None:
 
 def _ab(options: argparse.Namespace) -> None:
     from loadtest.ab.ab import Extent, run_comparison
-    from loadtest.ab.comparison_file import MOST_REPEATS, load_comparison
+    from loadtest.ab.comparison_file import MAX_REPEATS, load_comparison
     from loadtest.ab.progress import prediction
 
     # SIGTERM exits as Ctrl-C does, so that the clean-up stops the server.
@@ -205,8 +205,8 @@ def _ab(options: argparse.Namespace) -> None:
         raise LoadTestError("--minutes needs --until: without it, the file says how often")
     if options.part < 1:
         raise LoadTestError(f"--part {options.part}: parts count from 1")
-    if options.repeats is not None and not 1 <= options.repeats <= MOST_REPEATS:
-        raise LoadTestError(f"--repeats {options.repeats}: expected 1 to {MOST_REPEATS}")
+    if options.repeats is not None and not 1 <= options.repeats <= MAX_REPEATS:
+        raise LoadTestError(f"--repeats {options.repeats}: expected 1 to {MAX_REPEATS}")
     extent = Extent(options.until, options.minutes, options.part, tuple(options.pool))
     comparison = load_comparison(options.comparison)
     if options.repeats is not None:

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from vllm import _custom_ops  # noqa: F401 -- brings torch.ops._C
 
 from benchmarks.common.page import measure_rows
-from vllm_gac.kernels.few_tokens.tiling import MOST_TILES
+from vllm_gac.kernels.few_tokens.tiling import MAX_TILES
 from vllm_gac.profiling.low_rank import Factors
 from vllm_gac.profiling.timing import copy_bandwidth
 from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn, random_matrix
@@ -55,7 +55,7 @@ def main() -> None:
 def _rows() -> Iterator[dict[str, Any]]:
     bandwidth = copy_bandwidth()
     layers = [_layer() for _ in range(2)]
-    counters = torch.zeros(MOST_TILES, dtype=torch.int32, device="cuda")
+    counters = torch.zeros(MAX_TILES, dtype=torch.int32, device="cuda")
     for tokens in TOKENS:
         for names in (*([name] for name in GROUPS), list(GROUPS)):
             bytes_read = sum(layers[0][name].factors.nbytes for name in names)

@@ -13,7 +13,7 @@ from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.scenario import find_scenario, load_scenario
 from loadtest.yaml_file import load_yaml
 
-MOST_REPEATS = 100
+MAX_REPEATS = 100
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
@@ -109,7 +109,7 @@ class Comparison(_Strict):
     baseline: str
     together: bool = False
     at_once: bool = False
-    repeats: Annotated[int, Field(strict=True, ge=1, le=MOST_REPEATS)] = 3
+    repeats: Annotated[int, Field(strict=True, ge=1, le=MAX_REPEATS)] = 3
     warmup: Seconds = 10.0
     processes: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     port: Annotated[int, Field(strict=True, ge=1024, le=65000)] = 8100

@@ -21,7 +21,7 @@ from loadtest.report.summary import PooledRuns, group_runs
 from loadtest.runs.run import Run
 
 GOOD_ENOUGH = 0.99
-_MOST_STEPS = 20  # that are looked ahead
+_MAX_STEPS = 20  # that are looked ahead
 # Simulated: nearer to the capacity, a missing limit takes many more requests than it is worth.
 _ASIDE = 1.25
 
@@ -204,7 +204,7 @@ def _with_more(label: str, traffic: str, rows: Sequence[AtRate]) -> Capacity:
 def _until_it_tells(now: Capacity, rows: Sequence[AtRate], step: AtRate) -> tuple[int, Capacity]:
     """How many such steps change the limits, and to what."""
     steps, then = 0, now
-    while then.rate == now.rate and steps < _MOST_STEPS:
+    while then.rate == now.rate and steps < _MAX_STEPS:
         steps += 1
         rows = [*rows, step]
         then = capacity(now.label, now.traffic, rows)

@@ -1,11 +1,11 @@
-"""Covariances of few tokens are steadied: that helps where tokens are few, and harms nowhere."""
+"""Covariances of few tokens are shrunk: that helps where tokens are few, and harms nowhere."""
 
 import pytest
 import torch
 
 from vllm_gac.compression.methods.prune import prune_channels
 from vllm_gac.compression.shrinkage import shrunk, toward_diagonal
-from vllm_gac.compression.statistics_file import PAIR_SCORES, steadied
+from vllm_gac.compression.statistics_file import PAIR_SCORES, shrink_covariances
 
 
 @pytest.mark.parametrize("samples", [1, 5, 200, 100_000])
@@ -71,7 +71,7 @@ def test_only_covariances_are_steadied() -> None:
     rows = channels(20, 0)
     moment = rows.T @ rows / 20
     stats = dict.fromkeys(("mlp.down_proj", "metric.mlp.down_proj"), moment)
-    found = steadied({**stats, PAIR_SCORES: moment[0]}, 20)
+    found = shrink_covariances({**stats, PAIR_SCORES: moment[0]}, 20)
     assert torch.equal(found["mlp.down_proj"], toward_diagonal(moment, 20))
     assert found["metric.mlp.down_proj"] is moment
     assert torch.equal(found[PAIR_SCORES], moment[0])

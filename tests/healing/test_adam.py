@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vllm_gac.healing import adam
-from vllm_gac.healing.adam import AVERAGES, Adam
+from vllm_gac.healing.adam import MOMENTS, Adam
 
 # A CPU rounds its vectors of 16 otherwise than what is left, so that is what pieces are here.
 SHAPES = {"matrix": (7, 5), "vector": (11,), "none": (0, 5)}
@@ -41,9 +41,9 @@ def test_averages_are_taken_up_again(monkeypatch: pytest.MonkeyPatch, in_host_me
         optimizer.step(tensors(step + 1), 0.1)
     again = {name: tensor.clone() for name, tensor in ours.items()}
     other = Adam(again, in_host_memory)
-    for kind in AVERAGES:
+    for kind in MOMENTS:
         for name, shape in SHAPES.items():
-            other.restore(kind, name, optimizer.averages(kind, name).view(shape).clone(), steps=3)
+            other.restore(kind, name, optimizer.moments(kind, name).view(shape).clone(), steps=3)
     for one in (optimizer, other):
         one.step(tensors(9), 0.1)
     assert all(torch.equal(tensor, again[name]) for name, tensor in ours.items())

@@ -21,9 +21,9 @@ from tests.kernels.sass import unwritten_registers
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.copy_columns import copy_columns
-from vllm_gac.kernels.decode.compile_ahead import DecodeKind
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.tiling import tiling_of
+from vllm_gac.kernels.decode.warmup import DecodeKind
 from vllm_gac.kernels.few_tokens.launch import gated_linears, linears
 from vllm_gac.kernels.few_tokens.tiling import Tiling, faster_than_cublas
 from vllm_gac.kernels.gather_context import KeyValueSource, gather_rows
@@ -206,8 +206,8 @@ def test_every_kernel_compiles_and_the_gpu_has_room(
     assert {kernel.name for kernel in kernels} == names | {
         "_swiglu",
         "_silu_mul",
-        "by_matrix",
-        "by_vector",
+        "skinny_gemm",
+        "skinny_gemv",
     }
     check_shared_memory(kernels, capability)
     if capability == HOPPER:

@@ -6,7 +6,7 @@ import torch
 from tests.kernels.few_tokens_cases import CASES, check, check_activation
 from tests.kernels.interpreter import run_interpreted
 from vllm_gac.kernels.few_tokens.launch import faster_tiling
-from vllm_gac.kernels.few_tokens.tiling import MOST_TILES, Tiling, faster_than_cublas
+from vllm_gac.kernels.few_tokens.tiling import MAX_TILES, Tiling, faster_than_cublas
 
 
 @pytest.mark.slow
@@ -32,7 +32,7 @@ def test_a_tiling_fits_its_launch(tokens: int) -> None:
 
 
 def _fits(tiling: Tiling, features: list[int], width: int, tokens: int) -> bool:
-    counted = tiling.splits == 1 or tiling.tiles(features, tokens) <= MOST_TILES
+    counted = tiling.splits == 1 or tiling.tiles(features, tokens) <= MAX_TILES
     has_work = (tiling.splits - 1) * tiling.step < width
     return counted and has_work and (tiling.rows > 1 or tokens == tiling.splits == 1)
 

@@ -11,21 +11,21 @@ import triton
 from triton.runtime import driver
 
 from tests.kernels.no_gpu import NoGpu
-from vllm_gac.kernels.decode.compile_ahead import DecodeKind, compile_ahead
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.schedule import sequence_bound
-from vllm_gac.kernels.few_tokens.compile_ahead import LaunchKind
-from vllm_gac.kernels.few_tokens.compile_ahead import compile_ahead as compile_few_tokens
+from vllm_gac.kernels.decode.warmup import DecodeKind, warmup
 from vllm_gac.kernels.few_tokens.launch import gated_linears, linears
-from vllm_gac.kernels.few_tokens.tiling import MOST_TILES, faster_than_cublas
-from vllm_gac.kernels.few_tokens.tiling import MOST_TOKENS as FEW_TOKENS
+from vllm_gac.kernels.few_tokens.tiling import MAX_TILES, faster_than_cublas
+from vllm_gac.kernels.few_tokens.tiling import MAX_TOKENS as FEW_TOKENS
+from vllm_gac.kernels.few_tokens.warmup import LaunchKind
+from vllm_gac.kernels.few_tokens.warmup import warmup as compile_few_tokens
 from vllm_gac.kernels.swiglu import swiglu_linear
-from vllm_gac.kernels.swiglu_limits import MOST_TOKENS
+from vllm_gac.kernels.swiglu_limits import MAX_TOKENS
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
 CPU = torch.device("cpu")
-MOST_SEQUENCES = 300
+MAX_SEQUENCES = 300
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def launch(kind: DecodeKind, sequences: int, blocks: int) -> None:
             :tokens
         ],
         layers[1],
-        torch.zeros(MOST_SEQUENCES, blocks, dtype=torch.int32)[:sequences],
-        torch.zeros(MOST_SEQUENCES + 1, dtype=torch.int32)[: sequences + 1],
-        torch.zeros(MOST_SEQUENCES, dtype=torch.int32)[:sequences],
+        torch.zeros(MAX_SEQUENCES, blocks, dtype=torch.int32)[:sequences],
+        torch.zeros(MAX_SEQUENCES + 1, dtype=torch.int32)[: sequences + 1],
+        torch.zeros(MAX_SEQUENCES, dtype=torch.int32)[:sequences],
         geometry,
         geometry.query_size**-0.5,
         torch.empty(tokens, geometry.query_heads, geometry.value_size, dtype=kind.dtype),
@@ -104,11 +104,11 @@ def launch(kind: DecodeKind, sequences: int, blocks: int) -> None:
 def test_no_launch_needs_a_kernel_that_was_not_compiled_ahead(
     kind: DecodeKind, compiled: list[str]
 ) -> None:
-    compile_ahead([kind], MOST_SEQUENCES, CPU)
+    warmup([kind], MAX_SEQUENCES, CPU)
     ahead = set(compiled)
     # Both kernels for each of 16, 64, 256 and 1024 sequences.
     assert len(ahead) == 2 * 4
-    for sequences in (1, 2, 16, 17, 64, 100, 256, 257, MOST_SEQUENCES):
+    for sequences in (1, 2, 16, 17, 64, 100, 256, 257, MAX_SEQUENCES):
         for blocks in (1, 7, 512):
             launch(kind, sequences, blocks)
     assert set(compiled) == ahead
@@ -118,12 +118,12 @@ def test_no_launch_needs_a_kernel_that_was_not_compiled_ahead(
 def test_no_mlp_needs_a_kernel_that_was_not_compiled_ahead(
     features: int, compiled: list[str]
 ) -> None:
-    compile_ahead([], MOST_SEQUENCES, CPU, [(features, torch.bfloat16)])
+    warmup([], MAX_SEQUENCES, CPU, [(features, torch.bfloat16)])
     ahead = set(compiled)
     assert len(ahead) == 2  # for up to 16 tokens, and for more
     # Only the shape matters. No number is read, so the weight is a view of one column.
     weight = torch.empty(2 * features, 1, dtype=torch.bfloat16).expand(-1, 1032)
-    for tokens in range(1, MOST_TOKENS + 1):
+    for tokens in range(1, MAX_TOKENS + 1):
         swiglu_linear(torch.empty(tokens, 1032, dtype=torch.bfloat16), weight)
     assert set(compiled) == ahead
 
@@ -148,7 +148,7 @@ def test_no_linear_of_few_tokens_needs_a_kernel_that_was_not_compiled_ahead(
     assert len(ahead) == count
     # Sizes of linears are no part of a kernel, so there are fewer than tokens and linears.
     assert 10 < count < 40
-    counters = torch.zeros(MOST_TILES, dtype=torch.int32)
+    counters = torch.zeros(MAX_TILES, dtype=torch.int32)
     for kind in LAUNCHES:
         weights = [
             torch.empty(rows, 1, dtype=kind.dtype).expand(-1, width)

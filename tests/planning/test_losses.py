@@ -18,7 +18,7 @@ from vllm_gac.compression.statistics_file import (
     check_stats,
     read_layer_stats,
     read_probes,
-    steadied,
+    shrink_covariances,
 )
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout, layout_of
@@ -56,7 +56,7 @@ def test_a_probe_is_the_model_with_that_part_compressed(
             probe = probes(dense, METHODS)[number]
             prefix = f"model.layers.{index}."
             own = {n.removeprefix(prefix): t for n, t in whole.items() if n.startswith(prefix)}
-            steady = steadied(read_layer_stats(stats, index, "cpu"), 1024)
+            steady = shrink_covariances(read_layer_stats(stats, index, "cpu"), 1024)
             layer = MeasuredLayer(dense, own, steady, model.inv_freq)
             small = compress_layer(layer, probe.layer)
             layers = [probe.layer if i == index else a for i, a in enumerate(dense.layers)]

@@ -96,7 +96,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for kernel in ("normed", "quantized", "gated"):
         monkeypatch.setattr(fused.fp8_rows, kernel, fused_kernel)
     monkeypatch.setattr(swiglu, "swiglu_linear", lambda x, weight: x @ weight.t())
-    monkeypatch.setattr(low_rank, "compile_ahead", lambda kinds, most, device: len(list(kinds)))
+    monkeypatch.setattr(low_rank, "warmup", lambda kinds, most, device: len(list(kinds)))
     monkeypatch.setattr(low_rank, "silu_mul", lambda gate, up: gate)
     monkeypatch.setattr(decode.DecodePlan, "decode_batch", lambda plan: Batch())
     monkeypatch.setattr(prefill, "_measure", prefill_times)

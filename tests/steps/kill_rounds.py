@@ -31,9 +31,9 @@ from tests.support.writing_verbs import (
 )
 from vllm_gac.checkpoint.atomic_files import TEMPORARY
 
-_MOST_KILLS = 3
-_MOST_CHANGES = 120
-_MOST_CHANGES_OF_FILES = 9
+_MAX_KILLS = 3
+_MAX_CHANGES = 120
+_MAX_CHANGES_OF_FILES = 9
 
 
 def main(directory: Path, rounds: int, seed: int = 0) -> dict[str, object]:
@@ -65,12 +65,12 @@ def main(directory: Path, rounds: int, seed: int = 0) -> dict[str, object]:
         more = OVERWRITES[verb] if overwrites else ()
         resume = () if verb in FILES else ("--resume",)
         was_killed = True
-        for time_of_kill in range(generator.randint(1, _MOST_KILLS) + 1):
+        for time_of_kill in range(generator.randint(1, _MAX_KILLS) + 1):
             resumed = resume if time_of_kill else ()
             if generator.random() < 0.5:
                 kill = _after(generator.uniform(0, seconds[verb]))
             else:
-                most = _MOST_CHANGES_OF_FILES if verb in FILES else _MOST_CHANGES
+                most = _MAX_CHANGES_OF_FILES if verb in FILES else _MAX_CHANGES
                 kill = _before_change(generator.randint(1, most), into)
             status = ran(verb, out, (*more, *resumed), directory, kill)
             was_killed = status in (-signal.SIGKILL, -signal.SIGPROF)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.command import error
 from tests.support.dense_models import config, write, write_text
-from vllm_gac.steps.reach_loss import MOST_TRIES, next_expected
+from vllm_gac.steps.reach_loss import MAX_TRIES, next_expected
 from vllm_gac.steps.tries import Try
 
 
@@ -24,7 +24,7 @@ def test_few_tries_reach_the_asked_loss(times: float, power: float) -> None:
     most, tries = math.log1p(0.01), list[Try]()
     while (expected := next_expected(most, tries)) is not None:
         tries.append(measured(expected, times * most * (expected / most) ** power))
-    assert len(tries) <= MOST_TRIES
+    assert len(tries) <= MAX_TRIES
     reached = [math.log(one.high) for one in tries if math.log(one.high) <= most]
     assert 0.7 * most < max(reached)
 
@@ -36,7 +36,7 @@ def test_few_tries_reach_the_asked_loss_after_healing(wins_back: float) -> None:
     while (expected := next_expected(most, tries, regained=0.5)) is not None:
         tries.append(measured(expected, 1.8 * (1 - wins_back) * expected))
     assert tries[0].planned_for == pytest.approx(2 * next_expected(most, []))
-    assert len(tries) <= MOST_TRIES
+    assert len(tries) <= MAX_TRIES
     reached = [math.log(one.high) for one in tries if math.log(one.high) <= most]
     assert 0.9 * most <= max(reached)
 

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from vllm_gac.steps.compare import LEAST_WINDOWS, compare
+    from vllm_gac.steps.compare import MIN_WINDOWS, compare
 
     found = compare(
         args.directory,
@@ -128,7 +128,7 @@ def _compare(args: argparse.Namespace) -> int:
         print_json(dataclasses.asdict(found))
         return 0
     interval = (
-        f"too little text for an interval, which takes {LEAST_WINDOWS} windows"
+        f"too little text for an interval, which takes {MIN_WINDOWS} windows"
         if found.interval is None
         else "95 % interval {:.4f} to {:.4f}".format(*found.interval)
     )

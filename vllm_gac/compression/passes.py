@@ -45,7 +45,7 @@ from vllm_gac.compression.statistics_file import (
     methods_of,
     metric_shapes,
     read_layer_stats,
-    steadied,
+    shrink_covariances,
     whole_model_shapes,
 )
 from vllm_gac.layout.dims import LayerLayout, ValueLayout
@@ -142,7 +142,7 @@ def _stream(run: _Run) -> None:
                     model, weights, hidden, value_group, bar.update, linears
                 )
                 stats = {**stats, **_read_metrics(run, index, factorized)}
-                steady = steadied(stats, int(metadata["tokens"]))
+                steady = shrink_covariances(stats, int(metadata["tokens"]))
                 layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
                 errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 write_tensors(_hidden_path(file, index + 1), {"hidden": hidden})
@@ -160,7 +160,7 @@ def _measure_whole(run: _Run) -> None:
 
     def statistics(index: int) -> LayerStats:
         stats = read_layer_stats(file.path, index, run.device)
-        return steadied(stats, int(metadata["tokens"]))
+        return shrink_covariances(stats, int(metadata["tokens"]))
 
     with run.checkpoint.reader() as read:
         some = run.some("probe_tokens")

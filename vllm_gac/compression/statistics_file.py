@@ -429,7 +429,7 @@ def read_layer_stats(path: Path, index: int, device: str) -> LayerStats:
     return stats
 
 
-def steadied(stats: LayerStats, tokens: int) -> LayerStats:
+def shrink_covariances(stats: LayerStats, tokens: int) -> LayerStats:
     """Statistics of a layer, measured on so many `tokens`, as methods use them.
 
     Covariances are shrunk (shrinkage.py): the more, the fewer tokens there are.

@@ -1,4 +1,4 @@
-"""Adam (Kingma and Ba, ICLR 2015), whose averages may lie in host memory.
+"""Adam (Kingma and Ba, ICLR 2015), whose moments may be offloaded to the CPU.
 
 There they take no memory of the GPU, and travel to it and back in each step. The numbers that come
 out are the same: torch's fused step treats each number by itself. torch.optim's classes are not
@@ -18,12 +18,12 @@ _BETAS = (0.9, 0.95)
 _EPSILON = 1e-8
 # Numbers that travel at once. Pinned memory is given out in powers of two.
 _PIECE = 1 << 22
-AVERAGES = ("averages", "squares")
+MOMENTS = ("averages", "squares")
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A slice of a parameter, flat, and Adam's averages of its gradient and of its square."""
+    """A slice of a parameter, flat, and the averages of its gradient and of its square."""
 
     parameter: Tensor
     average: Tensor
@@ -34,11 +34,11 @@ class Adam:
     """The optimizer of some parameters."""
 
     def __init__(self, parameters: Mapping[str, Tensor], in_host_memory: bool) -> None:
-        """Begin with no averages.
+        """Begin with no moments.
 
         Args:
             parameters: Tensors outside of the autograd graph, by their names.
-            in_host_memory: Whether the averages lie there.
+            in_host_memory: Whether the moments lie there.
         """
         self._in_host_memory = in_host_memory
         self._steps = 0
@@ -55,8 +55,8 @@ class Adam:
         if not self._in_host_memory:
             return _Piece(flat, torch.zeros_like(flat), torch.zeros_like(flat))
         pinned = flat.device.type == "cuda"
-        averages = (torch.zeros(len(flat), pin_memory=pinned) for _ in AVERAGES)
-        return _Piece(flat, *averages)
+        moments = (torch.zeros(len(flat), pin_memory=pinned) for _ in MOMENTS)
+        return _Piece(flat, *moments)
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], rate: float) -> None:
@@ -70,7 +70,7 @@ class Adam:
         # One by one if they travel, else all at once.
         for some in [[pair] for pair in pairs] if self._in_host_memory else [pairs]:
             device = some[0][1].device
-            there = [[a.to(device, non_blocking=True) for a in _averages(p)] for p, _ in some]
+            there = [[a.to(device, non_blocking=True) for a in _moments(p)] for p, _ in some]
             adamw(
                 [piece.parameter for piece, _ in some],
                 [gradient for _, gradient in some],
@@ -88,32 +88,32 @@ class Adam:
                 maximize=False,
             )
             for (piece, _), changed in zip(some, there, strict=True):
-                for kept, tensor in zip(_averages(piece), changed, strict=True):
+                for kept, tensor in zip(_moments(piece), changed, strict=True):
                     if kept is not tensor:
                         kept.copy_(tensor, non_blocking=True)
         if self._in_host_memory and torch.cuda.is_available():
-            torch.cuda.synchronize()  # the averages have arrived
+            torch.cuda.synchronize()  # the moments have arrived
         self._steps += 1
 
     def forget(self) -> None:
-        """Begin again with no averages."""
+        """Begin again with no moments."""
         self._steps = 0
         for pieces in self._pieces.values():
             for piece in pieces:
-                for average in _averages(piece):
-                    average.zero_()
+                for moment in _moments(piece):
+                    moment.zero_()
 
-    def averages(self, kind: str, name: str) -> Tensor:
-        """The averages of a parameter, flat, of one of the AVERAGES."""
-        parts = [_averages(piece)[AVERAGES.index(kind)] for piece in self._pieces[name]]
+    def moments(self, kind: str, name: str) -> Tensor:
+        """A moment of a parameter, flat: one of the MOMENTS."""
+        parts = [_moments(piece)[MOMENTS.index(kind)] for piece in self._pieces[name]]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def restore(self, kind: str, name: str, averages: Tensor, steps: int) -> None:
-        """Take up the averages of a parameter again, which so many `steps` have made."""
+    def restore(self, kind: str, name: str, moment: Tensor, steps: int) -> None:
+        """Take up a moment of a parameter again, which so many `steps` have made."""
         self._steps = steps
-        for piece, values in zip(self._pieces[name], self._slices(averages), strict=True):
-            _averages(piece)[AVERAGES.index(kind)].copy_(values)
+        for piece, values in zip(self._pieces[name], self._slices(moment), strict=True):
+            _moments(piece)[MOMENTS.index(kind)].copy_(values)
 
 
-def _averages(piece: _Piece) -> tuple[Tensor, Tensor]:
+def _moments(piece: _Piece) -> tuple[Tensor, Tensor]:
     return piece.average, piece.square

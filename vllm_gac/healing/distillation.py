@@ -133,7 +133,7 @@ class Distillation:
                 teacher = theirs(self._layer, self.teacher, index, teacher)
             target = teacher if self.hidden_weight else None
             student, distance = ours(
-                _again_in_backward, self._student_layer, index, student, target
+                _activation_checkpoint, self._student_layer, index, student, target
             )
             total = total + distance
         return student, teacher, total
@@ -157,7 +157,7 @@ class Distillation:
         """The softened divergence of the predictions, summed over tokens."""
         total = torch.zeros((), device=student.device)
         for ours, theirs in self._pieces(student, teacher):
-            total = total + _again_in_backward(self._divergence_of_piece, ours, theirs)
+            total = total + _activation_checkpoint(self._divergence_of_piece, ours, theirs)
         return total
 
     def _divergence_of_piece(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class Distillation:
         return torch.autocast(kind, torch.bfloat16, enabled=self.mixed, cache_enabled=False)
 
 
-def _again_in_backward(function: Callable[..., Any], *arguments: Any) -> Any:
+def _activation_checkpoint(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function that keeps nothing for the backward pass, where it is called again."""
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 

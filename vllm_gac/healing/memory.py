@@ -1,8 +1,8 @@
 """How much memory a healing needs, and what is trained if that is not said.
 
-A trained number takes 16 bytes of the GPU: itself, its gradient and Adam's two averages, each in
-fp32. The averages may lie in host memory. All other weights lie on the GPU as they are stored, and
-so does the teacher. Where several processes heal together, each GPU has its share of all but
+A trained number takes 16 bytes of the GPU: itself, its gradient and Adam's two moments, each in
+fp32. The moments may be offloaded to the CPU. All other weights lie on the GPU as they are stored,
+and so does the teacher. Where several processes heal together, each GPU has its shard of all but
 embeddings and activations.
 """
 
@@ -17,7 +17,7 @@ from vllm_gac.healing.student import is_trained
 from vllm_gac.healing.train import MICRO_TOKENS
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 
-_NUMBER, _GRADIENT, _AVERAGES = 4, 4, 8
+_NUMBER, _GRADIENT, _MOMENTS = 4, 4, 8
 # Hidden states and MLP activations of a layer that exist at once when it runs backward, and logits.
 _STATES, _CHANNELS, _LOGITS = 16, 8, 6
 # A layer's weights in two dtypes and its gradients; and, of those that are shared, the layers on
@@ -32,11 +32,11 @@ class Memory:
     """Bytes on each device, and in host memory for each.
 
     Attributes:
-        trained: Numbers that are trained, with gradients and averages.
+        trained: Numbers that are trained, with gradients and moments.
         weights: Weights of the student that lie there beside them.
         teacher: Weights of the teacher.
         activations: Hidden states, logits, and one layer's weights and gradients.
-        host: Host memory: the best weights so far, and averages that are kept there.
+        host: Host memory: the best weights so far, and moments that are offloaded.
         offloaded: Whether they are.
     """
 
@@ -54,10 +54,10 @@ class Memory:
 
     @property
     def with_averages_in_host_memory(self) -> "Memory":
-        """The same if Adam's averages are kept there."""
-        averages = self.trained * _AVERAGES // (_NUMBER + _GRADIENT + _AVERAGES)
-        there = self.host + averages
-        return replace(self, trained=self.trained - averages, host=there, offloaded=True)
+        """The same if Adam's moments are offloaded to the CPU."""
+        moments = self.trained * _MOMENTS // (_NUMBER + _GRADIENT + _MOMENTS)
+        there = self.host + moments
+        return replace(self, trained=self.trained - moments, host=there, offloaded=True)
 
     def described(self) -> str:
         """The sum, and what it is made of."""
@@ -98,7 +98,7 @@ def memory(
     )
     shared = (teacher.parameters - embeddings) // processes
     return Memory(
-        trained=(_NUMBER + _GRADIENT + _AVERAGES) * trained // processes,
+        trained=(_NUMBER + _GRADIENT + _MOMENTS) * trained // processes,
         weights=weight_bytes[0] * (outside + fixed // processes),
         teacher=weight_bytes[1] * (embeddings + shared),
         activations=_activations(student, teacher, max(length, MICRO_TOKENS), processes),

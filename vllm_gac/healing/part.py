@@ -1,7 +1,7 @@
 """Tensors that are needed at the same time, such as those of a layer.
 
-Where several processes heal together, each has a share of every tensor, and FSDP2 puts the tensors
-together while the part is called (processes.py). That is all that a part is a module for: what is
+Where several processes heal together, each has a shard of every tensor, and FSDP2 gathers the
+tensors while the part is called (processes.py). That is all that a part is a module for: what is
 computed with its tensors is a function that it is called with.
 """
 
@@ -26,7 +26,7 @@ class Part(torch.nn.Module):
         return _key(name) in self._parameters
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor: whole while the part is called, else the share that this process has."""
+        """A tensor: the full one while the part is called, else this process's shard."""
         tensor = self._parameters[_key(name)]
         assert tensor is not None
         return tensor
@@ -40,11 +40,11 @@ class Part(torch.nn.Module):
         ]
 
     def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function while all tensors are whole."""
+        """Call a function while all tensors are gathered."""
         return function(*arguments)
 
 
-def share(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """What this process has of a tensor of a part, outside of the autograd graph."""
     with torch.no_grad():
         return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -1,9 +1,9 @@
 """The processes that heal a model together, one for each GPU, as torchrun starts them.
 
-Each has a share of every weight of the layers, of its gradient and of Adam's averages, and trains
-on its share of each step's sequences: torch's FSDP2, which is the third stage of ZeRO (Rajbhandari
-et al., SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023). Embeddings, which are not trained, are
-whole everywhere. Only the first process writes files and says something.
+Each has a shard of every weight of the layers, of its gradient and of Adam's moments, and trains on
+its shard of each step's sequences: torch's FSDP2, which is the third stage of ZeRO (Rajbhandari et
+al., SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023). Embeddings, which are not trained, are
+replicated. Only rank 0 writes files and logs.
 """
 
 import logging
@@ -50,11 +50,11 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
     @contextmanager
-    def agreeing(self) -> Iterator[None]:
+    def fail_together(self) -> Iterator[None]:
         """If one is refused within the block, all end; the first of those that are says why."""
         refusal = None
         try:
@@ -67,13 +67,13 @@ class Processes:
         if refused < self.count:
             raise SystemExit(1)
 
-    def told(self, number: int) -> int:
-        """What `number` is in the first process."""
-        return int(self._together(number if self.is_first else 0, dist.ReduceOp.SUM))
+    def broadcast(self, number: int) -> int:
+        """What `number` is on rank 0."""
+        return int(self._all_reduce(number if self.is_first else 0, dist.ReduceOp.SUM))
 
     def least(self, number: float) -> float:
         """The least `number` of any process."""
-        return self._together(number, dist.ReduceOp.MIN)
+        return self._all_reduce(number, dist.ReduceOp.MIN)
 
     def summed(self, numbers: Tensor) -> Tensor:
         """The sum of the fp64 `numbers` of all processes."""
@@ -84,49 +84,49 @@ class Processes:
         return sums.to(numbers.device)
 
     def part_of(self, sequences: Tensor) -> Tensor:
-        """The share of `sequences` [count, length] that this process trains on."""
+        """The shard of `sequences` [count, length] that this process trains on."""
         each = len(sequences) // self.count
         return sequences[self.rank * each : (self.rank + 1) * each]
 
-    def share_out(self, part: Part, gathered: torch.dtype | None = None) -> None:
-        """Leave this process its share of a part, whose tensors are sent as `gathered` if given."""
+    def shard(self, part: Part, gathered: torch.dtype | None = None) -> None:
+        """Shard the tensors of a part, which are gathered in the dtype `gathered` if given."""
         if self.mesh is None:
             return
         precision = MixedPrecisionPolicy(gathered, torch.float32, cast_forward_inputs=False)
         fully_shard(part, mesh=self.mesh, reshard_after_forward=True, mp_policy=precision)
 
     def share_out_rest(self, rest: Part, student: Sequence[Part], teacher: Sequence[Part]) -> None:
-        """Share out what is beside the layers, and have each layer sent while others compute."""
+        """Shard what is beside the layers, and prefetch each layer while others compute."""
         if self.mesh is None:
             return
         rest.add_module("layers", torch.nn.ModuleList([*student, *teacher]))
-        self.share_out(rest)
+        self.shard(rest)
         for index, ours in enumerate(student):
             _prefetch(teacher[index], forward=[ours])
             # Backward, nothing comes after layer 0: it names itself, or the teacher's would come.
             _prefetch(ours, forward=teacher[index + 1 :][:1], backward=[student[max(index - 1, 0)]])
         rest(lambda: None)  # FSDP2 prepares itself when it is first called
 
-    def whole(self, tensor: Tensor, share: Tensor) -> Tensor:
-        """All of what each process has a `share` of, shared out like `tensor`; on the CPU.
+    def full_tensor(self, tensor: Tensor, shard: Tensor) -> Tensor:
+        """All of what each process has a `shard` of, sharded like `tensor`; on the CPU.
 
         All processes call this together.
         """
         if isinstance(tensor, DTensor):
-            local = share.to(self.device).view(tensor.to_local().shape)
-            share = DTensor.from_local(
+            local = shard.to(self.device).view(tensor.to_local().shape)
+            shard = DTensor.from_local(
                 local, self.mesh, [Shard(0)], shape=tensor.shape, stride=tensor.stride()
             ).full_tensor()
-        return share.cpu()
+        return shard.cpu()
 
-    def share_of(self, tensor: Tensor, whole: Tensor) -> Tensor:
-        """This process's share of a `whole` tensor in host memory, shared out like `tensor`."""
+    def local_shard(self, tensor: Tensor, full: Tensor) -> Tensor:
+        """This process's shard of a `full` tensor in host memory, sharded like `tensor`."""
         if not isinstance(tensor, DTensor):
-            return whole
-        each = -(-len(whole) // self.count)
-        return whole[self.rank * each : (self.rank + 1) * each].clone()
+            return full
+        each = -(-len(full) // self.count)
+        return full[self.rank * each : (self.rank + 1) * each].clone()
 
-    def _together(self, number: float, operation: dist.ReduceOp.RedOpType) -> float:
+    def _all_reduce(self, number: float, operation: dist.ReduceOp.RedOpType) -> float:
         if self.mesh is None:
             return number
         tensor = torch.tensor(float(number), dtype=torch.float64, device=self.device)

@@ -24,7 +24,7 @@ _STEPS = 256
 # that back. The numbers won most of the demo model in 12, 46 and 120 steps:
 # benchmarks/results/quality/healing_cpu.md.
 _OF_WEIGHTS, _OF_ADAPTERS = (1e-4, 3e-5), (4e-4, 8e-5)
-# A quarter of the steps warm up, as far as that is few: Adam's averages of squares are of few
+# A quarter of the steps warm up, as far as that is few: Adam's second moments are of few
 # gradients then. In a long run it is a twentieth.
 _WARM_UP, _LONGEST_WARM_UP = 12, 100
 _SMALLEST_BATCH, _LARGEST_BATCH = 1 << 11, 1 << 16

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from vllm_gac.checkpoint.atomic_files import write_floats
 from vllm_gac.checkpoint.regular_files import unchanging
 from vllm_gac.errors import CheckpointError
-from vllm_gac.healing.adam import AVERAGES
+from vllm_gac.healing.adam import MOMENTS
 from vllm_gac.healing.guard import Guard
 
 _FORMAT = "1"
@@ -44,9 +44,9 @@ class Progress:
     @property
     def kinds(self) -> list[str]:
         """The kinds of tensors that the state has."""
-        averages = AVERAGES if self.step > self.guard.begun else ()
+        moments = MOMENTS if self.step > self.guard.begun else ()
         best = ("best",) if self.guard.best_step not in (0, self.step) else ()
-        return ["weights", *averages, *best]
+        return ["weights", *moments, *best]
 
 
 def write_state(

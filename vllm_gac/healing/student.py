@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from vllm_gac.checkpoint.layer_shards import read_layer
-from vllm_gac.healing.part import Part, share
+from vllm_gac.healing.part import Part, local_shard
 from vllm_gac.healing.processes import Processes
 from vllm_gac.layout.dims import ModelLayout
 
@@ -62,9 +62,7 @@ class Student:
                 if is_trained(name)
             }
             # Whole weights are sent as they are stored, but adapters in fp32.
-            processes.share_out(
-                part, *(dtypes if adapter_rank is None and len(dtypes) == 1 else ())
-            )
+            processes.shard(part, *(dtypes if adapter_rank is None and len(dtypes) == 1 else ()))
         for name in layout.tensors():
             if not is_trained(name):
                 self._fixed[name] = read(name).to(processes.device)
@@ -90,7 +88,7 @@ class Student:
     def tensor(self, name: str) -> Tensor:
         """A tensor of the model as it is stored, in the autograd graph if it is trained.
 
-        Those of a part are whole while the part is called.
+        Those of a part are gathered while the part is called.
         """
         if name in self._fixed:
             return self._fixed[name]
@@ -130,38 +128,37 @@ class Student:
         return {name: parameter.shape for name, parameter in self._trained()}
 
     def parameters(self) -> dict[str, Tensor]:
-        """This process's share of each parameter, outside of the autograd graph."""
-        return {name: share(parameter) for name, parameter in self._trained()}
+        """This process's shard of each parameter, outside of the autograd graph."""
+        return {name: local_shard(parameter) for name, parameter in self._trained()}
 
     def gradients(self) -> dict[str, Tensor]:
-        """The share of the gradient of each parameter. The next ones begin with zero."""
+        """The shard of the gradient of each parameter. The next ones begin with zero."""
         found = {}
         for name, parameter in self._trained():
             assert parameter.grad is not None
-            found[name], parameter.grad = share(parameter.grad), None
+            found[name], parameter.grad = local_shard(parameter.grad), None
         return found
 
     def copy(self) -> dict[str, Tensor]:
         """A copy of `parameters` in host memory."""
         return {name: p.to("cpu", copy=True) for name, p in self.parameters().items()}
 
-    def restore(self, shares: Mapping[str, Tensor]) -> None:
-        """Set this process's share of all parameters."""
+    def restore(self, shards: Mapping[str, Tensor]) -> None:
+        """Set this process's shard of all parameters."""
         for name, parameter in self.parameters().items():
-            parameter.copy_(shares[name])
+            parameter.copy_(shards[name])
 
-    def gathered(self, name: str, share: Tensor) -> Tensor:
-        """All of what is shared out as parameter `name` is, on the CPU.
+    def full_tensor(self, name: str, shard: Tensor) -> Tensor:
+        """All of what is sharded as parameter `name` is, on the CPU.
 
-        All processes call this together, each with its `share`.
+        All processes call this together, each with its `shard`.
         """
         parameter = self._parameter(name)
-        whole = self._processes.whole(parameter, share)
-        return whole.view(parameter.shape)
+        return self._processes.full_tensor(parameter, shard).view(parameter.shape)
 
-    def share_of(self, name: str, whole: Tensor) -> Tensor:
-        """This process's share of what is shared out as parameter `name` is."""
-        return self._processes.share_of(self._parameter(name), whole)
+    def local_shard(self, name: str, full: Tensor) -> Tensor:
+        """This process's shard of what is sharded as parameter `name` is."""
+        return self._processes.local_shard(self._parameter(name), full)
 
     def _parameter(self, name: str) -> Tensor:
         return self._trained_in[name].tensor(name)

@@ -26,7 +26,7 @@ class Teacher:
             for name, _ in layout.layer_tensors(index):
                 part.add(name, read(name).to(processes.device), trained=False)
                 self._part_of[name] = part
-            processes.share_out(part)
+            processes.shard(part)
         self._rest = {
             name: read(name).to(processes.device)
             for name in layout.tensors()

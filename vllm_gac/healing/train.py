@@ -48,7 +48,7 @@ class Healing:
         schedule: Schedule,
         path: Path,
         run: str,
-        averages_in_host_memory: bool = False,
+        offload_moments: bool = False,
     ) -> None:
         """Prepare the run.
 
@@ -60,13 +60,13 @@ class Healing:
             schedule: Its steps.
             path: The file of its state.
             run: Identifies the run in that file.
-            averages_in_host_memory: Whether Adam's averages lie there. It changes no result.
+            offload_moments: Whether Adam's moments are offloaded to the CPU. It changes no result.
         """
         self._distillation, self._student = distillation, student
         self._processes = distillation.processes
         self._tokens, self._held_out = tokens, held_out
         self._schedule, self._path, self._run = schedule, path, run
-        self._adam = Adam(student.parameters(), averages_in_host_memory)
+        self._adam = Adam(student.parameters(), offload_moments)
         self._best = student.copy()
         self._saved_at, self._saving = time.monotonic(), 0.0
 
@@ -96,21 +96,21 @@ class Healing:
         """Where the run is, and its guard; restores what the state file has."""
         parameters = self._student.parameters()
 
-        def take(progress: Progress, kind: str, name: str, whole: torch.Tensor) -> None:
-            share = self._student.share_of(name, whole)
+        def take(progress: Progress, kind: str, name: str, full: torch.Tensor) -> None:
+            shard = self._student.local_shard(name, full)
             if kind == "weights":
-                parameters[name].copy_(share)
+                parameters[name].copy_(shard)
             elif kind == "best":
-                self._best[name] = share
+                self._best[name] = shard
             else:
-                self._adam.restore(kind, name, share, progress.step - progress.guard.begun)
+                self._adam.restore(kind, name, shard, progress.step - progress.guard.begun)
 
-        with self._processes.agreeing():
+        with self._processes.fail_together():
             steps, shapes = self._schedule.steps, self._student.shapes()
             progress = read_state(self._path, self._run, steps, shapes, take)
         if progress is None:
             before, teacher_loss = self._distillation.score(self._held_out)
-            with self._processes.agreeing():
+            with self._processes.fail_together():
                 _refuse_not_finite(before, teacher_loss)
             return 0, Guard(before, teacher_loss, best=before)
         if progress.guard.best_step == progress.step:
@@ -165,18 +165,18 @@ class Healing:
         """Save the state, unless that was done a short while ago."""
         begun = time.monotonic()
         due = begun - self._saved_at >= _SAVING * self._saving or step == self._schedule.steps
-        if not self._processes.told(due):
+        if not self._processes.broadcast(due):
             return
         parameters = self._student.parameters()
 
         def give(kind: str, name: str) -> torch.Tensor:
             if kind == "weights":
-                share = parameters[name]
+                shard = parameters[name]
             elif kind == "best":
-                share = self._best[name]
+                shard = self._best[name]
             else:
-                share = self._adam.averages(kind, name)
-            return self._student.gathered(name, share)
+                shard = self._adam.moments(kind, name)
+            return self._student.full_tensor(name, shard)
 
         path = self._path if self._processes.is_first else None
         write_state(path, self._run, Progress(step, guard), self._student.shapes(), give)

@@ -45,7 +45,7 @@ def write_cache(key: torch.Tensor, value: torch.Tensor, target: CacheTarget) -> 
     """Write key[t] | value[t] to row slots[t] of the cache, for every head.
 
     Args:
-        key: [tokens, value_heads, key_width], the numbers of each token contiguous.
+        key: [tokens, value_heads, key_width], the elements of each token contiguous.
         value: [tokens, value_heads, value_size], likewise.
         target: the cache and the slots to write.
     """
@@ -120,7 +120,7 @@ def cache_rows(kv_cache, slots, token, there, block_stride, token_stride, BLOCK_
 
 @triton.jit
 def copy_head(source, row, kept, scale, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """Copy the first WIDTH numbers of some tokens into their rows of the cache."""
+    """Copy the first WIDTH elements of some tokens into their rows of the cache."""
     column = tl.arange(0, LANES)[None, :]
     used = kept[:, None] & (column < WIDTH)
     x = tl.load(source[:, None] + column, mask=used, other=0.0)

@@ -19,7 +19,7 @@ from vllm_gac.kernels.gpu_limits import HOPPER
 FP8 = torch.float8_e4m3fn
 _LARGEST = tl.constexpr(448.0)  # in e4m3
 # Smaller scales are not used, as in vLLM's own kernel.
-_LEAST_SCALE = tl.constexpr(1 / (448.0 * 512))
+_MIN_SCALE = tl.constexpr(1 / (448.0 * 512))
 
 
 def normed(
@@ -130,14 +130,14 @@ def _norm_rows(
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     if OVERLAP:
         gdc_wait()  # until here, nothing was read or written that the launch before may write
-    numbers = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        numbers += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-        rounded = numbers.to(residual.dtype.element_ty)
+        values += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = values.to(residual.dtype.element_ty)
         tl.store(residual + at, rounded, mask=inside)
-        numbers = rounded.to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(numbers * numbers, 0) / width + eps)
-    _store(numbers * factor, inverse, out + at, scales, inside)
+        values = rounded.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(values * values, 0) / width + eps)
+    _store(values * factor, inverse, out + at, scales, inside)
 
 
 @triton.jit
@@ -163,16 +163,16 @@ def _quantized_rows(x, out, scales, width, COLUMNS: tl.constexpr, OVERLAP: tl.co
     column = tl.arange(0, COLUMNS)
     inside = column < width
     at = tl.program_id(0).to(tl.int64) * width + column
-    numbers = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    _store(numbers, 1.0, out + at, scales, inside)
+    values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    _store(values, 1.0, out + at, scales, inside)
 
 
 @triton.jit
-def _store(numbers, common, target, scales, inside):
+def _store(values, common, target, scales, inside):
     """Store a row, [COLUMNS] numbers that are to be multiplied by `common`, and its scale."""
-    scale = tl.maximum(tl.max(tl.abs(numbers), 0) * common / _LARGEST, _LEAST_SCALE)
+    scale = tl.maximum(tl.max(tl.abs(values), 0) * common / _LARGEST, _MIN_SCALE)
     tl.store(scales + tl.program_id(0), scale)
     # A quotient may be past the largest number by rounding, which the conversion does not expect.
-    quotient = numbers * (common / scale)
+    quotient = values * (common / scale)
     quotient = tl.minimum(tl.maximum(quotient, -_LARGEST), _LARGEST)
     tl.store(target, quotient.to(target.dtype.element_ty), mask=inside)

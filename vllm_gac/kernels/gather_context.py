@@ -38,7 +38,7 @@ class KeyValueSource:
 
 
 def row_shape(geometry: CacheGeometry, latent: LatentKeys | None) -> tuple[int, int]:
-    """The KV heads of a gathered token, and how many numbers each of them has."""
+    """The KV heads of a gathered token, and how many elements each of them has."""
     heads = geometry.key_heads
     if latent is not None:
         heads *= latent.up.shape[1] // geometry.query_size
@@ -161,7 +161,7 @@ def _gather(
 ):
     """One program: TILE tokens of one sequence and one value head, with all its key heads."""
     sequence, head = tl.program_id(1), tl.program_id(2)
-    wide_head = head.to(tl.int64)  # a cache may have more than 2^31 numbers
+    wide_head = head.to(tl.int64)  # a cache may have more than 2^31 elements
     start = tl.load(starts + sequence)
     length = tl.load(starts + sequence + 1) - start
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)

@@ -30,7 +30,7 @@ def rotate_and_cache(
     Args:
         positions: [tokens].
         inv_freq: fp32 [key_heads or 1, query_size / 2].
-        query: [tokens, query_heads * query_size], the numbers of a token contiguous. Query heads
+        query: [tokens, query_heads * query_size], the elements of a token contiguous. Query heads
             belong to key heads in order.
         key: [tokens, key_heads * key_size], likewise.
         value: [tokens, value_heads * value_size], likewise.

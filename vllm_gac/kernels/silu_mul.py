@@ -36,13 +36,13 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _silu_mul(gate, up, count, BLOCK: tl.constexpr):
-    """One program: BLOCK numbers.
+    """One program: BLOCK elements.
 
     The compiler may look at `count`: if it is a multiple of 16, accesses have 16 bytes.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    numbers = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+    gates = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
     factors = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
-    product = numbers / (1 + tl.exp(-numbers)) * factors
+    product = gates / (1 + tl.exp(-gates)) * factors
     tl.store(gate + at, product.to(gate.dtype.element_ty), mask=inside)

@@ -17,7 +17,7 @@ from vllm_gac.kernels.swiglu_limits import is_within_limits
 
 _MANY_FEATURES = 16384
 
-_STEP = 128  # numbers of a row that are read at a time
+_STEP = 128  # elements of a row that are read at a time
 
 
 def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -46,7 +46,7 @@ def swiglu_linear(
             only matters whether there are more than 16 tokens, and _MANY_FEATURES or more.
 
     Returns:
-        [tokens, features]; with `only_compile` its numbers are undefined.
+        [tokens, features]; with `only_compile` its elements are undefined.
     """
     (tokens, width), features = x.shape, weight.shape[0] // 2
     out = torch.empty(tokens, features, dtype=x.dtype, device=x.device)
@@ -71,20 +71,20 @@ def swiglu_linear(
     return out
 
 
-@triton.jit(do_not_specialize=["tokens", "features", "eighths"])
+@triton.jit(do_not_specialize=["tokens", "features", "k_div8"])
 def _swiglu(
     x,
     weight,
     out,
     tokens,
     features,
-    eighths,
+    k_div8,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
     STEP: tl.constexpr,
 ):
     """One program computes FEATURES features of all tokens."""
-    width = eighths * 8
+    width = k_div8 * 8
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     # Lanes past the last feature compute that one again, and do not store it.
     gate_row = weight + tl.minimum(feature, features - 1).to(tl.int64)[:, None] * width

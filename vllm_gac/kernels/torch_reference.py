@@ -18,8 +18,9 @@ from vllm_gac.layout.rounding import ceil_div, round_up
 
 # Head sizes are rounded up to multiples of it. Alignment (alignment/rules.py) never crosses one.
 _WHOLE = 64
-# The most numbers in any tensor that attention makes, whatever heads, chunk and context are: 16 MiB
-# in fp32, and fewer than eight such tensors live at once. And the most query tokens in a tile.
+# The most elements in any tensor that attention makes, whatever heads, chunk and context are:
+# 16 MiB in fp32, and fewer than eight such tensors live at once. And the most query tokens in a
+# tile.
 _LARGEST, _ROWS = 1 << 22, 256
 
 
@@ -154,7 +155,7 @@ def _tiles(context: _Context) -> tuple[int, int]:
     rebuilt = g.key_heads if latent is None else g.key_heads * latent.up.shape[1] // g.query_size
     query_size, key_size, value_size = map(_round_up, (g.query_size, g.key_size, g.value_size))
     rows = min(_ROWS, max(1, _LARGEST // (g.query_heads * max(query_size, value_size))))
-    token = max(  # numbers of one token of the context
+    token = max(  # elements of one token of the context
         g.query_heads * rows,
         rebuilt * query_size,
         g.key_heads * key_size + g.value_heads * value_size,

@@ -31,7 +31,7 @@ _Grid: TypeAlias = tuple[_Form, int, tuple[int, ...], int, tuple[int, ...]]
 _QUERY_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
 # What the tiling, PyTorch and Triton raise if a GPU is too small for a point.
 _TOO_SMALL = (GacError, torch.OutOfMemoryError, OutOfResources)
-_MOST_WORKERS = 16
+_MAX_WORKERS = 16
 _WORKER_MEMORY = 2 << 30  # of the GPU: a CUDA context and little else
 
 
@@ -152,7 +152,7 @@ def compile_kernels(kernels: Sequence[DecodePlan], tick: Callable[[], object]) -
     """
     free, _ = torch.cuda.mem_get_info()
     room = max(1, free // 2 // _WORKER_MEMORY)
-    count = min(_MOST_WORKERS, os.cpu_count() or 1, len(kernels), room)
+    count = min(_MAX_WORKERS, os.cpu_count() or 1, len(kernels), room)
     context = multiprocessing.get_context("spawn")
     tasks, done = context.Queue(), context.Queue()
     tasks.cancel_join_thread()

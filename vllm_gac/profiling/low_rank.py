@@ -7,16 +7,16 @@ import torch
 from torch.nn.functional import linear
 
 from vllm_gac.gpu.profile import LowRankTime
-from vllm_gac.kernels.few_tokens.compile_ahead import LaunchKind, compile_ahead
 from vllm_gac.kernels.few_tokens.launch import faster_tiling, gated_linears, linears
-from vllm_gac.kernels.few_tokens.tiling import MOST_TILES, MOST_TOKENS
+from vllm_gac.kernels.few_tokens.tiling import MAX_TILES, MAX_TOKENS
+from vllm_gac.kernels.few_tokens.warmup import LaunchKind, warmup
 from vllm_gac.kernels.gpu_limits import is_hopper
 from vllm_gac.kernels.silu_mul import silu_mul
 from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn, random_matrix
 
 # Where tilings change (kernels/few_tokens/tiling.py), and between.
-_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, MOST_TOKENS)
-_QUICK_TOKENS = (1, 16, 64, MOST_TOKENS)
+_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, MAX_TOKENS)
+_QUICK_TOKENS = (1, 16, 64, MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ def _measure(shape: LowRankShape, tokens: Iterable[int]) -> Iterator[LowRankTime
     first = _factors(shape)
     factors = [first, *(_factors(shape) for _ in range(copies_past_l2(first.nbytes) - 1))]
     device = first.down.device
-    counters = torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
-    compile_ahead(_kinds(first), MOST_TOKENS, device)
+    counters = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+    warmup(_kinds(first), MAX_TOKENS, device)
     for count in tokens:
         time = _time(random_matrix(count, shape.in_size), factors, counters)
         yield LowRankTime(

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 # Tokens for each channel of an MLP. With 0.7 of the demo model's parameters and half its cache,
 # the perplexity was 9.21 with 2.5 tokens, 8.53 with 9, 8.36 with 16, and 8.30 with all of the text.
 ENOUGH, _FEW = 16, 8
-_LEAST_TOKENS = 1 << 16
+_MIN_TOKENS = 1 << 16
 # Tokens for the metrics of outputs.
 _METRIC_TOKENS = 1 << 14
 
@@ -147,7 +147,7 @@ def write_statistics(
     if sequence_length < 2 and (kept.probe_tokens or kept.metrics):
         raise CheckpointError("sequences of 1 token: none can be predicted; make them longer")
     width = checkpoint.layout.layers[0].intermediate_size
-    wanted = max(_LEAST_TOKENS, ENOUGH * width) if max_tokens is None else max_tokens
+    wanted = max(_MIN_TOKENS, ENOUGH * width) if max_tokens is None else max_tokens
     tokens = calibration_sequences(
         checkpoint.directory, texts, length=sequence_length, max_tokens=wanted
     )

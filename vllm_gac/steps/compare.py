@@ -22,7 +22,7 @@ from vllm_gac.steps.evaluate import (
 from vllm_gac.steps.perplexity_ratio import ratio
 
 # Fewer windows, four stretches of four, say too little about how much other text would differ.
-LEAST_WINDOWS = 16
+MIN_WINDOWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _compared(
             raise CheckpointError(f"{directory}: perplexity is {perplexity}; see 'vllm-gac verify'")
     counts = [batch.shape[1] - 1 for batch in tokens for _ in batch]
     interval = None
-    if len(counts) >= LEAST_WINDOWS:
+    if len(counts) >= MIN_WINDOWS:
         stretch = round(math.sqrt(len(counts)))
         groups = [window // stretch for window in range(len(counts))]
         interval = ratio(losses[0], losses[1], groups, counts)[1:]

@@ -30,13 +30,13 @@ from vllm_gac.steps.compress_inputs import CompressInputs
 from vllm_gac.steps.compress_request import CompressRequest
 from vllm_gac.steps.healing_tries import HealingTries
 from vllm_gac.steps.model_run import Output
-from vllm_gac.steps.reach_loss import MOST_TRIES, reach_loss
+from vllm_gac.steps.reach_loss import MAX_TRIES, reach_loss
 from vllm_gac.steps.write_compressed import write_compressed
 
 logger = logging.getLogger(__name__)
 
 # Tokens of held-out text that a loss is measured on, at most.
-_MOST_MEASURED = 1 << 17
+_MAX_MEASURED = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def compress(
                 baseline = Baseline(
                     directory,
                     inputs.held_out,
-                    max_tokens=_MOST_MEASURED,
+                    max_tokens=_MAX_MEASURED,
                     device=device,
                     progress=progress,
                 )
@@ -220,6 +220,6 @@ def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTri
         )
     return (
         f"the fastest model whose perplexity is at most {request.max_loss:.2%} higher: one "
-        f"calibration, then up to {MOST_TRIES} models are written and measured{healed}; {gain}; "
+        f"calibration, then up to {MAX_TRIES} models are written and measured{healed}; {gain}; "
         f"this model's own losses decide (predicted for {request.deployment()})"
     )

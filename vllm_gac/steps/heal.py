@@ -139,7 +139,7 @@ def heal(
     out, request = Path(out), request or HealRequest()
     check_device(device)
     with together(device) as processes, ExitStack() as stack:
-        with processes.agreeing():
+        with processes.fail_together():
             directory = model_directory(directory, revision)
             teacher = model_directory(teacher, teacher_revision, flag="--teacher-revision")
             files = [directory, teacher, *given_files([*text, *held_out])]
@@ -154,7 +154,7 @@ def heal(
                 **record_of(request),
             }
             run = stack.enter_context(output.run(record))
-        if processes.told(run.finished):
+        if processes.broadcast(run.finished):
             return _recorded(out)
         logger.info(_announcement(steps, inputs, request, device, processes.count))
         logger.info(expectation(steps.steps * steps.batch * inputs.length))
@@ -172,7 +172,7 @@ def heal(
         )
         shown = progress and processes.is_first
         guard = healing.train(shown)
-        with processes.agreeing():
+        with processes.fail_together():
             if guard.best_step == 0:
                 if processes.is_first:
                     state.unlink(missing_ok=True)  # the same run would end in the same way
@@ -293,20 +293,20 @@ def _write_shards(
     directory: Path,
     progress: bool,
 ) -> None:
-    """Write the shards in the first process; the others are in `_give_layers`."""
+    """Write the shards on rank 0; the others are in `_give_layers`."""
 
     def layer(index: int) -> dict[str, torch.Tensor]:
-        return student.stored_layer(processes.told(index))
+        return student.stored_layer(processes.broadcast(index))
 
     write_layer_shards(
         directory, student.layout, layer, rest.__getitem__, description="write", progress=progress
     )
-    processes.told(len(student.layers))
+    processes.broadcast(len(student.layers))
 
 
 def _give_layers(student: Student, processes: Processes) -> None:
-    """Give this process's share of each layer that the first process asks for."""
-    while (index := processes.told(0)) < len(student.layers):
+    """Give this process's shard of each layer that rank 0 asks for."""
+    while (index := processes.broadcast(0)) < len(student.layers):
         student.stored_layer(index)
 
 

@@ -98,7 +98,7 @@ class HealRequest:
         default=False,
         metadata=option(
             "--offload",
-            "keep Adam's averages in host memory: half of what training takes of the GPU, and "
+            "offload Adam's moments to the CPU: half of what training takes of the GPU, and "
             "slower steps",
             kind="switch",
         ),

@@ -12,7 +12,7 @@ from vllm_gac.errors import CheckpointError
 
 # Tokens that are measured: a share of those that are trained on, within limits.
 _HELD_OUT_SHARE = 32
-_LEAST_HELD_OUT, _MOST_HELD_OUT = 1 << 12, 1 << 16
+_MIN_HELD_OUT, _MAX_HELD_OUT = 1 << 12, 1 << 16
 # The tokens of few texts have more characters on average.
 _CHARACTERS_OF_A_TOKEN = 8
 _ALL = 1 << 62
@@ -59,4 +59,4 @@ def sequences(
 
 
 def _held_out_tokens(tokens: int) -> int:
-    return min(max(tokens // _HELD_OUT_SHARE, _LEAST_HELD_OUT), _MOST_HELD_OUT)
+    return min(max(tokens // _HELD_OUT_SHARE, _MIN_HELD_OUT), _MAX_HELD_OUT)

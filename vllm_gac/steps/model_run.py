@@ -25,7 +25,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.names import VERSION
 
 # More than any machine has. With a billion, OpenMP ends the process.
-_MOST_THREADS = 1 << 12
+_MAX_THREADS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def refuse_broken(source: Checkpoint) -> None:
 def threads_of(out: Path) -> int:
     """The number of threads of the unfinished run that makes `out`, else torch's own."""
     threads = (recorded(out) or {}).get("threads")
-    if isinstance(threads, int) and 0 < threads <= _MOST_THREADS:
+    if isinstance(threads, int) and 0 < threads <= _MAX_THREADS:
         return threads
     return torch.get_num_threads()
 

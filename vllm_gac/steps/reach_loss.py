@@ -26,18 +26,18 @@ from vllm_gac.planning.plan_file import Plan, read_plan
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.problem import Problems
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.steps.compare import LEAST_WINDOWS, Comparison
+from vllm_gac.steps.compare import MIN_WINDOWS, Comparison
 from vllm_gac.steps.healing_tries import HealingTries
 from vllm_gac.steps.tries import Try, described
 from vllm_gac.steps.tries_record import as_recorded, record
 
 logger = logging.getLogger(__name__)
 
-MOST_TRIES = 5
+MAX_TRIES = 5
 # A measured loss is near enough if it is this share of the asked one. The next plan aims between.
 _NEAR, _AIM = 0.9, 0.95
 # One try changes the expected loss by this factor at most.
-_MOST_STEP = 4.0
+_MAX_STEP = 4.0
 _TRIES = "tries.json"
 # In the directory of a try: what the plan made, and what healing made of that.
 _WRITTEN, _HEALED = "model", "healed"
@@ -135,16 +135,16 @@ def next_expected(most: float, tries: Sequence[Try], regained: float = 0.0) -> f
         return expected_for(math.expm1(most)) / (1 - regained)
     within = [one for one in tries if math.log(one.high) <= most]
     over = [one.planned_for for one in tries if math.log(one.high) > most]
-    if len(tries) == MOST_TRIES or any(math.log(one.high) >= _NEAR * most for one in within):
+    if len(tries) == MAX_TRIES or any(math.log(one.high) >= _NEAR * most for one in within):
         return None
     last = tries[-1]
-    lost = max(math.log(last.high), most * _AIM / _MOST_STEP)
-    expected = last.planned_for * max(most * _AIM / lost, 1 / _MOST_STEP)
+    lost = max(math.log(last.high), most * _AIM / _MAX_STEP)
+    expected = last.planned_for * max(most * _AIM / lost, 1 / _MAX_STEP)
     least, largest = max((o.planned_for for o in within), default=0.0), min(over, default=math.inf)
     if least >= largest:
         return None
     if not least < expected < largest:
-        expected = math.sqrt(least * largest) if least else largest / _MOST_STEP
+        expected = math.sqrt(least * largest) if least else largest / _MAX_STEP
     return expected
 
 
@@ -159,7 +159,7 @@ def _measured(measure: Callable[[Path], Comparison], directory: Path) -> Compari
     if found.interval is None:
         raise CheckpointError(
             f"held-out text of {found.tokens:,} tokens: too little to tell how sure its loss "
-            f"is; give --held-out with {LEAST_WINDOWS} sequences or more"
+            f"is; give --held-out with {MIN_WINDOWS} sequences or more"
         )
     return found
 

@@ -19,7 +19,7 @@ from vllm_gac.compression.refit import Streams, leaving, refit_layer
 from vllm_gac.layout.dims import ModelLayout
 
 # Tokens to refit on, at least, and for each channel of an MLP.
-_LEAST_TOKENS, _FOR_EACH_CHANNEL = 1 << 16, 4
+_MIN_TOKENS, _FOR_EACH_CHANNEL = 1 << 16, 4
 
 
 class Refitting:
@@ -88,6 +88,6 @@ class Refitting:
 
 def _some(tokens: torch.Tensor, width: int) -> torch.Tensor:
     """Sequences that are spread evenly over the text."""
-    wanted = max(_LEAST_TOKENS, _FOR_EACH_CHANNEL * width) // tokens.shape[1]
+    wanted = max(_MIN_TOKENS, _FOR_EACH_CHANNEL * width) // tokens.shape[1]
     count = min(len(tokens), max(1, wanted))
     return tokens[evenly_spread(count, len(tokens))].long()

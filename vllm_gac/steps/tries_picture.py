@@ -12,7 +12,7 @@ _MEASURED, _CHOSEN, _UNHEALED = "#2f7ed8", "#4c9f70", "#8064a2"
 _EXPECTED, _ASKED = "#f0883e", "#d64545"
 _WIDTH, _HEIGHT = 680, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 650.0, 116.0, 388.0
-_MOST_TICKS = 7
+_MAX_TICKS = 7
 
 
 def draw_tries(asked: float, best: Try, tries: Sequence[Try]) -> Picture:
@@ -69,10 +69,10 @@ class _Axis:
         """An axis from pixel `begin` to `end` over all `values`, with few ticks."""
         low, high = min(values), max(values)
         span = max(high - low, 1e-4)
-        step = 10.0 ** math.floor(math.log10(span / _MOST_TICKS))
+        step = 10.0 ** math.floor(math.log10(span / _MAX_TICKS))
         for times in (1, 2, 5, 10):
             least, most = math.floor(low / (times * step)), math.ceil(high / (times * step))
-            if most - least <= _MOST_TICKS:
+            if most - least <= _MAX_TICKS:
                 break
         return cls(least, max(most, least + 1), times * step, begin, end)
 

@@ -21,7 +21,7 @@ from vllm_gac.compression.statistics_file import (
     metrics_for,
     read_layer_stats,
     read_tokens,
-    steadied,
+    shrink_covariances,
 )
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
@@ -78,7 +78,7 @@ def write_compressed(
         layer = MeasuredLayer(
             checkpoint.layout,
             {name: tensor.to(device) for name, tensor in weights.items()},
-            steadied(read_layer_stats(stats, index, device), int(measured["tokens"])),
+            shrink_covariances(read_layer_stats(stats, index, device), int(measured["tokens"])),
             inv_freq,
         )
         smaller = compress_layer(

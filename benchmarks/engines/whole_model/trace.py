@@ -15,7 +15,7 @@ from benchmarks.engines.whole_model.models import Batch
 _PURPOSES = {
     "rotating, caching": r"\b_rotate\b|\b_write\b|reshape_and_cache",
     "attention": r"flash::|flash_fwd|FlashAttention|split_kv|\bmerge\b|\b_gather\b|\b_copy\b|fmha",
-    "GEMM": r"nvjet|cublas|cutlass|gemm|_swiglu|by_matrix|by_vector",
+    "GEMM": r"nvjet|cublas|cutlass|gemm|_swiglu|gemv",
 }
 # The same, and what the rest is in models that are not compiled, and in FP8.
 PURPOSES_OF_FP8 = {

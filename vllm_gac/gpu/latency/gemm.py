@@ -29,7 +29,7 @@ Curve: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 # Within multiples of 64 the alignment of a dim decides; beyond, the number of whole tiles, which
 # the curves contain.
 _TILE = 64
-_MOST_EXCESS = 10.0  # of a time; real ones are about 0.1
+_MAX_EXCESS = 10.0  # of a time; real ones are about 0.1
 _BYTES = 2  # of a number that is not FP8
 _FP8_MULTIPLE = 16  # of both dims of a weight; others are padded
 
@@ -226,7 +226,7 @@ def _excess(profile: GpuProfile, dtype: Dtype) -> float:
         / roofline(profile, dtype).multiplying(time.m, time.n, time.k)
         for time in times
     ]
-    if max(excesses) > _MOST_EXCESS:
+    if max(excesses) > _MAX_EXCESS:
         raise ProfileError(
             f"the profile of {profile.gpu} has sustained times of linears that are out of all "
             "proportion to its other times; measure again with vllm-gac profile"

@@ -156,10 +156,10 @@ def rotate_back(low, high, cos, sin):
 
 
 @triton.jit
-def turned_queries(query_row, known, pair, frequency, start, scale, PAIRS: tl.constexpr):
+def derotated_queries(query_row, known, pair, frequency, start, scale, PAIRS: tl.constexpr):
     """Rotary pairs of a unit's queries times `scale`, rotated backward by `start` tokens.
 
-    query_row [ROWS]: pointers. known [ROWS, pairs]: which numbers to load; the others are 0.
+    query_row [ROWS]: pointers. known [ROWS, pairs]: which elements to load; the others are 0.
     pair, frequency [pairs]: index of each pair in a head, and its radians per token. Returns low
     and high halves, [ROWS, pairs].
     """

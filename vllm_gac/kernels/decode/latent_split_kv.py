@@ -15,7 +15,7 @@ Names are those of split_kv.py, and these:
     inv_freq    [PAIRS], fp32: radians per token of each rotary pair
 
     PARTS       latents of one value head
-    KEY_SIZE    numbers of one latent; K are the sizes of its pieces
+    KEY_SIZE    elements of one latent; K are the sizes of its pieces
     REBUILT     original KV heads that one latent gives keys to
     PAIRS       rotary pairs of a head: half its size
     PADDED      PAIRS rounded up to a power of two
@@ -35,13 +35,13 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from vllm_gac.kernels.decode.latent_keys import (
     cos_sin,
+    derotated_queries,
     load_latent_pairs,
     load_latents,
     rebuild_from_pairs,
     rebuild_keys,
     rotate,
     rotate_back,
-    turned_queries,
 )
 from vllm_gac.kernels.decode.rows import locate, store_result, unit_rows
 from vllm_gac.kernels.decode.schedule import NOT_SPECIALIZED, leave_unit, next_unit, program_share
@@ -81,14 +81,14 @@ def latent_split_kv(
     SEQUENCES: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
-    LEAST: tl.constexpr,
+    MIN_TILES: tl.constexpr,
     PARTS: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    GRAIN: tl.constexpr,
+    STRIDE_UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
     PAIRED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
@@ -105,7 +105,7 @@ def latent_split_kv(
         gdc_launch_dependents()  # lets merge() start, and wait, while this kernel ends
     position, end, sequence, before = program_share(
         query_start_loc, seq_lens, programs, multiprocessors, sequences,
-        HEADS, SEQUENCES, TILE, WINDOW, LEAST,
+        HEADS, SEQUENCES, TILE, WINDOW, MIN_TILES,
     )  # fmt: skip
     # e4m3 converts to fp16 in one instruction for two numbers; to bf16 it takes a dozen.
     fp8: tl.constexpr = kv_cache.dtype.element_ty.primitive_bitwidth == 8
@@ -128,39 +128,39 @@ def latent_split_kv(
         )
         start = (unit.first + unit.skipped) * TILE
         known = used[:, None] & (pair < PAIRS)[None, :]
-        q_low, q_high = turned_queries(query_row, known, pair, frequency, start, scale, PAIRS)
+        q_low, q_high = derotated_queries(query_row, known, pair, frequency, start, scale, PAIRS)
         row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
 
-        highest = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
+        row_max = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
         sums = tl.zeros([TILE, ROWS], tl.float32)  # of weights, over tiles: added up at the end
         acc = no_values(ROWS, V, PAIRED)
         table = block_table + sequence.to(tl.int64) * table_stride
-        head_cache = kv_cache + unit.head.to(tl.int64) * cache_head_stride * GRAIN
+        head_cache = kv_cache + unit.head.to(tl.int64) * cache_head_stride * STRIDE_UNIT
         token = start + tl.arange(0, TILE)
         page, page_row = locate(token, unit, table, BLOCK_SIZE, WINDOW)
         for _ in range(unit.here):
             offset = page.to(tl.int64) * cache_block_stride + page_row * cache_token_stride
             # One step ahead in registers, so that the pipeline's stages are all left to rows.
             page, page_row = locate(token + TILE, unit, table, BLOCK_SIZE, WINDOW)
-            cache_row = head_cache + (offset * GRAIN)[:, None]
+            cache_row = head_cache + (offset * STRIDE_UNIT)[:, None]
             scores = _scores(
                 q_low, q_high, cache_row, up, unit.head, original, tile_cos, tile_sin,
                 PARTS, REBUILT, KEY_SIZE, K, PAIRS, PADDED, TILE, ROWS, dtype, PAIRED, ASSEMBLY,
             )  # fmt: skip
             q_low, q_high = rotate_back(q_low, q_high, step_cos, step_sin)
-            highest, sums, acc = add_latent_tile(
-                scores, token, row_end, highest, sums, acc, cache_row + PARTS * KEY_SIZE,
+            row_max, sums, acc = add_latent_tile(
+                scores, token, row_end, row_max, sums, acc, cache_row + PARTS * KEY_SIZE,
                 V, VALUE_SIZE, WINDOW, dtype, PAIRED, ASSEMBLY,
             )  # fmt: skip
             token += TILE
 
-        denominator = tl.sum(sums, 0)
+        row_sum = tl.sum(sums, 0)
         output_row = unit_rows(
             output, unit, row_token, row_head, output_token_stride, output_head_stride, GROUP
         )
         store_result(
             output_row, partial_values, partial_log_sums, unit, row, used,
-            highest, denominator, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
+            row_max, row_sum, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
             V, VALUE_SIZE,
         )  # fmt: skip
         position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)

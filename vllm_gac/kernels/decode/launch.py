@@ -211,14 +211,14 @@ def split_and_merge(
         "SEQUENCES": sequence_bound(sequences),
         "TILE": tiling.tile,
         "WINDOW": window or 0,
-        "LEAST": tiling.least_tiles,
+        "MIN_TILES": tiling.min_tiles,
         "OVERLAP": overlap,
     }
     programs = scratch.multiprocessors * tiling.programs_per_multiprocessor
     partial = (scratch.values, scratch.log_sums, programs, scratch.multiprocessors, sequences)
     output_strides = (output.stride(0), output.stride(1))
     cache_strides = kv_cache.stride()[:3]
-    grain = _grain(kv_cache)
+    stride_unit = _stride_unit(kv_cache)
     arguments = (
         query,
         kv_cache,
@@ -233,7 +233,7 @@ def split_and_merge(
         query.stride(0),
         query.stride(1),
         block_table.stride(0),
-        *(stride // grain for stride in cache_strides),
+        *(stride // stride_unit for stride in cache_strides),
         *output_strides,
     )
     run(
@@ -249,7 +249,7 @@ def split_and_merge(
         V=tiling.value_pieces,
         ROWS=max(16, triton.next_power_of_2(group * max_query_len)),
         BLOCK_SIZE=kv_cache.shape[2],
-        GRAIN=grain,
+        STRIDE_UNIT=stride_unit,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )
@@ -276,22 +276,22 @@ def _compile(kernel: Any, grid: tuple[int, ...], *arguments: object, **options: 
     kernel.warmup(*arguments, grid=grid, **options)
 
 
-def _grain(kv_cache: torch.Tensor) -> int:
-    """In how many numbers to count strides: as many as 16 bytes have, else 8, else 1.
+def _stride_unit(kv_cache: torch.Tensor) -> int:
+    """In how many elements to count strides: as many as 16 bytes have, else 8, else 1.
 
     The compiler then knows how rows are aligned, and loads as many bytes at a time.
     """
     strides = kv_cache.stride()[:3]
-    for grain in (16 // kv_cache.itemsize, 8):
-        if not any(stride % grain for stride in strides):
-            return grain
+    for stride_unit in (16 // kv_cache.itemsize, 8):
+        if not any(stride % stride_unit for stride in strides):
+            return stride_unit
     return 1
 
 
 def is_paired(kv_cache: torch.Tensor, geometry: CacheGeometry) -> bool:
-    """Whether the cache is e4m3 and every key and value has its numbers in whole pairs."""
+    """Whether the cache is e4m3 and every key and value has its elements in whole pairs."""
     is_even = geometry.key_size % 2 == geometry.value_size % 2 == 0
-    return kv_cache.dtype == torch.float8_e4m3fn and is_even and _grain(kv_cache) > 1
+    return kv_cache.dtype == torch.float8_e4m3fn and is_even and _stride_unit(kv_cache) > 1
 
 
 def _group_of(latent: LatentKeys | None) -> int:

@@ -27,7 +27,7 @@ def merge(
     SEQUENCES: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
-    LEAST: tl.constexpr,
+    MIN_TILES: tl.constexpr,
     WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -36,7 +36,7 @@ def merge(
     sequence = tl.program_id(0)
     head, row_head = tl.program_id(1) // GROUP, tl.program_id(1) % GROUP
     counts = tile_counts(query_start_loc, seq_lens, sequences, SEQUENCES, TILE, WINDOW)
-    share, _ = tiles_per_program(counts, programs, multiprocessors, HEADS, LEAST)
+    share, _ = tiles_per_program(counts, programs, multiprocessors, HEADS, MIN_TILES)
     index = tl.arange(0, SEQUENCES)
     count = tl.sum(tl.where(index == sequence, counts, 0))
     start = tl.sum(tl.where(index < sequence, counts, 0)) * HEADS + head * count
@@ -51,8 +51,8 @@ def merge(
     queries = tl.load(query_start_loc + sequence + 1) - query_start
     column = tl.arange(0, WIDTH)
     for token in range(0, tl.minimum(queries, MAX_QUERIES)):
-        highest = tl.full([], -1e30, tl.float32)
-        denominator = tl.zeros([], tl.float32)
+        row_max = tl.full([], -1e30, tl.float32)
+        row_sum = tl.zeros([], tl.float32)
         acc = tl.zeros([WIDTH], tl.float32)
         for chunk in range(first_program, last_program + 1, PARTIALS):
             program = chunk + tl.arange(0, PARTIALS)
@@ -65,13 +65,13 @@ def merge(
                 mask=mask[:, None] & (column < VALUE_SIZE)[None, :],
                 other=0.0,
             )
-            higher = tl.maximum(highest, tl.max(log_sum, 0))
-            shrink = tl.exp2(highest - higher)
-            weight = tl.exp2(log_sum - higher)
-            acc = acc * shrink + tl.sum(values * weight[:, None], 0)
-            denominator = denominator * shrink + tl.sum(weight, 0)
-            highest = higher
-        result = acc * tl.where(denominator > 0, 1 / denominator, 0)
+            new_max = tl.maximum(row_max, tl.max(log_sum, 0))
+            rescale = tl.exp2(row_max - new_max)
+            weight = tl.exp2(log_sum - new_max)
+            acc = acc * rescale + tl.sum(values * weight[:, None], 0)
+            row_sum = row_sum * rescale + tl.sum(weight, 0)
+            row_max = new_max
+        result = acc * tl.where(row_sum > 0, 1 / row_sum, 0)
         out = output + (query_start + token).to(tl.int64) * output_token_stride
         out += tl.program_id(1) * output_head_stride
         tl.store(out + column, result.to(output.dtype.element_ty), mask=column < VALUE_SIZE)

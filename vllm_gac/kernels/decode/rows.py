@@ -45,8 +45,8 @@ def store_result(
     unit,
     row,
     used,
-    highest,
-    denominator,
+    row_max,
+    row_sum,
     v_scale,
     acc,
     SLOT_ROWS: tl.constexpr,
@@ -61,14 +61,14 @@ def store_result(
     slot = 2 * tl.program_id(0) + (unit.skipped == 0).to(tl.int32)
     slot_row = slot * SLOT_ROWS + row
     is_whole = unit.here == unit.tiles
-    nonempty = denominator > 0
-    factor = tl.where(nonempty, 1 / denominator, 0)
+    nonempty = row_sum > 0
+    factor = tl.where(nonempty, 1 / row_sum, 0)
     if v_scale is not None:
         factor *= tl.load(v_scale)
     if is_whole:
         _store_pieces(output_row, used, nonempty, factor, acc, V, VALUE_SIZE)
     else:
-        log_sum = tl.where(nonempty, highest + tl.log2(denominator), float("-inf"))
+        log_sum = tl.where(nonempty, row_max + tl.log2(row_sum), float("-inf"))
         tl.store(partial_log_sums + slot_row, log_sum, mask=used)
         partial_row = partial_values + slot_row.to(tl.int64) * VALUE_SIZE
         _store_pieces(partial_row, used, nonempty, factor, acc, V, VALUE_SIZE)

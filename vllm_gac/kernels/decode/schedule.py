@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 # Arguments of the kernels that differ between launches, or that are unknown when the kernels are
-# compiled ahead (compile_ahead.py). Specializing on them would gain nothing: where offsets into the
-# cache are multiples of 8, the kernels know it from GRAIN.
+# compiled ahead (warmup.py). Specializing on them would gain nothing: where offsets into the
+# cache are multiples of 8, the kernels know it from STRIDE_UNIT.
 NOT_SPECIALIZED = (
     "programs",
     "multiprocessors",
@@ -89,16 +89,18 @@ def tile_counts(
 
 
 @triton.jit
-def tiles_per_program(counts, programs, multiprocessors, HEADS: tl.constexpr, LEAST: tl.constexpr):
+def tiles_per_program(
+    counts, programs, multiprocessors, HEADS: tl.constexpr, MIN_TILES: tl.constexpr
+):
     """How many tiles each program takes, and how many there are in all.
 
     A small batch is divided among two programs per multiprocessor, a larger one among all programs.
-    No program takes fewer than LEAST tiles: one more part to merge costs as much as a few tiles.
+    No program takes fewer than MIN_TILES: one more part to merge costs as much as a few tiles.
     """
     total = tl.sum(counts) * HEADS
     share = (total + programs - 1) // programs
     few = 2 * multiprocessors
-    return tl.maximum(share, tl.minimum((total + few - 1) // few, LEAST)), total
+    return tl.maximum(share, tl.minimum((total + few - 1) // few, MIN_TILES)), total
 
 
 @triton.jit
@@ -112,7 +114,7 @@ def program_share(
     SEQUENCES: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
-    LEAST: tl.constexpr,
+    MIN_TILES: tl.constexpr,
 ):
     """Where this program's tiles are in the line of all tiles.
 
@@ -121,7 +123,7 @@ def program_share(
     no tiles if position >= end.
     """
     counts = tile_counts(query_start_loc, seq_lens, sequences, SEQUENCES, TILE, WINDOW)
-    share, total = tiles_per_program(counts, programs, multiprocessors, HEADS, LEAST)
+    share, total = tiles_per_program(counts, programs, multiprocessors, HEADS, MIN_TILES)
     position = tl.program_id(0) * share
     end = tl.minimum(position + share, total)
     index = tl.arange(0, SEQUENCES)

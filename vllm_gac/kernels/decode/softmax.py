@@ -29,17 +29,17 @@ def visible_scores(scores, token, row_end, TOKENS: tl.constexpr, WINDOW: tl.cons
 
 
 @triton.jit
-def online_softmax(scores, highest, TOKENS: tl.constexpr):
+def online_softmax(scores, row_max, TOKENS: tl.constexpr):
     """Weights of a tile's tokens, relative to the highest score that each row has met so far.
 
-    highest [ROWS]: of the tiles before this one. Returns weights, of the shape of `scores`;
-    shrink [ROWS], by which to multiply what was summed up relative to the old `highest`; and the
-    new `highest` [ROWS].
+    row_max [ROWS]: of the tiles before this one. Returns weights, of the shape of `scores`;
+    rescale [ROWS], by which to multiply what was summed up relative to the old `row_max`; and the
+    new `row_max` [ROWS].
     """
-    higher = tl.maximum(highest, tl.max(scores, TOKENS))
-    shrink = tl.exp2(highest - higher)
-    weights = tl.exp2(scores - tl.expand_dims(higher, TOKENS))
-    return weights, shrink, higher
+    new_max = tl.maximum(row_max, tl.max(scores, TOKENS))
+    rescale = tl.exp2(row_max - new_max)
+    weights = tl.exp2(scores - tl.expand_dims(new_max, TOKENS))
+    return weights, rescale, new_max
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def add_latent_tile(
     scores,
     token,
     row_end,
-    highest,
+    row_max,
     sums,
     acc,
     value_row,
@@ -62,15 +62,15 @@ def add_latent_tile(
 
     Weights are summed up tile over tile, [TILE, ROWS]: adding up the tokens of a tile waits until
     the end. value_row [TILE, 1] points to the tile's values, which are multiplied in `dtype`.
-    Returns the new `highest`, `sums` and `acc`.
+    Returns the new `row_max`, `sums` and `acc`.
     """
     scores = visible_scores(scores, token, row_end, 0, WINDOW)
-    weights, shrink, highest = online_softmax(scores, highest, 0)
-    sums = sums * shrink[None, :] + weights
+    weights, rescale, row_max = online_softmax(scores, row_max, 0)
+    sums = sums * rescale[None, :] + weights
     weights = tl.trans(weights.to(dtype))
-    shrink = tl.reshape(shrink[None, :], [scores.shape[1], 1])
-    acc = accumulate_values(acc, weights, shrink, value_row, V, VALUE_SIZE, PAIRED, ASSEMBLY)
-    return highest, sums, acc
+    rescale = tl.reshape(rescale[None, :], [scores.shape[1], 1])
+    acc = accumulate_values(acc, weights, rescale, value_row, V, VALUE_SIZE, PAIRED, ASSEMBLY)
+    return row_max, sums, acc
 
 
 @triton.jit
@@ -100,29 +100,29 @@ def _zeros(ROWS: tl.constexpr, SIZE: tl.constexpr):
 def accumulate_values(
     acc,
     weights,
-    shrink,
+    rescale,
     value_row,
     V: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     PAIRED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
-    """acc * shrink + weights @ values, for `acc` as no_values returns it.
+    """acc * rescale + weights @ values, for `acc` as no_values returns it.
 
-    weights [ROWS, TILE] in the dtype in which values are multiplied; shrink [ROWS, 1]; value_row
+    weights [ROWS, TILE] in the dtype in which values are multiplied; rescale [ROWS, 1]; value_row
     [TILE, 1] points to the tile's values.
     """
     acc0, acc1, acc2, odd0, odd1, odd2 = acc
     acc0, odd0 = _add_piece(
-        acc0, odd0, weights, shrink, value_row, 0, V[0], VALUE_SIZE, PAIRED, ASSEMBLY
+        acc0, odd0, weights, rescale, value_row, 0, V[0], VALUE_SIZE, PAIRED, ASSEMBLY
     )
     if V[1] > 0:
         acc1, odd1 = _add_piece(
-            acc1, odd1, weights, shrink, value_row, V[0], V[1], VALUE_SIZE, PAIRED, ASSEMBLY
+            acc1, odd1, weights, rescale, value_row, V[0], V[1], VALUE_SIZE, PAIRED, ASSEMBLY
         )
     if V[2] > 0:
         acc2, odd2 = _add_piece(
-            acc2, odd2, weights, shrink, value_row, V[0] + V[1], V[2], VALUE_SIZE, PAIRED, ASSEMBLY
+            acc2, odd2, weights, rescale, value_row, V[0] + V[1], V[2], VALUE_SIZE, PAIRED, ASSEMBLY
         )
     return acc0, acc1, acc2, odd0, odd1, odd2
 
@@ -132,7 +132,7 @@ def _add_piece(
     acc,
     odd,
     weights,
-    shrink,
+    rescale,
     value_row,
     START: tl.constexpr,
     SIZE: tl.constexpr,
@@ -142,10 +142,10 @@ def _add_piece(
 ):
     if PAIRED:
         values, odd_values = even_and_odd(value_row, START, SIZE, VALUE_SIZE, ASSEMBLY)
-        odd = tl.dot(weights, odd_values, odd * shrink)
+        odd = tl.dot(weights, odd_values, odd * rescale)
     else:
         values = cache_piece(value_row, START, SIZE, VALUE_SIZE)
-    acc = tl.dot(weights, values.to(weights.dtype), acc * shrink)
+    acc = tl.dot(weights, values.to(weights.dtype), acc * rescale)
     return acc, odd
 
 

@@ -23,7 +23,7 @@ What both decode kernels call things (latent_split_kv.py adds a few more):
     partial_values, partial_log_sums    [slots, GROUP * MAX_QUERIES, VALUE_SIZE], and without the
                 last dim: normalized partial results, and log2 of their softmax denominators
     scale       of the scores, times log2(e): all exponentials are to base 2
-    *_stride    in numbers; those of the cache in units of GRAIN numbers
+    *_stride    in elements; those of the cache in units of STRIDE_UNIT elements
 
     HEADS       value heads
     GROUP       query heads of one value head
@@ -32,9 +32,9 @@ What both decode kernels call things (latent_split_kv.py adds a few more):
     ROWS        GROUP * MAX_QUERIES, rounded up to a power of two that tensor cores take
     SEQUENCES   an upper bound of `sequences`, a power of two
     WINDOW      tokens that a query sees, itself included; 0 without a sliding window
-    LEAST       the fewest tiles that a program takes: merging more parts costs more than it gains
+    MIN_TILES   the fewest tiles that a program takes: merging more parts costs more than it gains
     K, V        sizes of the three pieces of a row's keys and of its value
-    GRAIN       16 or 8 if all strides of the cache are multiples of it, else 1: the compiler then
+    STRIDE_UNIT 16 or 8 if all strides of the cache are multiples of it, else 1: the compiler then
                 knows how rows are aligned
     OVERLAP     whether the next kernel may start before this one ends
     PAIRED      whether two columns of an fp8 cache are read as one number (byte_pairs.py)
@@ -45,9 +45,9 @@ What both decode kernels call things (latent_split_kv.py adds a few more):
     row_end     [ROWS]: a row sees the tokens of the context before this position
     used        [ROWS]: whether there is a query for this row
     token       [TILE]: positions of the tile's tokens in the context
-    highest     [ROWS]: the highest score of each row so far; exponentials are relative to it
-    shrink      [ROWS]: what the sums so far are multiplied by when `highest` rises
-    denominator [ROWS]: the sum of the weights so far
+    row_max     [ROWS]: the highest score of each row so far; exponentials are relative to it
+    rescale     [ROWS]: what the sums so far are multiplied by when `row_max` rises
+    row_sum     [ROWS]: the sum of the weights so far
     acc         the sum of the weighted values so far, as softmax.no_values describes it
 """
 
@@ -99,14 +99,14 @@ def split_kv(
     SEQUENCES: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
-    LEAST: tl.constexpr,
+    MIN_TILES: tl.constexpr,
     PARTS: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    GRAIN: tl.constexpr,
+    STRIDE_UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
     PAIRED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
@@ -116,7 +116,7 @@ def split_kv(
         gdc_launch_dependents()  # lets merge() start, and wait, while this kernel ends
     position, end, sequence, before = program_share(
         query_start_loc, seq_lens, programs, multiprocessors, sequences,
-        HEADS, SEQUENCES, TILE, WINDOW, LEAST,
+        HEADS, SEQUENCES, TILE, WINDOW, MIN_TILES,
     )  # fmt: skip
     KEY_WIDTH: tl.constexpr = PARTS * KEY_SIZE
     # e4m3 converts to fp16 in one instruction for two numbers; to bf16 it takes a dozen.
@@ -136,24 +136,24 @@ def split_kv(
         q = _query_pieces(query_row, used, part, KEY_SIZE, PARTS, K, dtype, PAIRED)
         row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
 
-        highest = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
-        denominator = tl.zeros([ROWS], tl.float32)
+        row_max = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
+        row_sum = tl.zeros([ROWS], tl.float32)
         acc = no_values(ROWS, V, PAIRED)
         table = block_table + sequence.to(tl.int64) * table_stride
-        head_cache = kv_cache + unit.head.to(tl.int64) * cache_head_stride * GRAIN
+        head_cache = kv_cache + unit.head.to(tl.int64) * cache_head_stride * STRIDE_UNIT
         token = (unit.first + unit.skipped) * TILE + tl.arange(0, TILE)
         page, page_row = locate(token, unit, table, BLOCK_SIZE, WINDOW)
         for _ in range(unit.here):
             offset = page.to(tl.int64) * cache_block_stride + page_row * cache_token_stride
             # One step ahead in registers, so that the pipeline's stages are all left to rows.
             page, page_row = locate(token + TILE, unit, table, BLOCK_SIZE, WINDOW)
-            cache_row = head_cache + (offset * GRAIN)[:, None]
+            cache_row = head_cache + (offset * STRIDE_UNIT)[:, None]
             scores = _scores(q, cache_row, K, KEY_WIDTH, dtype, PAIRED, ASSEMBLY) * scale
             scores = visible_scores(scores, token, row_end, 1, WINDOW)
-            weights, shrink, highest = online_softmax(scores, highest, 1)
-            denominator = denominator * shrink + tl.sum(weights, 1)
+            weights, rescale, row_max = online_softmax(scores, row_max, 1)
+            row_sum = row_sum * rescale + tl.sum(weights, 1)
             acc = accumulate_values(
-                acc, weights.to(dtype), shrink[:, None], cache_row + KEY_WIDTH,
+                acc, weights.to(dtype), rescale[:, None], cache_row + KEY_WIDTH,
                 V, VALUE_SIZE, PAIRED, ASSEMBLY,
             )  # fmt: skip
             token += TILE
@@ -163,7 +163,7 @@ def split_kv(
         )
         store_result(
             output_row, partial_values, partial_log_sums, unit, row, used,
-            highest, denominator, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
+            row_max, row_sum, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
             V, VALUE_SIZE,
         )  # fmt: skip
         position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)

@@ -27,7 +27,7 @@ class Tiling:
     """Launch parameters of a decode kernel; all follow from static facts.
 
     key_pieces, value_pieces: the powers of two into which the sizes are cut, 0 where absent. tile:
-    tokens per step. stages: of the software pipeline. least_tiles: the fewest tiles of a program.
+    tokens per step. stages: of the software pipeline. min_tiles: the fewest tiles of a program.
     """
 
     key_pieces: tuple[int, int, int]
@@ -36,7 +36,7 @@ class Tiling:
     warps: int
     stages: int
     programs_per_multiprocessor: int
-    least_tiles: int = 4
+    min_tiles: int = 4
 
 
 def pieces_of(
@@ -47,7 +47,7 @@ def pieces_of(
     No piece is larger than `largest`, unless `width` is more than three times that.
 
     The largest piece comes first. The smallest comes first if the larger ones then begin on a whole
-    cache line of 64 16-bit numbers; the pieces begin `start` numbers into a row. A piece that
+    cache line of 64 16-bit elements; the pieces begin `start` elements into a row. A piece that
     reaches past `width` comes last, and is masked.
     """
     pieces: list[int] = []
@@ -91,7 +91,7 @@ def tiling_of(
     Args:
         geometry: head counts and sizes.
         max_query_len: the most query tokens that a sequence has.
-        itemsize: bytes of a cached number.
+        itemsize: bytes of a cached element.
         latent_group: how many original KV heads one latent gives keys to; 0 for rotary keys.
         capability: compute capability of the GPU; any will do for the interpreter.
 
@@ -133,12 +133,12 @@ def tiling_of(
 
 
 def _exchanged(rows: int, columns: int, tile: int, warps: int) -> int:
-    """Bytes of shared memory through which a program's threads exchange numbers, for rotary keys.
+    """Bytes of shared memory through which a program's threads exchange elements, for rotary keys.
 
     The threads of one warp exchange the 64-bit offset of each cache row of the tile. Triton gives
     each of two warps half of the longer side of a product: scores are [rows, tile], results at most
     [rows, columns]. If `rows` is the longer side of all of them, each warp needs only what it
-    computed itself. Otherwise both need all weights, [rows, tile] 16-bit numbers.
+    computed itself. Otherwise both need all weights, [rows, tile] 16-bit elements.
     """
     if warps == 1:
         return 8 * tile
@@ -175,7 +175,7 @@ def _latent_tiling(
     # Hopper converts fp8 tiles in registers if there are few rows of queries. Otherwise they are
     # staged a second time, converted.
     in_registers = itemsize == 1 and capability[0] == 9 and rows <= 32
-    converted = 2 if itemsize == 1 and not in_registers else 0  # bytes of a number
+    converted = 2 if itemsize == 1 and not in_registers else 0  # bytes of an element
     for tile, warps, stages, programs in _FP8_LATENT if in_registers else _LATENT:
         # Queries are added below.
         staged = tile * row * ((stages - 1) * itemsize + converted)

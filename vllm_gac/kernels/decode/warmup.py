@@ -13,7 +13,7 @@ from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.schedule import sequence_bound
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 from vllm_gac.kernels.swiglu import swiglu_linear
-from vllm_gac.kernels.swiglu_limits import MOST_TOKENS
+from vllm_gac.kernels.swiglu_limits import MAX_TOKENS
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
@@ -22,7 +22,7 @@ from vllm_gac.layout.cache_geometry import CacheGeometry
 class DecodeKind:
     """Layers that one set of kernels decodes: everything that decode_attention specializes on.
 
-    `dtype` is that of queries and outputs, `cache_dtype` that of cached numbers. `max_query_len`
+    `dtype` is that of queries and outputs, `cache_dtype` that of cached elements. `max_query_len`
     and `window` are arguments of decode_attention. Only the shapes of `latent` matter.
     """
 
@@ -35,7 +35,7 @@ class DecodeKind:
     latent: LatentKeys | None
 
 
-def compile_ahead(
+def warmup(
     kinds: Iterable[DecodeKind],
     max_sequences: int,
     device: torch.device,
@@ -58,7 +58,7 @@ def compile_ahead(
                 _compile(kind, bound, device)
         for features, dtype in mlps:
             weight = torch.empty(2 * features, 8, dtype=dtype, device=device)
-            for tokens in (1, MOST_TOKENS):
+            for tokens in (1, MAX_TOKENS):
                 swiglu_linear(weight[:tokens], weight, only_compile=True)
 
 

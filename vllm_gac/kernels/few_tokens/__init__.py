@@ -12,9 +12,9 @@ the reading: before the first and after the last weights arrive, and between two
   asks for its first weights before it waits for its input.
 
     launch          what callers use
-    compile_ahead   compiles the kernels before a server needs them
+    warmup          compiles the kernels before a server needs them
     tiling          how programs share a launch, and when ours is faster than cuBLAS: measured
-    by_matrix       the kernel for several tokens, on tensor cores
-    by_vector       the kernel for one token, without them
+    gemm            the kernel for several tokens, on tensor cores
+    gemv            the kernel for one token, without them
     share           what both kernels share
 """

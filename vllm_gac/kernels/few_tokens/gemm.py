@@ -16,16 +16,16 @@ from vllm_gac.kernels.few_tokens.share import fetch, own_tile
     do_not_specialize=[
         "tokens",
         "x_eighths",
-        "eighths_0",
-        "eighths_1",
-        "eighths_2",
+        "k0_div8",
+        "k1_div8",
+        "k2_div8",
         "features_0",
         "features_1",
         "features_2",
         "out_stride",
     ]
 )
-def by_matrix(
+def skinny_gemm(
     x,
     weight_0,
     weight_1,
@@ -35,9 +35,9 @@ def by_matrix(
     counters,
     tokens,
     x_eighths,
-    eighths_0,
-    eighths_1,
-    eighths_2,
+    k0_div8,
+    k1_div8,
+    k2_div8,
     features_0,
     features_1,
     features_2,
@@ -57,7 +57,7 @@ def by_matrix(
         gdc_launch_dependents()
     tile, split, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     feature, known, width, first, second, x_column, out_column = own_tile(
-        tile, weight_0, weight_1, weight_2, eighths_0, eighths_1, eighths_2,
+        tile, weight_0, weight_1, weight_2, k0_div8, k1_div8, k2_div8,
         features_0, features_1, features_2, LINEARS, GATED, FEATURES,
     )  # fmt: skip
     part = tl.cdiv(tl.cdiv(width, STEP), SPLITS) * STEP
@@ -65,11 +65,11 @@ def by_matrix(
     end = tl.minimum(begin + part, width)
     last = end
     if GATED:
-        last = tl.maximum(width, eighths_1 * 8)
+        last = tl.maximum(width, k1_div8 * 8)
     if AHEAD > 0:
         fetch(first, begin, width, AHEAD)
         if GATED:
-            fetch(second, begin, eighths_1 * 8, AHEAD)
+            fetch(second, begin, k1_div8 * 8, AHEAD)
     if EARLY:
         gdc_wait()  # until here, nothing was read or written that the launch before may write
     token = block * ROWS + tl.arange(0, ROWS)
@@ -81,15 +81,15 @@ def by_matrix(
         column = start + tl.arange(0, STEP)
         inside = column < end
         weights = tl.load(first + column[None, :], mask=inside[None, :], other=0.0)
-        numbers = tl.load(of_token + column[:, None], mask=inside[:, None] & there, other=0.0)
-        sums = tl.dot(weights, numbers, sums)
+        inputs = tl.load(of_token + column[:, None], mask=inside[:, None] & there, other=0.0)
+        sums = tl.dot(weights, inputs, sums)
         if GATED:
-            inside = column < eighths_1 * 8
+            inside = column < k1_div8 * 8
             weights = tl.load(second + column[None, :], mask=inside[None, :], other=0.0)
-            numbers = tl.load(
+            inputs = tl.load(
                 of_token + width + column[:, None], mask=inside[:, None] & there, other=0.0
             )
-            ups = tl.dot(weights, numbers, ups)
+            ups = tl.dot(weights, inputs, ups)
     if GATED:
         sums = sums / (1 + tl.exp(-sums)) * ups
     mask = known[:, None] & there

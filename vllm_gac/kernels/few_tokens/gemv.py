@@ -1,6 +1,6 @@
 """Linears of one token, without tensor cores.
 
-Every number of the weights is used once. So it goes from memory to a register without a stop in
+Every element of the weights is used once. So it goes from memory to a register without a stop in
 shared memory, and a program of two or four features has all of its weights under way at a time.
 """
 
@@ -14,23 +14,23 @@ from vllm_gac.kernels.few_tokens.share import fetch, own_tile
 
 @triton.jit(
     do_not_specialize=[
-        "eighths_0",
-        "eighths_1",
-        "eighths_2",
+        "k0_div8",
+        "k1_div8",
+        "k2_div8",
         "features_0",
         "features_1",
         "features_2",
     ]
 )
-def by_vector(
+def skinny_gemv(
     x,
     weight_0,
     weight_1,
     weight_2,
     out,
-    eighths_0,
-    eighths_1,
-    eighths_2,
+    k0_div8,
+    k1_div8,
+    k2_div8,
     features_0,
     features_1,
     features_2,
@@ -46,31 +46,31 @@ def by_vector(
     if EARLY:
         gdc_launch_dependents()
     feature, known, width, first, second, x_column, out_column = own_tile(
-        tl.program_id(0), weight_0, weight_1, weight_2, eighths_0, eighths_1, eighths_2,
+        tl.program_id(0), weight_0, weight_1, weight_2, k0_div8, k1_div8, k2_div8,
         features_0, features_1, features_2, LINEARS, GATED, FEATURES,
     )  # fmt: skip
     if AHEAD > 0:
         fetch(first, 0, width, AHEAD)
         if GATED:
-            fetch(second, 0, eighths_1 * 8, AHEAD)
+            fetch(second, 0, k1_div8 * 8, AHEAD)
     if EARLY:
         gdc_wait()  # until here, nothing was read or written that the launch before may write
     last = width
     if GATED:
-        last = tl.maximum(width, eighths_1 * 8)
+        last = tl.maximum(width, k1_div8 * 8)
     sums = tl.zeros([FEATURES, STEP], tl.float32)
     ups = tl.zeros([FEATURES, STEP], tl.float32)
     for start in tl.range(0, last, STEP, num_stages=STAGES):
         column = start + tl.arange(0, STEP)
         inside = column < width
         weights = tl.load(first + column[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
-        numbers = tl.load(x + x_column + column, mask=inside, other=0.0).to(tl.float32)
-        sums += weights * numbers[None, :]
+        inputs = tl.load(x + x_column + column, mask=inside, other=0.0).to(tl.float32)
+        sums += weights * inputs[None, :]
         if GATED:
-            inside = column < eighths_1 * 8
+            inside = column < k1_div8 * 8
             weights = tl.load(second + column[None, :], mask=inside[None, :], other=0.0)
-            numbers = tl.load(x + width + column, mask=inside, other=0.0).to(tl.float32)
-            ups += weights.to(tl.float32) * numbers[None, :]
+            inputs = tl.load(x + width + column, mask=inside, other=0.0).to(tl.float32)
+            ups += weights.to(tl.float32) * inputs[None, :]
     total = tl.sum(sums, 1)
     if GATED:
         total = total / (1 + tl.exp(-total)) * tl.sum(ups, 1)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import triton
 
-from vllm_gac.kernels.few_tokens.by_matrix import by_matrix
-from vllm_gac.kernels.few_tokens.by_vector import by_vector
-from vllm_gac.kernels.few_tokens.tiling import MOST_LINEARS, Tiling, faster_than_cublas
+from vllm_gac.kernels.few_tokens.gemm import skinny_gemm
+from vllm_gac.kernels.few_tokens.gemv import skinny_gemv
+from vllm_gac.kernels.few_tokens.tiling import MAX_LINEARS, Tiling, faster_than_cublas
 from vllm_gac.kernels.gpu_limits import is_hopper
 
 
@@ -23,7 +23,7 @@ def faster_tiling(
         and x.stride(1) == 1
         and x.stride(0) % 8 == 0
         and x.dtype in (torch.bfloat16, torch.float16)
-        and len(weights) <= MOST_LINEARS
+        and len(weights) <= MAX_LINEARS
         and all(
             weight.dtype == x.dtype
             and weight.device == x.device
@@ -52,8 +52,8 @@ def linears(
     Sums are in fp32 and rounded once, at the end.
 
     Args:
-        x: [tokens, sum of the linears' inputs], the numbers of a token contiguous.
-        weights: [out, in] of each of at most MOST_LINEARS linears, contiguous. Every `in` is a
+        x: [tokens, sum of the linears' inputs], the elements of a token contiguous.
+        weights: [out, in] of each of at most MAX_LINEARS linears, contiguous. Every `in` is a
             multiple of 8.
         tiling: how programs share the work.
         counters: int32 zeros, at least `tiling.tiles(...)`; they are zeros again afterwards. No
@@ -62,7 +62,7 @@ def linears(
             then but the number of linears.
 
     Returns:
-        [tokens, sum of the linears' outputs]; with `only_compile` its numbers are undefined.
+        [tokens, sum of the linears' outputs]; with `only_compile` its elements are undefined.
     """
     out = x.new_empty(x.shape[0], sum(weight.shape[0] for weight in weights))
     _launch(x, weights, out, tiling, counters, is_gated=False, only_compile=only_compile)
@@ -80,14 +80,14 @@ def gated_linears(
     """silu(gate of its columns of x) * (up of its columns of x).
 
     Args:
-        x: [tokens, the gate's inputs + the up's inputs], the numbers of a token contiguous.
+        x: [tokens, the gate's inputs + the up's inputs], the elements of a token contiguous.
         gate: [features, in], contiguous; `in` is a multiple of 8.
         up: [features, in], likewise, with an `in` of its own.
         tiling: how programs share the work, without splits.
         only_compile: as in `linears`.
 
     Returns:
-        [tokens, features]; with `only_compile` its numbers are undefined.
+        [tokens, features]; with `only_compile` its elements are undefined.
     """
     out = x.new_empty(x.shape[0], gate.shape[0])
     _launch(x, (gate, up), out, tiling, x, is_gated=True, only_compile=only_compile)
@@ -105,10 +105,10 @@ def _launch(
     only_compile: bool,
 ) -> None:
     tokens, count = x.shape[0], len(weights)
-    own = list(weights) + [weights[0]] * (MOST_LINEARS - count)
+    own = list(weights) + [weights[0]] * (MAX_LINEARS - count)
     # Strides and widths are passed in eights: the compiler then knows that rows are aligned, and
     # loads 16 bytes at a time.
-    eighths = [weight.shape[1] // 8 for weight in own]
+    k_div8 = [weight.shape[1] // 8 for weight in own]
     features = [weight.shape[0] for weight in own]
     tiles = tiling.feature_tiles(features[: 1 if is_gated else count])
     constants = {
@@ -124,15 +124,15 @@ def _launch(
     if tiling.begins_early:
         constants["launch_pdl"] = True
     if tiling.rows == 1:
-        run = _run(by_vector, (tiles,), only_compile)
-        run(x, *own, out, *eighths, *features, **constants)
+        run = _run(skinny_gemv, (tiles,), only_compile)
+        run(x, *own, out, *k_div8, *features, **constants)
         return
     blocks = triton.cdiv(tokens, tiling.rows)
     partial = out
     if tiling.splits > 1:
-        numbers = tiles * blocks * tiling.splits * tiling.features * tiling.rows
-        partial = torch.empty(numbers, dtype=torch.float32, device=x.device)
-    run = _run(by_matrix, (tiles, tiling.splits, blocks), only_compile)
+        elements = tiles * blocks * tiling.splits * tiling.features * tiling.rows
+        partial = torch.empty(elements, dtype=torch.float32, device=x.device)
+    run = _run(skinny_gemm, (tiles, tiling.splits, blocks), only_compile)
     run(
         x,
         *own,
@@ -141,7 +141,7 @@ def _launch(
         counters,
         tokens,
         x.stride(0) // 8,
-        *eighths,
+        *k_div8,
         *features,
         out.shape[1],
         ROWS=tiling.rows,

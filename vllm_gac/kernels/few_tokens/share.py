@@ -14,9 +14,9 @@ def own_tile(
     weight_0,
     weight_1,
     weight_2,
-    eighths_0,
-    eighths_1,
-    eighths_2,
+    k0_div8,
+    k1_div8,
+    k2_div8,
     features_0,
     features_1,
     features_2,
@@ -32,37 +32,37 @@ def own_tile(
     the rows of its weight [FEATURES, 1] and, if GATED, to those of up, and where the linear's
     columns of x and of the output are.
     """
-    own, features, width, weight = tile, features_0, eighths_0 * 8, weight_0
+    own, features, width, weight = tile, features_0, k0_div8 * 8, weight_0
     x_column, out_column = 0, 0
     tiles_0 = tl.cdiv(features_0, FEATURES)
     tiles_01 = tiles_0 + tl.cdiv(features_1, FEATURES)
     if not GATED and LINEARS > 2 and tile >= tiles_01:
         own = tile - tiles_01
         features = features_2
-        width = eighths_2 * 8
+        width = k2_div8 * 8
         weight = weight_2
-        x_column = (eighths_0 + eighths_1) * 8
+        x_column = (k0_div8 + k1_div8) * 8
         out_column = features_0 + features_1
     elif not GATED and LINEARS > 1 and tile >= tiles_0:
         own = tile - tiles_0
         features = features_1
-        width = eighths_1 * 8
+        width = k1_div8 * 8
         weight = weight_1
-        x_column = eighths_0 * 8
+        x_column = k0_div8 * 8
         out_column = features_0
     feature = own * FEATURES + tl.arange(0, FEATURES)
     # Lanes past the last feature compute that one again, and do not store it.
     row_of = tl.minimum(feature, features - 1).to(tl.int64)[:, None]
     first = weight + row_of * width
-    second = weight_1 + row_of * (eighths_1 * 8)
+    second = weight_1 + row_of * (k1_div8 * 8)
     return feature, feature < features, width, first, second, x_column, out_column
 
 
 @triton.jit
 def fetch(rows, begin, width, AHEAD: tl.constexpr):
-    """Ask for AHEAD numbers of each row of weights, into the L2 cache, without waiting.
+    """Ask for AHEAD elements of each row of weights, into the L2 cache, without waiting.
 
-    `rows` are pointers, [features, 1], and `begin` is the first number.
+    `rows` are pointers, [features, 1], and `begin` is the first element.
     """
     column = begin + tl.arange(0, AHEAD // _LINE)[None, :] * _LINE
     tl.inline_asm_elementwise(

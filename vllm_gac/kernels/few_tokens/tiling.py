@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from vllm_gac.kernels.gpu_limits import MULTIPROCESSORS
 from vllm_gac.layout.rounding import ceil_div
 
-MOST_LINEARS = 3  # in one launch
-MOST_TOKENS = 256  # with more, cuBLAS is faster
-MOST_TILES = 4096  # counters that a caller keeps
+MAX_LINEARS = 3  # in one launch
+MAX_TOKENS = 256  # with more, cuBLAS is faster
+MAX_TILES = 4096  # counters that a caller keeps
 
 _WIDE = 3072  # inputs; the down factors measured have 4096 and more, the up factors 2432 and fewer
 # Where two programs fit into a multiprocessor, it runs somewhat more than one on average.
 _PROGRAMS = 192
-_LEAST_WIDTH, _LEAST_PART = 1024, 512  # inputs of a program, with few tokens and with more
+_MIN_WIDTH, _MIN_PART = 1024, 512  # inputs of a program, with few tokens and with more
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Tiling:
         warps: warps of a program.
         stages: steps that are read ahead.
         begins_early: whether a launch begins while the one before it still runs. Hopper and later.
-        ahead: numbers of each row of weights that a program asks for before it waits for its input.
+        ahead: elements of each row of weights that a program asks for before its input is there.
     """
 
     rows: int
@@ -70,7 +70,7 @@ def faster_than_cublas(
         found = _several(tokens)
     else:
         found = _single(tokens, features[0], widths[0])
-    if found is None or (found.splits > 1 and found.tiles(features, tokens) > MOST_TILES):
+    if found is None or (found.splits > 1 and found.tiles(features, tokens) > MAX_TILES):
         return None
     return found
 
@@ -116,7 +116,7 @@ def _single(tokens: int, features: int, width: int) -> Tiling | None:
         splits = _splits(tiles, width)
         return Tiling(rows=32, features=64, step=128, splits=splits, warps=4, stages=3)
     if tokens <= 64 and features * width < 8_000_000:
-        splits = min(max(MULTIPROCESSORS // tiles, 1), width // _LEAST_PART)
+        splits = min(max(MULTIPROCESSORS // tiles, 1), width // _MIN_PART)
         return Tiling(rows=64, features=64, step=128, splits=splits, warps=4, stages=4)
     return None
 
@@ -124,6 +124,6 @@ def _single(tokens: int, features: int, width: int) -> Tiling | None:
 def _splits(tiles: int, width: int) -> int:
     """Enough programs that every multiprocessor reads, each with enough to read."""
     splits = 1
-    while 2 * splits * tiles <= _PROGRAMS and width // (2 * splits) >= _LEAST_WIDTH:
+    while 2 * splits * tiles <= _PROGRAMS and width // (2 * splits) >= _MIN_WIDTH:
         splits *= 2
     return splits

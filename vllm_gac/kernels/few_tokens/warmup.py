@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_gac.kernels.few_tokens.launch import gated_linears, linears
-from vllm_gac.kernels.few_tokens.tiling import MOST_TOKENS, Tiling, faster_than_cublas
+from vllm_gac.kernels.few_tokens.tiling import MAX_TOKENS, Tiling, faster_than_cublas
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 
 
@@ -27,12 +27,12 @@ class LaunchKind:
         """Those of launches of 1..most_tokens tokens for which ours is faster than cuBLAS."""
         found = (
             faster_than_cublas(tokens, self.features, self.widths, self.is_gated)
-            for tokens in range(1, min(most_tokens, MOST_TOKENS) + 1)
+            for tokens in range(1, min(most_tokens, MAX_TOKENS) + 1)
         )
         return {tiling for tiling in found if tiling is not None}
 
 
-def compile_ahead(kinds: Iterable[LaunchKind], most_tokens: int, device: torch.device) -> int:
+def warmup(kinds: Iterable[LaunchKind], most_tokens: int, device: torch.device) -> int:
     """Compile what launches of 1..most_tokens tokens of each of `kinds` run; return how many.
 
     Many kinds share their kernels, because a kernel does not depend on the sizes of the linears.

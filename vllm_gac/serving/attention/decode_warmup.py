@@ -10,7 +10,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 
-from vllm_gac.kernels.decode.compile_ahead import DecodeKind, compile_ahead
+from vllm_gac.kernels.decode.warmup import DecodeKind, warmup
 from vllm_gac.kernels.gpu_limits import is_hopper
 from vllm_gac.layout.names import ARCHITECTURE
 from vllm_gac.serving.attention.impl import PackedImpl
@@ -53,7 +53,7 @@ def _compile(
     start = time.perf_counter()
     if device.type == "cuda":
         torch.cuda.set_device(device)  # each thread has its own current device
-    compile_ahead(kinds, max_sequences, device, mlps)
+    warmup(kinds, max_sequences, device, mlps)
     seconds = time.perf_counter() - start
     if seconds > 1:
         logger.info("Compiled the decode kernels of %d shapes in %.1f s", len(kinds), seconds)

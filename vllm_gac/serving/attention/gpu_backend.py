@@ -51,7 +51,7 @@ from vllm_gac.serving.vllm_internals import notes_on
 
 # Most sequences in one prefill call. For more, FlashAttention 4 compiles other kernels, which takes
 # seconds.
-MOST_SEQUENCES = 256
+MAX_SEQUENCES = 256
 # The attribute of vLLM's metadata under which builders share a step.
 _NOTE = "gac_step"
 
@@ -63,7 +63,7 @@ class StepBatch:
     decode_query_starts int32 [requests + 1], decode_lengths int32 [requests] (context lengths) and
     decode_block_table int32 [requests, blocks] describe the decoding requests, whose tokens are the
     first `decode_tokens` rows. `prefills` holds the other requests, in batches of at most
-    MOST_SEQUENCES, each after the slice of rows that holds its tokens.
+    MAX_SEQUENCES, each after the slice of rows that holds its tokens.
     """
 
     decode_tokens: int
@@ -213,13 +213,13 @@ def _prefills(
     fewest = int((starts[first + 1 : last + 1] - starts[first:last]).min())
     if lengths is None or 1 < max_decode_query >= fewest:
         lengths = common.seq_lens.cpu()
-    begins = range(first, last, MOST_SEQUENCES)
+    begins = range(first, last, MAX_SEQUENCES)
     return prefill_batches(
         starts,
         lengths,
         common.seq_lens,
         common.block_table_tensor,
-        [slice(begin, min(begin + MOST_SEQUENCES, last)) for begin in begins],
+        [slice(begin, min(begin + MAX_SEQUENCES, last)) for begin in begins],
         most_gathered,
     )
 

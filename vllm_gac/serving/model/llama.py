@@ -35,7 +35,7 @@ from vllm_gac.serving.model.linear import (
     row_parallel,
 )
 from vllm_gac.serving.model.lora import fit_adapters
-from vllm_gac.serving.model.one_launch import compile_ahead, is_plain, runs_as_written
+from vllm_gac.serving.model.one_launch import is_plain, runs_as_written, warmup
 from vllm_gac.serving.model.self_attention import GacSelfAttention
 
 if TYPE_CHECKING:
@@ -225,5 +225,5 @@ class GacLlamaForCausalLM(LlamaForCausalLM):
         )
         model = GacModel(vllm_config=vllm_config, prefix=prefix, layer_type=layer)
         if model.do_not_compile:  # else Inductor decides about launches
-            compile_ahead(model, vllm_config.scheduler_config.max_num_batched_tokens)
+            warmup(model, vllm_config.scheduler_config.max_num_batched_tokens)
         return model

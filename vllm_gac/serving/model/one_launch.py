@@ -41,9 +41,9 @@ class OneLaunch(nn.Module):
         self.is_plain = current_platform.is_cuda() and all(map(is_plain, linears))
         count = 0
         if self.is_plain:
-            from vllm_gac.kernels.few_tokens.tiling import MOST_TILES
+            from vllm_gac.kernels.few_tokens.tiling import MAX_TILES
 
-            count = MOST_TILES
+            count = MAX_TILES
         # A buffer, so that vLLM's sleep mode keeps the zeros. No checkpoint has it, so there is
         # nothing of it that vLLM has to wait for when it loads weights again.
         self.register_buffer("counters", torch.zeros(count, dtype=torch.int32), persistent=False)
@@ -91,7 +91,7 @@ class OneLaunch(nn.Module):
         return faster_tiling(x, [linear.weight for linear in self.linears], is_gated)
 
 
-def compile_ahead(model: nn.Module, most_tokens: int) -> None:
+def warmup(model: nn.Module, most_tokens: int) -> None:
     """Compile what the linears of `model` run on with up to `most_tokens` tokens.
 
     Otherwise the first request with so many tokens would wait, or the capture of its CUDA graph.
@@ -99,7 +99,7 @@ def compile_ahead(model: nn.Module, most_tokens: int) -> None:
     launches = [x for x in model.modules() if isinstance(x, OneLaunch) and x.is_plain]
     if not launches:
         return
-    from vllm_gac.kernels.few_tokens.compile_ahead import LaunchKind, compile_ahead
+    from vllm_gac.kernels.few_tokens.warmup import LaunchKind, warmup
     from vllm_gac.kernels.gpu_limits import is_hopper
 
     device = launches[0].counters.device
@@ -110,7 +110,7 @@ def compile_ahead(model: nn.Module, most_tokens: int) -> None:
         features, widths = zip(*(linear.weight.shape for linear in launch.linears), strict=True)
         kinds.add(LaunchKind(features, widths, launch.is_gated, launch.linears[0].weight.dtype))
     start = time.perf_counter()
-    count = compile_ahead(kinds, most_tokens, device)
+    count = warmup(kinds, most_tokens, device)
     seconds = time.perf_counter() - start
     if seconds > 1:
         logger.info("Compiled %d kernels of low-rank linears in %.1f s", count, seconds)
