@@ -29,6 +29,7 @@ from tools.demo_model.llama import Llama
 from vllm_gac import demo
 from vllm_gac.errors import GacError
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.compress_request import CompressRequest
 from vllm_gac.steps.evaluate import evaluate
 
 WORDS = ["alpha", "beta", "gamma", "index", "value", "result", "count", "buffer", "parse", "read"]
@@ -262,28 +263,33 @@ def test_results_of_other_weights_are_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("low rank .8", {}), ("low rank .8, plain fits", {"whitening": "svd-llm", "refit": False})],
+    ("name", "fits"),
+    [
+        ("low rank .8", None),
+        ("low rank .8, plain fits", CompressRequest(whitening="svd-llm", no_refit=True)),
+    ],
 )
 def test_plain_fits_are_without_gradients_and_refits(
     name: str,
-    options: dict[str, Any],
+    fits: CompressRequest | None,
     trained: Path,
     text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    asked: list[CompressRequest | None] = []
 
-    def compress(model: Path, out: Path, request: PlanRequest, **others: Any) -> None:
-        asked.append({key: others[key] for key in ("whitening", "refit") if key in others})
+    def compress(
+        model: Path, out: Path, plan: PlanRequest, request: CompressRequest | None, **others: Any
+    ) -> None:
+        asked.append(request)
         raise GacError("enough")
 
     monkeypatch.setattr(measuring, "compress", compress)
     monkeypatch.setattr(measuring, "calibrate", lambda *paths, **others: None)
     out = tmp_path / "rows.jsonl"
     assert main(["measure", str(trained), str(out), "--text", str(text), "--rows", name]) == 0
-    assert asked == [options]
+    assert asked == [fits]
     assert json.loads(out.read_text())["refused"] == "enough"
 
 
