@@ -17,7 +17,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,8 +89,10 @@ def main() -> int:
             jobs = jobs_of[part](Path(work) / part)
             expected += len(jobs)
             logs = args.out / f"{part}-logs"
-            result[part] = _run(jobs, logs, args.at_once, deadline)
-            (args.out / "parallel.json").write_text(json.dumps(result, indent=1) + "\n")
+            result[part] = {}
+            for name, measured in _run(jobs, logs, args.at_once, deadline):
+                result[part][name] = measured
+                (args.out / "parallel.json").write_text(json.dumps(result, indent=1) + "\n")
     complete_results = sum(len(result[part]) for part in args.parts) == expected
     if not complete_results:
         print(f"engines failed, see {args.out}/*-logs", file=sys.stderr)
@@ -159,9 +161,8 @@ def _speed_jobs(models: Path, shape: Shape, runs: Sequence[Run]) -> list[Job]:
 
 def _run(
     jobs: Sequence[Job], logs: Path, at_once: int, deadline: float
-) -> dict[str, dict[str, Any]]:
-    """What each job measured, by name, without the jobs whose engine failed."""
-    measured = {}
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each job measured, after its name, without the jobs whose engine failed."""
     for first in range(0, len(jobs), at_once):
         group = list(enumerate(jobs))[first : first + at_once]
         with ExitStack() as stack:
@@ -172,13 +173,12 @@ def _run(
                 engine.wait_or_say(max(0.0, deadline - time.monotonic()))
             for (_, job), engine in zip(group, engines, strict=True):
                 try:
-                    measured[job.name] = _measure(job, engine, deadline)
+                    yield job.name, _measure(job, engine, deadline)
                     print(f"{job.name}: measured", flush=True)
                 except EngineError as e:
                     print(f"{job.name}: failed: {e}", flush=True)
             for engine in engines:  # all of them at once
                 engine.dismiss()
-    return measured
 
 
 def _start(job: Job, number: int, logs: Path) -> Engine:
