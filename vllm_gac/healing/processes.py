@@ -162,7 +162,9 @@ def together(device: str) -> Iterator[Processes]:
         own = _gpu_of(own, local, here)
         torch.cuda.set_device(own)
         if not rank:
-            logger.warning("healing on several GPUs was tested with processes on a CPU only so far")
+            logger.warning(
+                "healing on several GPUs was tested for ten steps; --resume of it, on a CPU only"
+            )
     log = logging.getLogger("vllm_gac")
     level = log.level
     if rank:
