@@ -20,9 +20,10 @@ def in_order(
     start = int(commit, 16) % len(others) if others else 0
     turns = {file: turn for turn, file in enumerate(others[start:] + others[:start])}
 
-    def place(file: str) -> tuple[int, int, int]:
+    def place(file: str) -> tuple[int, int, int, str]:
+        # The name decides in the end: all processes of a run need the same order.
         kind = 0 if file in always else 1 if file in turns else 2
-        return kind, turns.get(file, 0), _folder(file)
+        return kind, turns.get(file, 0), _folder(file), file
 
     return sorted(files, key=place)
 

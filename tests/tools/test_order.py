@@ -29,3 +29,10 @@ def test_commits_together_begin_with_every_slow_file() -> None:
 def test_without_a_limit_folders_that_take_long_come_first() -> None:
     found = in_order(("tests/api/test_a.py", "tests/steps/test_b.py"), (), (), "0")
     assert found == ["tests/steps/test_b.py", "tests/api/test_a.py"]
+
+
+def test_the_order_of_what_is_given_does_not_matter() -> None:
+    files = [f"tests/{folder}/test_{name}.py" for folder in ("steps", "cli") for name in "cab"]
+    slow, always = files[:2], files[2:4]
+    orders = [in_order(given, always, slow, "7d") for given in (files, files[::-1])]
+    assert orders[0] == orders[1]
