@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,9 +46,10 @@ def test_the_smoke_comparison_runs_and_says_how_much_room_each_server_has(
     path.write_text(text + f"port: {free_port()}\n")
     report = run_comparison(load_comparison(path), tmp_path / "out")
     content = json.loads(report.with_suffix(".json").read_text())
-    assert [run["label"] for run in content["runs"]] == [
-        label for label in ("dense", "misaligned", "gac") for _ in range(2)
-    ]
+    # At each of two rates; runs in which the machine was busy are made once more.
+    runs = Counter(run["label"] for run in content["runs"])
+    assert runs.keys() == {"dense", "misaligned", "gac"}
+    assert min(runs.values()) >= 2
     for group in content["groups"]:
         assert group["failed"] == 0
         assert group["latency"]["tpot"]["p50"]["value"] > 0

@@ -131,7 +131,8 @@ def test_a_value_that_cannot_be_is_named(
     file: str, key: str, value: object, tmp_path: Path
 ) -> None:
     path = write_run(tmp_path / "a") / file
-    first, *others = path.read_text().splitlines(keepends=True)
+    lines = path.suffix == ".jsonl"
+    first, *others = path.read_text().splitlines(keepends=True) if lines else [path.read_text()]
     path.write_text(json.dumps(json.loads(first) | {key: value}) + "\n" + "".join(others))
     with pytest.raises(LoadTestError, match=rf"{tmp_path / 'a'}.*(: {key}|number)"):
         load_run(path.parent)
