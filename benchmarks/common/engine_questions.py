@@ -104,7 +104,13 @@ def score_next(
     ]
 
 
-def complete(llm: Any, prompts: list[list[int]], output: int, top: int = 0) -> list[dict[str, Any]]:
+def complete(
+    llm: Any,
+    prompts: list[list[int]],
+    output: int,
+    top: int = 0,
+    transfers: list[dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
     """Greedy completions of the prompts.
 
     Args:
@@ -112,16 +118,27 @@ def complete(llm: Any, prompts: list[list[int]], output: int, top: int = 0) -> l
         prompts: Token ids.
         output: Tokens of each completion.
         top: How many of the likeliest tokens of each step to return.
+        transfers: vLLM's `kv_transfer_params` of each prompt, of an engine that gives its cache to
+            another one, or takes it from there.
 
     Returns:
-        For each prompt `tokens`, their `logprobs`, `top` as [token, logprob] pairs by step, and
-        `cached`, how many tokens of the prompt came from the cache.
+        For each prompt `tokens`, their `logprobs`, `top` as [token, logprob] pairs by step,
+        `cached`, how many tokens of the prompt came from the cache, and `transfer`, what a KV
+        connector returned.
     """
     from vllm import SamplingParams
 
-    sampling = SamplingParams(
-        max_tokens=output, temperature=0, ignore_eos=True, logprobs=top, detokenize=False
-    )
+    sampling = [
+        SamplingParams(
+            max_tokens=output,
+            temperature=0,
+            ignore_eos=True,
+            logprobs=top,
+            detokenize=False,
+            extra_args={"kv_transfer_params": transfer} if transfer else None,
+        )
+        for transfer in transfers or [None] * len(prompts)
+    ]
     completed = llm.generate(_prompts(prompts), sampling, use_tqdm=False)
     return [
         {
@@ -132,52 +149,9 @@ def complete(llm: Any, prompts: list[list[int]], output: int, top: int = 0) -> l
             ],
             "top": [[[token, p.logprob] for token, p in step.items()] for step in answer.logprobs],
             "cached": request_output.num_cached_tokens,
-        }
-        for request_output in completed
-        for answer in request_output.outputs
-    ]
-
-
-def answers_of(
-    llm: Any,
-    prompts: list[list[int]],
-    output: int,
-    transfers: list[dict[str, Any]] | None = None,
-) -> list[dict[str, Any]]:
-    """Greedy answers by an engine that gives its cache to another one, or takes it from there.
-
-    Args:
-        llm: The engine.
-        prompts: Token ids.
-        output: Tokens of each answer.
-        transfers: vLLM's `kv_transfer_params` of each prompt.
-
-    Returns:
-        For each prompt `tokens`, their `logprobs`, and `transfer`, what the connector returned.
-    """
-    from vllm import SamplingParams
-
-    sampling = [
-        SamplingParams(
-            max_tokens=output,
-            temperature=0,
-            ignore_eos=True,
-            logprobs=0,
-            detokenize=False,
-            extra_args={"kv_transfer_params": transfer} if transfer else None,
-        )
-        for transfer in transfers or [None] * len(prompts)
-    ]
-    return [
-        {
-            "tokens": list(answer.token_ids),
-            "logprobs": [
-                step[token].logprob
-                for token, step in zip(answer.token_ids, answer.logprobs, strict=True)
-            ],
             "transfer": request_output.kv_transfer_params,
         }
-        for request_output in llm.generate(_prompts(prompts), sampling, use_tqdm=False)
+        for request_output in completed
         for answer in request_output.outputs
     ]
 

@@ -11,18 +11,14 @@ and .md.
 
 import asyncio
 import json
-import os
 import random
 import shlex
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +26,16 @@ import numpy as np
 
 from benchmarks.common import demo_text
 from benchmarks.common.engine_process import Engine
-from benchmarks.common.engine_questions import answers_of, facts
+from benchmarks.common.engine_questions import complete, facts
 from benchmarks.common.llama3_8b import DENSE, write_models
 from benchmarks.common.markdown import Block, document, table
 from benchmarks.common.page import add_commit, documented, origin, save, source
+from benchmarks.engines.parallel.models import FP8
 from benchmarks.engines.whole_model.grid.cells import PLANNED_FP8
 from benchmarks.engines.whole_model.planned import REQUESTS, planned
+from loadtest.ab.server import Running, starting_server
 
-_FP8 = {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
-_TYPES: dict[str, dict[str, Any]] = {"bf16": {}, "FP8 + FP8 cache": _FP8}
+_TYPES: dict[str, dict[str, Any]] = {"bf16": {}, "FP8 + FP8 cache": FP8}
 # One engine computes the last token of these prompts in a step of its own, as a decoder does: a
 # product of one row rounds otherwise than one of several.
 _CHUNK = 96
@@ -49,8 +46,9 @@ _ROLES = ("kv_producer", "kv_consumer")
 _GPUS = ("0,1", "1,0")
 # (share of the requests, tokens of the prompt, tokens of the answer)
 _SHORT, _LONG = (0.8, 512, 128), (0.2, 6144, 64)
-_NAMES = ("one server", "two servers", "prefill and decode")
+_WAYS = _ONE, _TWO, _APART = ("one server", "two servers", "prefill and decode")
 _START_SECONDS = 240
+_PORT, _SIDE_CHANNEL = 8300, 5600  # of the first server, or engine
 
 
 def main() -> None:
@@ -78,12 +76,13 @@ def main() -> None:
     if args.rates:
         with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
             model = _write(Path(directory))
-            servers = [stack.enter_context(s) for s in _servers(model, args.out)]
+            servers = [stack.enter_context(server) for server in _servers(model, args.out)]
             for server in servers:
-                _wait(server)
+                server.wait()
+            urls = [server.base_url for server in servers]
             for rate in args.rates:
-                for name in _NAMES:
-                    found = asyncio.run(_traffic(servers, name, rate, args.seconds))
+                for name in _WAYS:
+                    found = asyncio.run(_traffic(urls, name, rate, args.seconds))
                     result["traffic"].setdefault(str(rate), {})[name] = found
                     print(rate, name, found, flush=True)
                     save(file, result, page(result))
@@ -107,16 +106,13 @@ def _equal(model: Path, options: Mapping[str, Any], out: Path) -> dict[str, Any]
     }
     with ExitStack() as stack:
         engines = []
-        for name, gpus, transfer in (
-            ("alone", _GPUS[1], {}),
-            *(
-                (role, gpus, {"kv_transfer_config": _transfer(role)})
-                for role, gpus in zip(_ROLES, _GPUS, strict=True)
-            ),
-        ):
-            environment = {"CUDA_VISIBLE_DEVICES": gpus} | _side_channel()
-            engine = Engine(name, out / f"{name}.log", **environment)
+        for number, name in enumerate(("alone", *_ROLES)):
+            gpus = _GPUS[0 if name == _ROLES[0] else 1]
+            engine = Engine(
+                name, out / f"{name}.log", CUDA_VISIBLE_DEVICES=gpus, **_side_channel(number)
+            )
             stack.callback(engine.close, 20)
+            transfer = {"kv_transfer_config": _transfer(name)} if name in _ROLES else {}
             engine.start(model=str(model), **size, **options, **transfer)
             engines.append(engine)
         alone, prefiller, decoder = engines
@@ -124,18 +120,18 @@ def _equal(model: Path, options: Mapping[str, Any], out: Path) -> dict[str, Any]
             engine.wait(_START_SECONDS)
         equal, worst, tokens_equal = 0, 0.0, 0
         for prompt in prompts:  # one by one: no batch rounds otherwise
-            [expected] = alone.ask(answers_of, prompts=[prompt], output=_OUTPUT)
+            [expected] = alone.ask(complete, prompts=[prompt], output=_OUTPUT)
             wanted = {"do_remote_decode": True, "do_remote_prefill": False}
-            [prefilled] = prefiller.ask(answers_of, prompts=[prompt], output=1, transfers=[wanted])
+            [prefilled] = prefiller.ask(complete, prompts=[prompt], output=1, transfers=[wanted])
             [found] = decoder.ask(
-                answers_of, prompts=[prompt], output=_OUTPUT, transfers=[prefilled["transfer"]]
+                complete, prompts=[prompt], output=_OUTPUT, transfers=[prefilled["transfer"]]
             )
             equal += found["logprobs"] == expected["logprobs"]
             tokens_equal += found["tokens"] == expected["tokens"]
             gaps = zip(found["logprobs"], expected["logprobs"], strict=True)
             worst = max(worst, *(abs(a - b) for a, b in gaps))
         return {
-            **facts_of(alone),
+            **_facts_of(alone),
             "prompts": len(prompts),
             "equal": equal,
             "tokens_equal": tokens_equal,
@@ -143,7 +139,7 @@ def _equal(model: Path, options: Mapping[str, Any], out: Path) -> dict[str, Any]
         }
 
 
-def facts_of(engine: Engine) -> dict[str, Any]:
+def _facts_of(engine: Engine) -> dict[str, Any]:
     """The machine and versions of an engine."""
     seen: dict[str, Any] = engine.ask(facts)
     return {key: seen[key] for key in ("machine", "torch", "triton", "vllm", "attention")}
@@ -157,15 +153,8 @@ def _transfer(role: str) -> dict[str, Any]:
     }
 
 
-def _side_channel() -> dict[str, str]:
-    return {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port())}
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+def _side_channel(number: int) -> dict[str, str]:
+    return {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(_SIDE_CHANNEL + number)}
 
 
 def _write(directory: Path) -> Path:
@@ -178,50 +167,23 @@ def _write(directory: Path) -> Path:
     return directory / "planned"
 
 
-def _servers(model: Path, out: Path) -> Iterator[Any]:
+def _servers(model: Path, out: Path) -> Iterator[AbstractContextManager[Running]]:
     """A server on each GPU, and a prefilling and a decoding one beside them."""
-    for number in range(2):
-        yield _server(model, out / f"server-{number}.log", _GPUS[number], None)
-    for number, role in enumerate(_ROLES):
-        yield _server(model, out / f"server-{role}.log", _GPUS[number], _transfer(role))
-
-
-@contextmanager
-def _server(model: Path, log: Path, gpus: str, transfer: Mapping[str, Any] | None) -> Iterator[str]:
-    """A server's URL; it may still start."""
-    port = _free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
-    command += ["--load-format", "gac", "--model-loader-extra-config", '{"weights":"dummy"}']
-    command += ["--quantization", "fp8_per_tensor", "--kv-cache-dtype", "fp8"]
-    command += ["--port", str(port), "--served-model-name", "m", "--no-enable-prefix-caching"]
-    command += ["--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "12G"]
-    command += ["--kv-transfer-config", json.dumps(transfer)] if transfer else []
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpus} | _side_channel()
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=output, start_new_session=True
+    serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    serve += ["--load-format", "gac", "--model-loader-extra-config", '{"weights":"dummy"}']
+    serve += ["--quantization", FP8["quantization"], "--kv-cache-dtype", FP8["kv_cache_dtype"]]
+    serve += ["--served-model-name", "m", "--no-enable-prefix-caching"]
+    serve += ["--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "12G"]
+    transfers = [[], [], *(["--kv-transfer-config", json.dumps(_transfer(r))] for r in _ROLES)]
+    for number, transfer in enumerate(transfers):
+        port = _PORT + number
+        yield starting_server(
+            [*serve, "--port", str(port), *transfer],
+            {"CUDA_VISIBLE_DEVICES": _GPUS[number % 2]} | _side_channel(number),
+            f"http://127.0.0.1:{port}",
+            out / f"server-{number}.log",
+            _START_SECONDS,
         )
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-
-
-def _wait(url: str) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except OSError:
-            if time.monotonic() > deadline:
-                sys.exit(f"{url} did not start; see the logs in OUT")
-            time.sleep(1)
 
 
 async def _traffic(
@@ -247,8 +209,8 @@ async def _traffic(
         await asyncio.sleep(begun + when - time.monotonic())
         options: dict[str, Any] = {"model": "m", "prompt": prompt, "temperature": 0}
         more: dict[str, Any] = {"ignore_eos": True}
-        client = clients[number % 2 if name == _NAMES[1] else 0]
-        if name == _NAMES[2]:
+        client = clients[number % 2 if name == _TWO else 0]
+        if name == _APART:
             wanted = {"do_remote_decode": True, "do_remote_prefill": False}
             prefilled = await clients[2].completions.create(
                 **options, max_tokens=1, extra_body=more | {"kv_transfer_params": wanted}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.quality.heal_process import KILLED_AT
 from tests.steps.healing_models import write_all, write_near
 from vllm_gac.steps.heal import heal
 from vllm_gac.steps.heal_request import HealRequest
@@ -27,20 +28,6 @@ FEW: dict[str, Any] = {
     "learning_rate": 5e-3,
     "hidden_weight": 0.1,
 }
-# Saves each time, and is killed in place of saving for the `KILLED`th time.
-KILLED = """
-import os, signal, sys
-from vllm_gac.cli import main
-from vllm_gac.healing import train
-train._SAVING, saved, write = 0, [], train.write_state
-def write_or_die(path, *arguments):
-    saved.append(path)
-    if len(saved) == int(os.environ["KILLED"]) and path is not None:
-        os.kill(os.getpid(), signal.SIGKILL)
-    write(path, *arguments)
-train.write_state = write_or_die
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 def healed_by_two(
@@ -48,8 +35,7 @@ def healed_by_two(
 ) -> subprocess.CompletedProcess[str]:
     code: tuple[object, ...] = ("-m", "vllm_gac")
     if killed:
-        (directory / "killed.py").write_text(KILLED)
-        code = (directory / "killed.py",)
+        code = ("-m", "benchmarks.quality.heal_process", directory / "told.json")
     given = [
         item
         for name, value in (FEW | options).items()
@@ -60,7 +46,8 @@ def healed_by_two(
     return subprocess.run(
         [str(item) for item in (*argv, "--device", "cpu", "--quiet", *given, *more)],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "KILLED": str(killed), "PYTHONPATH": str(ROOT)},
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", KILLED_AT: str(killed or ""), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=600,

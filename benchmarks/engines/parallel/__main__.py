@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from benchmarks.engines.parallel.models import (
     Batch,
     Run,
     Shape,
+    in_fp8,
     write,
     write_fp8,
 )
@@ -41,7 +42,6 @@ from benchmarks.engines.parallel.report import page
 from vllm_gac import demo
 
 _PARTS = ("tokens", "speed", "tokens-fp8", "fp8")
-_FP8 = {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
 _TOP = 5  # logprobs of each step
 _SHUTDOWN_SECONDS = 20
 
@@ -111,16 +111,14 @@ def _jobs(args: argparse.Namespace) -> dict[str, Callable[[Path], list[Job]]]:
     ways = {"TP 1": (1, 1), "TP 2": (2, 1), "PP 2": (1, 2)}
     two = {way: ways[way] for way in ("TP 1", "TP 2")}
 
-    in_fp8 = replace(shape, engine=shape.engine | _FP8, cache_bytes=shape.cache_bytes // 2)
-
     def fp8(directory: Path) -> list[Job]:
         write_fp8(directory, shape)
-        return _speed_jobs(directory, in_fp8, FP8_RUNS)
+        return _speed_jobs(directory, in_fp8(shape), FP8_RUNS)
 
     return {
         "tokens": lambda _: _tokens_jobs(models, two, shape.engine),
         "speed": lambda directory: _speed_jobs(directory, shape, RUNS),
-        "tokens-fp8": lambda _: _tokens_jobs(models | forms, ways, shape.engine | _FP8),
+        "tokens-fp8": lambda _: _tokens_jobs(models | forms, ways, in_fp8(shape).engine),
         "fp8": fp8,
     }
 
@@ -135,16 +133,14 @@ def _tokens_jobs(
             f"{name}, {way}",
             tp,
             pp,
-            {**engine, **size, "model": str(model), "load_format": _load_format(name)},
+            engine
+            | size
+            | {"model": str(model), "load_format": "auto" if name == "dense" else "gac"},
             _answers,
         )
         for name, model in models.items()
         for way, (tp, pp) in ways.items()
     ]
-
-
-def _load_format(name: str) -> str:
-    return "auto" if name == "dense" else "gac"
 
 
 def _speed_jobs(models: Path, shape: Shape, runs: Sequence[Run]) -> list[Job]:

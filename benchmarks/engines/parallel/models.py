@@ -1,7 +1,7 @@
 """The models that are timed, and their shapes."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,14 @@ class Shape:
     repeats: int
     cache_bytes: int  # on each GPU
     engine: dict[str, Any] = field(default_factory=dict)
+
+
+FP8 = {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
+
+
+def in_fp8(shape: Shape) -> Shape:
+    """The shape with FP8 weights and an FP8 cache, which holds as many tokens of a dense model."""
+    return replace(shape, engine=shape.engine | FP8, cache_bytes=shape.cache_bytes // 2)
 
 
 SHAPES = {

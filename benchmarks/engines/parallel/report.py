@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.common.completions import agreement
 from benchmarks.common.markdown import Block, document, table
 from benchmarks.common.page import origin
-from benchmarks.engines.parallel.models import RATIOS, SHAPES, Shape
+from benchmarks.engines.parallel.models import RATIOS, SHAPES, Shape, in_fp8
 from benchmarks.engines.whole_model.grid.cells import PLANNED_FP8
 from benchmarks.engines.whole_model.planned import REQUESTS
 
@@ -67,6 +67,8 @@ def _tokens(seen: Seen, types: str) -> list[Block]:
 
 def _speed(result: Mapping[str, Any], part: str) -> list[Block]:
     seen, shape = result[part], SHAPES[result["shape"]]
+    if part == "fp8":
+        shape = in_fp8(shape)
     prompts, step = shape.prefill, shape.decode
     rows = []
     for name, run in seen.items():
@@ -83,13 +85,12 @@ def _speed(result: Mapping[str, Any], part: str) -> list[Block]:
         )
     columns = ["model", "prefill, tokens/s", "decode, ms a step", "tokens/s", "room", "startup, s"]
     models = _fp8_models() if part == "fp8" else _models(result, shape)
-    cache = shape.cache_bytes // (2 if part == "fp8" else 1)
     return [
         f"## Throughput, {_FP8 if part == 'fp8' else 'bf16'}",
         f"The shape {result['shape']}, random weights. {models} "
         f"Prefill: {prompts.prompts} prompts of {prompts.length} tokens; decode: a step of "
         f"{step.prompts} sequences at {step.length} to {step.length + step.output - 1} tokens; "
-        f"medians of {shape.repeats}. Room: tokens in {cache / 2**30:.3g} GiB of "
+        f"medians of {shape.repeats}. Room: tokens in {shape.cache_bytes / 2**30:.3g} GiB of "
         "cache on each GPU.",
         table(columns, rows),
         table(["ratio", "prefill", "decode", "room"], _ratios(seen, RATIOS[part])),
