@@ -46,10 +46,9 @@ def test_the_smoke_comparison_runs_and_says_how_much_room_each_server_has(
     path.write_text(text + f"port: {free_port()}\n")
     report = run_comparison(load_comparison(path), tmp_path / "out")
     content = json.loads(report.with_suffix(".json").read_text())
-    # At each of two rates; runs in which the machine was busy are made once more.
-    runs = Counter(run["label"] for run in content["runs"])
-    assert runs.keys() == {"dense", "misaligned", "gac"}
-    assert min(runs.values()) >= 2
+    # At each of two rates, and once more where the machine was busy.
+    runs = [run["label"] for run in content["runs"] if "again" not in run["directory"]]
+    assert Counter(runs) == dict.fromkeys(("dense", "misaligned", "gac"), 2)
     for group in content["groups"]:
         assert group["failed"] == 0
         assert group["latency"]["tpot"]["p50"]["value"] > 0
