@@ -1,8 +1,8 @@
 """Whether a vLLM server computes: `python3 alive.py http://localhost:8000 SECONDS`, for probes.
 
 Exits with 1 if a request for one token is not answered within so many seconds, and meanwhile no
-token came out for anybody else. A server that is only busy puts out tokens, so load ends nobody.
-/health is answered by the API server, also beside an engine that hangs.
+token came out for anybody else. A server that is only busy puts out tokens, so load never restarts
+it. /health is answered by the API server, also beside an engine that hangs.
 """
 
 import json

@@ -11,5 +11,5 @@
     byte_pairs          how tiles of an fp8 cache reach the tensor cores
     softmax             visibility, online softmax and the sum of the weighted values
     tiling              tile size, warps and pipeline stages for a geometry and a GPU
-    warmup       compiles all of these before a server needs them
+    warmup              compiles all of these before a server needs them
 """

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-# Numbers in a cache line of 128 bytes.
+# Elements in a cache line of 128 bytes.
 _LINE = tl.constexpr(64)
 
 
