@@ -5,8 +5,9 @@
 `equal`: each model of --models answers prompts on one GPU, and on two between which NIXL moves the
 cache; in bf16, and with FP8 weights and an FP8 cache. `traffic`: a model of Llama-3-8B's shape, as
 planned for FP8, serves short and long prompts that arrive at random, by one server; by two that
-share the requests; and by one that prefills and one that decodes. Writes OUT/prefill_decode.json
-and .md.
+share the requests; and by one that prefills and one that decodes, also with larger blocks, and
+with the dense model. UCX_PROTO_INFO=y makes the servers' logs name the way of the cache. Writes
+OUT/prefill_decode.json and .md.
 """
 
 import asyncio
@@ -46,8 +47,14 @@ _ROLES = ("kv_producer", "kv_consumer")
 _GPUS = ("0,1", "1,0")
 # (share of the requests, tokens of the prompt, tokens of the answer)
 _SHORT, _LONG = (0.8, 512, 128), (0.2, 6144, 64)
-_WAYS = _ONE, _TWO, _APART = ("one server", "two servers", "prefill and decode")
-_START_SECONDS = 240
+_ONE, _TWO = "one server", "two servers"
+# A pair of servers each, one of which prefills: the model, and more options of `vllm serve`.
+_PAIRS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "prefill and decode": (PLANNED_FP8, ()),
+    "the same, blocks of 128 tokens": (PLANNED_FP8, ("--block-size", "128")),
+    "dense, prefill and decode": ("dense", ()),
+}
+_START_SECONDS = 300
 _PORT, _SIDE_CHANNEL = 8300, 5600  # of the first server, or engine
 
 
@@ -75,13 +82,14 @@ def main() -> None:
             save(file, result, page(result))
     if args.rates:
         with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-            model = _write(Path(directory))
-            servers = [stack.enter_context(server) for server in _servers(model, args.out)]
+            servers = [
+                stack.enter_context(server) for server in _servers(_write(directory), args.out)
+            ]
             for server in servers:
                 server.wait()
             urls = [server.base_url for server in servers]
             for rate in args.rates:
-                for name in _WAYS:
+                for name in (_ONE, _TWO, *_PAIRS):
                     found = asyncio.run(_traffic(urls, name, rate, args.seconds))
                     result["traffic"].setdefault(str(rate), {})[name] = found
                     print(rate, name, found, flush=True)
@@ -157,29 +165,34 @@ def _side_channel(number: int) -> dict[str, str]:
     return {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(_SIDE_CHANNEL + number)}
 
 
-def _write(directory: Path) -> Path:
-    """The planned model of Llama-3-8B's shape, without weights, with a tokenizer."""
-    write_models(directory / "models", DENSE)
-    model = planned(PLANNED_FP8, DENSE)
-    model.write(directory / "planned")
-    for file in (directory / "models" / "dense").glob("tokenizer*"):
-        shutil.copy(file, directory / "planned")
-    return directory / "planned"
+def _write(work: str) -> dict[str, Path]:
+    """The models of Llama-3-8B's shape, dense and planned, without weights, with a tokenizer."""
+    write_models(Path(work), DENSE)
+    dense, own = Path(work) / "dense", Path(work) / PLANNED_FP8
+    planned(PLANNED_FP8, DENSE).write(own)
+    for file in dense.glob("tokenizer*"):
+        shutil.copy(file, own)
+    return {"dense": dense, PLANNED_FP8: own}
 
 
-def _servers(model: Path, out: Path) -> Iterator[AbstractContextManager[Running]]:
-    """A server on each GPU, and a prefilling and a decoding one beside them."""
-    serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
-    serve += ["--load-format", "gac", "--model-loader-extra-config", '{"weights":"dummy"}']
-    serve += ["--quantization", FP8["quantization"], "--kv-cache-dtype", FP8["kv_cache_dtype"]]
-    serve += ["--served-model-name", "m", "--no-enable-prefix-caching"]
-    serve += ["--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "12G"]
-    transfers = [[], [], *(["--kv-transfer-config", json.dumps(_transfer(r))] for r in _ROLES)]
-    for number, transfer in enumerate(transfers):
+def _servers(models: Mapping[str, Path], out: Path) -> Iterator[AbstractContextManager[Running]]:
+    """The pairs of servers: one on each GPU, the first of which prefills."""
+    types = ("--quantization", FP8["quantization"], "--kv-cache-dtype", FP8["kv_cache_dtype"])
+    size = ("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes", "8G")
+    common = (*types, *size, "--served-model-name", "m", "--no-enable-prefix-caching")
+    for number in range(2 * len(_PAIRS)):
+        pair, member = divmod(number, 2)
+        model, more = list(_PAIRS.values())[pair]
+        weights = ["--load-format", "dummy"]
+        if model != "dense":
+            extra = ["--model-loader-extra-config", '{"weights":"dummy"}']
+            weights = ["--load-format", "gac", *extra]
+        transfer = ("--kv-transfer-config", json.dumps(_transfer(_ROLES[member])))
         port = _PORT + number
+        serve = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(models[model]))
         yield starting_server(
-            [*serve, "--port", str(port), *transfer],
-            {"CUDA_VISIBLE_DEVICES": _GPUS[number % 2]} | _side_channel(number),
+            [*serve, *weights, *common, *more, *transfer, "--port", str(port)],
+            {"CUDA_VISIBLE_DEVICES": _GPUS[member]} | _side_channel(number),
             f"http://127.0.0.1:{port}",
             out / f"server-{number}.log",
             _START_SECONDS,
@@ -210,13 +223,14 @@ async def _traffic(
         options: dict[str, Any] = {"model": "m", "prompt": prompt, "temperature": 0}
         more: dict[str, Any] = {"ignore_eos": True}
         client = clients[number % 2 if name == _TWO else 0]
-        if name == _APART:
+        if name in _PAIRS:
+            first = 2 * list(_PAIRS).index(name)
             wanted = {"do_remote_decode": True, "do_remote_prefill": False}
-            prefilled = await clients[2].completions.create(
+            prefilled = await clients[first].completions.create(
                 **options, max_tokens=1, extra_body=more | {"kv_transfer_params": wanted}
             )
             more |= {"kv_transfer_params": prefilled.model_dump()["kv_transfer_params"]}
-            client = clients[3]
+            client = clients[first + 1]
         stream = await client.completions.create(
             **options, max_tokens=output, stream=True, extra_body=more
         )
@@ -287,7 +301,8 @@ def page(result: Mapping[str, Any]) -> str:
             f"Llama-3-8B's shape, random weights, {REQUESTS['planned'][0]}; {what}. Requests "
             f"arrive at random for {result['seconds']:g} s: {_SHORT[0]:.0%} with {_SHORT[1]} "
             f"tokens, answered with {_SHORT[2]}, the others with {_LONG[1]} and {_LONG[2]}. ms, "
-            "median and 95th percentile. One server has one GPU, the others have two.",
+            "median and 95th percentile. One server has one GPU, the others have two. One and two "
+            "servers are those of the first pair, asked for no transfer.",
             table(columns, times),
         ]
     return document("Prefill on one GPU, decode on another", *blocks)

@@ -15,6 +15,7 @@ from benchmarks.common.engine_process import EngineError
 from benchmarks.engines.whole_model.grid import run
 from benchmarks.engines.whole_model.grid.cells import (
     FORMS,
+    FOUR_BITS,
     LADDER,
     Cell,
     cells,
@@ -23,7 +24,8 @@ from benchmarks.engines.whole_model.grid.cells import (
 )
 from benchmarks.engines.whole_model.grid.compare import compare, goals
 from benchmarks.engines.whole_model.ideal import (
-    H200_DATA_SHEET,
+    DATA_SHEETS,
+    Cost,
     Precision,
     Roofs,
     cost,
@@ -48,8 +50,8 @@ def test_the_most_telling_cells_come_first() -> None:
     ]
     assert len({cell.name for cell in every}) == len(every)
     combinations = {(c.weights, c.cache) for c in every if c.model == "dense"}
-    assert len(combinations) == 4
-    of_all = [cell for cell in every if cell.model in FORMS]
+    assert len(combinations) == 6
+    of_all = [c for c in every if c.model in FORMS and c.cache not in FOUR_BITS]
     assert len(of_all) == 20
     assert all(set(SHAPES["llama3-8b"].batches) <= set(cell.batches) for cell in of_all)
     ladders = {cell.name for cell in every if set(LADDER) <= set(cell.batches)}
@@ -101,7 +103,7 @@ def test_fp8_halves_the_bytes_of_linears_and_of_the_cache_alone() -> None:
 
 def test_without_a_rate_of_fp8_its_gemms_are_as_fast_as_bf16() -> None:
     assert Roofs(1.0, 2.0).gemm(1) == 2.0
-    assert H200_DATA_SHEET.gemm(1) == 2 * H200_DATA_SHEET.gemm(2) - 1e12
+    assert DATA_SHEETS["H200"].gemm(1) == 2 * DATA_SHEETS["H200"].gemm(2) - 1e12
 
 
 def row(cell: Cell, batch: Batch, seconds: float, run_name: str = "r") -> dict[str, Any]:
@@ -134,7 +136,7 @@ def test_cells_are_compared_with_dense_of_the_same_types_and_of_bf16() -> None:
         row(GAC, BATCH, 5.0),
         row(CELLS["dense bf16+bf16"], BATCH, 10.0, "another"),
     ]
-    dense, gac, bf16 = compare(rows, list(CELLS), ROOFS)
+    dense, gac, bf16 = compare(rows, list(CELLS), ROOFS, "GPU")
     of_gac, of_bf16 = gac.batches[BATCH.name], bf16.batches[BATCH.name]
     assert (of_gac.seconds, of_gac.speedup, of_gac.over_bf16) == (5.0, 1.2, 2.0)
     assert of_gac.ideal is not None
@@ -142,16 +144,34 @@ def test_cells_are_compared_with_dense_of_the_same_types_and_of_bf16() -> None:
     assert of_gac.apart
     assert not of_bf16.apart
     assert (dense.cold_start, gac.cold_start) == (50, None)
-    assert 0 < of_gac.of_roofline < 1
+    assert of_gac.of_roofline == pytest.approx(Cost(**rows[3]["cost"]).seconds(ROOFS) / 5)
     reached = {goal.what: goal for goal in goals([dense, gac, bf16])}
     assert reached["the same over dense in bf16, 128x2048->256"].reached is False
     missing_goal = reached["cold start of eight kinds of layers over that of dense, fp8+fp8"]
     assert missing_goal.reached is None
 
 
+def test_four_bits_are_compared_with_dense_and_an_fp8_cache() -> None:
+    int4 = CELLS["dense fp8+int4_per_token_head"]
+    assert int4.options == {
+        "quantization": "fp8_per_tensor",
+        "kv_cache_dtype": "int4_per_token_head",
+    }
+    layout = models_by_name(SHAPES["llama3-8b"].dense)["dense"]().layout
+    cached = 3 * 101 * layout.kv_elements
+    fp8, four = (decode_bytes(layout, Batch(3, 100, 2), c.precision) for c in (DENSE, int4))
+    assert fp8 - four == cached - cached * 68 // 128
+    rows = [row(DENSE, BATCH, 6.0), row(int4, BATCH, 8.0)]
+    dense, found = compare(rows, list(CELLS), ROOFS, "NVIDIA H100 80GB HBM3")
+    assert found.batches[BATCH.name].speedup == 0.75
+    assert (dense.is_base, found.is_base) == (True, False)
+    least = Cost(**rows[1]["cost"]).seconds(DATA_SHEETS["H100"])
+    assert found.batches[BATCH.name].of_roofline == pytest.approx(least / 8)
+
+
 def test_eight_kinds_of_layers_start_no_later_than_the_dense_model() -> None:
     ours = CELLS["heterogeneous fp8+fp8"]
-    found = compare([start(DENSE, 50), start(ours, 60)], list(CELLS), ROOFS)
+    found = compare([start(DENSE, 50), start(ours, 60)], list(CELLS), ROOFS, "GPU")
     (goal,) = [goal for goal in goals(found) if goal.measured is not None]
     assert (goal.measured, goal.reached) == (1.2, False)
 
@@ -161,7 +181,7 @@ def test_low_rank_answers_for_its_slowest_batch() -> None:
     dense = Cell("dense", "bf16", "bf16", LADDER)
     rows = [row(dense, batch, 1.0) for batch in LADDER]
     rows += [row(low_rank, b, 1.25 if b.prompts == 8 else 0.5) for b in LADDER]
-    found = compare(rows, list(CELLS), ROOFS)
+    found = compare(rows, list(CELLS), ROOFS, "GPU")
     worst = {goal.what: goal for goal in goals(found)}
     slowest = worst["low-rank-mlp bf16+bf16: least speedup, batches of 1 to 256"]
     assert (slowest.measured, slowest.reached) == (0.8, False)

@@ -24,7 +24,7 @@ class Precision:
     """
 
     weight: int = ITEMSIZE
-    cached: int = ITEMSIZE
+    cached: float = ITEMSIZE
 
 
 BF16 = Precision()
@@ -54,8 +54,16 @@ class Roofs:
         return fp8 if itemsize == 1 and fp8 is not None else self.flops_per_second
 
 
-# What NVIDIA states of an H200 SXM, dense; no kernel reaches it.
-H200_DATA_SHEET = Roofs(4.8e12, 990e12, 1979e12)
+# What NVIDIA states of its SXM modules, without sparsity; no kernel reaches it.
+DATA_SHEETS = {
+    "H100": Roofs(3.35e12, 990e12, 1979e12),
+    "H200": Roofs(4.8e12, 990e12, 1979e12),
+}
+
+
+def data_sheet(machine: str, measured: Roofs) -> Roofs:
+    """The data sheet of a machine by its name as torch says it; of others, what was measured."""
+    return next((roofs for name, roofs in DATA_SHEETS.items() if name in machine), measured)
 
 
 def prefill_flops(layout: ModelLayout, batch: Batch) -> int:
@@ -83,7 +91,7 @@ def decode_bytes(layout: ModelLayout, batch: Batch, precision: Precision = BF16)
     weights = layout.parameters - (0 if layout.tie_word_embeddings else embeddings)
     saved = (ITEMSIZE - precision.weight) * linear_weights(layout)
     contexts = range(batch.length + 1, batch.length + batch.output)
-    cached = precision.cached * layout.kv_elements * batch.prompts * sum(contexts)
+    cached = round(precision.cached * layout.kv_elements * batch.prompts * sum(contexts))
     return (ITEMSIZE * weights - saved) * len(contexts) + cached
 
 

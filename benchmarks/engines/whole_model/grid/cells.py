@@ -9,6 +9,11 @@ from benchmarks.engines.whole_model.models import SHAPES, Batch, Model, Shape, m
 from benchmarks.engines.whole_model.planned import REQUESTS, planned
 
 BF16, FP8 = "bf16", "fp8"
+# vLLM's own caches of four bits, by their names in vLLM.
+FOUR_BITS = INT4, TURBOQUANT = ("int4_per_token_head", "turboquant_4bit_nc")
+# Bytes of a cached number; those of four bits have scales in each head of 128, and TurboQuant
+# leaves the first and the last two of 32 layers in 16 bits.
+_CACHED = {BF16: ITEMSIZE, FP8: 1, INT4: 68 / 128, TURBOQUANT: (28 * 134 / 256 + 4 * ITEMSIZE) / 32}
 
 # The forms of the grid; "latent-128" are latents in twos.
 FORMS = ("dense", "heads-96-64", "heterogeneous", "latent-128", "planned-low-rank-80")
@@ -47,8 +52,7 @@ class Cell:
     @property
     def precision(self) -> Precision:
         """Bytes of a weight of a linear, and of a cached number."""
-        sizes = {BF16: ITEMSIZE, FP8: 1}
-        return Precision(sizes[self.weights], sizes[self.cache])
+        return Precision(1 if self.weights == FP8 else ITEMSIZE, _CACHED[self.cache])
 
     @property
     def starts_cold(self) -> bool:
@@ -60,7 +64,7 @@ class Cell:
         """Arguments of LLM(...)."""
         weights = {"quantization": "fp8_per_tensor"} if self.weights == FP8 else {}
         own = {"attention_backend": "GAC"} if self.model == OWN_ATTENTION else {}
-        return weights | own | ({"kv_cache_dtype": "fp8"} if self.cache == FP8 else {})
+        return weights | own | ({} if self.cache == BF16 else {"kv_cache_dtype": self.cache})
 
 
 def cells(shape: str) -> list[Cell]:
@@ -70,6 +74,7 @@ def cells(shape: str) -> list[Cell]:
     other = [(model, *types) for types in PRECISIONS[:2] for model in (OWN_ATTENTION, *MORE_FORMS)]
     # What users compare comes first: all forms in FP8, all in bf16.
     once = [(MISALIGNED, BF16, BF16), (PLANNED_FP8, FP8, FP8)]
+    once += [("dense", FP8, cache) for cache in FOUR_BITS]
     ordered = [*grid[:10], *low_rank, *once, *other, *grid[10:]]
     return [Cell(*named, _batches(shape, *named)) for named in ordered]
 
@@ -101,11 +106,13 @@ def models_by_name(dense: dict[str, Any]) -> Mapping[str, Callable[[], Model]]:
 
 
 def _batches(shape: str, model: str, weights: str, cache: str) -> tuple[Batch, ...]:
-    """The five of the shape; for low rank and what it is compared with, all that it promises."""
+    """The five of the shape; for what is compared in long contexts or at every batch, these too."""
     of_shape: Shape = SHAPES[shape]
     if model == MISALIGNED:
         return of_shape.batches[:4]  # the fifth would take minutes
+    ladder, long = (_TINY_LADDER, _TINY_LONG) if shape == "tiny" else (LADDER, LONG)
+    if cache in FOUR_BITS or model == PLANNED_FP8:
+        return (*of_shape.batches, *long)
     if (weights, cache) in PRECISIONS[:2] and (model == "dense" or "low-rank" in model):
-        ladder, long = (_TINY_LADDER, _TINY_LONG) if shape == "tiny" else (LADDER, LONG)
         return (*of_shape.batches, *ladder, *long)
     return of_shape.batches

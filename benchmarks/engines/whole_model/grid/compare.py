@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.engines.whole_model.grid.cells import BF16, LADDER, LONG
-from benchmarks.engines.whole_model.ideal import H200_DATA_SHEET, Cost, Roofs, realized
+from benchmarks.engines.whole_model.grid.cells import BF16, FOUR_BITS, FP8, LADDER, LONG
+from benchmarks.engines.whole_model.ideal import Cost, Roofs, data_sheet, realized
 
 DENSE_BF16 = f"dense {BF16}+{BF16}"
 
@@ -17,7 +17,8 @@ class Compared:
 
     Attributes:
         seconds: The median of its runs.
-        speedup: Over the dense model with weights and cache of the same types, if it was measured.
+        speedup: Over the dense model with weights and cache of the same types, if it was measured;
+            of a cache of four bits, over the dense model with an FP8 cache.
         ideal: The same speedup if all saved FLOPs and bytes were saved time.
         over_bf16: The speedup over the dense model in bf16.
         of_roofline: The least seconds by the data sheet of the GPU, over the measured ones.
@@ -67,11 +68,17 @@ class Measured:
         """The types of its weights and of its cache."""
         return self.name.split()[1]
 
+    @property
+    def is_base(self) -> bool:
+        """Whether it is what others are compared with."""
+        return self.name == _base(self.name)
+
 
 def compare(
-    rows: Sequence[Mapping[str, Any]], order: Iterable[str], roofs: Roofs
+    rows: Sequence[Mapping[str, Any]], order: Iterable[str], roofs: Roofs, machine: str
 ) -> list[Measured]:
-    """The cells that have rows, in the order of `order`."""
+    """The cells that have rows, in the order of `order`; `machine` is the GPU's name."""
+    best = data_sheet(machine, roofs)
     timed = {(row["cell"], row["batch"]): row for row in rows if "batch" in row}
     found = []
     for name in order:
@@ -80,7 +87,9 @@ def compare(
             continue
         starts = [row for row in own if "startup_seconds" in row]
         cold = [row["startup_seconds"] for row in starts if row["is_cold"]]
-        batches = {row["batch"]: _compared(row, timed, roofs) for row in own if "batch" in row}
+        batches = {
+            row["batch"]: _compared(row, timed, roofs, best) for row in own if "batch" in row
+        }
         error = own[-1].get("error")
         about = starts[-1] if starts else {}
         found.append(Measured(name, about, batches, cold[0] if cold else None, error))
@@ -88,19 +97,28 @@ def compare(
 
 
 def _compared(
-    row: Mapping[str, Any], timed: Mapping[tuple[str, str], Mapping[str, Any]], roofs: Roofs
+    row: Mapping[str, Any],
+    timed: Mapping[tuple[str, str], Mapping[str, Any]],
+    roofs: Roofs,
+    best: Roofs,
 ) -> Compared:
     seconds, cost = _seconds(row), Cost(**row["cost"])
-    dense = timed.get((f"dense {row['cell'].split()[1]}", row["batch"]))
+    dense = timed.get((_base(row["cell"]), row["batch"]))
     bf16 = timed.get((DENSE_BF16, row["batch"]))
     return Compared(
         seconds,
         None if dense is None else _seconds(dense) / seconds,
         None if dense is None else Cost(**dense["cost"]).seconds(roofs) / cost.seconds(roofs),
         None if bf16 is None else _seconds(bf16) / seconds,
-        cost.seconds(H200_DATA_SHEET) / seconds,
+        cost.seconds(best) / seconds,
         any(other is not None and other["run"] != row["run"] for other in (dense, bf16)),
     )
+
+
+def _base(cell: str) -> str:
+    """The dense cell that a cell is compared with."""
+    weights, cache = cell.split()[1].split("+")
+    return f"dense {weights}+{FP8 if cache in FOUR_BITS else cache}"
 
 
 def _seconds(row: Mapping[str, Any]) -> float:

@@ -11,7 +11,7 @@ from benchmarks.common.page import origin
 from benchmarks.engines.whole_model.grid.cells import cells
 from benchmarks.engines.whole_model.grid.compare import Compared, Measured, compare, goals
 from benchmarks.engines.whole_model.grid.plot import plot
-from benchmarks.engines.whole_model.ideal import Roofs
+from benchmarks.engines.whole_model.ideal import Roofs, data_sheet
 from benchmarks.engines.whole_model.models import SHAPES
 from vllm_gac.checkpoint.atomic_files import write_json, write_text
 
@@ -44,7 +44,8 @@ def write_page(runs: Path, out: Path) -> None:
 def _measured(result: dict[str, Any]) -> tuple[list[Measured], list[str]]:
     """The cells that have rows, and the names of the batches that every cell has."""
     shape = result["shape"]
-    found = compare(result["rows"], [cell.name for cell in cells(shape)], Roofs.of(result["roofs"]))
+    names = [cell.name for cell in cells(shape)]
+    found = compare(result["rows"], names, Roofs.of(result["roofs"]), result["machine"])
     return found, [batch.name for batch in SHAPES[shape].batches]
 
 
@@ -121,6 +122,7 @@ def _legend(result: dict[str, Any]) -> list[str]:
     roofs = result["roofs"]
     fp8 = roofs.get("fp8_flops_per_second")
     in_fp8 = f", in FP8 at {fp8 / 1e12:.0f}" if fp8 else ""
+    sheet = data_sheet(result["machine"], Roofs.of(roofs))
     settings = f" but {json.dumps(result['engine'])}" if result["engine"] else ""
     return [
         f"Random weights, vLLM's defaults{settings}; one engine a row. A batch is prompts x their "
@@ -131,8 +133,9 @@ def _legend(result: dict[str, Any]) -> list[str]:
         "bytes of weights and cached tokens,",
         f"at the rates of this machine: a copy at {roofs['bytes_per_second'] / 1e12:.2f} TB/s, a "
         f"GEMM in bf16 at {roofs['flops_per_second'] / 1e12:.0f} TFLOP/s{in_fp8}.",
-        "Roofline: the same by the data sheet, 4.8 TB/s, 990 and 1,979 TFLOP/s. FP8 weights are of "
-        "linears alone.",
+        f"Roofline: the same by the data sheet, {sheet.bytes_per_second / 1e12:g} TB/s, "
+        f"{sheet.flops_per_second / 1e12:g} and {sheet.gemm(1) / 1e12:,.0f} TFLOP/s. FP8 weights "
+        "are of linears alone.",
     ]
 
 
@@ -149,7 +152,7 @@ def _cell(cell: Measured, batch: str) -> str:
     if row is None:
         return "-"
     parts = [f"{row.seconds:.3f} s"]
-    if row.speedup is not None and cell.model != "dense":
+    if row.speedup is not None and not cell.is_base:
         gain = f"{row.speedup:.2f}x"
         parts.append(gain if row.realized is None else f"{gain} = {row.realized:.2f}")
     return "; ".join([*parts, f"{row.of_roofline:.2f}"])
