@@ -70,6 +70,7 @@ def main() -> None:
                 **_CACHES[types],
             )
             engines.append(engine)
+        dense: list[float] = []
         for (model, _, types), engine in zip(jobs, engines, strict=True):
             row: dict[str, Any] = {"model": model, "types": types}
             try:
@@ -77,13 +78,31 @@ def main() -> None:
                 seen = engine.ask(facts)
                 result |= {name: seen[name] for name in ("machine", "vllm", "torch", "triton")}
                 row |= {"kv_tokens": seen["kv_tokens"], "attention": sorted(set(seen["attention"]))}
-                row["logprobs"] = engine.ask(score, windows=demo_text.windows())
+                logprobs = engine.ask(score, windows=demo_text.windows())
+                dense = dense or logprobs
+                row |= loss(logprobs, dense)
             except EngineError as e:
                 row["error"] = str(e).strip().splitlines()[-1]
-            print({key: value for key, value in row.items() if key != "logprobs"}, flush=True)
+            print(row, flush=True)
             result["rows"].append(row)
     save(args.out / "four_bits", result, page(result))
     print(page(result))
+
+
+def loss(logprobs: Sequence[float], dense: Sequence[float]) -> dict[str, Any]:
+    """What a row says of the logprobs of the text, beside those of the dense model in bf16.
+
+    Returns:
+        `tokens`, `perplexity`, `lost` (the mean difference in nats, and its standard error), and
+        `apart` (the mean absolute difference).
+    """
+    lost = [b - a for a, b in zip(logprobs, dense, strict=True)]
+    return {
+        "tokens": len(lost),
+        "perplexity": math.exp(-statistics.fmean(logprobs)),
+        "lost": [statistics.fmean(lost), statistics.stdev(lost) / math.sqrt(len(lost))],
+        "apart": statistics.fmean(map(abs, lost)),
+    }
 
 
 def page(result: Mapping[str, Any]) -> str:
@@ -91,34 +110,30 @@ def page(result: Mapping[str, Any]) -> str:
     rows: Sequence[Mapping[str, Any]] = result["rows"]
     scored = [row for row in rows if "error" not in row]
     failed = [f"{r['model']} {r['types']} failed: {r['error']}" for r in rows if "error" in r]
-    base = scored[0]
     return document(
         "Caches of four bits: tokens that fit, and loss",
-        f"{origin(result)}. The demo model, trained for a CPU: {len(base['logprobs'])} held-out "
-        f"tokens, read in chunks of {_CHUNK}; {_CACHE_BYTES >> 20} MiB of cache. Beside each mean "
-        "its standard error; nats per token.",
+        f"{origin(result)}. The demo model, trained for a CPU: {scored[0]['tokens']} held-out "
+        f"tokens, read in chunks of {_CHUNK}; {_CACHE_BYTES >> 20} MiB of cache. Lost: nats per "
+        "token over the first row, and the standard error of their mean.",
         table(
             ("model", "weights+cache", "attention", "KV tokens", "over the first", "perplexity",
-             "over the first, nats", "mean difference of a logprob"),
-            (_cells(row, base) for row in scored),
+             "lost", "mean difference of a logprob"),
+            (
+                (
+                    row["model"],
+                    row["types"],
+                    ", ".join(row["attention"]),
+                    f"{row['kv_tokens']:,}",
+                    f"{row['kv_tokens'] / scored[0]['kv_tokens']:.2f}x",
+                    f"{row['perplexity']:.4f}",
+                    "{:+.4f} ± {:.4f}".format(*row["lost"]),
+                    f"{row['apart']:.4f}",
+                )
+                for row in scored
+            ),
         ),
         *failed,
     )  # fmt: skip
-
-
-def _cells(row: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[object, ...]:
-    lost = [b - a for a, b in zip(row["logprobs"], base["logprobs"], strict=True)]
-    error = statistics.stdev(lost) / math.sqrt(len(lost))
-    return (
-        row["model"],
-        row["types"],
-        ", ".join(row["attention"]),
-        f"{row['kv_tokens']:,}",
-        f"{row['kv_tokens'] / base['kv_tokens']:.2f}x",
-        f"{math.exp(-statistics.fmean(row['logprobs'])):.4f}",
-        f"{statistics.fmean(lost):+.4f} ± {error:.4f}",
-        f"{statistics.fmean(map(abs, lost)):.4f}",
-    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from benchmarks.common.engine_process import Engine
 from benchmarks.common.engine_questions import complete, facts
 from benchmarks.common.llama3_8b import DENSE, write_models
 from benchmarks.common.markdown import Block, document, table
-from benchmarks.common.page import add_commit, documented, origin, save, source
+from benchmarks.common.page import add_commit, documented, origin, provenance, save
 from benchmarks.engines.parallel.models import FP8
 from benchmarks.engines.whole_model.grid.cells import PLANNED_FP8
 from benchmarks.engines.whole_model.planned import REQUESTS, planned
@@ -67,9 +68,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="of each traffic (30)")
     add_commit(parser)
     args = parser.parse_args()
+    command = f"python -m benchmarks.engines.prefill_decode {shlex.join(sys.argv[1:])}"
     result: dict[str, Any] = {
-        "command": f"python -m benchmarks.engines.prefill_decode {shlex.join(sys.argv[1:])}",
-        **source(args.commit),
+        **provenance(command, "cuda", args.commit),
+        "vllm": version("vllm"),
         "seconds": args.seconds,
         "equal": {},
         "traffic": {},
@@ -139,18 +141,12 @@ def _equal(model: Path, options: Mapping[str, Any], out: Path) -> dict[str, Any]
             gaps = zip(found["logprobs"], expected["logprobs"], strict=True)
             worst = max(worst, *(abs(a - b) for a, b in gaps))
         return {
-            **_facts_of(alone),
+            "attention": alone.ask(facts)["attention"],
             "prompts": len(prompts),
             "equal": equal,
             "tokens_equal": tokens_equal,
             "worst": worst,
         }
-
-
-def _facts_of(engine: Engine) -> dict[str, Any]:
-    """The machine and versions of an engine."""
-    seen: dict[str, Any] = engine.ask(facts)
-    return {key: seen[key] for key in ("machine", "torch", "triton", "vllm", "attention")}
 
 
 def _transfer(role: str) -> dict[str, Any]:
@@ -206,8 +202,7 @@ async def _traffic(
     from openai import AsyncOpenAI
 
     clients = [
-        AsyncOpenAI(base_url=f"{server}/v1", api_key="none", timeout=300, max_retries=0)
-        for server in servers
+        AsyncOpenAI(base_url=f"{server}/v1", api_key="none", timeout=300) for server in servers
     ]
     generator = random.Random(0)
     requests, when = [], 0.0
@@ -282,10 +277,9 @@ def page(result: Mapping[str, Any]) -> str:
         for rate, of_rate in result["traffic"].items()
         for name, found in of_rate.items()
     ]
-    seen = next(iter(result["equal"].values()), {"machine": "unknown", "torch": "unknown"})
     columns = ("requests/s", "served by", "requests", "short: TTFT", "TPOT", "long: TTFT", "TPOT")
     blocks: list[Block] = [
-        f"{origin({**seen, **result})}. NIXL moves the cache from GPU to GPU of one host.",
+        f"{origin(result)}. NIXL moves the cache from GPU to GPU of one host.",
     ]
     if equal:
         blocks += [

@@ -22,8 +22,6 @@ from torch.distributed.tensor import DTensor, Shard
 from vllm_gac.errors import GacError, HealingError
 from vllm_gac.healing.part import Part
 
-logger = logging.getLogger(__name__)
-
 Tensor = torch.Tensor
 _VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # The first process writes to disk while the others wait.
@@ -161,10 +159,6 @@ def together(device: str) -> Iterator[Processes]:
     if own.type == "cuda":
         own = _gpu_of(own, local, here)
         torch.cuda.set_device(own)
-        if not rank:
-            logger.warning(
-                "healing on several GPUs was tested for ten steps; --resume of it, on a CPU only"
-            )
     log = logging.getLogger("vllm_gac")
     level = log.level
     if rank:
