@@ -90,6 +90,11 @@ def _bench(
     schedule: Path, base_url: str, model: str, tokenizer: str, out: Path
 ) -> dict[str, float]:
     read = read_schedule(schedule)
+    if any(request.session_id is not None for request in read.requests):
+        raise LoadTestError(
+            f"{schedule}: has sessions, and `vllm bench serve` would send their turns without "
+            "waiting for the answers before them; compare the clients with another scenario"
+        )
     command = [
         *(str(Path(sys.executable).with_name("vllm")), "bench", "serve", "--backend", "vllm"),
         *("--base-url", base_url, "--model", model, "--tokenizer", tokenizer),

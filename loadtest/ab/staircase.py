@@ -57,7 +57,7 @@ def write_staircase(steps: Sequence[Step], seed: int, path: Path) -> None:
     requests: list[ScheduledRequest] = []
     rules: PromptRules | None = None
     used = 0
-    for step in steps:
+    for number, step in enumerate(steps):
         schedule = read_schedule(step.schedule)
         mine = dataclasses.replace(schedule.prompts, seed=seed)
         if rules is not None and mine != rules:
@@ -71,6 +71,8 @@ def write_staircase(steps: Sequence[Step], seed: int, path: Path) -> None:
                 "timestamp": request.timestamp + begin,
                 "hash_ids": tuple(used + i for i in request.hash_ids),
             }
+            if request.session_id is not None:
+                moved["session_id"] = f"{number}:{request.session_id}"
             requests.append(request.model_copy(update=moved))
         used += 1 + max((max(r.hash_ids, default=0) for r in schedule.requests), default=0)
     write_schedule(Schedule(tuple(requests), rules or PromptRules(), {}), path)
@@ -115,7 +117,7 @@ def split_into_runs(
         write_schedule(schedule, run / "schedule.jsonl")
         mine = [r for r in records if first <= r.index < first + len(schedule.requests)]
         before = [r for r in records if r.index < first and not r.ended <= step.begin]
-        due = [schedule.requests[r.index - first].timestamp / 1000 for r in mine]
+        due = [_due(r, schedule.requests[r.index - first], step) for r in mine]
         write_records(
             [_moved(r, first, step, at) for r, at in zip(mine, due, strict=True)],
             run / "records.0.jsonl",
@@ -150,6 +152,15 @@ def _until(
     if not (enough and any(begin <= r.timestamp / 1000 < last for r in sent)):
         return schedule, None
     return dataclasses.replace(schedule, requests=sent), (begin, last)
+
+
+def _due(record: Record, request: ScheduledRequest, step: Step) -> float:
+    """When a request was due, in seconds of its step, as its schedule says it if nothing else does.
+
+    A turn of a session is due when the answer before it has come.
+    """
+    due = request.timestamp / 1000
+    return due if request.session_id is None else max(due, record.scheduled - step.begin)
 
 
 def _moved(record: Record, first: int, step: Step, scheduled: float) -> Record:

@@ -1,13 +1,15 @@
 """Send each request when it is due, whether or not earlier requests were answered (open loop).
 
 In a closed loop a user waits for an answer before the next request. Such a client slows down
-together with the server, and so it hides the server's queues. Under locust these threads are
-greenlets.
+together with the server, and so it hides the server's queues. Only the turns of one session wait
+for each other, as they do in life; sessions begin when the schedule says. Under locust these
+threads are greenlets.
 """
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loadtest.client.client import request_body, send
@@ -15,10 +17,15 @@ from loadtest.runs.records import Record
 from loadtest.runs.target import Target
 from loadtest.traffic.schedule import Schedule
 
+# Why a turn of a session was not sent.
+_LOST = "not sent: the turn before it failed"
+_LATE = "not sent: the traffic had ended when it was due"
+_STOPPED = "not sent: the run was stopped"
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The requests of one of `count` processes: every `count`-th request, starting at `index`."""
+    """The sessions of one of `count` processes: every `count`-th one, starting at `index`."""
 
     index: int = 0
     count: int = 1
@@ -41,26 +48,63 @@ def replay(
     """
     clock = _clock(start_at)
     deadline = schedule.duration + drain
+    sending = _Sending(schedule, target, clock, deadline, on_record, stopped)
     running: list[threading.Thread] = []
-    for index in range(share.index, len(schedule.requests), share.count):
-        request = schedule.requests[index]
-        record = Record(
-            index, request.timestamp / 1000, request.input_length, request.output_length
-        )
+    for turns in schedule.sessions()[share.index :: share.count]:
+        first = turns[0]
+        record = sending.record(first, schedule.requests[first].timestamp / 1000)
         # Build the body before the request is due: a long prompt takes milliseconds.
-        body = request_body(target, request, index, schedule.prompts)
+        body = sending.body(first)
         if not _wait_until(record.scheduled, clock, stopped):
             break
         thread = threading.Thread(
-            target=_send_and_report,
-            args=(target, body, record, clock, deadline, on_record),
-            daemon=True,
+            target=sending.session, args=(record, body, turns[1:]), daemon=True
         )
         thread.start()
         running.append(thread)
     give_up = min(deadline, clock() + drain) + 5
     for thread in running:
         thread.join(max(give_up - clock(), 0.1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """What all requests of a replay have in common."""
+
+    schedule: Schedule
+    target: Target
+    clock: Callable[[], float]
+    deadline: float
+    on_record: Callable[[Record], None]
+    stopped: threading.Event | None
+
+    def record(self, index: int, due: float) -> Record:
+        request = self.schedule.requests[index]
+        return Record(index, due, request.input_length, request.output_length)
+
+    def body(self, index: int) -> bytes:
+        request = self.schedule.requests[index]
+        return request_body(self.target, request, index, self.schedule.prompts)
+
+    def session(self, record: Record, body: bytes, later: Sequence[int]) -> None:
+        """Send a request that is due, then the later turns of its session, each when it is due."""
+        send(self.target, body, record, self.clock, self.deadline)
+        self.on_record(record)
+        for index in later:
+            request = self.schedule.requests[index]
+            due = max(request.timestamp / 1000, record.ended + request.delay / 1000)
+            before, record = record, self.record(index, due)
+            body = self.body(index)
+            if not before.ok:
+                was_sent = not math.isnan(before.sent)
+                record.error, record.ended = _LOST if was_sent else before.error, due
+            elif due >= min(self.schedule.ends, self.deadline):
+                record.error, record.ended = _LATE, due
+            elif not _wait_until(due, self.clock, self.stopped):
+                record.error, record.ended = _STOPPED, due
+            else:
+                send(self.target, body, record, self.clock, self.deadline)
+            self.on_record(record)
 
 
 def _clock(start_at: float) -> Callable[[], float]:
@@ -76,15 +120,3 @@ def _wait_until(due: float, clock: Callable[[], float], stopped: threading.Event
         if stopped is not None and stopped.is_set():
             return False
     return stopped is None or not stopped.is_set()
-
-
-def _send_and_report(
-    target: Target,
-    body: bytes,
-    record: Record,
-    clock: Callable[[], float],
-    deadline: float,
-    on_record: Callable[[Record], None],
-) -> None:
-    send(target, body, record, clock, deadline)
-    on_record(record)

@@ -70,7 +70,7 @@ def timeline(groups: Sequence[PooledRuns], labels: Sequence[str]) -> str:
         arrivals.set(title="Scheduled arrivals", ylabel="per second")
         for group in groups:
             colour = _colour(group, labels)
-            records = [r for r in group.runs[0].records if not np.isnan(r.ended)]
+            records = [r for r in group.runs[0].records if not np.isnan(r.sent + r.ended)]
             moments = np.array([r.sent for r in records] + [r.ended for r in records])
             steps = np.repeat([1, -1], len(records))
             order = np.argsort(moments, kind="stable")

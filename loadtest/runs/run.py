@@ -133,5 +133,7 @@ def read_info(directory: Path) -> dict[str, Any]:
 def _belongs(record: Record, schedule: Schedule) -> bool:
     if not 0 <= record.index < len(schedule.requests):
         return False
-    request = schedule.requests[record.index]
-    return record.scheduled == request.timestamp / 1000
+    request, due = schedule.requests[record.index], record.scheduled
+    if request.session_id is None:
+        return due == request.timestamp / 1000
+    return due >= request.timestamp / 1000 - 1e-6  # records are rounded to microseconds

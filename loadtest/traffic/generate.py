@@ -1,8 +1,11 @@
 """Generates the schedule of a scenario. The same scenario gives the same schedule, bit for bit.
 
-Lengths, arrivals, rate curve and prefixes draw from separate random streams, so that a change of
-the rate does not change the lengths.
+Lengths, arrivals, rate curve, prefixes and sessions draw from separate random streams, so that a
+change of the rate does not change the lengths.
 """
+
+import math
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,33 +16,40 @@ from loadtest.traffic.lengths import length_table, sample_lengths
 from loadtest.traffic.rate_curves import rate_cells
 from loadtest.traffic.scenario import FixedLengths, Scenario, SharedPrefixes
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
+from loadtest.traffic.turns import Turn, first_turns, with_later_turns
 
 Lengths = NDArray[np.int64]
 
 
 def generate(scenario: Scenario) -> Schedule:
     """The schedule of a scenario. Raises LoadTestError if its duration contains no request."""
-    streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(5)]
+    streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(6)]
     edges, factors = rate_cells(scenario.curve, scenario.duration, streams[0])
     process = scenario.process
-    times = arrival_times(process.process, process.cv, scenario.rate, edges, factors, streams[1])
+    rate = scenario.rate / (1 if scenario.sessions is None else scenario.sessions.turns)
+    times = arrival_times(process.process, process.cv, rate, edges, factors, streams[1])
     if not len(times):
         raise LoadTestError(
             f"{scenario.name}: no request in {scenario.duration} s at {scenario.rate} per second "
             f"with seed {scenario.seed}; raise rate or duration"
         )
     input_lengths, output_lengths, cut = _lengths(scenario, len(times), streams[2], streams[3])
-    hash_ids, shared = _hash_ids(
-        input_lengths, scenario.block_tokens, scenario.prefixes, streams[4]
-    )
-    requests = tuple(
-        ScheduledRequest.model_construct(
-            timestamp=int(time), input_length=int(tokens), output_length=int(answer), hash_ids=ids
+    turns = first_turns(np.rint(times * 1000).astype(np.int64), input_lengths, output_lengths)
+    if scenario.sessions is not None:
+        turns = with_later_turns(
+            turns,
+            scenario.sessions,
+            lambda count: _sampled(scenario, "output", count, streams[5]),
+            1000 * scenario.duration,
+            scenario.max_model_len or math.inf,
+            streams[5],
         )
-        for time, tokens, answer, ids in zip(
-            np.rint(times * 1000), input_lengths, output_lengths, hash_ids, strict=True
-        )
-    )
+    last = {turn.session: turn.input for turn in turns}
+    longest = np.array([last[session] for session in range(len(times))])
+    hash_ids, shared = _hash_ids(longest, scenario.block_tokens, scenario.prefixes, streams[4])
+    requests = tuple(_request(scenario, turn, hash_ids[turn.session]) for turn in turns)
+    inputs = np.array([turn.input for turn in turns])
+    outputs = np.array([turn.output for turn in turns])
     low, high = scenario.vocabulary
     prompts = PromptRules(scenario.block_tokens, low, high, scenario.seed)
     traffic = {
@@ -48,10 +58,11 @@ def generate(scenario: Scenario) -> Schedule:
         "requests": len(requests),
         "requests_per_second": len(requests) / scenario.duration,
         "gap_cv": _cv(np.diff(times)),
-        "input_length": _summary(input_lengths),
-        "output_length": _summary(output_lengths),
+        "input_length": _summary(inputs),
+        "output_length": _summary(outputs),
         "truncated_fraction": cut,
-        "shared_prefix_fraction": shared,
+        # A turn's prompt is the beginning of the next one's.
+        "shared_prefix_fraction": float((shared + inputs.sum() - longest.sum()) / inputs.sum()),
     }
     return Schedule(requests, prompts, traffic)
 
@@ -63,15 +74,8 @@ def _lengths(
     output_rng: np.random.Generator,
 ) -> tuple[Lengths, Lengths, float]:
     """Input and output lengths, cut to the context, and the fraction of requests that were cut."""
-    if isinstance(scenario.lengths, FixedLengths):
-        inputs = np.full(count, scenario.lengths.input)
-        outputs = np.full(count, scenario.lengths.output)
-    else:
-        table = length_table(scenario.lengths)
-        inputs = sample_lengths(table.probabilities, table.input, count, input_rng)
-        outputs = sample_lengths(table.probabilities, table.output, count, output_rng)
-    inputs = np.maximum(np.rint(inputs * scenario.scale.input), 1).astype(np.int64)
-    outputs = np.maximum(np.rint(outputs * scenario.scale.output), 1).astype(np.int64)
+    inputs = _sampled(scenario, "input", count, input_rng)
+    outputs = _sampled(scenario, "output", count, output_rng)
     if scenario.max_model_len is None:
         return inputs, outputs, 0.0
     if scenario.max_model_len < 2:
@@ -84,13 +88,36 @@ def _lengths(
     return prompt, answer, cut
 
 
+def _sampled(
+    scenario: Scenario, which: Literal["input", "output"], count: int, rng: np.random.Generator
+) -> Lengths:
+    if isinstance(scenario.lengths, FixedLengths):
+        lengths = np.full(count, getattr(scenario.lengths, which))
+    else:
+        table = length_table(scenario.lengths)
+        lengths = sample_lengths(table.probabilities, getattr(table, which), count, rng)
+    scaled: Lengths = np.rint(lengths * getattr(scenario.scale, which)).astype(np.int64)
+    return np.maximum(scaled, 1)
+
+
+def _request(scenario: Scenario, turn: Turn, hash_ids: tuple[int, ...]) -> ScheduledRequest:
+    return ScheduledRequest.model_construct(
+        timestamp=turn.timestamp,
+        input_length=turn.input,
+        output_length=turn.output,
+        hash_ids=hash_ids[: -(-turn.input // scenario.block_tokens)],
+        session_id=None if scenario.sessions is None else turn.session,
+        delay=turn.delay,
+    )
+
+
 def _hash_ids(
     input_lengths: Lengths,
     block_tokens: int,
     prefixes: SharedPrefixes | None,
     rng: np.random.Generator,
-) -> tuple[list[tuple[int, ...]], float]:
-    """The block ids of each request, and the fraction of prompt tokens in shared prefixes."""
+) -> tuple[list[tuple[int, ...]], int]:
+    """The block ids of each prompt, and how many tokens of all prompts are shared prefixes."""
     count = len(input_lengths)
     blocks = -(-input_lengths // block_tokens)
     shared = np.zeros(count, dtype=np.int64)
@@ -112,7 +139,7 @@ def _hash_ids(
             group.tolist(), shared.tolist(), blocks.tolist(), ends.tolist(), strict=True
         )
     ]
-    return ids, float(shared.sum() * block_tokens / input_lengths.sum())
+    return ids, int(shared.sum()) * block_tokens
 
 
 def _attribution(scenario: Scenario) -> str:

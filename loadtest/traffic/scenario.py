@@ -64,6 +64,19 @@ class SharedPrefixes(_Strict):
     blocks: Annotated[int, Field(strict=True, ge=1, le=10_000)]
 
 
+class Sessions(_Strict):
+    """Requests come in conversations of a mean of `turns` turns (geometric).
+
+    The prompt of a turn is that of the turn before, its answer, and a message of a mean of
+    `message` tokens (exponential). A turn is due a mean of `think` seconds (exponential) after the
+    answer before it. A session ends early where its next turn does not fit the context.
+    """
+
+    turns: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)]
+    think: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
+    message: Tokens
+
+
 class Slo(_Strict):
     """What a request must meet to count as good, in seconds. TTFT counts from when it was due."""
 
@@ -72,7 +85,12 @@ class Slo(_Strict):
 
 
 class Scenario(_Strict):
-    """One scenario file. Rates are in requests per second, times in seconds, lengths in tokens."""
+    """One scenario file. Rates are in requests per second, times in seconds, lengths in tokens.
+
+    With sessions, `lengths` are those of first prompts and of all answers, `arrivals` and `curve`
+    those of the sessions' starts. Then there are at most `rate` requests per second: fewer in the
+    beginning, and where answers take long.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
     description: str = ""
@@ -82,6 +100,7 @@ class Scenario(_Strict):
     arrivals: str | Arrivals = "poisson"
     curve: RateCurve = Constant()
     prefixes: SharedPrefixes | None = None
+    sessions: Sessions | None = None
     scale: Scale = Scale()
     max_model_len: Tokens | None = None
     # The block size of Mooncake. A schedule for a small model needs smaller blocks.

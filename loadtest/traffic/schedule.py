@@ -2,14 +2,16 @@
 
 Each line is a JSON object with Mooncake's key names: `timestamp` (ms), `input_length` and
 `output_length` (tokens), and `hash_ids`, one id per block of the prompt. Equal leading ids are a
-shared prefix. Other tools can replay the file, and we can replay their traces. NAME.traffic.json
-beside NAME.jsonl holds the rest: block size, vocabulary, seed and scenario. A file without it, or
-whose companion has no `traffic`, is a *trace* of another tool: its time counts from its first
-request, be it in milliseconds since 1970.
+shared prefix. Requests of one `session_id` are turns of a conversation: each is due `delay` ms
+after the answer to the one before, and not before its timestamp. Other tools can replay the file,
+and we can replay their traces. NAME.traffic.json beside NAME.jsonl holds the rest: block size,
+vocabulary, seed and scenario. A file without it, or whose companion has no `traffic`, is a *trace*
+of another tool: its time counts from its first request, be it in milliseconds since 1970.
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +39,8 @@ class ScheduledRequest(BaseModel):
     input_length: Annotated[int, Field(ge=1, le=10_000_000)]
     output_length: Annotated[int, Field(ge=1, le=10_000_000)]
     hash_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
+    session_id: int | str | None = None
+    delay: Annotated[int, Field(ge=0, le=10**9)] = 0
 
 
 _Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -101,6 +105,19 @@ class Schedule:
     def duration(self) -> float:
         """Seconds from the start of the run to the last arrival."""
         return self.requests[-1].timestamp / 1000
+
+    @property
+    def ends(self) -> float:
+        """When the traffic ends: a turn of a session that is due later is not sent."""
+        return float(self.traffic.get("scenario", {}).get("duration", math.inf))
+
+    def sessions(self) -> list[list[int]]:
+        """The places of each session's turns, in order; a request without a session is alone."""
+        found: dict[object, list[int]] = {}
+        for index, request in enumerate(self.requests):
+            own = (index,) if request.session_id is None else request.session_id
+            found.setdefault(own, []).append(index)
+        return list(found.values())
 
 
 def write_schedule(schedule: Schedule, path: Path) -> None:

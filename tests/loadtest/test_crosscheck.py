@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.crosscheck import Agreement, markdown
+from loadtest.crosscheck import Agreement, crosscheck, markdown
+from loadtest.errors import LoadTestError
 from loadtest.traffic.schedule import read_schedule
 from tests.loadtest.locusts import PRIORITY, ROOT, is_installed, written_schedule
 from vllm_gac import demo
@@ -43,6 +44,13 @@ def mock() -> Iterator[str]:
         assert server.stdout is not None
         yield server.stdout.readline().strip()
         server.terminate()
+
+
+def test_sessions_are_refused(tmp_path: Path) -> None:
+    line = {"timestamp": 0, "input_length": 1, "output_length": 1, "session_id": "a"}
+    (tmp_path / "s.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(LoadTestError, match="has sessions, and `vllm bench serve` would send"):
+        crosscheck(tmp_path / "s.jsonl", "http://127.0.0.1:9", "m", "m", tmp_path / "out")
 
 
 @pytest.mark.slow

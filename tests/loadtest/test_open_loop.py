@@ -69,3 +69,76 @@ def test_a_stopped_replay_sends_no_more() -> None:
         far = schedule(3, 100_000)
         replay(far, Target(url, "m"), Share(), time.time(), PATIENCE, first_answer, stopped)
     assert len(records) == 1
+
+
+def conversation(*turns: int, duration: float | None = None) -> Schedule:
+    """Two sessions side by side; each turn is due so many ms after the answer before it."""
+    requests = tuple(
+        ScheduledRequest(
+            timestamp=sum(turns[: place + 1]),
+            input_length=3 + place,
+            output_length=2,
+            session_id=name,
+            delay=delay,
+        )
+        for place, delay in enumerate(turns)
+        for name in ("a", "b")
+    )
+    traffic = {} if duration is None else {"scenario": {"duration": duration}}
+    return Schedule(requests, PromptRules(), traffic)
+
+
+def replayed(url: str, schedule: Schedule, share: Share) -> list[Record]:
+    records: list[Record] = []
+    replay(schedule, Target(url, "m"), share, time.time(), PATIENCE, records.append)
+    return sorted(records, key=lambda record: record.index)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_turn_is_due_after_the_answer_before_it(processes: int) -> None:
+    with mock(Timing(0.02, 0.001)) as url:
+        shares = [
+            replayed(url, conversation(0, 30, 0), Share(i, processes)) for i in range(processes)
+        ]
+    records = sorted((r for share in shares for r in share), key=lambda record: record.index)
+    assert [record.error for record in records] == [None] * 6
+    for session, share in ((records[0::2], shares[0]), (records[1::2], shares[1 % processes])):
+        assert {r.index for r in session} <= {r.index for r in share}
+        first, second, third = session
+        assert first.scheduled == 0
+        assert second.scheduled == pytest.approx(first.ended + 0.03)
+        assert third.scheduled == pytest.approx(second.ended)
+        assert all(record.sent >= record.scheduled for record in session)
+
+
+def test_what_follows_a_lost_turn_is_lost_and_what_comes_too_late_is_not_sent() -> None:
+    def refuse(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
+
+    with scripted(refuse, connections=2) as url:
+        lost = replayed(url, conversation(0, 10, 0), Share())
+    assert [record.error for record in lost[:2]] == ["HTTP 500: "] * 2
+    assert {record.error for record in lost[2:]} == {"not sent: the turn before it failed"}
+    assert lost[2].scheduled == pytest.approx(lost[0].ended + 0.01)
+    with mock(Timing(0.02, 0.001)) as url:
+        late = replayed(url, conversation(0, 10, 0, duration=0.001), Share())
+    assert [record.ok for record in late] == [True] * 2 + [False] * 4
+    assert {r.error for r in late[2:]} == {"not sent: the traffic had ended when it was due"}
+
+
+def test_a_stopped_replay_says_which_turns_it_did_not_send() -> None:
+    stopped = threading.Event()
+    records: list[Record] = []
+
+    def first_answer(record: Record) -> None:
+        records.append(record)
+        stopped.set()
+
+    with mock(Timing(0.001, 0.001)) as url:
+        far = conversation(0, 100_000, 0)
+        replay(far, Target(url, "m"), Share(0, 2), time.time(), PATIENCE, first_answer, stopped)
+    assert [record.error for record in records] == [
+        None,
+        "not sent: the run was stopped",
+        "not sent: the run was stopped",
+    ]

@@ -74,6 +74,20 @@ def test_a_server_that_answers_nothing_has_a_report(tmp_path: Path) -> None:
     assert "HTTP 503" in page
 
 
+def test_a_turn_that_was_not_sent_is_a_failure_of_the_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    lines = (run / "records.0.jsonl").read_text().splitlines()
+    lost = json.loads(lines[7])
+    lost |= {"sent": None, "tokens": [], "ended": lost["scheduled"], "status": None}
+    lost |= {"completion_tokens": None, "error": "not sent: the turn before it failed"}
+    lines[7] = json.dumps(lost)
+    (run / "records.0.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    write_report([run], tmp_path / "report.html", ReportOptions())
+    (group,) = content_of(tmp_path / "report.html")["groups"]
+    assert group["failed"] == 1
+    assert "not sent: the turn before it failed" in (tmp_path / "report.html").read_text()
+
+
 @pytest.mark.usefixtures("without_plots")
 def test_the_conclusion_says_who_takes_how_much_and_what_got_slower(tmp_path: Path) -> None:
     runs = [

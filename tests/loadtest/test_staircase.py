@@ -88,6 +88,45 @@ def test_a_run_that_was_stopped_keeps_the_steps_so_far(
     )
 
 
+def test_a_turn_counts_where_it_was_due_and_not_where_it_was_planned(tmp_path: Path) -> None:
+    scenario = {
+        "name": "sessions",
+        "lengths": {"input": 40, "output": 3},
+        "rate": 6.0,
+        "duration": 5.0,
+        "sessions": {"turns": 3, "think": 0.5, "message": 10},
+        "block_tokens": 16,
+    }
+    parts = [Step(tmp_path / f"{n}.jsonl", n * 5.0, (1.0, 4.0)) for n in range(2)]
+    for seed, step in enumerate(parts):
+        write_schedule(generate(Scenario.model_validate(scenario | {"seed": seed})), step.schedule)
+    directory = tmp_path / "whole"
+    directory.mkdir()
+    write_staircase(parts, 1, directory / "schedule.jsonl")
+    whole = read_schedule(directory / "schedule.jsonl")
+    of_step = [len(read_schedule(step.schedule).sessions()) for step in parts]
+    assert len(whole.sessions()) == sum(of_step)
+    records = []
+    for turns in whole.sessions():
+        for place, index in enumerate(turns):  # each answer takes a second
+            due = whole.requests[index].timestamp / 1000 + place
+            answered = [due + 0.5, due + 1]
+            records.append(Record(index, due, 40, 3, due, answered, due + 1, 200, 40, 2))
+    write_records(sorted(records, key=lambda r: r.index), directory / "records.0.jsonl")
+    write_health(ProcessHealth(0, 0.1, 0.0, 0.0, 0.0), directory / "health.0.json")
+    info = {"label": "x", "start_at": 100.0, "processes": 1, "schedule_sha256": ""}
+    (directory / "run.json").write_text(json.dumps(info))
+    runs = [tmp_path / "a", tmp_path / "b"]
+    split_into_runs(directory, parts, runs, {})
+    for step, run in zip(parts, map(load_run, runs), strict=True):
+        assert run.verdict.valid, run.verdict.reasons
+        due = {r.index: r.scheduled + step.begin for r in run.records}
+        for turns in run.schedule.sessions():
+            for place, index in enumerate(turns):
+                planned = run.schedule.requests[index].timestamp / 1000
+                assert due[index] - step.begin == pytest.approx(planned + place)
+
+
 def test_each_step_is_the_run_that_it_would_have_been(tmp_path: Path) -> None:
     parts = steps(tmp_path)
     directory = tmp_path / "whole"

@@ -1,5 +1,6 @@
 """A scenario always gives the same schedule, which is read back from its file as written."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import loadtest
 from loadtest.errors import LoadTestError
 from loadtest.traffic.generate import generate
 from loadtest.traffic.lengths import length_table, length_tables
+from loadtest.traffic.prompts import token_ids
 from loadtest.traffic.scenario import PRESETS, Scenario, load_scenario
 from loadtest.traffic.schedule import read_schedule, write_schedule
 
@@ -25,6 +27,11 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "groups": draw(st.integers(1, 20)),
         "blocks": draw(st.integers(1, 5)),
     }
+    sessions = {
+        "turns": draw(st.floats(1, 8)),
+        "think": draw(st.floats(0, 5)),
+        "message": draw(st.integers(1, 200)),
+    }
     return Scenario.model_validate(
         {
             "name": "drawn",
@@ -33,6 +40,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             "duration": 20.0,
             "arrivals": draw(st.sampled_from(sorted(PRESETS))),
             "prefixes": draw(st.sampled_from([None, prefixes])),
+            "sessions": draw(st.sampled_from([None, sessions])),
             "max_model_len": draw(st.none() | st.integers(2, 9000)),
             "block_tokens": draw(st.sampled_from([1, 16, 512])),
             "vocabulary": (low, low + 5000),
@@ -69,6 +77,51 @@ def test_requests_fit_the_context_and_their_blocks(scenario: Scenario) -> None:
         if scenario.max_model_len:
             assert request.input_length + request.output_length <= scenario.max_model_len
         assert len(request.hash_ids) == -(-request.input_length // scenario.block_tokens)
+
+
+@settings(max_examples=20)
+@given(scenario=scenarios())
+def test_a_turn_begins_with_the_prompt_before_it(scenario: Scenario) -> None:
+    try:
+        schedule = generate(scenario)
+    except LoadTestError:
+        return
+    assert [r.timestamp for r in schedule.requests] == sorted(
+        r.timestamp for r in schedule.requests
+    )
+    for turns in schedule.sessions():
+        requests = [schedule.requests[turn] for turn in turns]
+        assert len(requests) == 1 or scenario.sessions is not None
+        for before, after in pairwise(requests):
+            assert after.timestamp == before.timestamp + after.delay < 1000 * scenario.duration
+            assert after.input_length > before.input_length + before.output_length
+            tokens = token_ids(after, 0, schedule.prompts)
+            assert tokens[: before.input_length] == token_ids(before, 0, schedule.prompts)
+
+
+def test_sessions_have_as_many_turns_and_pauses_as_asked() -> None:
+    scenario = Scenario.model_validate(
+        {
+            "name": "sessions",
+            "lengths": {"input": 100, "output": 10},
+            "rate": 40,
+            "duration": 1000,
+            "sessions": {"turns": 4, "think": 2, "message": 50},
+            "block_tokens": 16,
+        }
+    )
+    schedule = generate(scenario)
+    sessions = [[schedule.requests[turn] for turn in turns] for turns in schedule.sessions()]
+    early = [turns for turns in sessions if turns[0].timestamp < 900_000]
+    assert len(early) == pytest.approx(9000, rel=0.03)
+    assert np.mean([len(turns) for turns in early]) == pytest.approx(4, rel=0.03)
+    later = [(a, b) for turns in early for a, b in pairwise(turns)]
+    assert np.mean([b.delay for _, b in later]) == pytest.approx(2000, rel=0.03)
+    messages = [b.input_length - a.input_length - a.output_length for a, b in later]
+    assert np.mean(messages) == pytest.approx(50, rel=0.03)
+    prompts = sum(r.input_length for r in schedule.requests)
+    again = sum(a.input_length for turns in sessions for a in turns[:-1])
+    assert schedule.traffic["shared_prefix_fraction"] == pytest.approx(again / prompts)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
