@@ -25,6 +25,7 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
+from loadtest.client.client import check_bodies
 from loadtest.client.command import FAILED, HEADERS, INVALID, STOP
 from loadtest.client.live_metrics import LiveMetrics, exported
 from loadtest.client.open_loop import Share, replay
@@ -182,7 +183,9 @@ def _inputs(environment: Environment) -> tuple[Schedule, Target]:
         tls_context(target)
     if (Path(options.out) / "run.json").exists():
         raise LoadTestError(f"{options.out}: holds a run already; name another --out")
-    return read_schedule(Path(options.schedule)), target
+    schedule = read_schedule(Path(options.schedule))
+    check_bodies(schedule, target.endpoint)
+    return schedule, target
 
 
 def _begin(environment: Environment, target: Target) -> None:

@@ -16,9 +16,9 @@ from loadtest.errors import LoadTestError
 from loadtest.runs.access import connection
 from loadtest.runs.failures import CLIENT_ERRNOS, CLIENT_FAULT
 from loadtest.runs.records import Record
-from loadtest.runs.target import Target
+from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic import prompts
-from loadtest.traffic.schedule import PromptRules, ScheduledRequest
+from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 
 _CHUNK = 1 << 16
 
@@ -26,7 +26,10 @@ _CHUNK = 1 << 16
 def request_body(
     target: Target, request: ScheduledRequest, index: int, rules: PromptRules
 ) -> bytes:
-    """The JSON body of a scheduled request: temperature 0, streamed, with usage at the end."""
+    """The JSON body of a scheduled request: temperature 0, streamed, with usage at the end.
+
+    What the schedule says of the body replaces that.
+    """
     body: dict[str, Any] = {
         "model": target.model,
         "temperature": 0,
@@ -34,15 +37,30 @@ def request_body(
         "stream_options": {"include_usage": True},
     }
     if target.endpoint == "completions":
-        body["prompt"] = prompts.token_ids(request, index, rules)
+        if "prompt" not in request.body:
+            body["prompt"] = prompts.token_ids(request, index, rules)
         body["max_tokens"] = request.output_length
     else:
-        body["messages"] = [{"role": "user", "content": prompts.text(request, index, rules)}]
+        if "messages" not in request.body:
+            body["messages"] = [{"role": "user", "content": prompts.text(request, index, rules)}]
         body["max_completion_tokens"] = request.output_length
     if target.ignore_eos:
         body["ignore_eos"] = True
         body["min_tokens"] = request.output_length
-    return json.dumps(body, separators=(",", ":")).encode()
+    return json.dumps(body | request.body, separators=(",", ":")).encode()
+
+
+def check_bodies(schedule: Schedule, endpoint: Endpoint) -> None:
+    """Raise LoadTestError if a request has a body for the other endpoint."""
+    other, way_out = (
+        ("messages", "chat") if endpoint == "completions" else ("prompt", "completions")
+    )
+    for number, request in enumerate(schedule.requests, start=1):
+        if other in request.body:
+            raise LoadTestError(
+                f"request {number} of the schedule has {other!r} in its body, which /v1/{endpoint} "
+                f"does not take; ask with the endpoint {way_out}"
+            )
 
 
 def send(

@@ -3,10 +3,11 @@
 Each line is a JSON object with Mooncake's key names: `timestamp` (ms), `input_length` and
 `output_length` (tokens), and `hash_ids`, one id per block of the prompt. Equal leading ids are a
 shared prefix. Requests of one `session_id` are turns of a conversation: each is due `delay` ms
-after the answer to the one before, and not before its timestamp. Other tools can replay the file,
-and we can replay their traces. NAME.traffic.json beside NAME.jsonl holds the rest: block size,
-vocabulary, seed and scenario. A file without it, or whose companion has no `traffic`, is a *trace*
-of another tool: its time counts from its first request, be it in milliseconds since 1970.
+after the answer to the one before, and not before its timestamp. `body` is what the request's JSON
+has besides, or instead: a prompt, an adapter as `model`, a temperature. Other tools can replay the
+file, and we can replay their traces. NAME.traffic.json beside NAME.jsonl holds the rest: block
+size, vocabulary, seed and scenario. A file without it, or whose companion has no `traffic`, is a
+*trace* of another tool: its time counts from its first request, be it in milliseconds since 1970.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from loadtest.errors import LoadTestError, faults
 from loadtest.traffic.scenario import Slo
@@ -25,7 +26,8 @@ from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.errors import DiskError
 
 _MAX_LINE = 16 << 20
-_TEXTS = {"prompt", "prompts", "messages", "text", "text_input", "input", "content", "body"}
+_TEXTS = {"prompt", "prompts", "messages", "text", "text_input", "input", "content"}
+_OWN = {"stream", "stream_options", "n", "best_of"}  # what `body` may not set
 _BLOCKS = [1 << power for power in range(3, 14)]  # tokens
 
 
@@ -41,6 +43,14 @@ class ScheduledRequest(BaseModel):
     hash_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
     session_id: int | str | None = None
     delay: Annotated[int, Field(ge=0, le=10**9)] = 0
+    body: dict[str, JsonValue] = {}
+
+    @field_validator("body")
+    @classmethod
+    def _client_reads_the_answer(cls, body: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if own := _OWN.intersection(body):
+            raise ValueError(f"{min(own)!r} is the client's: it reads one stream of one answer")
+        return body
 
 
 _Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -202,7 +212,8 @@ def _replaced_texts(path: Path) -> list[str]:
         return []
     return [
         f"the trace's texts ({', '.join(texts)}) were not sent: prompts are random tokens or words "
-        "of the same lengths, which share a prefix where hash_ids do."
+        "of the same lengths, which share a prefix where hash_ids do. To send them, put them into "
+        "`body`."
     ]
 
 

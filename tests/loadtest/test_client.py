@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.client.client import request_body, send
+from loadtest.client.client import check_bodies, request_body, send
 from loadtest.errors import LoadTestError
 from loadtest.mock_server import STALL, Fault, FaultKind, Timing
 from loadtest.runs.access import request_headers
 from loadtest.runs.failures import is_the_clients
 from loadtest.runs.records import Record
 from loadtest.runs.target import Endpoint, Target
-from loadtest.traffic.schedule import PromptRules, ScheduledRequest
+from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
 from tests.support.waiting import PATIENCE
 
@@ -62,6 +62,18 @@ def test_a_whole_answer_is_recorded(endpoint: Endpoint) -> None:
     assert len(record.tokens) == 5
     moments = [record.scheduled, record.sent, *record.tokens, record.ended]
     assert moments == sorted(moments)
+
+
+def test_what_a_schedule_says_of_the_body_is_sent() -> None:
+    own = {"prompt": "Dear", "model": "lora", "temperature": 0.7}
+    request = REQUEST.model_copy(update={"body": own})
+    body = json.loads(request_body(Target("http://h", "m"), request, 0, PromptRules()))
+    assert own.items() <= body.items()
+    assert (body["stream"], body["max_tokens"]) == (True, 5)
+    schedule = Schedule((REQUEST, request), PromptRules(), {})
+    check_bodies(schedule, "completions")
+    with pytest.raises(LoadTestError, match="request 2 of the schedule has 'prompt' in its body"):
+        check_bodies(schedule, "chat")
 
 
 def test_an_event_is_stamped_before_the_next_one_is_sent() -> None:

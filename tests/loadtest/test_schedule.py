@@ -107,6 +107,20 @@ def test_texts_that_are_not_sent_are_said(tmp_path: Path) -> None:
     assert note.startswith("the trace's texts (messages, prompt) were not sent")
 
 
+def test_a_body_survives_its_file_and_may_not_break_the_stream(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(GOOD.replace("{", '{"body": {"model": "lora", "prompt": "Dear"}, ', 1))
+    schedule = read_schedule(path)
+    assert schedule.requests[0].body == {"model": "lora", "prompt": "Dear"}
+    assert not any("were not sent" in note for note in schedule.notes)
+    write_schedule(schedule, tmp_path / "again.jsonl")
+    assert read_schedule(tmp_path / "again.jsonl").requests == schedule.requests
+    for key in ("stream", "n"):
+        path.write_text(GOOD.replace("{", f'{{"body": {{"{key}": 1}}, ', 1))
+        with pytest.raises(LoadTestError, match=f":1: body: .*'{key}' is the client's"):
+            read_schedule(path)
+
+
 def test_a_companion_says_what_the_traffic_is(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(GOOD)
