@@ -1,9 +1,7 @@
 """Make Triton compile for a GPU that this machine does not have, without launches."""
 
 import itertools
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +10,9 @@ import pytest
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
-from triton.runtime._async_compile import AsyncCompileMode
 
 from vllm_gac.kernels.decode import launch
+from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 
 
 class NoGpu:
@@ -78,8 +76,7 @@ def compiling_for(
         patch.setattr(driver, "_active", NoGpu(capability))
         patch.setattr(JITFunction, "run", only_compile)
         patch.setattr(launch, "capability_of", lambda device: capability)
-        cores = len(os.sched_getaffinity(0))
-        with ThreadPoolExecutor(cores) as threads, AsyncCompileMode(threads):
+        with compiling_on_all_cores():
             yield asked
 
 
