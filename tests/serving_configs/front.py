@@ -132,6 +132,8 @@ def written_conf(
     port: int,
     servers: str = "servers.conf",
     rate: str = "100000r/s",
+    workers: str = "auto",
+    beside: int | None = None,
     **upstreams: int,
 ) -> Path:
     """The committed files with other ports, and with `directory` for /tmp.
@@ -142,11 +144,14 @@ def written_conf(
         servers: the file that says where the servers are.
         rate: how many requests of one address are let through for long. The committed rate is the
             machine's to keep or to miss.
+        workers: how many processes nginx has.
+        beside: the port of one more server, which the file does not name.
         upstreams: the port of each server that this file names, by its host; `local` is 127.0.0.1.
     """
     text = (NGINX / "nginx.conf").read_text()
     for old, new in (
         ("rate=50r/s", f"rate={rate}"),
+        ("worker_processes auto", f"worker_processes {workers}"),
         ("listen 8080 ", f"listen 127.0.0.1:{port} "),
         ("/tmp/", f"{directory}/"),
         ("access_log /dev/stdout", f"access_log {directory}/access.log"),
@@ -163,6 +168,8 @@ def written_conf(
 
     text, named = ADDRESS.subn(elsewhere, (NGINX / servers).read_text())
     assert named, servers
+    if beside is not None:
+        text = re.sub(r"( +server \S+:)\d+(.*\n)", rf"\g<0>\g<1>{beside}\2", text)
     (directory / "servers.conf").write_text(text)
     return conf
 

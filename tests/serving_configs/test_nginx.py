@@ -7,8 +7,9 @@ import json
 import re
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,24 @@ def test_a_server_that_takes_no_connection_costs_no_request(tmp_path: Path) -> N
         assert {answer(port, "POST", "/v1/x", b"{}")[0] for _ in range(100)} == {200}
         assert '"group":"gac"' in _log_with(tmp_path / "access.log", '"group":"gac"')
     assert len(dense.requests) == 100
+
+
+def test_a_server_that_hangs_gets_half_of_what_is_open_and_no_more(tmp_path: Path) -> None:
+    clients, requests = 12, 200
+    with (
+        upstream() as sound,
+        # As of a process that is stopped: the kernel takes connections, and nobody answers.
+        socket.create_server(("127.0.0.1", 0), backlog=clients) as hangs,
+        nginx(tmp_path, workers="16", local=sound.port, beside=hangs.getsockname()[1]) as port,
+        ThreadPoolExecutor(clients) as pool,
+    ):
+        asked = [pool.submit(answer, port, "POST", "/v1/x", b"{}") for _ in range(requests)]
+        least = requests - clients // 2
+        wait_until(lambda: sum(map(Future.done, asked)) >= least, PATIENCE, f"{least} answers")
+        hangs.close()  # it is restarted
+        statuses = Counter(one.result()[0] for one in asked)
+    assert statuses.keys() == {200, 503}
+    assert statuses[503] <= clients // 2
 
 
 def test_a_flood_from_one_address_is_429(vllm: Upstream, tmp_path: Path) -> None:
