@@ -14,23 +14,26 @@ import pytest
 from serving_configs.vllm.alive import computes
 from tests.support.waiting import PATIENCE
 
+TOKENS, CACHE = "vllm:generation_tokens_total", "vllm:kv_cache_usage_perc"
+
 
 @contextlib.contextmanager
-def server(status: int, others: bool) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def server(status: int, others: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A stand-in for vLLM: its address, and the requests that it was sent.
 
     Args:
         status: of an answer; 0: it hangs.
-        others: whether tokens come out for other requests.
+        others: what grows meanwhile, of other requests.
     """
     asked: list[dict[str, Any]] = []
-    tokens, ended = itertools.count(), threading.Event()
+    work, ended = itertools.count(), threading.Event()
 
     class StandIn(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             assert self.path == "/metrics"
-            count = next(tokens) if others else 7
-            self._reply(200, f'vllm:generation_tokens_total{{engine="0"}} {count}\nup 1\n')
+            signs = dict.fromkeys((TOKENS, CACHE), 7) | ({others: next(work)} if others else {})
+            lines = [f'{name}{{engine="0"}} {value}\n' for name, value in signs.items()]
+            self._reply(200, "".join(lines) + "up 1\n")
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -62,14 +65,15 @@ def server(status: int, others: bool) -> Iterator[tuple[str, list[dict[str, Any]
 @pytest.mark.parametrize(
     ("status", "others", "alive"),
     [
-        pytest.param(0, False, False, id="hangs while nobody else asks"),
-        pytest.param(0, True, True, id="busy, so that the probe waits"),
-        pytest.param(503, False, False, id="queue full of requests that hang"),
-        pytest.param(503, True, True, id="queue full of requests that run"),
-        pytest.param(401, False, True, id="wrong key"),
+        pytest.param(0, "", False, id="hangs while nobody else asks"),
+        pytest.param(0, TOKENS, True, id="busy, so that the probe waits"),
+        pytest.param(0, CACHE, True, id="reads a long prompt"),
+        pytest.param(503, "", False, id="queue full of requests that hang"),
+        pytest.param(503, TOKENS, True, id="queue full of requests that run"),
+        pytest.param(401, "", True, id="wrong key"),
     ],
 )
-def test_a_server_lives_while_tokens_come_out(status: int, others: bool, alive: bool) -> None:
+def test_a_server_lives_while_its_engine_works(status: int, others: str, alive: bool) -> None:
     with server(status, others) as (base, _):
         assert computes(base, 1) is alive
 
@@ -78,7 +82,7 @@ def test_an_idle_server_is_asked_for_one_token_with_the_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "correct horse")
-    with server(200, others=False) as (base, asked):
+    with server(200, others="") as (base, asked):
         assert computes(base, PATIENCE)
     assert asked == [{"prompt": "x", "max_tokens": 1, "key": "Bearer correct horse"}]
 

@@ -57,12 +57,22 @@ def test_the_rules_pass_their_promtool_tests(name: str) -> None:
         # As they were when these faults went unseen.
         (
             "alerts",
-            "min_over_time(vllm:num_requests_running[5m]) > 0\n"
-            "            and rate(vllm:generation_tokens_total[5m]) == 0\n"
-            "            and rate(vllm:prompt_tokens_total[5m]) == 0",
-            "min_over_time(sum without (instance) (vllm:num_requests_running)[5m:1m]) > 0\n"
-            "            and sum without (instance) (rate(vllm:generation_tokens_total[5m])) == 0\n"
-            "            and sum without (instance) (rate(vllm:prompt_tokens_total[5m])) == 0",
+            "min_over_time(vllm:num_requests_running[2m]) > 0\n"
+            "            and increase(vllm:generation_tokens_total[2m]) == 0\n"
+            "            and increase(vllm:prompt_tokens_total[2m]) == 0",
+            "min_over_time(sum without (instance) (vllm:num_requests_running)[2m:1m]) > 0 and "
+            "sum without (instance) (increase(vllm:generation_tokens_total[2m])) == 0 and "
+            "sum without (instance) (increase(vllm:prompt_tokens_total[2m])) == 0",
+            "blind_spots",
+        ),
+        ("alerts", "running[2m]) > 0", "running[2m]) >= 0", "alerts"),
+        ("alerts", "and increase(vllm:prompt_tokens_total[2m]) == 0", "", "alerts"),
+        ("alerts", "generation_tokens_total[2m]", "generation_tokens_total[5m]", "alerts"),
+        ("alerts", "unless changes(vllm:kv_cache_usage_perc[2m]) > 0", "", "alerts"),
+        (
+            "alerts",
+            "unless on (instance) changes(vllm:kv_cache_usage_perc[1m]) > 0",
+            "",
             "blind_spots",
         ),
         (
