@@ -14,7 +14,7 @@ from tests.importers.layer_models import heterogeneous
 from tests.importers.low_rank_models import RANKS, SOME, TOOLS, low_rank
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import MISTRAL, same, write
-from tests.serving.agreement import PROMPTS, assert_agrees
+from tests.serving.agreement import ERROR, PROMPTS, assert_agrees
 from tests.serving.engines import each_in_engine_process, served
 from tests.serving.server import ServerDiedError, serve
 from tests.support.dense_models import config
@@ -33,12 +33,12 @@ BASE = config(
 Written = tuple[dict[str, Any], nn.Module, Callable[[str], str]]
 
 
-def written_by_palu(**changes: Any) -> Written:
+def written_by_palu(dtype: str = "float16", **changes: Any) -> Written:
     raw = BASE | {"num_key_value_heads": 4, "num_attention_heads": 8} | changes
     # As transformers 4.37 writes it.
     written, model = palu(raw, ranks_of([([9, 16], [12, 31]), ([24], [40])]))
     del written["rope_parameters"], written["dtype"]
-    old = {"rope_theta": 10000.0, "rope_scaling": None, "torch_dtype": "float16", "use_cache": True}
+    old = {"rope_theta": 10000.0, "rope_scaling": None, "torch_dtype": dtype, "use_cache": True}
     return {**written, **old, "_name_or_path": "meta-llama/Llama-2-7b-hf"}, model, same
 
 
@@ -96,7 +96,10 @@ SHARED["gate"] = [[0, 1]]
 
 CASES: dict[str, tuple[str, Callable[[], Written]]] = {
     "palu": ("palu", written_by_palu),
-    "palu, Mistral": ("palu", lambda: written_by_palu(**MISTRAL, tie_word_embeddings=True)),
+    "palu, Mistral": (
+        "palu",
+        lambda: written_by_palu("float32", **MISTRAL, tie_word_embeddings=True),
+    ),
     "per-layer-config": (
         "per-layer-config",
         lambda: with_layers(
@@ -157,7 +160,9 @@ def _written(directory: Path, made: Callable[[], Written]) -> tuple[Path, nn.Mod
 def test_logprobs_match_the_original(case: str, models: Served) -> None:
     directory, model, answers = models[case]
     assert open_to_serve(directory)[0] == CASES[case][0]
-    assert_agrees(answers, lambda ids: model(ids).logits, case)
+    # Palu's files are in fp16 there, and so is the o_proj that its values are absorbed in.
+    error = 1e-3 if case == "palu" else ERROR
+    assert_agrees(answers, lambda ids: model(ids).logits, case, error)
 
 
 @pytest.mark.slow
