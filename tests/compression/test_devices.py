@@ -1,6 +1,7 @@
 """The chosen device, the memory that is announced, and that a GPU measures the same as a CPU."""
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.cli.options import on_a_device
+from vllm_gac.compression.devices import check_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.statistics_file import (
     FORMAT,
@@ -42,6 +44,19 @@ def test_the_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> 
     args.device = "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert on_a_device(args)["device"] == "cpu"
+
+
+def test_a_gpu_is_asked_for_deterministic_products_before_its_first_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # PyTorch looks once, so `compress --heal` would fail if healing alone asked.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    check_device("cpu")
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    check_device("cuda")
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 def test_what_it_takes_is_said_first(

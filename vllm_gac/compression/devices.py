@@ -1,5 +1,6 @@
 """The device to compute on."""
 
+import os
 import re
 from typing import Any
 
@@ -15,7 +16,10 @@ def default_device() -> str:
 
 
 def check_device(name: Any) -> None:
-    """Raise GacError unless `name` is cpu, cuda or cuda:N, and this machine has it."""
+    """Raise GacError unless `name` is cpu, cuda or cuda:N, and this machine has it.
+
+    A GPU's process is made ready for a healing, whatever is computed before it.
+    """
     if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:[0-9]{1,4})?", name):
         raise GacError(f"--device {shown(repr(name))}: expected 'cpu', 'cuda' or 'cuda:N'")
     if name == "cpu":
@@ -23,3 +27,5 @@ def check_device(name: Any) -> None:
     count = torch.cuda.device_count()
     if int(name.partition(":")[2] or 0) >= count:
         raise GacError(f"--device {name}: PyTorch {torch.__version__} sees {count} CUDA devices")
+    # Deterministic algorithms need it, and PyTorch reads it once, at its first product.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
