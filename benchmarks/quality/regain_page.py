@@ -38,7 +38,9 @@ def page(rows: Sequence[Row]) -> str:
 
 def _blocks(rows: Sequence[Row], dense: Row) -> Iterator[Block]:
     """What there is of one model."""
-    tokens = sorted({row["tokens"] for row in rows if row["tokens"]})
+    tokens = sorted({row["tokens"] for row in rows if row["way"] == HEALED})
+    compressed = [row for row in rows if row["way"] == COMPRESSED]
+    compressed.sort(key=lambda row: (row["form"], row["budget"]))
     yield f"## {dense['size']}, {dense['parameters'] / 1e6:.1f} M parameters"
     yield (
         f"Trained on {dense['trained_tokens'] / 1e6:.0f} M tokens of Python; scored on "
@@ -50,8 +52,7 @@ def _blocks(rows: Sequence[Row], dense: Row) -> Iterator[Block]:
         ["form", "budget", "perplexity over dense", *columns],
         (
             [row["form"], row["budget"], _over_dense(row, dense), *_curve(rows, row, dense, tokens)]
-            for row in rows
-            if row["way"] == COMPRESSED
+            for row in compressed
         ),
     )
     local = [row for row in rows if row["way"] not in (DENSE, COMPRESSED, HEALED)]
@@ -68,8 +69,8 @@ def _blocks(rows: Sequence[Row], dense: Row) -> Iterator[Block]:
         ["form", "budget", "way", *(f"{count:,} tokens" for count in few)],
         (
             [row["form"], row["budget"], way, *_curve(rows, row, dense, few, way)]
-            for row in rows
-            if row["way"] == COMPRESSED and any(_same_model(row, other) for other in local)
+            for row in compressed
+            if any(_same_model(row, other) for other in local)
             for way in ways
         ),
     )
@@ -94,6 +95,8 @@ def _curve(
         row = next(found, None)
         if row is None:
             yield None
+        elif ratio(compressed["losses"], dense["losses"], dense["document"])[1] <= 1:
+            yield "little was lost"
         elif "losses" not in row:
             yield "0: nothing became better"
         else:
