@@ -116,6 +116,10 @@ def test_a_plan_by_a_loss_says_what_it_is_for(
     said = capsys.readouterr().out
     assert "Predicted for NVIDIA H200, with 8 sequences of 2,048 tokens" in said
     assert "asked          perplexity at most 10.00% higher: the fastest plan if it loses" in said
+    assert main(["plan", str(dense), "--max-loss", "10%", "--minimize", "bytes"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"bytes +[\d,]+ of weights and of the cache of all sequences, \d+\.\d%", said)
+    assert "asked          perplexity at most 10.00% higher: the smallest plan if it loses" in said
 
 
 def test_a_plan_that_cannot_be_is_explained(

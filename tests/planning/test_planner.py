@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -33,6 +33,7 @@ from vllm_gac.gpu.latency.layer import (
 from vllm_gac.gpu.profile_files import read_profile, shipped_profiles, write_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
 from vllm_gac.planning import problem
+from vllm_gac.planning.held_bytes import HeldBytes
 from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
 from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED
 from vllm_gac.planning.plan_file import Plan, planned_layout
@@ -212,6 +213,83 @@ def test_no_plan_with_a_time_limit_that_loses_as_little_is_faster(
         assert times
         assert plan.nanoseconds.used <= min(times)
     assert fastest[1].nanoseconds.used < fastest[0].nanoseconds.used  # type: ignore[union-attr]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    most=st.floats(0.001, 0.3),
+    methods=st.sampled_from([("prune",), ("heads",), ("heads", "prune")]),
+    types=st.sampled_from([(None, "auto", 2, 2), ("fp8_per_tensor", "fp8", 1, 1)]),
+    batch=st.integers(1, 64),
+    context=st.integers(1, 4096),
+)
+def test_no_choice_that_loses_as_little_has_fewer_bytes(
+    models: dict[str, Checkpoint],
+    most: float,
+    methods: tuple[str, ...],
+    types: tuple[str | None, str, int, int],
+    batch: int,
+    context: int,
+) -> None:
+    """Every choice for the two layers of a tiny model is tried."""
+    dense, losses = models["tiny"].layout, made_up_losses(models["tiny"].layout)
+    quantization, cache, of_weight, of_cached = types
+    request = PlanRequest(
+        max_loss=most,
+        minimize="bytes",
+        methods=methods,
+        quantization=quantization,
+        kv_cache_dtype=cache,
+        decode_batch=batch,
+        decode_context=context,
+    )
+    plan = best_plan(models["tiny"], losses, request)
+
+    def held(layers: Sequence[LayerLayout]) -> int:
+        model = replace(dense, layers=tuple(layers))
+        shapes = {n: math.prod(s) for n, s in model.tensors().items() if "inv_freq" not in n}
+        linears = sum(size for n, size in shapes.items() if ".self_attn." in n or ".mlp." in n)
+        weights = 2 * (sum(shapes.values()) - linears) + of_weight * linears
+        return weights + of_cached * batch * context * model.kv_elements
+
+    parts = part_candidates(dense, request, request.deployment())
+    layers, saved = [], []
+    for chosen in itertools.product(*(range(len(part.layers)) for part in parts)):
+        layer = dense.layers[0]
+        for part, number in zip(parts, chosen, strict=True):
+            layer = part.put(layer, part.layers[number])
+        layers.append(chosen)
+        saved.append(held(dense.layers) - held([layer, dense.layers[1]]))
+    lost = [
+        [
+            sum(part.losses(of)[n] for part, n in zip(parts, chosen, strict=True))
+            for chosen in layers
+        ]
+        for of in losses
+    ]
+    allowed = np.add.outer(*map(np.array, lost)) <= math.log1p(most) / USUALLY_OVER_EXPECTED
+    best = np.where(allowed, np.add.outer(saved, saved), -1).max()
+    assert plan.notes["bytes"] == {
+        "dense": held(dense.layers),
+        "used": held(dense.layers) - best,
+    }
+    assert held(planned_layout(models["tiny"], plan).layers) == plan.notes["bytes"]["used"]
+
+
+def test_the_smallest_plan_is_no_larger_than_the_fastest(models: dict[str, Checkpoint]) -> None:
+    for name in ("demo", "8B"):
+        losses = made_up_losses(models[name].layout)
+        request = PlanRequest(max_loss=0.02, methods=("heads", "prune"), kv_ratio=0.9)
+        plans = [
+            best_plan(models[name], losses, replace(request, minimize=least))
+            for least in ("time", "bytes")
+        ]
+        fastest, smallest = (planned_layout(models[name], plan) for plan in plans)
+        of = HeldBytes.of(None, "auto", BatchMix())
+        small, large = (of.of_layers(m, m.layers) for m in (smallest, fastest))
+        assert small < large
+        assert plans[0].nanoseconds.used < plans[1].nanoseconds.used  # type: ignore[union-attr]
+        assert (plans[1].expected_loss or 0) <= math.log1p(0.02) / USUALLY_OVER_EXPECTED
 
 
 def test_plans_for_several_losses_are_the_same_if_their_candidates_are_made_once(

@@ -44,6 +44,7 @@ def test_a_value_that_cannot_be_is_refused(field: str, value: Any, said: str) ->
     [
         ({"latency": 5.0, "latency_ratio": 0.5}, "latency and latency_ratio: give one of them"),
         ({"max_loss": 0.01, "latency_ratio": 0.5}, "max_loss finds the fastest model"),
+        ({"minimize": "bytes", "kv_ratio": 0.5}, "minimize bytes has no effect without max_loss"),
         ({"max_loss": 0.01, "objective": "linear"}, "objective linear is for budgets alone"),
     ],
 )

@@ -77,6 +77,17 @@ def test_a_healed_model_tells_both_losses(tmp_path: Path) -> None:
     assert marks == 2  # one of the model, one of the legend
 
 
+def test_a_model_of_few_bytes_tells_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"gac": {"source": {}}}')
+    (tmp_path / "README.md").write_text("# A model\n")
+    tries = [replace(one, bytes=one.time / 2) for one in TRIES]
+    record(tmp_path, 0.01, tries[2], tries)
+    card = (tmp_path / "README.md").read_text()
+    assert "| bytes of weights and cache, of dense |" in card
+    assert "| 0.0039 | 0.80 % | 0.55 to 0.98 % | 42.6% | this model |" in card
+    assert "Loss against bytes of weights and cache" in (tmp_path / "loss.svg").read_text()
+
+
 @pytest.mark.parametrize("lost", [-0.002, 0.0, 0.3])
 def test_a_single_try_of_any_loss_is_drawn_within_the_picture(lost: float) -> None:
     one = Try(0.005, 0.005, 1.0, 1 + lost, 1 + lost, 1 + lost, 1000, [])

@@ -46,11 +46,26 @@ def print_budgets(plan: "Plan") -> None:
         print(f"{'expected loss':13}  {loss:.4f} nats per token ({source})")
         if measured:
             print(f"{'':13}  On other text: {perplexity_range(loss)}, by the project's own trials.")
-    if isinstance(asked := plan.notes.get("max_loss"), float):
+    held = _bytes(plan)
+    if held is not None:
         print(
-            f"{'asked':13}  perplexity at most {asked:.2%} higher: the fastest plan if it loses "
+            f"{'bytes':13}  {held[0]:,} of weights and of the cache of all sequences, "
+            f"{held[0] / held[1]:.1%} of dense"
+        )
+    if isinstance(asked := plan.notes.get("max_loss"), float):
+        best = "fastest" if held is None else "smallest"
+        print(
+            f"{'asked':13}  perplexity at most {asked:.2%} higher: the {best} plan if it loses "
             f"{USUALLY_OVER_EXPECTED} times what is expected, the median of the trials"
         )
+
+
+def _bytes(plan: "Plan") -> tuple[int, int] | None:
+    """The plan's bytes and the dense model's, if they were to be the fewest."""
+    match plan.notes.get("bytes"):
+        case {"used": int(used), "dense": int(dense)} if dense > 0:
+            return used, dense
+    return None
 
 
 def _about_times(plan: "Plan") -> list[str]:

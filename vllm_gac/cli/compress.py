@@ -55,7 +55,7 @@ def add_parser(verbs: Verbs) -> None:
         type=text_file,
         metavar="FILE",
         help="text that is not calibrated on, to measure what --max-loss limits: up to five models "
-        "are written and measured, and the fastest within it stays; 131072 tokens at most are read",
+        "are written and measured, and the best within it stays; 131072 tokens at most are read",
     )
     keep.add_argument(
         "--plan", type=path, metavar="PLAN.json", help="dims to use, instead of all of these"

@@ -43,6 +43,9 @@ _MAX_RANKS = {1: 48, 2: 24, 3: 12}
 
 # The beginning of linears' names, or several, as str.startswith takes them.
 Prefix: TypeAlias = str | tuple[str, ...]
+# Of a layer in which only the attention (True) or only the MLP (False) differs from the dense one:
+# nanoseconds of that half, or bytes of the whole.
+Weigh: TypeAlias = Callable[[bool, LayerLayout], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,8 @@ class PartCandidates:
         prefix: The names of the part's linears begin with this, or with one of these.
         layers: The candidates. Each is a dense layer in which only this part is changed.
         costs: [candidates, budgets] the parameters of the part, its numbers in the KV cache per
-            token and, if the request weighs time, the time of the layer minus that of the dense
-            layer, in nanoseconds (mostly below 0).
+            token and, if the request weighs time or bytes, those of the layer minus those of the
+            dense layer, in nanoseconds or bytes (mostly below 0).
         losses: A function from the curves of a layer (planning/losses.py) to the loss of every
             candidate [candidates], in nats per token.
         fields: What of a layer belongs to the part, beside the ranks of its linears.
@@ -96,7 +99,8 @@ def part_candidates(
     """
     layer, dims, methods = dense.layers[0], request.allowed_dims, request.methods
     linears = list(LINEARS) if "lowrank" in methods else []
-    budgeted = deployment if request.weighs_time else None
+    weigh = _weigher(dense, request, deployment)
+    timed = deployment if request.minimize == "time" else None
     parts: list[PartCandidates] = []
     if "heads" in methods:
         groups = request.key_group, request.value_group
@@ -106,24 +110,24 @@ def part_candidates(
             whole = _no_slower(dense, whole, deployment or default)
         own = [name for name in linears if name.startswith("self_attn.")]
         layers = [small for a in whole for small in _rank_variants(dense, a, own, dims)]
-        parts.append(_attention(dense, layers, budgeted))
+        parts.append(_attention(dense, layers, weigh))
         linears = [name for name in linears if name not in own]
     if "prune" in methods:
         widths = dims.up_to(layer.intermediate_size, "width")
         layers = [replace(layer, intermediate_size=width) for width in widths]
-        if deployment is not None:
-            layers = _worth_their_time(dense, layers, mlp_microseconds, deployment)
+        if timed is not None:
+            layers = _worth_their_time(dense, layers, mlp_microseconds, timed)
         own = [name for name in linears if name.startswith("mlp.")]
-        each = [_factorized(dense, name, dims, _MAX_RANKS[3], deployment) for name in own]
-        parts.append(_mlp_or_linears(dense, "mlp.", [*layers, *_combined(layer, each)], budgeted))
+        each = [_factorized(dense, name, dims, _MAX_RANKS[3], timed) for name in own]
+        parts.append(_mlp_or_linears(dense, "mlp.", [*layers, *_combined(layer, each)], weigh))
         linears = [name for name in linears if name not in own]
-    together = ONE_INPUT if budgeted else [(name,) for name in LINEARS]
+    together = ONE_INPUT if request.weighs_time else [(name,) for name in LINEARS]
     for group in together:
         names = tuple(name for name in group if name in linears)
         if names:
             most = _MAX_RANKS[len(names)]
-            each = [_factorized(dense, name, dims, most, deployment) for name in names]
-            parts.append(_mlp_or_linears(dense, names, [layer, *_combined(layer, each)], budgeted))
+            each = [_factorized(dense, name, dims, most, timed) for name in names]
+            parts.append(_mlp_or_linears(dense, names, [layer, *_combined(layer, each)], weigh))
     return parts
 
 
@@ -204,7 +208,7 @@ def _rank_variants(
 
 
 def _attention(
-    dense: ModelLayout, layers: Sequence[LayerLayout], deployment: Deployment | None
+    dense: ModelLayout, layers: Sequence[LayerLayout], weigh: Weigh | None
 ) -> PartCandidates:
     heads = dense.num_key_value_heads
 
@@ -218,7 +222,7 @@ def _attention(
             ]
         )
 
-    costs = _costs(dense, "self_attn.", layers, deployment)
+    costs = _costs(dense, "self_attn.", layers, weigh)
     return PartCandidates("self_attn.", layers, costs, of_layer, ("key", "value"))
 
 
@@ -226,7 +230,7 @@ def _mlp_or_linears(
     dense: ModelLayout,
     prefix: Prefix,
     layers: Sequence[LayerLayout],
-    deployment: Deployment | None,
+    weigh: Weigh | None,
 ) -> PartCandidates:
     """The candidates for the MLP, narrower or with factorized linears, or for linears alone."""
     fields = ("intermediate_size",) if prefix == "mlp." else ()
@@ -243,30 +247,44 @@ def _mlp_or_linears(
             found += np.where(of_name > 0, curves[f"rank.{name}"][of_name], 0.0)
         return found
 
-    return PartCandidates(
-        prefix, layers, _costs(dense, prefix, layers, deployment), of_layer, fields
-    )
+    return PartCandidates(prefix, layers, _costs(dense, prefix, layers, weigh), of_layer, fields)
 
 
 def _costs(
     dense: ModelLayout,
     prefix: Prefix,
     layers: Sequence[LayerLayout],
-    deployment: Deployment | None,
+    weigh: Weigh | None,
 ) -> Ints:
     """The costs [layers, budgets], as in `PartCandidates`."""
     columns = [[part_parameters(dense, layer, prefix) for layer in layers]]
     attends = prefix == "self_attn."
     columns.append([layer.kv_elements if attends else 0 for layer in layers])
-    if deployment is not None:
+    if weigh is not None:
         of_attention = (prefix if isinstance(prefix, str) else prefix[0]).startswith("self_attn.")
-        time = attention_microseconds if of_attention else mlp_microseconds
-        microseconds = partial(
-            time, dense, mix=deployment.mix, profile=deployment.profile, types=deployment.types
-        )
-        whole = microseconds(dense.layers[0])
-        columns.append([round(1000 * (microseconds(layer) - whole)) for layer in layers])
+        whole = weigh(of_attention, dense.layers[0])
+        columns.append([round(weigh(of_attention, layer) - whole) for layer in layers])
     return np.array(columns, dtype=np.int64).T
+
+
+def _weigher(
+    dense: ModelLayout, request: PlanRequest, deployment: Deployment | None
+) -> Weigh | None:
+    """What the request weighs beside its ratios, if anything."""
+    if deployment is None:
+        return None
+    if request.minimize == "bytes":
+        held = request.held_bytes(deployment)
+        return lambda of_attention, layer: held.of_layers(dense, [layer])
+    if not request.weighs_time:
+        return None
+    of = deployment
+
+    def nanoseconds(of_attention: bool, layer: LayerLayout) -> float:
+        time = attention_microseconds if of_attention else mlp_microseconds
+        return 1000 * time(dense, layer, of.mix, of.profile, of.types)
+
+    return nanoseconds
 
 
 def part_parameters(dense: ModelLayout, layer: LayerLayout, prefix: Prefix) -> int:

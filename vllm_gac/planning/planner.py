@@ -1,7 +1,7 @@
-"""The plan with the smallest expected loss within the budgets, or the fastest within a loss."""
+"""The plan with the smallest loss within the budgets, or with least time or bytes in a loss."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain, combinations
@@ -126,7 +126,7 @@ def best_plan(
     tolerance: float = 0.0,
     problems: Problems | None = None,
 ) -> Plan:
-    """Make the plan with the smallest loss within every budget, or the fastest within a loss.
+    """Make the plan with the smallest loss within every budget, or the least one within a loss.
 
     Args:
         model: The dense model.
@@ -166,10 +166,23 @@ def best_plan(
             "types": asdict(request.types),
         }
         | about_time
-        | ({"max_loss": request.max_loss} if request.max_loss is not None else {})
+        | _about_loss(request, problem, found.layers, model.layout)
         | ({"times": about} if about else {})
         | dict(notes or {}),
     )
+
+
+def _about_loss(
+    request: PlanRequest, problem: Problem, layers: Sequence[LayerLayout], dense: ModelLayout
+) -> dict[str, Any]:
+    """What the notes say of a loss that was asked for, and of bytes if these are the least."""
+    if request.max_loss is None:
+        return {}
+    about: dict[str, Any] = {"max_loss": request.max_loss}
+    if request.minimize == "bytes":
+        dense_bytes, used = (problem.minimized(of) for of in (dense.layers, layers))
+        about["bytes"] = {"dense": dense_bytes, "used": used}
+    return about
 
 
 def _no_slower_solution(
@@ -196,7 +209,7 @@ def _no_slower_solution(
     if time <= dense:
         return problem, found, about
     slower = f"{time:,.0f} us a step, {time / dense:.2f} times the dense model's {dense:,.0f}"
-    if not request.weighs_time and request.objective == "concave":
+    if not request.weighs_time and request.max_loss is None and request.objective == "concave":
         with suppress(PlanError):
             as_dense = replace(request, latency_ratio=1.0)
             limited, faster = _best_solution(as_dense, model, losses, tolerance, problems)
@@ -235,11 +248,7 @@ def _best_solution(
     if request.max_loss is None:
         return min(found, key=lambda one: one[1].loss)
 
-    def time_and_loss(one: tuple[Problem, Solution]) -> tuple[float, float]:
-        assert one[0].deployment is not None  # a request for the fastest plan has one
-        return one[0].deployment.nanoseconds(model.layout, one[1].layers), one[1].loss
-
-    return min(found, key=time_and_loss)
+    return min(found, key=lambda one: (one[0].minimized(one[1].layers), one[1].loss))
 
 
 def _time_budget(

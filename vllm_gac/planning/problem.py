@@ -41,8 +41,8 @@ class Solution:
     Attributes:
         layers: The layers of the model.
         loss: Their expected loss, in nats per token.
-        gap: No other choice is better by more than this, in nats per token, or in nanoseconds if
-            the fastest choice was sought.
+        gap: No other choice is better by more than this, in nats per token, or in nanoseconds or
+            bytes if these were to be the least.
         limited_by: For each budget, the budgets that keep the plan from using more of it.
     """
 
@@ -132,14 +132,14 @@ class Problem:
         self._check_time(unspent)
 
     def solve(self, losses: Losses, tolerance: float = 0.0) -> Solution:
-        """Find the choice with the smallest loss within every budget, or the fastest one.
+        """Find the choice with the smallest loss within every budget, or the least one in a loss.
 
         The time budget is checked on whole layers.
 
         Args:
             losses: The expected loss of every dim of every layer.
             tolerance: A choice is good enough if no other loses less by more than this. Of the
-                fastest choice, it is the share of the dense model's time.
+                least one, it is the share of the dense model's time or bytes.
 
         Raises:
             PlanError: If no plan is within the budgets, or none loses so little.
@@ -147,7 +147,7 @@ class Problem:
         values, limits = self._values(losses), dict(self._limits)
         self.check_feasible()
         if self._request.max_loss is not None:
-            return self._fastest(values, expected_for(self._request.max_loss), tolerance)
+            return self._least(values, expected_for(self._request.max_loss), tolerance)
         for _ in range(_ATTEMPTS):
             found = self._choose(values, limits, tolerance)
             if self.microseconds is None or self.deployment is None:
@@ -254,10 +254,17 @@ class Problem:
                 windows.append(np.flatnonzero(about if any(about) else np.ones(len(about))))
         return windows
 
-    def _fastest(self, by: _Values, most: float, tolerance: float) -> Solution:
-        """The choice that takes least time of those that lose at most `most` nats per token.
+    def minimized(self, layers: Sequence[LayerLayout]) -> float:
+        """What a request by a loss has the least of: nanoseconds of these layers, or bytes."""
+        assert self.deployment is not None  # such a request has one
+        if self._request.minimize == "time":
+            return self.deployment.nanoseconds(self._dense, layers)
+        return self._request.held_bytes(self.deployment).of_layers(self._dense, layers)
 
-        It is the same knapsack: the loss is a budget, and the time that is saved is the value.
+    def _least(self, by: _Values, most: float, tolerance: float) -> Solution:
+        """The choice that has the least of those that lose at most `most` nats per token.
+
+        It is the same knapsack: the loss is a budget, and what is saved is the value.
         """
         parts = [part for part in self._parts for _ in self._dense.layers]
         losses = [
@@ -272,8 +279,7 @@ class Problem:
         budgets = dict(zip(self._limits, unspent, strict=True)) | {"loss": int(most / _NATS)}
         columns = tight(costs, budgets)
         few = [cost[:, list(columns.values())] for cost in costs]
-        assert self.deployment is not None  # a request for the fastest plan has one
-        whole = self.deployment.nanoseconds(self._dense, self._dense.layers)
+        whole = self.minimized(self._dense.layers)
         try:
             within = {name: budgets[name] for name in columns}
             chosen, gap = choose(few, values, within, tolerance=tolerance * whole)

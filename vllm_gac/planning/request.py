@@ -5,7 +5,7 @@ Every field of `PlanRequest` is also an option of the command line (`vllm_gac.op
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from vllm_gac.alignment.rules import LINEAR_MULTIPLES, STRATEGIES, quantized_as
 from vllm_gac.errors import PlanError
@@ -17,10 +17,13 @@ from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
 from vllm_gac.layout.schema import METHODS, Strategy
 from vllm_gac.options import option, refuse_unexpected
 from vllm_gac.planning.allowed_dims import AllowedDims
+from vllm_gac.planning.held_bytes import HeldBytes
 
 # Where the losses of ranks come from: probes of whole layers, or one backward pass.
 RankLossSource: TypeAlias = Literal["probe", "kfac"]
 Objective: TypeAlias = Literal["concave", "linear"]
+# What a plan within a loss has least of.
+Minimized: TypeAlias = Literal["time", "bytes"]
 
 # The options that describe the steps of a deployment. `BatchMix` has the same names.
 _BATCH_MIX = ("decode_batch", "decode_context", "prefill_tokens")
@@ -37,9 +40,10 @@ class PlanRequest:
     Ratios are shares of the dense model, above 0 and at most 1. The time is that of all decoder
     layers in a mean step, predicted from the profile of `gpu`. It is a budget only if `latency`
     (in microseconds) or `latency_ratio` is given. With `max_loss`, the plan is the fastest one that
-    is expected to lose at most this share of the perplexity, and ratios are further budgets. The
-    deployment is known if `gpu`, one of these three or an option of the batch is given. In that
-    case the plan has no dim that takes as long as a larger one.
+    is expected to lose at most this share of the perplexity, and ratios are further budgets; if
+    `minimize` is "bytes", it is the one with the fewest bytes of weights and cache. The deployment
+    is known if `gpu`, one of these three or an option of the batch is given. In that case the plan
+    has no dim that takes as long as a larger one, unless it is to have the fewest bytes.
 
     Examples:
         >>> import vllm_gac
@@ -69,6 +73,16 @@ class PlanRequest:
             "that are given are kept to, too",
             kind="loss",
             group="first",
+        ),
+    )
+    minimize: Minimized = field(
+        default="time",
+        kw_only=True,
+        metadata=option(
+            "--minimize",
+            "what --max-loss asks for the least of: predicted time, or bytes of the weights and of "
+            "the KV cache of all sequences (--decode-batch, --decode-context); default: time",
+            choices=get_args(Minimized),
         ),
     )
     methods: Sequence[str] = field(
@@ -216,6 +230,11 @@ class PlanRequest:
                 "max_loss finds the fastest model, so that a limit of time has no effect; leave "
                 "out latency and latency_ratio, or max_loss"
             )
+        if self.max_loss is None and self.minimize != "time":
+            raise PlanError(
+                f"minimize {self.minimize} has no effect without max_loss; param_ratio and "
+                "kv_ratio limit bytes"
+            )
         if self.max_loss is not None and self.objective != "concave":
             raise PlanError(
                 f"objective {self.objective} is for budgets alone; leave it out, or max_loss"
@@ -227,7 +246,8 @@ class PlanRequest:
     @property
     def keeps_everything(self) -> bool:
         """Whether the request allows the whole dense model."""
-        return self.param_ratio == self.kv_ratio == 1 and not self.weighs_time
+        limits_nothing = self.max_loss is None and not self.limits_time
+        return self.param_ratio == self.kv_ratio == 1 and limits_nothing
 
     @property
     def limits_time(self) -> bool:
@@ -237,7 +257,7 @@ class PlanRequest:
     @property
     def weighs_time(self) -> bool:
         """Whether time has a budget, or is to be the shortest."""
-        return self.limits_time or self.max_loss is not None
+        return self.limits_time or (self.max_loss is not None and self.minimize == "time")
 
     @property
     def allows_dense_attention(self) -> bool:
@@ -262,7 +282,7 @@ class PlanRequest:
             ProfileError: If there is no profile of the GPU.
         """
         mix = {name: size for name in _BATCH_MIX if (size := getattr(self, name)) is not None}
-        if self.gpu is None and not mix and not self.weighs_time:
+        if self.gpu is None and not mix and self.max_loss is None and not self.limits_time:
             return None
         return Deployment(read_profile(self.gpu or DEFAULT_GPU), BatchMix(**mix), self.types)
 
@@ -273,6 +293,10 @@ class PlanRequest:
             "fp8" if self.quantization in _MEASURED_FP8 else "bf16",
             "fp8" if self.kv_cache_dtype == "fp8" else "bf16",
         )
+
+    def held_bytes(self, deployment: Deployment) -> HeldBytes:
+        """What numbers take in this deployment."""
+        return HeldBytes.of(self.quantization, self.kv_cache_dtype, deployment.mix)
 
     def about_times(self, profile: GpuProfile) -> list[str]:
         """What is to be known about times that `profile` predicts for this request."""

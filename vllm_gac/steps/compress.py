@@ -206,20 +206,24 @@ def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTri
     most = min(math.expm1(math.log1p(request.max_loss) / (1 - regained)), 0.99)
     with suppress(PlanError):
         known = replace(request, sensitivity="probe", max_loss=most)
-        time = prior_plan(checkpoint, known).nanoseconds
-        assert time is not None
+        plan = prior_plan(checkpoint, known)
+        if (held := plan.notes.get("bytes")) is not None:
+            what, share = "weights and cache", held["used"] / held["dense"]
+        else:
+            assert plan.nanoseconds is not None
+            what, share = "a step", plan.nanoseconds.used / plan.nanoseconds.dense
         gain = (
-            "by what other models lose, a step may take "
-            f"{time.used / time.dense:.0%} of the dense model's time"
+            f"by what other models lose, {what} may take {share:.0%} of the dense model's "
+            f"{request.minimize}"
         )
-    healed = ""
+    sought, healed = "fastest" if request.minimize == "time" else "smallest", ""
     if healing is not None:
         healed = (
             f", each after a healing on {healing.tokens:,} tokens, which for the first of them is "
             f"assumed to win back {regained:.0%} of the loss, as in the project's trials"
         )
     return (
-        f"the fastest model whose perplexity is at most {request.max_loss:.2%} higher: one "
+        f"the {sought} model whose perplexity is at most {request.max_loss:.2%} higher: one "
         f"calibration, then up to {MAX_TRIES} models are written and measured{healed}; {gain}; "
         f"this model's own losses decide (predicted for {request.deployment()})"
     )

@@ -1,4 +1,4 @@
-"""The fastest model whose measured loss is within the asked one.
+"""The fastest or smallest model whose measured loss is within the asked one.
 
 A plan is made for an expected loss, the model is written and compared with the dense one on
 held-out text, and the next plan may lose more or less, until what is measured is near what was
@@ -58,7 +58,7 @@ def reach_loss(
     measure: Callable[[Path], Comparison],
     healing: HealingTries | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
-    """Write the fastest model that is measured to lose at most `request.max_loss`.
+    """Write the fastest or smallest model that is measured to lose at most `request.max_loss`.
 
     It becomes model/ in the `workspace`. With `healing`, models are healed before they are
     measured. Returns its plan, and what config.json says of the loss. Raises PlanError if no model
@@ -87,6 +87,7 @@ def reach_loss(
         assert plan.nanoseconds is not None
         assert plan.expected_loss is not None
         assert found.interval is not None
+        held = plan.notes.get("bytes")
         one = Try(
             planned_for=allowed,
             expected_loss=plan.expected_loss,
@@ -97,6 +98,7 @@ def reach_loss(
             tokens=found.tokens,
             layers=layers,
             unhealed=unhealed,
+            bytes=None if held is None else held["used"] / held["dense"],
         )
         tries.append(one)
         write_json(workspace / _TRIES, {"tries": [asdict(each) for each in tries]})
@@ -171,7 +173,7 @@ def _product(workspace: Path, tries: Sequence[Try], one: Try) -> Path:
 
 def _best(most: float, tries: Sequence[Try]) -> Try | None:
     within = [one for one in tries if math.log(one.high) <= most]
-    return min(within, key=lambda one: (one.time, one.high), default=None)
+    return min(within, key=lambda one: (one.size, one.high), default=None)
 
 
 def _remove_all_but(best: Try | None, tries: Sequence[Try], workspace: Path) -> None:

@@ -18,6 +18,7 @@ class Try:
         tokens: How many tokens of held-out text were predicted.
         layers: Its layers, as plan.json has them.
         unhealed: The ratio before it was healed; None: it was not healed.
+        bytes: Its bytes of weights and cache, as a share, if these were to be the fewest.
     """
 
     planned_for: float
@@ -29,6 +30,17 @@ class Try:
     tokens: int
     layers: list[Any]
     unhealed: float | None = None
+    bytes: float | None = None
+
+    @property
+    def size(self) -> float:
+        """What was to be the least, as a share of the dense model's."""
+        return self.time if self.bytes is None else self.bytes
+
+    @property
+    def minimized(self) -> str:
+        """What that is."""
+        return "predicted time" if self.bytes is None else "bytes of weights and cache"
 
 
 def described(one: Try) -> str:
@@ -37,5 +49,5 @@ def described(one: Try) -> str:
     before = "" if one.unhealed is None else f", {100 * (one.unhealed - 1):.2f} % before healing,"
     return (
         "perplexity {} % higher (95 %: {} to {} %)".format(*percent)
-        + f"{before} at {one.time:.1%} of the dense model's predicted time"
+        + f"{before} at {one.size:.1%} of the dense model's {one.minimized}"
     )

@@ -1,4 +1,4 @@
-"""Draw what was tried for an asked loss: measured loss against predicted time."""
+"""Draw what was tried for an asked loss: measured loss against predicted time, or bytes."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _MAX_TICKS = 7
 def draw_tries(asked: float, best: Try, tries: Sequence[Try]) -> Picture:
     """Draw every try with its interval, what was expected, the asked loss, and the chosen model.
 
-    To the left is faster, below is less loss. The dense model is where time is 100 % and loss 0.
+    To the left is faster or smaller, below is less loss. The dense model is at 100 % and loss 0.
 
     Args:
         asked: The most that the perplexity may be higher by, as a share.
@@ -27,9 +27,9 @@ def draw_tries(asked: float, best: Try, tries: Sequence[Try]) -> Picture:
     """
     expected = sorted(
         [(1.0, 0.0)]
-        + [(one.time, math.expm1(USUALLY_OVER_EXPECTED * one.expected_loss)) for one in tries]
+        + [(one.size, math.expm1(USUALLY_OVER_EXPECTED * one.expected_loss)) for one in tries]
     )
-    across = _Axis.over([time for time, _ in expected], _LEFT, _RIGHT)
+    across = _Axis.over([size for size, _ in expected], _LEFT, _RIGHT)
     ends = [ratio - 1 for one in tries for ratio in (one.low, one.high, one.unhealed or one.high)]
     up = _Axis.over([asked, *ends, *(loss for _, loss in expected)], _BOTTOM, _TOP)
     parts: list[Shape] = []
@@ -42,18 +42,18 @@ def draw_tries(asked: float, best: Try, tries: Sequence[Try]) -> Picture:
         parts += [Line(((_LEFT, y), (_RIGHT, y)), _GRID, 1)]
         parts += [_text(_LEFT - 34, y + 4, f"{100 * value:g} %", middle=True)]
     parts += [
-        Line([(across.place(time), up.place(loss)) for time, loss in expected], _EXPECTED),
+        Line([(across.place(size), up.place(loss)) for size, loss in expected], _EXPECTED),
         Line(((_LEFT, up.place(asked)), (_RIGHT, up.place(asked))), _ASKED, dashed=True),
     ]
     for number, one in enumerate(tries, start=1):
-        x, colour = across.place(one.time), _CHOSEN if one is best else _MEASURED
+        x, colour = across.place(one.size), _CHOSEN if one is best else _MEASURED
         low, y, high = (up.place(ratio - 1) for ratio in (one.low, one.ratio, one.high))
         parts += [Line(((x, low), (x, high)), colour, 2)]
         parts += [Line(((x - 5, end), (x + 5, end)), colour, 2) for end in (low, high)]
         parts += [Box(x - 4, y - 4, 8, 8, colour), _text(x + 9, y + 4, str(number))]
         if one.unhealed is not None:
             parts += [Box(x - 3, up.place(one.unhealed - 1) - 3, 6, 6, _UNHEALED)]
-    parts += _legend(asked, any(one.unhealed is not None for one in tries))
+    parts += _legend(asked, best.minimized, any(one.unhealed is not None for one in tries))
     return Picture(_WIDTH, _HEIGHT, parts)
 
 
@@ -82,11 +82,9 @@ class _Axis:
         return self._begin + share * (self._end - self._begin)
 
 
-def _legend(asked: float, healed: bool) -> list[Shape]:
+def _legend(asked: float, minimized: str, healed: bool) -> list[Shape]:
     """The title, what each colour means, and the names of the axes."""
-    parts: list[Shape] = [
-        Text(_LEFT, 24, "Loss against predicted time of a step", 15, _INK, middle=False)
-    ]
+    parts: list[Shape] = [Text(_LEFT, 24, f"Loss against {minimized}", 15, _INK, middle=False)]
     unhealed = " before healing" if healed else ""
     meanings = [
         (_CHOSEN, "this model, measured, with its 95 % interval"),
@@ -102,7 +100,7 @@ def _legend(asked: float, healed: bool) -> list[Shape]:
     return [
         *parts,
         _text(_LEFT - 60, _TOP - 12, "perplexity higher by"),
-        _text(middle, _HEIGHT - 14, "predicted time, of the dense model's", middle=True),
+        _text(middle, _HEIGHT - 14, f"{minimized}, of the dense model's", middle=True),
     ]
 
 
