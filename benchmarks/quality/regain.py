@@ -249,13 +249,19 @@ def _measure(size: str, gpu: str, text: Path, rows: Rows, args: argparse.Namespa
         "trained_tokens": run["trained_tokens"],
     }
 
+    faults: list[BaseException] = []
+
     def missing(tasks: Iterable[Task]) -> list[Task]:
         return [task for task in tasks if rows.lacks(task, run["weights_sha256"])]
 
     def measure(tasks: Iterable[Task], pool: ProcessPoolExecutor) -> None:
         running: list[Future[dict[str, Any]]] = [pool.submit(_row, t) for t in missing(tasks)]
         for done in as_completed(running):
-            rows.add(done.result() | facts)
+            if (fault := done.exception()) is None:
+                rows.add(done.result() | facts)
+            else:  # the others go on
+                faults.append(fault)
+                print(f"{size}: {fault!r}", flush=True)
 
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.workers, spawn, initializer=_begin, initargs=(gpu,)) as pool:
@@ -265,6 +271,8 @@ def _measure(size: str, gpu: str, text: Path, rows: Rows, args: argparse.Namespa
             rows.add(dense.result() | facts)
         measure(_compressed(task, args.forms), pool)
         measure(_healed(task, args), pool)
+    if faults:
+        raise faults[0]
 
 
 def _compressed(task: Task, forms: Sequence[str]) -> list[Task]:
