@@ -1,26 +1,34 @@
 """What is said before a healing is what the committed trials found."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from vllm_gac.steps.healing_expectation import TRIALS, expectation
+from vllm_gac.steps.healing_expectation import TRIALS, advice, expectation, usually_regained
 
 QUALITY = Path(__file__).parents[2] / "benchmarks" / "results" / "quality"
 
 
 def test_the_trials_are_those_of_the_pages() -> None:
-    found: dict[int, list[float]] = {}
+    found: dict[int, list[tuple[float, float]]] = {}
     for page in ("healing", "healing_cpu"):
-        for budget in json.loads((QUALITY / f"{page}.json").read_text())["budgets"].values():
+        result = json.loads((QUALITY / f"{page}.json").read_text())
+        for budget in result["budgets"].values():
+            lost = math.log(budget["compressed"] / result["dense"])
             for done in budget["ways"].values():
                 before, after = done["divergence"]
-                found.setdefault(done["tokens"], []).append(1 - after / before)
-    for tokens, least, most in TRIALS:
-        assert least == pytest.approx(min(found[tokens]), abs=0.01)
-        assert most == pytest.approx(max(found[tokens]), abs=0.01)
-        assert least <= min(found[tokens]) <= max(found[tokens]) <= most
+                won = math.log(budget["compressed"] / done["perplexity"])
+                shares = (1 - after / before, won / lost)
+                found.setdefault(done["tokens"], []).append(shares)
+    assert found.keys() == {trial.tokens for trial in TRIALS}
+    for trial in TRIALS:
+        of_trial = zip(*found[trial.tokens], strict=True)
+        for (least, most), shares in zip((trial.divergence, trial.loss), of_trial, strict=True):
+            assert least == pytest.approx(min(shares), abs=0.01)
+            assert most == pytest.approx(max(shares), abs=0.01)
+            assert least <= min(shares) <= max(shares) <= most
 
 
 @pytest.mark.parametrize(
@@ -33,3 +41,22 @@ def test_the_trials_are_those_of_the_pages() -> None:
 )
 def test_it_is_that_of_the_trials_around_it(tokens: int, said: str) -> None:
     assert expectation(tokens).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rose", "said"),
+    [
+        (100_000, False, "give --tokens 2000000 or more, and as much text (there 49% to 56%)"),
+        (100_000, True, ", or --learning-rate 2e-05"),
+        (5_000_000, False, "give more or other text"),
+        (5_000_000, True, "give more or other text, or --learning-rate 2e-05"),
+    ],
+)
+def test_who_won_nothing_is_told_what_to_do(tokens: int, rose: bool, said: str) -> None:
+    assert advice(tokens, 8e-5, rose).endswith(said)
+
+
+def test_few_tokens_are_assumed_to_win_back_little_of_a_loss() -> None:
+    assert 0 <= usually_regained(512) < 0.05
+    assert 0.05 < usually_regained(100_000) < 0.1
+    assert 0.5 < usually_regained(10**8) < 0.6

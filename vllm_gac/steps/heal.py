@@ -36,12 +36,15 @@ from vllm_gac.steps.calibration_text import given_files
 from vllm_gac.steps.heal_choices import choices
 from vllm_gac.steps.heal_inputs import HealInputs
 from vllm_gac.steps.heal_request import HealRequest
-from vllm_gac.steps.healing_expectation import expectation
+from vllm_gac.steps.healing_expectation import advice, expectation
 from vllm_gac.steps.model_card import healed_card
 from vllm_gac.steps.model_run import Output
 from vllm_gac.steps.rewritten import write_beside
 
 logger = logging.getLogger(__name__)
+
+# In nats per token. What is less is the rounding of weights to 16 bits.
+_NOTHING_LOST = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,7 @@ def heal(
             if guard.best_step == 0:
                 if processes.is_first:
                     state.unlink(missing_ok=True)  # the same run would end in the same way
-                raise NotHealedError(_no_better(inputs.student, guard))
+                raise NotHealedError(_no_better(inputs.student, guard, steps, inputs.length))
         healed = _healed(guard, steps.batch * inputs.length, request.lora_rank)
         rest = weights.stored_rest()
         if processes.is_first:
@@ -240,17 +243,34 @@ def _announcement(
     )
 
 
-def _no_better(student: Checkpoint, guard: Guard) -> str:
-    measured = [found for _, found, _ in guard.curve if math.isfinite(found)]
-    after = (
-        f"and by {min(measured):.4f} at best after training"
-        if measured
-        else "and after training that is not finite"
-    )
+def _no_better(student: Checkpoint, guard: Guard, steps: Schedule, length: int) -> str:
+    """What happened, what was to be expected, and what to do."""
+    before, finite = guard.before, [found for found in guard.curve if math.isfinite(found[1])]
+    nothing = f"{student.directory}: has not become better, so nothing was written"
+    if before.divergence < _NOTHING_LOST:
+        return (
+            f"{nothing}: it predicts what its teacher does, up to {before.divergence:.1g} nats per "
+            "token of the held-out text; nothing is left to heal"
+        )
+    _, divergence, loss = min(finite, key=lambda found: found[1], default=(0, math.inf, math.inf))
+    if not finite:
+        what = "its divergence from the teacher is not finite"
+    elif divergence < before.divergence:
+        what = (
+            f"it diverges less from the teacher, by {divergence:.4g} nats per token of the "
+            f"held-out text instead of {before.divergence:.4g}, but predicts that text worse: a "
+            f"loss of {loss:.4g}, {before.loss:.4g} before"
+        )
+    else:
+        what = (
+            f"it diverges from the teacher by {divergence:.4g} nats per token of the held-out text "
+            f"at best, and by {before.divergence:.4g} before"
+        )
+    tokens = steps.steps * steps.batch * length
     return (
-        f"{student.directory}: has not become better, so nothing was written: it diverges from the "
-        f"teacher by {guard.before.divergence:.4f} nats per token of the held-out text, {after}; "
-        "give more or other text, or another --learning-rate"
+        f"{nothing}: after training on {tokens:,} tokens at a learning rate of "
+        f"{steps.learning_rate:g}, {what}; {expectation(tokens)}; "
+        f"{advice(tokens, steps.learning_rate, divergence >= before.divergence)}"
     )
 
 

@@ -1,24 +1,42 @@
 """What a healing of so many tokens can be expected to win, by the project's own trials."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-# Tokens, and the least and most of the demo model's divergence from its teacher that was gone after
-# them, in all trials of benchmarks/results/quality/healing.md and healing_cpu.md.
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The least and the most that healings of the demo model won back, as shares.
+
+    Attributes:
+        tokens: Tokens that they were trained on.
+        divergence: Of the divergence from the teacher.
+        loss: Of what held-out text had lost, in nats.
+    """
+
+    tokens: int
+    divergence: tuple[float, float]
+    loss: tuple[float, float]
+
+
+# All trials of benchmarks/results/quality/healing.md and healing_cpu.md.
 TRIALS = (
-    (24_576, 0.03, 0.07),
-    (94_208, 0.02, 0.14),
-    (245_760, 0.05, 0.25),
-    (499_712, 0.37, 0.38),
-    (1_996_800, 0.49, 0.56),
+    Trial(24_576, (0.03, 0.07), (0.0, 0.05)),
+    Trial(94_208, (0.02, 0.14), (0.0, 0.08)),
+    Trial(245_760, (0.05, 0.25), (-0.05, 0.19)),
+    Trial(499_712, (0.37, 0.38), (0.39, 0.4)),
+    Trial(1_996_800, (0.49, 0.56), (0.49, 0.59)),
 )
 _FEW = 200_000
+_MANY = 2_000_000
 
 
 def expectation(tokens: int) -> str:
-    """One sentence for a user who is about to train on so many tokens."""
+    """One sentence for a user who trains on so many tokens."""
     around = _around(tokens)
-    count = " to ".join(f"{trial[0]:,}" for trial in around)
-    least, most = _range(around)
+    count = " to ".join(f"{trial.tokens:,}" for trial in around)
+    least, most = _range([trial.divergence for trial in around])
     return (
         f"{'so few tokens win little: ' if tokens < _FEW else ''}in the project's trials, {count} "
         f"tokens took {least:.0%} to {most:.0%} of the divergence of the demo model, of 11 million "
@@ -26,21 +44,35 @@ def expectation(tokens: int) -> str:
     )
 
 
+def advice(tokens: int, learning_rate: float, rose: bool) -> str:
+    """What to do after a healing that has won nothing, as the end of a sentence.
+
+    Args:
+        tokens: Tokens that it was trained on.
+        learning_rate: The highest one.
+        rose: Whether the divergence was above the input's, or not finite, in all measurements.
+    """
+    least, most = TRIALS[-1].divergence
+    enough = f"give --tokens {_MANY} or more, and as much text (there {least:.0%} to {most:.0%})"
+    first = enough if tokens < TRIALS[-1].tokens else "give more or other text"
+    return f"{first}, or --learning-rate {learning_rate / 4:.1g}" if rose else first
+
+
 def usually_regained(tokens: int) -> float:
     """The share of a loss that a healing of so many tokens is assumed to win back.
 
-    It is the middle of the trials' range of divergence, which a loss follows.
+    It is the middle of the trials' range.
     """
-    return sum(_range(_around(tokens))) / 2
+    return sum(_range([trial.loss for trial in _around(tokens)])) / 2
 
 
-def _around(tokens: int) -> list[tuple[int, float, float]]:
+def _around(tokens: int) -> list[Trial]:
     """The trials of the next fewer and the next more tokens."""
     for before, after in pairwise(TRIALS):
-        if before[0] <= tokens < after[0]:
+        if before.tokens <= tokens < after.tokens:
             return [before, after]
-    return [TRIALS[0]] if tokens < TRIALS[0][0] else [TRIALS[-1]]
+    return [TRIALS[0]] if tokens < TRIALS[0].tokens else [TRIALS[-1]]
 
 
-def _range(trials: list[tuple[int, float, float]]) -> tuple[float, float]:
-    return min(trial[1] for trial in trials), max(trial[2] for trial in trials)
+def _range(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return min(least for least, _ in ranges), max(most for _, most in ranges)

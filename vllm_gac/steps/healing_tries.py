@@ -1,5 +1,6 @@
 """Heal each model that is tried for a loss, before it is measured."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from vllm_gac.errors import CheckpointError, HealingError, NotHealedError
 from vllm_gac.steps.heal import heal
 from vllm_gac.steps.heal_request import HealRequest
 from vllm_gac.steps.healing_expectation import usually_regained
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class HealingTries:
                 resume=True,
                 progress=self.progress,
             )
-        except NotHealedError:
+        except NotHealedError as e:
+            logger.warning("is measured as it was compressed: %s", e)
             return False
         return True
