@@ -22,6 +22,16 @@ def test_the_trials_are_those_of_the_pages() -> None:
                 won = math.log(budget["compressed"] / done["perplexity"])
                 shares = (1 - after / before, won / lost)
                 found.setdefault(done["tokens"], []).append(shares)
+    result = json.loads((QUALITY / "healing_together_h100.json").read_text())
+    for model in result["models"].values():
+        done = model["runs"]["one"]
+        won, lost = (
+            done["before"]["loss"] - x for x in (done["after"]["loss"], done["teacher_loss"])
+        )
+        shares = (1 - done["after"]["divergence"] / done["before"]["divergence"], won / lost)
+        nearest = min(found, key=lambda tokens: abs(tokens - done["tokens"]))
+        assert nearest == pytest.approx(done["tokens"], rel=0.01)
+        found[nearest].append(shares)
     assert found.keys() == {trial.tokens for trial in TRIALS}
     for trial in TRIALS:
         of_trial = zip(*found[trial.tokens], strict=True)
@@ -36,7 +46,7 @@ def test_the_trials_are_those_of_the_pages() -> None:
     [
         (512, "so few tokens win little: in the project's trials, 24,576 tokens took 3% to 7% of"),
         (300_000, "in the project's trials, 245,760 to 499,712 tokens took 5% to 38% of"),
-        (10**9, "in the project's trials, 1,996,800 tokens took 49% to 56% of the divergence"),
+        (10**9, "in the project's trials, 1,996,800 tokens took 29% to 56% of the divergence"),
     ],
 )
 def test_it_is_that_of_the_trials_around_it(tokens: int, said: str) -> None:
@@ -46,7 +56,7 @@ def test_it_is_that_of_the_trials_around_it(tokens: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("tokens", "rose", "said"),
     [
-        (100_000, False, "give --tokens 2000000 or more, and as much text (there 49% to 56%)"),
+        (100_000, False, "give --tokens 2000000 or more, and as much text (there 29% to 56%)"),
         (100_000, True, ", or --learning-rate 2e-05"),
         (5_000_000, False, "give more or other text"),
         (5_000_000, True, "give more or other text, or --learning-rate 2e-05"),
@@ -59,4 +69,4 @@ def test_who_won_nothing_is_told_what_to_do(tokens: int, rose: bool, said: str) 
 def test_few_tokens_are_assumed_to_win_back_little_of_a_loss() -> None:
     assert 0 <= usually_regained(512) < 0.05
     assert 0.05 < usually_regained(100_000) < 0.1
-    assert 0.5 < usually_regained(10**8) < 0.6
+    assert 0.35 < usually_regained(10**8) < 0.45
