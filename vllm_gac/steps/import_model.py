@@ -17,28 +17,18 @@ import torch
 from vllm_gac.checkpoint.atomic_files import write_bytes, write_json, write_text
 from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.dtypes import WEIGHT_DTYPES, WeightDtype
-from vllm_gac.checkpoint.headers import refuse_escape
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
-from vllm_gac.checkpoint.open import Checkpoint, faults
-from vllm_gac.checkpoint.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
-from vllm_gac.checkpoint.pickles.torch_file import open_torch_file
+from vllm_gac.checkpoint.open import faults
 from vllm_gac.checkpoint.writer import companions_of, copy_companions, size_and_time
 from vllm_gac.errors import CheckpointError
-from vllm_gac.errors.shown import shown
-from vllm_gac.importers import llm_pruner, svd_llm
-from vllm_gac.importers.imported import Format, Imported, Source
-from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.importers.pickled_companions import pickled_companions
-from vllm_gac.importers.pickled_model import open_pickled_model
+from vllm_gac.importers.imported import Format, Imported
+from vllm_gac.importers.open_source import open_source
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.foreign import not_a_directory, without_config
 from vllm_gac.layout.names import VERSION
 from vllm_gac.steps.import_request import ImportRequest
 from vllm_gac.steps.model_card import imported_card
 from vllm_gac.steps.model_run import Output
-
-_PICKLES = (".bin", ".pt", ".pth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +93,22 @@ def import_model(
     inputs = [source] if base is None else [source, base]
     output = Output(Path(out), "import", inputs, resume, overwrite)
     output.check()
-    pickle = _pickle_of(source)
-    if pickle is not None and is_state_dict(open_torch_file(pickle)):
-        source, pickle = _directory_of(pickle), None
-    model, companions = _open(source, pickle, base)
+    model, companions = open_source(source, base)
+    if not isinstance(model, Imported):
+        what = "compressed already" if model.config.gac else "a dense model"
+        raise CheckpointError(f"{source}: {what}: nothing to convert, it is served as it is")
     if request.format not in ("auto", model.format):
         raise CheckpointError(f"{source}: is in the format {model.format}, not {request.format}")
     for fault in faults(model):
         raise CheckpointError(fault)
-    if (base or source).is_dir():
-        companions_of(base or source)  # refuses files that cannot be copied before the work begins
+    beside = base or (source if model.originals else model.directory)
+    if beside.is_dir():
+        companions_of(beside)  # refuses files that cannot be copied before the work begins
     stored = request.dtype or _widest(model)
     with output.run(_record(model, base, stored)) as run:
         if not run.finished:
             _write_shards(model, stored, run.model, progress)
-            _write_companions(model, stored, companions, base or source, run.model)
+            _write_companions(model, stored, companions, beside, run.model)
         return Conversion(model.format, model.layout, stored, _has_tokenizer(run.model))
 
 
@@ -130,77 +121,6 @@ def _record(model: Imported, base: Path | None, dtype: WeightDtype) -> dict[str,
         "config_sha256": hashlib.sha256(json.dumps(model.raw_config).encode()).hexdigest(),
         "base": str(base) if base else None,
     }
-
-
-def _open(
-    source: Path, pickle: Path | None, base: Path | None
-) -> tuple[Imported, Mapping[str, bytes]]:
-    """The model in `pickle`, or else in `source`; and files that were pickled with it, by name."""
-    if base is not None and not base.is_dir():
-        raise CheckpointError(f"{base}: {not_a_directory(base)}")
-    if pickle is not None:
-        whole = open_pickled_model(pickle, base)
-        importer = svd_llm if svd_llm.wrote(whole) else llm_pruner
-        return importer.read(whole), {} if base else pickled_companions(whole)
-    _, model = open_any_format(source)
-    pickled = any(info.file.endswith(".bin") for info in model.tensors.values())
-    if model.config.gac is None and not isinstance(model, Imported) and pickled:
-        return _dense(model), {}
-    if not isinstance(model, Imported):
-        what = "compressed already" if model.config.gac else "a dense model"
-        raise CheckpointError(f"{source}: {what}: nothing to convert, it is served as it is")
-    return model, {}
-
-
-def _pickle_of(source: Path) -> Path | None:
-    """The single pickle that `source` is or holds; None if it has safetensors, which are used."""
-    if source.suffix == ".safetensors":
-        raise CheckpointError(f"{source}: one file of a model; give the directory that it is in")
-    if source.is_dir() and (fault := without_config(source)):
-        raise CheckpointError(f"{source}: {fault}")
-    if not source.is_dir():
-        if not source.exists() or source.suffix == ".gguf":
-            raise CheckpointError(f"{source}: {not_a_directory(source)}")
-        return source
-    if any(source.glob("*.safetensors*")) or (source / INDEX_FILE).exists():
-        return None
-    pickles = sorted(path for path in source.iterdir() if path.suffix in _PICKLES)
-    if len(pickles) > 1 and pickles == state_dict_files(source):
-        return None  # shards without an index
-    if len(pickles) > 1:
-        names = ", ".join(shown(path.name) for path in pickles[:3])
-        raise CheckpointError(f"{source}: holds {len(pickles)} pickles ({names}...); name one")
-    if not pickles:
-        return None
-    refuse_escape(source, pickles[0])
-    return pickles[0]
-
-
-def _directory_of(pickle: Path) -> Path:
-    """The model directory of a state dict."""
-    if pickle not in state_dict_files(pickle.parent):
-        raise CheckpointError(
-            f"{pickle}: tensors without a model; put it beside the model's config.json as "
-            "pytorch_model.bin, and give that directory"
-        )
-    return pickle.parent
-
-
-def _dense(model: Checkpoint) -> Imported:
-    """A dense model in state dicts, whose tensors are stored unchanged as safetensors."""
-    shapes = model.layout.tensors()
-    tied = {"lm_head.weight"} if model.layout.tie_word_embeddings else set()
-    return Imported(
-        format="dense",
-        directory=model.directory,
-        raw_config=model.raw_config,
-        config=model.config,
-        layout=model.layout,
-        tensors=model.tensors,
-        sources={name: Source((name,)) for name in shapes},
-        expected=shapes,
-        unused=frozenset(tied),
-    )
 
 
 def _widest(model: Imported) -> WeightDtype:
