@@ -10,6 +10,7 @@ import torch
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import MISTRAL, assert_same_logits, write
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
+from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import layout_of
@@ -199,3 +200,27 @@ def test_other_models_that_palu_compresses_are_refused(tmp_path: Path) -> None:
     written["model_type"] = "paluqwen2"
     with pytest.raises(CheckpointError, match=r"a tool's name of Llama .* got 'paluqwen2'"):
         inspect(write(tmp_path, written, model))
+
+
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [
+        (192, None),
+        (256, "1,536 numbers per token; this has 1,024, the dense model 2,048."),
+        (320, "2,048 numbers per token; this has 1,280, the dense model 2,048."),
+    ],
+)
+def test_an_import_says_what_a_gpu_keeps_of_groups_of_four(
+    rank: int, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = config(num_attention_heads=8, num_key_value_heads=8, head_dim=128, num_hidden_layers=1)
+    written, model = palu(raw, ranks_of([([rank] * 2, [rank] * 2)]))
+    source = write(tmp_path / "palu", written, model)
+    assert main(["import", str(source), str(tmp_path / "out"), "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    if said is None:
+        assert "cannot serve" not in printed
+    else:
+        assert "H100 or H200 cannot serve this: layer 0: latent keys: the up-projections" in printed
+        assert f"Serve {source} there" in printed
+        assert said in printed

@@ -3,15 +3,12 @@
 The front-end process calls these functions, so they do not initialize CUDA.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm.platforms import current_platform
 
-from vllm_gac.alignment.rules import align
 from vllm_gac.errors import CheckpointError, GacError
-from vllm_gac.gpu.attention_choice import LARGEST_HEAD
+from vllm_gac.gpu import decode_fit
 from vllm_gac.kernels.gpu_limits import HOPPER
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -27,12 +24,8 @@ def gpu_capability() -> tuple[int, int]:
 
 
 def fits_decode_kernel(layout: ModelLayout, layer: LayerLayout) -> bool:
-    """Whether our kernels can run the attention of `layer`, with any cache dtype."""
-    try:
-        _check(layout, layer, queries=1, itemsizes=(1, 2))
-    except GacError:
-        return False
-    return max(layout.query_size(layer), align(layer.value.size, "optimal")) <= LARGEST_HEAD
+    """Whether our kernels can run the attention of `layer` here, with any cache dtype."""
+    return decode_fit.fits_decode_kernel(layout, layer, gpu_capability())
 
 
 def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
@@ -46,7 +39,7 @@ def check_decode_kernel(vllm_config: "VllmConfig", layout: ModelLayout) -> None:
         if attention in checked:
             continue
         try:
-            _check(layout, layer, queries, itemsizes)
+            decode_fit.check_layer(layout, layer, gpu_capability(), queries, itemsizes)
         except GacError as error:
             raise CheckpointError(f"layer {index}: {error}") from None
         checked.add(attention)
@@ -59,47 +52,15 @@ def check_own_heads(vllm_config: "VllmConfig") -> None:
     heads = model_config.get_num_attention_heads(parallel_config)
     geometry = CacheGeometry(heads, size, kv_heads, size, kv_heads, size)
     try:
-        _check_fits(geometry, 0, *_served(vllm_config))
+        decode_fit.check_heads(geometry, 0, gpu_capability(), *_served(vllm_config))
     except GacError as error:
         fault = str(error).partition(";")[0]  # what follows is about choosing heads
         raise CheckpointError(f"--attention-backend GAC: {fault}; leave it out") from None
 
 
 def _served(vllm_config: "VllmConfig") -> tuple[int, tuple[int, ...]]:
-    """Query tokens of a decoding request, and bytes of cached numbers, as `_check` takes them."""
+    """Query tokens of a decoding request, and bytes of cached numbers for each cache dtype."""
     speculative, cache = vllm_config.speculative_config, vllm_config.cache_config
     queries = 1 if speculative is None else 1 + speculative.num_speculative_tokens
     fp8, mixed = cache.cache_dtype.startswith("fp8"), bool(cache.kv_cache_dtype_skip_layers)
     return queries, (1, 2) if fp8 and mixed else (1,) if fp8 else (2,)
-
-
-def _check(layout: ModelLayout, layer: LayerLayout, queries: int, itemsizes: Iterable[int]) -> None:
-    """Check that a tiling of the decode kernel fits into shared memory.
-
-    Args:
-        layout: The whole model.
-        layer: One of its layers.
-        queries: Query tokens of a decoding request, drafted tokens included.
-        itemsizes: Bytes of a cached number, one for each cache dtype to check.
-
-    Raises:
-        GacError: No tiling fits.
-    """
-    # The largest sizes that padding at load time may give them.
-    geometry = replace(
-        CacheGeometry.of(layout, layer),
-        key_size=align(layer.key.size, "optimal"),
-        value_size=align(layer.value.size, "optimal"),
-    )
-    group = layout.num_key_value_heads // layer.key.heads if geometry.is_latent else 0
-    _check_fits(geometry, group, queries, itemsizes)
-
-
-def _check_fits(
-    geometry: CacheGeometry, group: int, queries: int, itemsizes: Iterable[int]
-) -> None:
-    # Not at the top: it imports torch.
-    from vllm_gac.kernels.decode.tiling import tiling_of
-
-    for itemsize in itemsizes:
-        tiling_of(geometry, queries, itemsize, group, gpu_capability())
