@@ -13,7 +13,7 @@ ALLOWED = {
     "steps": "planning alignment healing compression importers checkpoint layout options demo",
     "profiling": "serving kernels gpu layout",
     "serving": "alignment kernels importers gpu checkpoint layout",
-    "planning": "alignment compression gpu checkpoint layout options",
+    "planning": "alignment compression importers gpu checkpoint layout options",
     "alignment": "gpu layout",
     "healing": "compression checkpoint layout",
     "compression": "checkpoint layout",

@@ -59,7 +59,7 @@ def test_every_verb_explains_itself_and_has_json(
         (["evaluate", "m", "--text", "https://h/a.txt"], "--text: https://h/a.txt is an address"),
         (
             ["plan", "m", "--gpu", "h200"],
-            "give --max-loss, --param-ratio, --kv-ratio or a --latency",
+            "give --max-loss, --param-ratio, --kv-ratio, a --latency or --like",
         ),
         (["plan", "m", "--max-loss", "1"], "1: must be above 0 and below 100 %; 1% is 0.01"),
         (["plan", "m", "--param-ratio", "0"], "0: must be above 0 and at most 1"),

@@ -19,6 +19,8 @@ from vllm_gac.cli.options import (
     plan_request,
 )
 from vllm_gac.cli.output import named, print_json, quoted
+from vllm_gac.options import options_of
+from vllm_gac.planning.request import PlanRequest
 
 if TYPE_CHECKING:
     from vllm_gac.planning.plan_file import Plan
@@ -38,6 +40,14 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--stats", type=path, metavar="STATS.safetensors", help="what calibrate has measured of it"
     )
+    parser.add_argument(
+        "--like",
+        type=path,
+        metavar="OTHER",
+        help="plan again what another tool planned: aligned dims near those of OTHER, for at most "
+        "as many parameters and as much cache, instead of budgets and methods. OTHER is what the "
+        "tool made of MODEL, as 'import' takes it, or a JSON file of its ranks, {LINEAR: RANK}",
+    )
     parser.add_argument("--out", type=path, metavar="PLAN.json", help="write the plan here")
     parser.add_argument("--plot", type=path, metavar="FILE.svg", help="draw the plan here")
     parser.add_argument(
@@ -54,12 +64,12 @@ def add_parser(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan. If the options ask for it, write and draw it, too."""
     from vllm_gac.checkpoint.atomic_files import write_json, write_text
-    from vllm_gac.checkpoint.dense_model import open_dense
     from vllm_gac.checkpoint.hub import model_directory
+    from vllm_gac.checkpoint.open import open_checkpoint
     from vllm_gac.errors import PlanError
     from vllm_gac.planning.picture import is_svg, svg
     from vllm_gac.planning.plan_file import is_plan
-    from vllm_gac.planning.planner import measured_plan, prior_plan
+    from vllm_gac.planning.planner import plan
     from vllm_gac.planning.plot import draw_plan
 
     if args.plot is not None and args.plot.suffix.lower() != ".svg":
@@ -74,25 +84,26 @@ def run(args: argparse.Namespace) -> int:
             raise PlanError(f"{file}: exists; remove it, choose another file or give --overwrite")
         if not is_ours(file):
             raise PlanError(f"{file}: is no {what} of vllm-gac; --overwrite replaces nothing else")
-    if not given(args, *BUDGETS):
-        args.usage_error("give --max-loss, --param-ratio, --kv-ratio or a --latency")
-    model = open_dense(model_directory(args.model, args.revision))
+    own = given(args, *BUDGETS, "methods")
+    if args.like is not None and own:
+        flag = options_of(PlanRequest)[next(iter(own))].flags[0]
+        args.usage_error(f"{flag} has no effect with --like, whose budgets and methods are taken")
+    if args.like is None and not given(args, *BUDGETS):
+        args.usage_error("give --max-loss, --param-ratio, --kv-ratio, a --latency or --like")
     request = plan_request(args)
-    if args.stats is not None:
-        plan = measured_plan(model, args.stats, request)
-    elif request.needs_statistics:
+    if args.stats is None and request.needs_statistics:
         args.usage_error(f"{request.needs_statistics} needs --stats")
-    else:
-        plan = prior_plan(model, request)
-    as_json = plan.model_dump(mode="json")
+    model = model_directory(args.model, args.revision)
+    made = plan(model, request, args.stats, like=args.like)
+    as_json = made.model_dump(mode="json")
     if args.out is not None:
         write_json(args.out, as_json)
     if args.plot is not None:
-        write_text(args.plot, svg(draw_plan(plan, model.layout)))
+        write_text(args.plot, svg(draw_plan(made, open_checkpoint(model).layout)))
     if args.json:
         print_json(as_json)
     else:
-        _print(args, plan)
+        _print(args, made)
     return 0
 
 

@@ -81,7 +81,11 @@ class PartCandidates:
 
 
 def part_candidates(
-    dense: ModelLayout, request: PlanRequest, deployment: Deployment | None
+    dense: ModelLayout,
+    request: PlanRequest,
+    deployment: Deployment | None,
+    *,
+    every_rank: bool = False,
 ) -> list[PartCandidates]:
     """Make the candidates for the parts of a layer that the request's methods change.
 
@@ -93,6 +97,7 @@ def part_candidates(
         dense: The dense model.
         request: What the plan is to keep.
         deployment: The deployment whose time is predicted, if the request has one.
+        every_rank: Whether a linear that is chosen alone may have any allowed rank.
 
     Returns:
         One entry for each part. An entry may have no candidates.
@@ -125,7 +130,8 @@ def part_candidates(
     for group in together:
         names = tuple(name for name in group if name in linears)
         if names:
-            most = _MAX_RANKS[len(names)]
+            alone = every_rank and len(names) == 1
+            most = dense.hidden_size if alone else _MAX_RANKS[len(names)]
             each = [_factorized(dense, name, dims, most, timed) for name in names]
             parts.append(_mlp_or_linears(dense, names, [layer, *_combined(layer, each)], weigh))
     return parts

@@ -16,6 +16,7 @@ from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.schema import METHODS, LayerSection
+from vllm_gac.planning.like import OtherPlan, implied_losses, read_other, request_like
 from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.planning.prior_losses import prior_losses
@@ -32,6 +33,7 @@ def plan(
     request: PlanRequest | None = None,
     stats: str | Path | None = None,
     *,
+    like: str | Path | None = None,
     revision: str | None = None,
 ) -> Plan:
     """Choose the dims of every layer of a dense model. Nothing is compressed yet.
@@ -42,6 +44,9 @@ def plan(
             is kept.
         stats: A statistics file that `calibrate` wrote. Without it, the plan uses the losses of
             other models, which are the same in every layer.
+        like: A model that another tool made of this one, in any format that `import_model` takes,
+            or a JSON file of its ranks. The plan has aligned dims near its dims, and spends at most
+            as many parameters and as much cache. The request says neither budgets nor methods then.
         revision: A branch, tag or commit of a model on the Hub. None: main.
 
     Returns:
@@ -49,8 +54,8 @@ def plan(
 
     Raises:
         CheckpointError: If the model or the statistics cannot be used.
-        PlanError: If no plan is within the budgets, or the request needs statistics that are
-            missing.
+        PlanError: If no plan is within the budgets, the request needs statistics that are missing,
+            or no method changes what the other tool changed.
         ProfileError: If there is no profile of the request's GPU.
 
     Examples:
@@ -63,13 +68,21 @@ def plan(
     """
     checkpoint = open_dense(model_directory(model, revision))
     request = request or PlanRequest()
+    other = None
+    if like is not None:
+        other = read_other(like, checkpoint)
+        request = request_like(request, other)
     if stats is None:
-        return prior_plan(checkpoint, request)
-    return measured_plan(checkpoint, Path(stats), request)
+        return prior_plan(checkpoint, request, other)
+    return measured_plan(checkpoint, Path(stats), request, other=other)
 
 
 def measured_plan(
-    model: Checkpoint, stats: Path, request: PlanRequest, problems: Problems | None = None
+    model: Checkpoint,
+    stats: Path,
+    request: PlanRequest,
+    problems: Problems | None = None,
+    other: OtherPlan | None = None,
 ) -> Plan:
     """Make the best plan by the losses that calibration measured on the model.
 
@@ -78,6 +91,7 @@ def measured_plan(
         stats: A statistics file that `calibrate` wrote.
         request: What the plan is to keep.
         problems: What is known of the model from plans for other losses.
+        other: Another tool's dims, if the plan is to be near these.
 
     Raises:
         CheckpointError: If the statistics are malformed, or of another model.
@@ -96,21 +110,31 @@ def measured_plan(
     text, measured = ("tokens", "tokens_sha256", "sequence_length"), ("probe", "metric")
     known = (*text, *(f"{what}_tokens" for what in measured))
     calibration = {key: metadata[key] for key in known if key in metadata}
-    return best_plan(model, losses, request, {"calibration": calibration}, problems=problems)
+    notes = {"calibration": calibration}
+    if other is not None:
+        problems, notes = Problems(model, other.layout.layers), notes | other.notes
+    return best_plan(model, losses, request, notes, problems=problems)
 
 
-def prior_plan(model: Checkpoint, request: PlanRequest) -> Plan:
+def prior_plan(model: Checkpoint, request: PlanRequest, other: OtherPlan | None = None) -> Plan:
     """Make the best plan by the losses of other models, without statistics of this one.
 
     Args:
         model: The dense model.
         request: What the plan is to keep.
+        other: Another tool's dims, if the plan is to be near these. The losses are then scaled so
+            that these dims are the best of their cost.
 
     Raises:
         PlanError: If the request needs statistics, or no plan fits.
     """
     if request.needs_statistics:
         raise PlanError(f"{request.needs_statistics}: needs statistics; give them with --stats")
+    if other is not None:
+        problems, notes = Problems(model, other.layout.layers), {"losses": "implied"} | other.notes
+        losses = implied_losses(other, request.methods)
+        found = best_plan(model, losses, request, notes, _PRIOR_TOLERANCE, problems)
+        return found.model_copy(update={"expected_loss": None})
     losses = prior_losses(model.layout, request.methods)
     found = best_plan(model, losses, request, {"losses": "prior"}, tolerance=_PRIOR_TOLERANCE)
     # The field expected_loss is only for losses that were measured on this model.
@@ -236,7 +260,7 @@ def _best_solution(
     """
     problem = problems.of(request)
     found = [(problem, problem.solve(losses, tolerance))]
-    if request.objective == "concave" and "lowrank" in request.methods:
+    if request.objective == "concave" and "lowrank" in request.methods and problems.near is None:
         # Without the method heads, attention has the form that the dense model has.
         needed = {"lowrank"} if request.allows_dense_attention else {"lowrank", "heads"}
         others = [method for method in request.methods if method not in needed]

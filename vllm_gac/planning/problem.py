@@ -77,12 +77,18 @@ class Problem:
         kv_elements: The budget of numbers in the KV cache per token.
     """
 
-    def __init__(self, request: PlanRequest, model: Checkpoint) -> None:
+    def __init__(
+        self,
+        request: PlanRequest,
+        model: Checkpoint,
+        near: Sequence[LayerLayout] | None = None,
+    ) -> None:
         """Find the candidates.
 
         Args:
             request: What the plan is to keep.
             model: The dense model.
+            near: The layers of a plan, if dims near its dims are to be chosen only.
 
         Raises:
             PlanError: If the model is compressed already, if its heads cannot be split over the
@@ -91,7 +97,7 @@ class Problem:
         """
         if model.config.gac is not None:
             raise PlanError(f"{model.directory}: is compressed already; plan for the dense model")
-        self._request, self._dense = request, model.layout
+        self._request, self._dense, self._near = request, model.layout, near
         check_planned_for(model.layout, request.tensor_parallel_size)
         self.deployment = request.deployment()
         self.microseconds = request.latency
@@ -164,7 +170,7 @@ class Problem:
 
     def _candidates(self) -> list[PartCandidates]:
         dense, request = self._dense, self._request
-        parts = part_candidates(dense, request, self.deployment)
+        parts = part_candidates(dense, request, self.deployment, every_rank=self._near is not None)
         if all(part.layers for part in parts):
             return parts
         if dense.qk_norm and (request.key_form == "latent" or (request.key_group or 1) > 1):
@@ -224,22 +230,25 @@ class Problem:
 
     def _values(self, losses: Losses) -> _Values:
         by_loss = self._curves(losses)
-        if self._request.objective == "concave":
-            every = [np.arange(len(loss)) for loss in by_loss]
-            return _Values(by_loss, [-loss for loss in by_loss], every)
-        objective = self._curves(straight_lines(losses))
-        return _Values(by_loss, [-loss for loss in objective], self._windows(losses))
+        linear = self._request.objective == "linear"
+        objective = self._curves(straight_lines(losses)) if linear else by_loss
+        allowed = [np.arange(len(loss)) for loss in by_loss]
+        if linear or self._near is not None:
+            allowed = self._windows(losses)
+        return _Values(by_loss, [-loss for loss in objective], allowed)
 
     def _curves(self, losses: Losses) -> list[Curve]:
         """The losses [candidates], with one entry for each part of each layer."""
         return [part.losses(curves) for part in self._parts for curves in losses]
 
     def _windows(self, losses: Losses) -> list[NDArray[np.intp]]:
-        """The candidates near the proportional dims, for each part of each layer.
+        """The candidates near the dims of a plan, for each part of each layer.
+
+        The plan is the one that was given, or has dims in proportion to their scores.
 
         If no candidate is near, all are taken.
         """
-        near = proportional_layers(
+        near = self._near or proportional_layers(
             self._dense,
             losses,
             self._request.methods,
@@ -305,7 +314,15 @@ class Problem:
         columns = tight(costs, budgets)
         within = {name: budgets[name] for name in columns}
         few = [cost[:, list(columns.values())] for cost in costs]
-        positions, gap = choose(few, values, within, tolerance=tolerance)
+        try:
+            positions, gap = choose(few, values, within, tolerance=tolerance)
+        except PlanError as e:
+            if self._near is None:
+                raise
+            raise PlanError(
+                f"no dims of --align {self._request.align} are near enough to those of the other "
+                f"model and spend no more: {e}; give another --align"
+            ) from e
         chosen = [int(a[position]) for a, position in zip(by.allowed, positions, strict=True)]
         return self._solution(by, chosen, gap, limited_by(costs, values, positions, budgets))
 
@@ -327,10 +344,11 @@ class Problems:
 
     Args:
         model: The dense model.
+        near: The layers of a plan, if dims near its dims are to be chosen only.
     """
 
-    def __init__(self, model: Checkpoint) -> None:
-        self._model = model
+    def __init__(self, model: Checkpoint, near: Sequence[LayerLayout] | None = None) -> None:
+        self._model, self.near = model, near
         self._made: dict[str, Problem] = {}
 
     def of(self, request: PlanRequest) -> Problem:
@@ -338,5 +356,5 @@ class Problems:
         # Whether there is a loss decides what candidates there are; how much it is does not.
         key = str(replace(request, max_loss=request.max_loss and 0.5))
         if key not in self._made:
-            self._made[key] = Problem(request, self._model)
+            self._made[key] = Problem(request, self._model, self.near)
         return self._made[key].to_lose(request.max_loss)
