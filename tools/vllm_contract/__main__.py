@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 from tools.vllm_contract.behaviours import BEHAVIOURS, OVERRIDDEN, changed_behaviours
+from tools.vllm_contract.page import rewrite
 from tools.vllm_contract.sources import Release
-from tools.vllm_contract.uses import Uses
+from tools.vllm_contract.uses import uses_of
 from tools.vllm_contract.wheel import sources_of
 
 ROOT = Path(__file__).parents[2]
@@ -21,15 +22,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.vllm_contract", description=__doc__)
     parser.add_argument("release", nargs="+", help="version, wheel or directory")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/vllm", help="for sources")
+    parser.add_argument("--page", type=Path, help="rewrite the tables of this page of interfaces")
     arguments = parser.parse_args()
-    count = 0
+    count, releases = 0, []
     for name in arguments.release:
         release = Release(sources_of(name, arguments.folder), ROOT)
+        releases.append(release)
         faults, checked = broken(release)
         for fault in faults:
             print(fault)
         count += len(faults)
         print(f"vLLM {release.version}: {checked}, {len(faults)} broken", file=sys.stderr)
+    if arguments.page is not None:
+        rewrite(arguments.page, releases)
     return 1 if count else 0
 
 
@@ -41,20 +46,17 @@ def broken(release: Release) -> tuple[list[str], str]:
         that were compared, as text.
     """
     faults: list[str] = []
-    names: set[str] = set()
-    members = calls = 0
-    for file in sorted((ROOT / "vllm_gac").rglob("*.py")):
-        path = file.relative_to(ROOT)
-        module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-        uses = Uses(release, module, file, str(path))
+    files = []
+    for uses in uses_of(release):
         faults += uses.broken()
-        names |= uses.names
-        members += uses.members
-        calls += uses.calls
+        files.append(uses)
     faults += changed_behaviours(release)
+    names: set[str] = set().union(*(uses.names for uses in files))
+    members = set().union(*(uses.members for uses in files))
+    calls = sum(uses.calls for uses in files)
     behaviours = len(BEHAVIOURS) + sum(len(x.split()) for x in OVERRIDDEN.values())
     checked = (
-        f"{len(names)} names, {members} attributes, {calls} calls and overrides, "
+        f"{len(names)} names, {len(members)} attributes, {calls} calls and overrides, "
         f"{behaviours} behaviours"
     )
     return faults, checked

@@ -43,13 +43,18 @@ class Uses:
         name: Dotted name of our module.
         file: Its source.
         shown: The file's name in faults.
+
+    Once `broken` has run, `names` has what is imported, `members` the class or module and the name
+    of each attribute that is read, and `overrides` the base and the name of each method of ours
+    that stands for one of vLLM's.
     """
 
     def __init__(self, release: Release, name: str, file: Path, shown: str) -> None:
         self.release, self.name, self.shown = release, name, shown
         self.tree = ast.parse(file.read_text())
         self.names: set[str] = set()
-        self.members = 0
+        self.members: set[tuple[str, str]] = set()
+        self.overrides: set[tuple[str, str]] = set()
         self.calls = 0
 
     def broken(self) -> Iterator[str]:
@@ -84,11 +89,15 @@ class Uses:
                 continue
             text = node.value
             is_module = re.fullmatch(r"vllm(\.\w+)+", text) and text not in _NO_MODULES
-            if is_module and self.release.module(text) is None:
-                yield node.lineno, f"there is no module {text}"
+            if is_module:
+                self.names.add(text)
+                if self.release.module(text) is None:
+                    yield node.lineno, f"there is no module {text}"
             is_variable = re.fullmatch(r"VLLM_[A-Z0-9_]+", text)
-            if is_variable and self.release.find("vllm.envs", text) is None:
-                yield node.lineno, f"vllm.envs has no {text}"
+            if is_variable:
+                self.members.add(("vllm.envs", text))
+                if self.release.find("vllm.envs", text) is None:
+                    yield node.lineno, f"vllm.envs has no {text}"
 
     def _classes(self) -> Iterator[tuple[int, str]]:
         """Classes of ours that extend vLLM's: overrides, class attributes, abstract methods."""
@@ -106,6 +115,7 @@ class Uses:
             if isinstance(statement, Function):
                 known = self._of_bases(bases, statement.name)
                 if known is not None and f"{node.name}.{statement.name}" not in _NO_OVERRIDES:
+                    self.overrides.add((str(bases[0]), statement.name))
                     fault = self._override(statement, known, f"{bases[0]}.{statement.name}")
                     if fault:
                         yield statement.lineno, fault
@@ -184,7 +194,8 @@ class Uses:
     ) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Attribute):
             cls = self._owner(node.value, types)
-            self.members += cls is not None
+            if cls is not None:
+                self._note(cls, node.attr)
             if cls is not None and not self._has(cls, node.attr):
                 yield node.lineno, f"{cls} has no attribute {node.attr}"
         elif isinstance(node, ast.Call):
@@ -195,6 +206,16 @@ class Uses:
                 fault = signature.cannot_take(node)
                 if fault is not None:
                     yield node.lineno, f"{definition} {fault}"
+
+    def _note(self, owner: Definition, attribute: str) -> None:
+        """Note that `attribute` is read, of the class of vLLM that has it."""
+        links = [owner] if isinstance(owner.node, ast.Module) else self.release.chain(owner)
+        for link in links:
+            own = isinstance(link.node, ast.Module) or attribute in self.release.members(link)
+            if own and _is_vllm(link.module):
+                self.members.add((str(link), attribute))
+            if own:
+                return
 
     def _called(
         self, function: ast.expr, types: Types, owner: Definition | None
@@ -208,10 +229,11 @@ class Uses:
             return text, signature_of(operator.node)
         found: Definition | None
         if text.startswith("super().") and owner is not None:
-            bases = self.release.chain(owner)[1:]
-            found = self._of_bases(
-                [x for x in bases if _is_vllm(x.module)], text[len("super().") :]
-            )
+            bases = [x for x in self.release.chain(owner)[1:] if _is_vllm(x.module)]
+            name = text.removeprefix("super().")
+            found = self._of_bases(bases, name)
+            if bases:
+                self._note(bases[0], name)
         elif isinstance(function, ast.Attribute) and self._owner(function.value, types):
             cls = self._owner(function.value, types)
             assert cls is not None
@@ -271,6 +293,14 @@ class Uses:
         if bases == {"Module"}:
             return hasattr(_MODULE, name)
         return bool(bases) or name in _OF_ENUMS
+
+
+def uses_of(release: Release) -> Iterator[Uses]:
+    """The uses of each of our source files, which are not looked for yet."""
+    for file in sorted((release.ours / "vllm_gac").rglob("*.py")):
+        path = file.relative_to(release.ours)
+        module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        yield Uses(release, module, file, str(path))
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
