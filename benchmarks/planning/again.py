@@ -41,12 +41,11 @@ RATIOS = (0.85, 0.7)
 TOKENS = 1 << 14
 H200 = Deployment(read_profile("h200"), BatchMix())
 _COMMAND = "python -m benchmarks.planning.again OUT"
-_ABOUT = (
-    "Low rank in all linears. *As chosen*: ranks in proportion to scores that calibration "
-    "measured, as ASVD and\nPaLU choose them. *Padded*: what `repair` makes of these, exactly, with more "
-    "parameters. *Planned again*:\n`plan --like RANKS`, by the ranks alone, or with `--stats`. "
-    "*Planned*: what `plan --stats` makes of the same\nbudget by itself."
-)
+_ABOUT = """\
+Low rank in all linears. *As chosen*: ranks in proportion to scores that calibration measured, as
+ASVD and PaLU choose them. *Padded*: what `repair` makes of these, exactly, with more parameters.
+*Planned again*: `plan --like RANKS`, by the ranks alone, or with `--stats`. *Planned*: what
+`plan --stats` makes of the same budget by itself."""
 _LOSS = (
     f"The demo model, compressed by each on {TOKENS:,} tokens of its calibration text and not "
     "refitted: its perplexity on\nheld-out text, over the dense model's, and the 95 % interval."
