@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vllm_gac.steps.compress import compress
     from vllm_gac.steps.compress_request import CompressRequest
     from vllm_gac.steps.evaluate import evaluate
+    from vllm_gac.steps.export import export
     from vllm_gac.steps.heal import heal
     from vllm_gac.steps.heal_request import HealRequest
     from vllm_gac.steps.import_model import import_model
@@ -58,6 +59,7 @@ __all__ = [
     "compare",
     "compress",
     "evaluate",
+    "export",
     "heal",
     "import_model",
     "inspect",
@@ -79,6 +81,7 @@ _MODULES = {
     "compare": "vllm_gac.steps.compare",
     "compress": "vllm_gac.steps.compress",
     "evaluate": "vllm_gac.steps.evaluate",
+    "export": "vllm_gac.steps.export",
     "heal": "vllm_gac.steps.heal",
     "import_model": "vllm_gac.steps.import_model",
     "inspect": "vllm_gac.steps.inspect",

@@ -14,8 +14,8 @@ from vllm_gac import __version__
 from vllm_gac.cli import main
 
 VERBS = (
-    *("align", "calibrate", "compress", "evaluate", "heal", "import", "inspect", "plan"),
-    *("profile", "repair", "solve", "verify"),
+    *("align", "calibrate", "compress", "evaluate", "export", "heal", "import", "inspect"),
+    *("plan", "profile", "repair", "solve", "verify"),
 )  # fmt: skip
 _HEAL = ("heal", "m", "--teacher", "t", "--text", "x", "--out", "o")
 

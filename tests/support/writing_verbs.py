@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "compress": (*_COMPRESS, "--sequence-length", "128", "--calibration", "long.txt"),
     "import": ("import", "m.pt"),
     "repair": ("repair", "unaligned"),
+    "export": ("export", "unaligned"),
     "heal": (
         *("heal", "student", "--teacher", "teacher", "--text", "text.txt", "--tokens", "1792"),
         *("--sequence-length", "32", "--batch-tokens", "256", "--learning-rate", "5e-3"),
@@ -56,7 +57,9 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # What lets a verb replace what it wrote before; a verb that is not here never does.
 OVERWRITES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("compress", "import", "repair", "heal", "loss", "plan", "picture"), OVERWRITE),
+    **dict.fromkeys(
+        ("compress", "import", "repair", "export", "heal", "loss", "plan", "picture"), OVERWRITE
+    ),
     **dict.fromkeys(("profile", "report"), ()),
 }
 

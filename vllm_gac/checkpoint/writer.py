@@ -12,7 +12,7 @@ from vllm_gac.checkpoint.atomic_files import copy_file, write_json
 from vllm_gac.checkpoint.companions import COMPANIONS
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.headers import refuse_escape
-from vllm_gac.checkpoint.open import INDEX_FILE, Checkpoint, faults, open_checkpoint
+from vllm_gac.checkpoint.open import INDEX_FILE, Checkpoint, faults
 from vllm_gac.errors import CheckpointError
 
 # The largest tokenizers have 35 MB, and a model has about ten files beside its weights.
@@ -52,15 +52,14 @@ def copy_companions(source: Path, directory: Path) -> None:
         copy_file(path, directory / path.name)
 
 
-def write_index(directory: Path) -> None:
-    """Check the finished model, also for NaN and infinity, and write the index of its shards."""
-    checkpoint = open_checkpoint(directory)
+def write_index(checkpoint: Checkpoint) -> None:
+    """Check a finished model, also for NaN and infinity, and write the index of its shards."""
     for fault in faults(checkpoint, finite=True):
         raise CheckpointError(fault)
     tensors = checkpoint.tensors
     total = sum(math.prod(info.shape) * DTYPES[info.dtype].bytes for info in tensors.values())
     write_json(
-        directory / INDEX_FILE,
+        checkpoint.directory / INDEX_FILE,
         {
             "metadata": {"total_size": total},
             "weight_map": {name: tensors[name].file for name in sorted(tensors)},

@@ -17,6 +17,7 @@ from vllm_gac.cli import (
     calibrate,
     compress,
     evaluate,
+    export,
     heal,
     import_model,
     inspect,
@@ -47,6 +48,7 @@ _VERBS = (
     align,
     repair,
     heal,
+    export,
     solve,
 )
 

@@ -114,6 +114,21 @@ def repaired_card(source: Checkpoint, after: ModelLayout, entry: Mapping[str, An
     )
 
 
+def exported_card(source: Checkpoint) -> str:
+    """The card of a model that was written for other engines."""
+    layout, base = source.layout, base_model(source)
+    return _card(
+        base,
+        f"exported by vllm-gac {VERSION}",
+        _origin(base),
+        f"{layout.parameters:,} parameters; {layout.kv_elements:,} numbers per token in the KV "
+        "cache.",
+        _layer_table(layout),
+        "The dims of layers are in `config.json`, in `per_layer_config` and `block_configs` if "
+        "they differ.",
+    )
+
+
 def healed_card(source: Checkpoint, teacher: Checkpoint, entry: Mapping[str, Any]) -> str:
     """The card of a model that was trained to predict what `teacher` predicts.
 

@@ -22,6 +22,7 @@ from vllm_gac.checkpoint.workspace import (
 )
 from vllm_gac.checkpoint.writer import companions_of, write_index
 from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.names import VERSION
 
 # More than any machine has. With a billion, OpenMP ends the process.
@@ -108,7 +109,8 @@ class Output:
                 self.path, self.verb, record, self.resume, self.overwrite, self.inputs
             ) as work:
                 yield ModelRun(work / "model", work)
-                write_index(work / "model")
+                _, written = open_any_format(work / "model")
+                write_index(written)
 
 
 def refuse_broken(source: Checkpoint) -> None:

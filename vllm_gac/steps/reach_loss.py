@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vllm_gac.checkpoint.atomic_files import copy_file, write_json
-from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.workspace import remove_temporaries
 from vllm_gac.checkpoint.writer import write_index
@@ -79,7 +79,7 @@ def reach_loss(
         for begun in (directory, directory / _WRITTEN):
             remove_temporaries(begun)  # of a run that was killed here
         write(plan.model_copy(update={"notes": notes}), directory / _WRITTEN)
-        write_index(directory / _WRITTEN)
+        write_index(open_checkpoint(directory / _WRITTEN))
         found, unhealed = _measured(measure, directory / _WRITTEN), None
         if healing is not None and healing.heal(directory / _WRITTEN, directory / _HEALED):
             copy_file(directory / _WRITTEN / "plan.json", directory / _HEALED / "plan.json")

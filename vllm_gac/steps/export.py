@@ -1,0 +1,172 @@
+"""Write a compressed model as other engines read it: whole heads, and each layer's own widths.
+
+transformers 5 and ModelOpt read `per_layer_config` in config.json, Puzzletron's tools
+`block_configs`. Both know the number of KV heads and the MLP width of each layer; tensors have the
+names and shapes of a plain model of these dims. Where all layers are alike, config.json is that of
+a plain model. What they cannot say is refused.
+
+The output directory appears only when it is complete (see checkpoint/workspace.py).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vllm_gac.checkpoint.atomic_files import write_json, write_text
+from vllm_gac.checkpoint.hub import model_directory
+from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
+from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.writer import copy_companions, fingerprint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.open_any import open_any_format
+from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
+from vllm_gac.layout.families import FAMILIES
+from vllm_gac.layout.foreign import quantized
+from vllm_gac.steps.model_card import exported_card
+from vllm_gac.steps.model_run import Output, refuse_broken
+from vllm_gac.steps.rewritten import refuse_mixed
+
+# What config.json no longer says.
+_DROPPED = ("gac", "auto_map", "per_layer_config", "block_configs", "torch_dtype")
+
+
+def export(
+    model: str | Path,
+    out: str | Path,
+    *,
+    revision: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> ModelLayout:
+    """Write a model whose heads are whole as transformers and Puzzletron's tools read it.
+
+    Args:
+        model: A model directory in any format that can be served, or its id on the Hub.
+        out: The directory to write; it appears only when it is complete.
+        revision: A branch, tag or commit of a model on the Hub. None: main.
+        resume: Whether to continue a run that was stopped.
+        overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
+        progress: Whether to show a progress bar on stderr.
+
+    Returns:
+        The layout of the model, which stays as it is.
+
+    Raises:
+        CheckpointError: The model could not be served, or has what only its own format can say.
+        DiskError: `out` exists, or the disk is full.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import vllm_gac
+        >>> layout = vllm_gac.export(Path("llama"), Path("exported"))
+        >>> layout.layers[0].intermediate_size
+        93
+    """
+    directory = model_directory(model, revision)
+    output = Output(Path(out), "export", [directory], resume, overwrite)
+    output.check()
+    _, source = open_any_format(directory)
+    refuse_broken(source)
+    refuse_mixed(source, "export")
+    config = exported_config(source)
+    with output.run({"model": fingerprint(source)}) as run:
+        if not run.finished:
+            _write(source, config, run.model, progress)
+    return source.layout
+
+
+def exported_config(source: Checkpoint) -> dict[str, Any]:
+    """config.json of a model, with the dims of its layers as other engines read them.
+
+    Raises:
+        CheckpointError: A layer has what they cannot say; the first one is named.
+    """
+    raw, layout = source.raw_config, source.layout
+    if packed := quantized(raw, source.directory):
+        raise CheckpointError(packed)
+    for index, layer in enumerate(layout.layers):
+        for what in _own_forms(layout, layer):
+            raise CheckpointError(
+                f"{source.directory}: layer {index}: {what}: other formats say how many KV heads "
+                f"of {layout.head_dim} a layer has, and how wide its MLP is, and no more; plan "
+                "with --method prune to export the model"
+            )
+    kept = {key: value for key, value in raw.items() if key not in _DROPPED}
+    kept |= {
+        "architectures": [FAMILIES[raw["model_type"]].architecture],
+        "hidden_size": layout.hidden_size,
+        "vocab_size": layout.vocab_size,
+        "head_dim": layout.head_dim,
+    }
+    if "torch_dtype" in raw:
+        kept.setdefault("dtype", raw["torch_dtype"])
+    dims = [_dims(layer) for layer in layout.layers]
+    if all(own == dims[0] for own in dims):
+        return kept | dims[0]
+    whole = {
+        key: dim if all(own[key] == dim for own in dims) else kept.get(key) or dim
+        for key, dim in dims[0].items()
+    }
+    differing = {
+        str(index): {key: dim for key, dim in own.items() if dim != whole[key]}
+        for index, own in enumerate(dims)
+    }
+    return kept | {
+        **whole,
+        "per_layer_config": {index: own for index, own in differing.items() if own},
+        "block_configs": [_block(own) for own in dims],
+    }
+
+
+def _own_forms(layout: ModelLayout, layer: LayerLayout) -> Iterator[str]:
+    """What of a layer only our own format can say."""
+    size, key, value = layout.head_dim, layer.key, layer.value
+    if layer.query_heads != (first := layout.layers[0].query_heads):
+        yield f"{layer.query_heads} query heads, {first} in layer 0"
+    for linear, rank in layer.ranks.items():
+        yield f"{linear} has two factors of rank {rank}"
+    if key.form == "latent":
+        yield f"keys are latents of {key.size}"
+    elif key != KeyLayout("rotary", key.heads, size):
+        yield f"keys have {key.size} numbers and RoPE frequencies of their own"
+    if value != ValueLayout(key.heads, size):
+        yield f"{value.heads} values of {value.size} go with {key.heads} keys of {key.size}"
+    if abs(layout.softmax_scale * size**0.5 - 1) > 1e-6:  # as the format rounds it
+        yield f"scores are multiplied by {layout.softmax_scale:g}"
+
+
+def _dims(layer: LayerLayout) -> dict[str, int]:
+    """The dims of a layer by transformers' keys."""
+    return {
+        "num_attention_heads": layer.query_heads,
+        "num_key_value_heads": layer.key.heads,
+        "intermediate_size": layer.intermediate_size,
+    }
+
+
+def _block(dims: dict[str, int]) -> dict[str, Any]:
+    """The same as Puzzletron's tools have it."""
+    kv_heads, width = dims["num_key_value_heads"], dims["intermediate_size"]
+    return {
+        "attention": {"no_op": False, "num_key_value_heads": kv_heads},
+        "ffn": {"no_op": False, "intermediate_size": width},
+    }
+
+
+def _write(source: Checkpoint, config: dict[str, Any], directory: Path, progress: bool) -> None:
+    layout = source.layout
+    with source.reader() as read, torch.inference_mode():
+        write_layer_shards(
+            directory,
+            layout,
+            lambda index: read_layer(layout, read, index),
+            read,
+            description="export",
+            progress=progress,
+        )
+    copy_companions(source.directory, directory)
+    write_json(directory / "config.json", config)
+    write_text(directory / "README.md", exported_card(source))
