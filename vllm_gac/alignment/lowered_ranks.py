@@ -1,17 +1,14 @@
-"""Re-decompose a low-rank linear at a lower allowed rank, instead of padding its factors.
+"""Re-decompose a low-rank linear at a lower rank, instead of padding its factors.
 
 This is not exact, but makes the model smaller instead of larger. It uses only the factors: the
 result is the best approximation of B A in the Frobenius norm, without regard to the inputs.
 """
 
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.alignment import rules
-from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.schema import Strategy
+from vllm_gac.layout.dims import LayerLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +19,6 @@ class Lowered:
     before: int
     after: int
     relative_error: float
-
-
-def lowered_layout(layout: ModelLayout, strategy: Strategy, gpu: str | None = None) -> ModelLayout:
-    """`layout` with each rank lowered for which the nearest allowed rank is below it.
-
-    At equal distance the rank stays, because padding it is exact.
-    """
-    layers = [
-        replace(
-            layer,
-            ranks=MappingProxyType(
-                {name: _nearest(rank, strategy, gpu) for name, rank in layer.ranks.items()}
-            ),
-        )
-        for layer in layout.layers
-    ]
-    return replace(layout, layers=tuple(layers))
-
-
-def _nearest(rank: int, strategy: Strategy, gpu: str | None) -> int:
-    above = rules.align(rank, strategy, "rank", gpu)
-    nearer = rules.allowed_dims(max(1, 2 * rank - above + 1), rank, strategy, "rank", gpu)
-    return max(nearer, default=rank)
 
 
 def lower_ranks(
@@ -59,6 +33,13 @@ def lower_ranks(
             weights |= {f"{name}.A.weight": a, f"{name}.B.weight": b}
             changes.append(Lowered(name, rank, lowered.ranks[name], error))
     return changes
+
+
+def singular_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The singular values [r] of b @ a, in fp64; a [r, in] and b [out, r]."""
+    up, down = (torch.linalg.qr(x.double(), mode="r").R for x in (b, a.T))
+    values: torch.Tensor = torch.linalg.svdvals(up @ down.T)
+    return values
 
 
 def truncated(

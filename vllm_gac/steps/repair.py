@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vllm_gac.alignment.lowered_ranks import Lowered, lower_ranks, lowered_layout
+from vllm_gac.alignment.lowered_ranks import Lowered, lower_ranks
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.zero_padding import new_table, padded_tensor
 from vllm_gac.checkpoint.hub import model_directory
@@ -21,6 +21,7 @@ from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import VERSION
 from vllm_gac.options import record_of
+from vllm_gac.steps.lower_some_ranks import lowered_layout
 from vllm_gac.steps.model_card import repaired_card
 from vllm_gac.steps.model_run import Output, refuse_broken
 from vllm_gac.steps.repair_request import RepairRequest
@@ -81,7 +82,7 @@ def repair(
     refuse_broken(source)
     refuse_mixed(source, "repair")
     before, gpu = source.layout, request.gpu
-    lowered = lowered_layout(before, request.strategy, gpu) if request.redecompose else before
+    lowered = lowered_layout(source, request, progress) if request.redecompose else before
     after = padded_layout(
         lowered, request.strategy, gpu, request.tensor_parallel_size, request.multiples
     )

@@ -62,7 +62,8 @@ class RepairRequest:
         default=False,
         metadata=option(
             "--redecompose",
-            "let ranks go to the nearest allowed one, also below: smaller, but not exact",
+            "let some ranks go to the allowed one below, so that padding the others costs no "
+            "parameters: not exact",
             kind="switch",
         ),
     )
