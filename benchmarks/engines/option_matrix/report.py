@@ -20,7 +20,8 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         f"# Engine options by pairs, on {'a CPU' if device == 'cpu' else 'a GPU'}",
         "",
-        f"{origin(result)}; {result['at_once']} at a time.",
+        f"{origin(result)}; {result['at_once']} at a time. That is the last run;",
+        "a cell that has a result is not served again, and the JSON file has the commit of each.",
         "",
         *_missing(result["listed"], len(cells)),
         f"{len(cells)} engines, one a row: "
