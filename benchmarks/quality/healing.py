@@ -52,12 +52,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 # Runs of few steps on the text of the calibration, which has 123,000 tokens: what is the best rate?
 _FEW = (
-    *((24_576, "whole", rate) for rate in (1.3e-5, 3e-5, 1e-4)),
+    *((24_576, "full", rate) for rate in (1.3e-5, 3e-5, 1e-4)),
     *(
         (94_208, train, rate)
-        for train, rate in (("whole", 3.2e-5), ("lora", 8e-5), ("lora", 1.2e-4))
+        for train, rate in (("full", 3.2e-5), ("lora", 8e-5), ("lora", 1.2e-4))
     ),
-    *((245_760, "whole", rate) for rate in (4.6875e-5, 6e-5, 1e-4)),
+    *((245_760, "full", rate) for rate in (4.6875e-5, 6e-5, 1e-4)),
 )
 _SHORT: dict[str, dict[str, Any]] = {
     f"{tokens:,} tokens of the calibration text, {train}, rate {rate:g}": {

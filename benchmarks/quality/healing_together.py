@@ -90,7 +90,7 @@ def _healed(work: Path, text: Path, args: argparse.Namespace) -> dict[str, Any]:
         told = work / f"{name}.json"
         models = (work / "student", "--teacher", work / "run" / "model", "--out", work / name)
         tokens = ("--tokens", args.tokens, "--batch-tokens", _BATCH_TOKENS)
-        how = ("--text", text / "healing.txt", *tokens, "--train", "whole", "--device", args.device)
+        how = ("--text", text / "healing.txt", *tokens, "--train", "full", "--device", args.device)
         options = (*how, "--quiet", "--json", *more)
         printed = _run(
             *(*launcher, "-m", "benchmarks.quality.heal_process", told, "heal", *models, *options),

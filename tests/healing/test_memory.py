@@ -35,7 +35,7 @@ def test_whole_weights_if_there_is_room_else_adapters() -> None:
     assert chosen_rank("auto", 32, WHOLE, LORA, 200 * GB) is None
     assert chosen_rank("auto", 32, WHOLE, LORA, 80 * GB) == 32
     assert chosen_rank("lora", 32, WHOLE, LORA, 200 * GB) == 32
-    assert chosen_rank("whole", 32, WHOLE, LORA, None) is None
+    assert chosen_rank("full", 32, WHOLE, LORA, None) is None
     assert chosen_rank("auto", 32, WHOLE, LORA, None) is None
 
 
@@ -50,9 +50,9 @@ def test_averages_in_host_memory_make_room_for_whole_weights() -> None:
     with pytest.raises(
         HealingError, match=r"give --offload, which takes 96\.9 GB, and 83\.8 GB of"
     ):
-        chosen_rank("whole", 32, WHOLE, LORA, 141 * GB)
+        chosen_rank("full", 32, WHOLE, LORA, 141 * GB)
     with pytest.raises(HealingError, match=r"needs 83\.8 GB of host memory .* 80\.0 GB are free"):
-        chosen_rank("whole", 32, whole, lora, 141 * GB, 80 * GB)
+        chosen_rank("full", 32, whole, lora, 141 * GB, 80 * GB)
 
 
 def test_several_gpus_share_all_but_embeddings_and_activations() -> None:
@@ -66,7 +66,7 @@ def test_several_gpus_share_all_but_embeddings_and_activations() -> None:
 
 def test_what_does_not_fit_is_refused_with_its_parts() -> None:
     with pytest.raises(HealingError, match=r"111\.7 for what is trained.*; 75\.2 GB") as refused:
-        chosen_rank("whole", 32, WHOLE, LORA, 80 * GB)
+        chosen_rank("full", 32, WHOLE, LORA, 80 * GB)
     assert "give --train lora, which takes" in str(refused.value)
     assert "--offload" not in str(refused.value)  # would not help
     with pytest.raises(HealingError, match=r"16\.1 other weights, 16\.1 the teacher"):

@@ -48,7 +48,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-@pytest.mark.parametrize("kind", ["whole", "lora"])
+@pytest.mark.parametrize("kind", ["full", "lora"])
 def test_the_divergence_falls_and_all_dims_stay(tmp_path: Path, kind: Any) -> None:
     student, _, _ = write_all(tmp_path)
     rank = 8 if kind == "lora" else None
@@ -127,7 +127,7 @@ class Stopped(Exception):  # noqa: N818
     """Stands for a kill."""
 
 
-@pytest.mark.parametrize(("kind", "offload"), [("whole", True), ("lora", False)])
+@pytest.mark.parametrize(("kind", "offload"), [("full", True), ("lora", False)])
 def test_a_stopped_run_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, offload: bool
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     shutil.rmtree(tmp_path / "student")
     (tmp_path / "near").rename(tmp_path / "student")
     # A rate that is too high makes the run go back, too.
-    options = {"train": kind, "learning_rate": 5e-3 if kind == "whole" else 1e-2}
+    options = {"train": kind, "learning_rate": 5e-3 if kind == "full" else 1e-2}
     undisturbed = healed(tmp_path, "undisturbed", **options)
     divergences = [divergence for _, divergence, _ in undisturbed.curve]
     assert max(divergences) > undisturbed.before.divergence, "never went back"
@@ -209,8 +209,8 @@ def test_the_command_prints_the_scores(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(done["curve"]) == 7
     assert 0 < done["recovered"] < 1
     assert "exists; remove it" in error(capsys, *args, *few)
-    said = usage(capsys, *args, "--train", "whole", "--lora-rank", 3)
-    assert said == "--lora-rank has no effect with --train whole"
+    said = usage(capsys, *args, "--train", "full", "--lora-rank", 3)
+    assert said == "--lora-rank has no effect with --train full"
 
 
 def refused(directory: Path, **options: Any) -> str:
@@ -307,7 +307,7 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ("offload", 1, "--offload 1: expected True or False"),
         ("batch_tokens", 10**9, "--batch-tokens 1000000000: one step would take more than"),
         ("batch_tokens", 31, "--batch-tokens 31: one step takes whole sequences of 32 tokens"),
-        ("train", "both", "--train both: expected one of auto, whole, lora"),
+        ("train", "both", "--train both: expected one of auto, full, lora"),
         ("held_out", [tmp_path / "text.txt"], "is given as --held-out and has the bytes of a"),
         ("teacher_revision", "v1", "--teacher-revision v1: "),
     ):
@@ -356,6 +356,11 @@ def test_a_rank_that_has_no_effect_is_said(
     assert "--lora-rank 4 has no effect: whole weights are trained" in caplog.text
 
 
+def test_the_old_word_for_full_is_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert HealRequest(train="whole") == HealRequest(train="full")
+    assert "--train whole is now --train full" in caplog.text
+
+
 def test_a_rank_that_no_adapter_can_have_is_refused(tmp_path: Path) -> None:
     student, _, _ = write_all(tmp_path)
     matrices = [
@@ -388,7 +393,7 @@ def test_a_teacher_that_computes_nan_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["whole", "lora"])
+@pytest.mark.parametrize("kind", ["full", "lora"])
 def test_on_a_gpu_a_stopped_run_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:

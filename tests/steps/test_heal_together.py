@@ -67,7 +67,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-@pytest.mark.parametrize("train", ["whole", "lora"])
+@pytest.mark.parametrize("train", ["full", "lora"])
 def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, train: Any) -> None:
     student, teacher, text = write_all(tmp_path)
     request = HealRequest(train=train, **FEW)
@@ -105,7 +105,7 @@ def test_what_two_processes_refuse_one_of_them_says(tmp_path: Path) -> None:
         "vllm-gac: error: --batch-tokens 96: 3 sequences of 32 tokens cannot be shared evenly by "
         "2 processes; give --batch-tokens 128"
     )
-    ran = healed_by_two(tmp_path, "out", learning_rate=1000, train="whole")
+    ran = healed_by_two(tmp_path, "out", learning_rate=1000, train="full")
     (said,) = (line for line in ran.stderr.splitlines() if line.startswith("vllm-gac: error"))
     assert "has not become better, so nothing was written" in said
     assert not (tmp_path / "out").exists()

@@ -117,7 +117,7 @@ def chosen_rank(
     """The rank of the adapters to train, or None to train all weights of the layers.
 
     Args:
-        asked: "whole", "lora", or "auto": all weights if there is room for them.
+        asked: "full", "lora", or "auto": all weights if there is room for them.
         adapter_rank: The rank if adapters are trained.
         whole: What training all weights needs.
         adapters: What training adapters needs.
@@ -130,10 +130,10 @@ def chosen_rank(
     room = math.inf if free is None else _SHARE_TO_USE * free
     if asked != "lora" and whole.total <= room and whole.host <= free_on_host:
         return None
-    if asked != "whole" and adapters.total <= room and adapters.host <= free_on_host:
+    if asked != "full" and adapters.total <= room and adapters.host <= free_on_host:
         return adapter_rank
     needed, hints = adapters, ["heal on a larger GPU"]
-    if asked == "whole":
+    if asked == "full":
         needed = whole
         hints.append(f"give --train lora, which takes {_giga(adapters.total)} GB")
         offloaded = whole.with_averages_in_host_memory

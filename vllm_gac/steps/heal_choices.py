@@ -26,7 +26,7 @@ def choices(
 ) -> tuple[HealRequest, Schedule]:
     """The request with what is trained and the learning rate filled in, and the steps.
 
-    `train` is "whole", or "lora" with the `lora_rank`. Raises HealingError if the request cannot be
+    `train` is "full", or "lora" with the `lora_rank`. Raises HealingError if the request cannot be
     met with these inputs, or in the memory of this machine.
     """
     rank = _adapter_rank(request, inputs, processes)
@@ -41,7 +41,7 @@ def choices(
     )
     chosen = replace(
         request,
-        train="whole" if rank is None else "lora",
+        train="full" if rank is None else "lora",
         lora_rank=rank,
         learning_rate=steps.learning_rate,
     )

@@ -1,12 +1,15 @@
 """What a healing trains, and how."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from vllm_gac.errors import HealingError
 from vllm_gac.options import option, refuse_unexpected
 
-Train: TypeAlias = Literal["auto", "whole", "lora"]
+logger = logging.getLogger(__name__)
+
+Train: TypeAlias = Literal["auto", "full", "lora", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,9 @@ class HealRequest:
         default="auto",
         metadata=option(
             "--train",
-            "whole weights, or adapters that are merged in the end; default: whole weights if the "
-            "GPU has room for them",
-            choices=("auto", "whole", "lora"),
+            "all weights of the layers, or adapters that are merged in the end; default: all if "
+            "the GPU has room for them; whole is the old word for full",
+            choices=("auto", "full", "lora", "whole"),
         ),
     )
     lora_rank: int | None = field(
@@ -111,5 +114,8 @@ class HealRequest:
     def __post_init__(self) -> None:
         """Refuse, by its flag, what no healing can be asked for."""
         refuse_unexpected(self, HealingError, by_flag=True)
-        if self.train == "whole" and self.lora_rank is not None:
-            raise HealingError("--lora-rank has no effect with --train whole")
+        if self.train == "whole":
+            logger.warning("--train whole is now --train full; the next release refuses whole")
+            object.__setattr__(self, "train", "full")
+        if self.train == "full" and self.lora_rank is not None:
+            raise HealingError("--lora-rank has no effect with --train full")
