@@ -47,8 +47,3 @@ def drawn(draw: Callable[[Any], tuple[str, Figure]], result: Any) -> tuple[str, 
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     return page, text[text.index("<svg") :]
-
-
-def by_alignment(dims: list[int]) -> list[str]:
-    """A colour for each dim: multiples of 8 blue, others red."""
-    return [BLUE if dim % 8 == 0 else RED for dim in dims]

@@ -33,15 +33,6 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def profile_arguments(description: str | None) -> argparse.ArgumentParser:
-    """A parser with --out, --profile and --commit, of predictions from a profile."""
-    parser = documented(description)
-    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
-    parser.add_argument("--profile", default="h200", help="name or path (h200)")
-    add_commit(parser)
-    return parser
-
-
 def add_commit(parser: argparse.ArgumentParser) -> None:
     """Add --commit, for machines that have the sources without .git."""
     parser.add_argument("--commit", help="git commit, where the sources came without .git")

@@ -30,7 +30,7 @@ class LowRankShape:
 
 
 # Llama-3-8B's linears, with ranks that keep about 80, 50 and 25 % of their parameters. The first
-# four are those of benchmarks/kernels/low_rank.py.
+# four are those of benchmarks/results/low_rank_h200.md.
 _SHAPES = (
     LowRankShape(4096, (4096, 1024, 1024), (1600, 640, 640)),
     LowRankShape(4096, (4096,), (1600,)),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.markdown import table
-from benchmarks.common.page import profile_arguments, save, source
+from benchmarks.common.page import add_commit, documented, save, source
 from benchmarks.engines.whole_model.grid.cells import BF16, cells, models_by_name
 from benchmarks.engines.whole_model.models import SHAPES, Batch
 from vllm_gac.gpu.attention_choice import GAC, STOCK
@@ -58,7 +58,10 @@ class Step:
 
 def main() -> None:
     """Predict what was measured, and write both files."""
-    parser = profile_arguments(__doc__)
+    parser = documented(__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
+    parser.add_argument("--profile", default="h200", help="name or path (h200)")
+    add_commit(parser)
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
     args = parser.parse_args()
     profile = read_profile(args.profile)

@@ -54,7 +54,7 @@ def faster_than_cublas(
 ) -> Tiling | None:
     """The tiling by which linears are faster than by cuBLAS on an H200; None if none is.
 
-    Measured for the factors of Llama-3-8B's linears (benchmarks/kernels/low_rank.py), whose
+    Measured for the factors of Llama-3-8B's linears (benchmarks/results/low_rank_h200.md), whose
     down factors have wide inputs and whose up factors have narrow ones. Beyond the limits, cuBLAS
     is faster, or nothing was measured.
 
