@@ -1,4 +1,4 @@
-"""The shipped tokenizer, loaded by AutoTokenizer, and the code that trains it."""
+"""The shipped tokenizer, loaded by AutoTokenizer."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tools.demo_model.tokenizer import BOS, BOS_ID, EOS, EOS_ID, VOCAB_SIZE, train_tokenizer
+from tools.demo_model.tokenizer import BOS, BOS_ID, EOS, EOS_ID, VOCAB_SIZE
 from vllm_gac.demo import CALIBRATION, HELD_OUT, MODEL
 
 TOKENIZER = AutoTokenizer.from_pretrained(MODEL)
@@ -56,10 +56,3 @@ def test_a_chat_becomes_a_module_that_starts_with_a_docstring(
         f'{BOS}# Lib/__main__.py\n"""Be brief.\n"""\n\n"""A stack.\n"""\n\nclass Stack: pass\n\n'
         '"""A queue.\n"""\n\n'
     )
-
-
-def test_the_recipe_makes_a_tokenizer_of_that_size_without_unknowns() -> None:
-    tokenizer = train_tokenizer([CALIBRATION.read_text(encoding="utf-8")])
-    assert tokenizer.get_vocab_size() == VOCAB_SIZE
-    for text in ("def f():\n\treturn 1\n", "naïve \U0001d4b3 \u0000\x7f"):
-        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text

@@ -1,1 +1,1 @@
-"""Makes the demo model in vllm_gac/demo: corpus, tokenizer, training and model card."""
+"""What the demo model and those of the ladder are made of: corpus, Llama, tokenizer, training."""

@@ -5,17 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 
 VOCAB_SIZE = 4096
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 BOS_ID, EOS_ID = 0, 1
 _ENCODED_AT_ONCE = 1024
-
-# A piece is a word with the character before it, up to three digits, a run of punctuation, line
-# ends, or indentation without its last space, which belongs to the word. This is the pattern of
-# tiktoken's cl100k_base without English contractions.
-_PIECES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 # The model is trained on modules, not on dialogues. So a conversation becomes a module: the user's
 # messages are docstrings, and the assistant's messages are code. It begins like a document of
@@ -30,29 +25,6 @@ _CHAT_TEMPLATE = (
     "{% endif %}"
     "{% endfor %}"
 )
-
-
-def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Learn BPE merges from `texts`. Every byte is a token, so that no text is unknown."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=[BOS, EOS],  # this order gives ids 0 and 1
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, BOS_ID)]
-    )
-    return tokenizer
 
 
 def token_stream(tokenizer: Tokenizer, texts: Iterable[str]) -> torch.Tensor:

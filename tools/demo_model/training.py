@@ -1,8 +1,6 @@
-"""The training loop: AdamW, cosine decay, bf16. It keeps the weights that validate best."""
+"""How models that write Python are trained: AdamW, cosine decay, bf16."""
 
-import copy
 import math
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,18 +11,15 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
 from tools.demo_model.llama import Llama
-from tools.demo_model.perplexity import perplexity
 from tools.demo_model.tokenizer import BOS_ID
-from vllm_gac.errors import GacError
 
 _WARMUP_STEPS = 100
-_EVALUATE_EVERY = 100
 _VALIDATION_WINDOW = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The training options of the command line."""
+    """The options of a training."""
 
     epochs: int
     minutes: float
@@ -34,69 +29,6 @@ class Schedule:
     weight_decay: float
     dropout: float
     seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """One point of the loss curve: mean cross entropies in nats per token."""
-
-    step: int
-    epoch: float
-    train_loss: float
-    validation_loss: float
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The course of training. `best` is the evaluation whose weights were kept."""
-
-    curve: tuple[Evaluation, ...]
-    best: Evaluation
-    steps: int
-    tokens_per_epoch: int
-    seconds: float
-
-
-def train(model: Llama, tokens: Tensor, validation: Tensor, schedule: Schedule) -> History:
-    """Train `model` on the stream `tokens` [n]. It ends with its best weights on `validation`.
-
-    Raises GacError if the tokens do not fill a single batch.
-    """
-    steps = schedule.epochs * (len(tokens) // schedule.length // schedule.batch)
-    if steps < 1:
-        raise GacError(
-            f"{schedule.epochs} epochs of {len(tokens)} tokens in batches of {schedule.batch} x "
-            f"{schedule.length} make no step; use more --epochs, or a smaller --batch or --length"
-        )
-    loss_of = torch.compile(next_token_loss) if tokens.is_cuda else next_token_loss
-    optimizer = adamw(model, schedule)
-    losses: list[Tensor] = []
-    curve: list[Evaluation] = []
-    best, best_weights = None, model.state_dict()
-    start, step = time.monotonic(), 0
-    for step, ids in enumerate(batches(tokens, schedule), start=1):
-        if step == 2:
-            start = time.monotonic()  # time starts after the first step, which compiles
-        # Progress counts steps, or minutes if they run out first. The rate decays to zero in both
-        # cases.
-        progress = max(step / steps, (time.monotonic() - start) / (60 * schedule.minutes))
-        with autocast(tokens):
-            loss = loss_of(model, ids)
-        descend(model, optimizer, loss, learning_rate(schedule, step, progress))
-        losses.append(loss.detach())
-        if step % _EVALUATE_EVERY == 0 or progress >= 1:
-            train_loss = torch.stack(losses).mean().item()
-            epoch = step * schedule.epochs / steps
-            curve.append(Evaluation(step, epoch, train_loss, validation_loss(model, validation)))
-            losses.clear()
-            if best is None or curve[-1].validation_loss < best.validation_loss:
-                best, best_weights = curve[-1], copy.deepcopy(model.state_dict())
-            _report(curve[-1], steps, progress, time.monotonic() - start)
-        if progress >= 1:
-            break
-    seconds = time.monotonic() - start
-    model.load_state_dict(best_weights)
-    return History(tuple(curve), best or curve[-1], step, len(tokens), seconds)
 
 
 def adamw(model: Llama, schedule: Schedule) -> AdamW:
@@ -155,19 +87,14 @@ def learning_rate(schedule: Schedule, step: int, progress: float) -> float:
     return schedule.lr * min(step / _WARMUP_STEPS, cosine)
 
 
+@torch.no_grad()
 def validation_loss(model: Llama, validation: Tensor) -> float:
     """Mean cross entropy over the stream `validation` [n], in nats per token, without dropout."""
+    count = len(validation) // _VALIDATION_WINDOW
+    windows = validation[: count * _VALIDATION_WINDOW].view(count, -1).long()
     model.eval()
     with autocast(validation):
-        loss = math.log(perplexity(model, validation, _VALIDATION_WINDOW))
+        parts = [windows[at : at + 8] for at in range(0, count, 8)]
+        total = sum(float(next_token_loss(model, part)) * len(part) for part in parts)
     model.train()
-    return loss
-
-
-def _report(evaluation: Evaluation, steps: int, progress: float, seconds: float) -> None:
-    print(
-        f"step {evaluation.step}/{steps} ({progress:.0%})  epoch {evaluation.epoch:.1f}  "
-        f"train {evaluation.train_loss:.3f}  validation {evaluation.validation_loss:.3f}  "
-        f"{seconds:.0f} s",
-        flush=True,
-    )
+    return total / count
