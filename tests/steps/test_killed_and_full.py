@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,39 @@ def test_kills_lose_nothing(rounds: int, tmp_path: Path) -> None:
     assert sum(found["kills"].values()) >= rounds // 2
 
 
+@pytest.mark.parametrize(
+    ("verb", "step", "least"),
+    [
+        ("import", 6, 8),
+        ("repair", 9, 8),
+        pytest.param("repair", 1, 60, marks=pytest.mark.slow),
+        pytest.param("compress", 1, 80, marks=pytest.mark.slow),
+        pytest.param("heal", 11, 8, marks=pytest.mark.slow),
+        pytest.param("loss", 29, 5, marks=pytest.mark.slow),
+        pytest.param("healed", 47, 5, marks=pytest.mark.slow),
+        *((verb, 0, 1) for verb in ("compress", "import", "repair")),
+        pytest.param("heal", 0, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_stop_anywhere_loses_nothing(verb: str, step: int, least: int, tmp_path: Path) -> None:
+    """Step 0 is a full disk, of which the run says so in a sentence."""
+    found = _run("tests.steps.every_kill", tmp_path, verb, step)
+    assert found["wrong"] == []
+    assert found["kills"] >= least
+
+
 @pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
     if subprocess.run([*OWN_MOUNTS, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this system lets nobody mount a small disk")
-    found = _run("tests.steps.full_disk", tmp_path, 2, *OWN_MOUNTS)
+    found = _run("tests.steps.full_disk", tmp_path, 2, before=OWN_MOUNTS)
     assert found["wrong"] == []
     assert set(found["full"]) == set(VERBS)
 
 
-def _run(module: str, directory: Path, number: int, *before: str) -> Any:
+def _run(module: str, directory: Path, *words: object, before: Sequence[str] = ()) -> Any:
     done = subprocess.run(
-        [*before, sys.executable, "-m", module, directory, str(number)],
+        [*before, sys.executable, "-m", module, directory, *map(str, words)],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         capture_output=True,

@@ -20,6 +20,11 @@ from tests.support.dense_models import config, write, write_text
 
 _COMPRESS = ("compress", "dense", "--param-ratio", "0.8", "--max-tokens", "1024")
 OVERWRITE = ("--overwrite",)
+_LOSS = (
+    *("compress", "dense", "--max-loss", "5%", "--held-out", "held-out.txt"),
+    *("--method", "heads,prune", "--max-tokens", "1536", "--sequence-length", "128"),
+    *("--calibration", "long.txt"),
+)
 # The words of each command line, without --out and what belongs to every run.
 VERBS: dict[str, tuple[str, ...]] = {
     "compress": (*_COMPRESS, "--sequence-length", "128", "--calibration", "long.txt"),
@@ -37,11 +42,8 @@ VERBS: dict[str, tuple[str, ...]] = {
     "plan": ("plan", "dense", "--param-ratio", "0.8"),
     "picture": ("plan", "dense", "--param-ratio", "0.8"),
     "profile": ("profile",),
-    "loss": (
-        *("compress", "dense", "--max-loss", "5%", "--held-out", "held-out.txt"),
-        *("--method", "heads,prune", "--max-tokens", "1536", "--sequence-length", "128"),
-        *("--calibration", "long.txt"),
-    ),
+    "loss": _LOSS,
+    "healed": (*_LOSS, "--heal", "heal.txt", "--heal-tokens", "1024"),
     "schedule": ("schedule", "traffic.yaml"),
     "report": ("report",),
 }
@@ -57,9 +59,8 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # What lets a verb replace what it wrote before; a verb that is not here never does.
 OVERWRITES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("compress", "import", "repair", "export", "heal", "loss", "plan", "picture"), OVERWRITE
-    ),
+    **dict.fromkeys(("compress", "import", "repair", "export", "heal"), OVERWRITE),
+    **dict.fromkeys(("loss", "healed", "plan", "picture"), OVERWRITE),
     **dict.fromkeys(("profile", "report"), ()),
 }
 
@@ -69,6 +70,7 @@ def write_inputs(directory: Path) -> None:
     write(directory / "dense", config())
     write_text(directory / "long.txt")
     write_text(directory / "held-out.txt", 30_000)
+    write_text(directory / "heal.txt", 6_000)
     write(directory / "unaligned", config(intermediate_size=93))
     saved(directory, svd_llm())
     write_all(directory)
@@ -108,7 +110,8 @@ def arguments(verb: str, out: Path, *more: str) -> list[str]:
         return [*VERBS[verb], str(out)]
     into = {"import": [str(out)], "picture": ["--plot", str(out)]}.get(verb, ["--out", str(out)])
     quiet = () if verb in ("plan", "picture") else ("--quiet",)
-    device = ("--device", "cpu") if verb in ("compress", "loss", "heal", "calibrate") else ()
+    computes = ("compress", "loss", "healed", "heal", "calibrate")
+    device = ("--device", "cpu") if verb in computes else ()
     return [*VERBS[verb], *into, *quiet, *device, *more]
 
 

@@ -1,0 +1,58 @@
+"""`kill -9` before every N-th change to files: `python -m tests.steps.every_kill DIR VERB N`.
+
+With N of 0 the run may write no file of more than 20,000 bytes instead, as on a full disk. Either
+is followed by a run with --resume, which must end in the bytes of an undisturbed one and leave
+nothing beside them. Prints, as JSON, how many kills there were and what was wrong.
+"""
+
+import json
+import resource
+import shutil
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+from tests.support.killing import kill_before_change
+from tests.support.writing_verbs import digest, product, ran, write_inputs
+
+_LARGEST = (20_000, 20_000)
+
+
+def main(directory: Path, verb: str, step: int) -> dict[str, object]:
+    """Stop a verb in `directory` wherever a step ends, and resume it."""
+    write_inputs(directory)
+    sound, into = directory / "sound", directory / "into"
+    sound.mkdir()
+    assert ran(verb, product(verb, sound), (), directory) == 0, _said(directory)
+    expected = digest(product(verb, sound))
+    out, wrong, kills = product(verb, into), [], 0
+    while True:
+        into.mkdir()
+        if step:
+            stop = partial(kill_before_change, (kills + 1) * step, out)
+        else:
+            stop = partial(resource.setrlimit, resource.RLIMIT_FSIZE, _LARGEST)
+        status = ran(verb, out, (), directory, stop)
+        if step and status != -signal.SIGKILL:
+            return {"kills": kills, "wrong": wrong}
+        if not step and ("cannot be written" not in _said(directory) or out.exists()):
+            wrong.append(f"full disk: {_said(directory)}")
+        kills += 1
+        status = ran(verb, out, ("--resume",), directory)
+        # A run that was killed in its last moment has left nothing to resume.
+        if status and "exists" not in _said(directory):
+            wrong.append(f"stop {kills}: {_said(directory)}")
+        if digest(out) != expected or list(into.iterdir()) != [out]:
+            wrong.append(f"stop {kills}: other bytes, or leftovers")
+        shutil.rmtree(into)
+        if not step:
+            return {"kills": kills, "wrong": wrong}
+
+
+def _said(directory: Path) -> str:
+    return (directory / "said").read_text().strip()
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))
