@@ -1,6 +1,5 @@
 """ASVD, LowRankArena, SVD-LLM and LEMS: linears as two factors, in the form of each tool."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -76,40 +75,6 @@ def test_svd_llm_may_store_factors_in_another_dtype_than_the_rest(tmp_path: Path
 
 
 UP = "model.layers.0.mlp.up_proj"
-RANK_KEYS = ("truncation_ranks", "low_rank_modules", "svd_ranks", "rank_dict")
-
-
-@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
-@pytest.mark.parametrize("kind", ["down", "up", "extra", "transposed", "nan"])
-def test_a_broken_factor_is_named_as_the_tool_names_it(
-    tool: Tool, kind: str, tmp_path: Path
-) -> None:
-    down, up = (tool.rename(f"{UP}.{factor}.weight") for factor in (tool.down, tool.up))
-    whole = tool.rename(f"{UP}.weight")
-
-    def change(tensors: dict[str, torch.Tensor]) -> None:
-        match kind:
-            case "down":
-                del tensors[down]
-            case "up":
-                del tensors[up]
-            case "extra":
-                tensors[whole] = torch.ones(96, 48)
-            case "transposed":
-                tensors[up] = tensors[up].T
-            case "nan":
-                tensors[down][0, 0] = torch.inf
-
-    message = {
-        "down": f"{down}: missing, expected shape [8, 48]",
-        "up": f"{up}: missing, expected shape [96, 8]",
-        "extra": f"{whole}: not part of the model",
-        "transposed": f"{up}: shape [8, 96], expected [96, 8]",
-        "nan": f"{down}: contains NaN or infinity",
-    }[kind]
-    written, model = low_rank(tool, config(), SOME)
-    (fault,) = verify(write(tmp_path, written, model, tool.rename, change)).faults
-    assert message in fault
 
 
 def test_factors_whose_product_is_too_large_are_a_fault(tmp_path: Path) -> None:
@@ -125,39 +90,6 @@ def test_factors_whose_product_is_too_large_are_a_fault(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["asvd", "arena", "svd-llm, arena", "lems"])
-@pytest.mark.parametrize("rank", [0, -1, True, 8.0, "8", None, 2**63, [8]])
-def test_an_impossible_rank_is_refused_naming_the_key(name: str, rank: Any, tmp_path: Path) -> None:
-    written, model = low_rank(TOOLS[name], config(), SOME)
-    ranks = TOOLS[name].rewrite({"model_type": "llama"}, {UP: rank})
-    key = next(key for key in ranks if key in RANK_KEYS)
-    written[key] = written[key] | ranks[key]
-    with pytest.raises(CheckpointError, match=rf"config\.json: {key}\.{UP}") as refused:
-        inspect(write(tmp_path, written, model, TOOLS[name].rename))
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", ["asvd", "arena", "svd-llm, arena", "lems"])
-@pytest.mark.parametrize(
-    "linear", ["model.layers.2.mlp.up_proj", "model.embed_tokens", "model.layers.0.mlp.act_fn", ""]
-)
-def test_ranks_of_what_is_no_linear_are_refused(name: str, linear: str, tmp_path: Path) -> None:
-    written, model = low_rank(TOOLS[name], config(), SOME)
-    written = TOOLS[name].rewrite(config(), SOME | {linear: 4})
-    with pytest.raises(CheckpointError, match=rf"{linear}: the model has no such linear"):
-        inspect(write(tmp_path, written, model, TOOLS[name].rename))
-
-
-def test_a_rank_that_differs_from_the_shapes(tmp_path: Path) -> None:
-    written, model = low_rank(TOOLS["asvd"], config(), SOME)
-    written["truncation_ranks"] = SOME | {UP: 9}
-    faults = verify(write(tmp_path, written, model)).faults
-    assert [re.sub(r".*up_proj\.", "", fault) for fault in faults] == [
-        "BLinear.weight: shape [8, 48], expected [9, 48]",
-        "ALinear.weight: shape [96, 8], expected [96, 9]",
-    ]
-
-
 @pytest.mark.parametrize("shape", [(0, 48), (8,), (8, 48, 1)])
 def test_a_factor_that_is_no_matrix_gives_no_rank(shape: tuple[int, ...], tmp_path: Path) -> None:
     tool, down = TOOLS["svd-llm"], "model.layers.0.mlp.up_v_proj.weight"
@@ -166,12 +98,6 @@ def test_a_factor_that_is_no_matrix_gives_no_rank(shape: tuple[int, ...], tmp_pa
     directory = write(tmp_path, written, model, tool.rename, lambda t: t.update(change))
     with pytest.raises(CheckpointError, match=rf"{down}: shape .*expected a matrix"):
         inspect(directory)
-
-
-def test_asvd_of_other_models_is_refused(tmp_path: Path) -> None:
-    written, model = low_rank(TOOLS["asvd"], config(), SOME)
-    with pytest.raises(CheckpointError, match=r"expected a tool's name of Llama .* got 'opt'"):
-        inspect(write(tmp_path, written | {"model_type": "opt"}, model))
 
 
 def test_nothing_of_the_authors_code_is_in_the_config_to_serve_by(tmp_path: Path) -> None:

@@ -50,28 +50,6 @@ def test_an_intact_model_streams_every_tensor_of_its_layout(model: Path) -> None
     assert sorted(_stream(model)) == sorted(layout.tensors())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t: t.pop(DOWN), rf"{DOWN}: missing, expected shape \[256, 400\]"),
-        (lambda t: t.update({DOWN: t[DOWN].T.contiguous()}), rf"{DOWN}: shape \[400, 256\]"),
-        (lambda t: t.update({DOWN: t[DOWN].double()}), rf"{DOWN}: dtype F64"),
-        (lambda t: t.update(extra=t[DOWN].clone()), r"extra: not part of the model"),
-        (lambda t: t[DOWN].view(-1)[7:8].fill_(float("nan")), rf"{DOWN}: contains NaN or infinity"),
-        (lambda t: t[DOWN].view(-1)[7:8].fill_(float("inf")), rf"{DOWN}: contains NaN or infinity"),
-        (
-            lambda t: t.pop("model.layers.1.self_attn.rope_inv_freq"),
-            r"layers\.1\.self_attn\.rope_inv_freq: missing",
-        ),
-    ],
-    ids=["missing", "transposed", "float64", "extra", "nan", "inf", "no rope table"],
-)
-def test_the_loader_refuses(model: Path, change: Callable[[Tensors], object], message: str) -> None:
-    _rewrite(model, change)
-    with pytest.raises(CheckpointError, match=message):
-        _stream(model)
-
-
 def test_the_finite_check_can_be_switched_off(model: Path) -> None:
     _rewrite(model, lambda t: t[DOWN].view(-1)[7:8].fill_(float("nan")))
     assert DOWN in _stream(model, finite_check=False)
