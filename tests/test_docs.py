@@ -22,10 +22,11 @@ from vllm_gac.layout.schema import GacSection, KeySection, LayerSection, ValueSe
 
 ROOT = Path(__file__).parents[1]
 FORMAT = (ROOT / "docs/format.md").read_text()
+FOLDERS = ("benchmarks", "examples", "fuzz", "loadtest", "patches", "serving_configs")
 # Result pages keep the commands and paths that they were made by, so only their links are checked.
 LINKED = sorted(
     path.relative_to(ROOT).as_posix()
-    for place in (".", "docs", "benchmarks", "fuzz", "loadtest", "patches", "serving_configs")
+    for place in (".", "docs", *FOLDERS)
     for path in (ROOT / place).glob("*.md" if place in (".", "docs") else "**/*.md")
 )
 # The changelog also names what is gone.

@@ -39,6 +39,7 @@ ALL_PASSED = ".ci/all-passed"
 NOTHING = ("docs/", ".github/", "benchmarks/results/", "fuzz/corpus/", "tests/hostile/")
 # Read by the tests beside them.
 BESIDE = {"serving_configs/": "tests/serving_configs/", "loadtest/": "tests/loadtest/",
+          "examples/": "tests/test_examples.py",
           "docs/compress_and_serve.ipynb": "tests/test_notebook.py"}  # fmt: skip
 
 # One slow test of each kind runs whatever the change is.

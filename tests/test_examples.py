@@ -1,0 +1,90 @@
+"""The recipes of examples/ run as they stand."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.importers.low_rank_models import SOME, TOOLS, low_rank
+from tests.importers.tools import write
+from tests.serving_configs.debian import program
+from tests.serving_configs.front import free_port, upstream
+from tests.steps.healing_models import write_all
+from tests.support.dense_models import config, write_text, write_tokenizer
+from tests.support.waiting import PATIENCE, wait_until
+from vllm_gac import demo
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def said(script: str, *arguments: object) -> str:
+    command = [EXAMPLES / script, *map(str, arguments)]
+    run = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return run.stdout
+
+
+def test_the_page_has_every_recipe() -> None:
+    page = (EXAMPLES / "README.md").read_text()
+    assert all(f"({path.name})" in page for path in EXAMPLES.glob("*.sh"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["more_room.sh", "faster_in_fp8.sh"])
+def test_the_demo_is_compressed(script: str, tmp_path: Path) -> None:
+    text, held_out = tmp_path / "text.txt", tmp_path / "held-out.txt"
+    text.write_text(demo.CALIBRATION.read_text()[:40_000])
+    held_out.write_text(demo.HELD_OUT.read_text()[:40_000])
+    found = said(script, demo.MODEL, text, held_out, tmp_path / "out", "--max-tokens", 4096)
+    assert "times" in found.splitlines()[-1]
+
+
+def test_what_another_tool_wrote_is_padded_and_answers_the_same(tmp_path: Path) -> None:
+    tool = TOOLS["svd-llm"]
+    written, model = low_rank(tool, config(), SOME)
+    source = write(tmp_path / "source", written, model, tool.rename)
+    write_tokenizer(source / "tokenizer.json", written["vocab_size"])
+    text = write_text(tmp_path / "text.txt", 3000)
+    assert "\n1.0000 times" in said("other_tool.sh", source, text, tmp_path / "out")
+
+
+def test_a_compressed_model_is_healed(tmp_path: Path) -> None:
+    student, teacher, text = write_all(tmp_path)
+    few = ("--tokens", 1792, "--sequence-length", 32, "--batch-tokens", 256)
+    options = (*few, "--learning-rate", 5e-3, "--device", "cpu")
+    found = said("heal.sh", student, teacher, text, text, tmp_path / "out", *options)
+    before, after = (float(line.split()[0]) for line in found.splitlines() if " times " in line)
+    assert after < before
+
+
+def test_a_canary_gets_some_of_the_requests() -> None:
+    found = environment()
+    found["PATH"] = f"{Path(program('nginx')).parent}:{found['PATH']}"
+    front = f"127.0.0.1:{free_port()}"
+    with upstream() as compressed, upstream() as dense:
+        sides = (f"127.0.0.1:{side.port}" for side in (compressed, dense))
+        command = [EXAMPLES / "canary.sh", *sides, front]
+        process = subprocess.Popen(command, env=found, stdout=subprocess.DEVNULL, process_group=0)
+
+        def ask(number: int) -> object:
+            headers = {"X-Session-Id": str(number)}
+            return urlopen(Request(f"http://{front}/v1/models", headers=headers)).close()
+
+        try:
+            wait_until(lambda: ask(0) is None, PATIENCE, "nginx answers")
+            for number in range(1, 90):
+                ask(number)
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(PATIENCE)
+    asked = [len(side.requests) for side in (compressed, dense)]
+    assert sum(asked) == 90
+    assert 0 < asked[0] < asked[1]
