@@ -294,17 +294,10 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     """They come from Python; the command line refuses some of them by itself."""
     write_all(tmp_path)
     for option, value, said in (
-        ("tokens", 0, "--tokens 0: expected an integer of at least 1"),
-        ("learning_rate", -1e-3, "--learning-rate -0.001: expected a number from 1e-12 to 1e+06"),
         ("learning_rate", float("nan"), "--learning-rate nan: expected a number from"),
         ("temperature", 1e300, "--temperature 1e+300: expected a number from 0.01 to 100"),
-        ("hidden_weight", float("inf"), "--hidden-weight inf: expected a number from 0 to"),
         ("tokens", 1, "too few tokens to train on, 1: one step takes a whole sequence of 32"),
-        ("tokens", 1e4, "--tokens 10000.0: expected an integer of at least 1"),
-        ("temperature", "2", "--temperature 2: expected a number"),
-        ("lora_rank", 0, "--lora-rank 0: expected an integer of at least 1"),
         ("lora_rank", 10**7, "--lora-rank 10000000: expected 1,000,000 at most"),
-        ("offload", 1, "--offload 1: expected True or False"),
         ("batch_tokens", 10**9, "--batch-tokens 1000000000: one step would take more than"),
         ("batch_tokens", 31, "--batch-tokens 31: one step takes whole sequences of 32 tokens"),
         ("train", "both", "--train both: expected one of auto, full, lora"),
