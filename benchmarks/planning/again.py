@@ -48,7 +48,8 @@ ASVD and PaLU choose them. *Padded*: what `repair` makes of these, exactly, with
 `plan --stats` makes of the same budget by itself."""
 _LOSS = (
     f"The demo model, compressed by each on {TOKENS:,} tokens of its calibration text and not "
-    "refitted: its perplexity on\nheld-out text, over the dense model's, and the 95 % interval."
+    f"refitted: its perplexity on\n{TOKENS:,} tokens of held-out text, over the dense model's, and "
+    "the 95 % interval."
 )
 _TIME = (
     "Llama-3-8B's shape, each linear with the share of its parameters that the demo model's linear "
@@ -88,7 +89,9 @@ def measure(device: str) -> Iterator[dict[str, Any]]:
                 out = Path(folder) / f"{ratio}-{number}"
                 alike = vllm_gac.CompressRequest(no_refit=True)
                 vllm_gac.compress(demo.MODEL, out, plan, alike, stats=stats, device=device)
-                found = vllm_gac.compare(out, demo.MODEL, [demo.HELD_OUT], device=device)
+                found = vllm_gac.compare(
+                    out, demo.MODEL, [demo.HELD_OUT], max_tokens=TOKENS, device=device
+                )
                 row = {
                     "ratio": ratio,
                     "ranks are": name,

@@ -74,6 +74,11 @@ class PartCandidates:
         """The part as an error names it."""
         return (self.prefix if isinstance(self.prefix, str) else ", ".join(self.prefix)).strip(".")
 
+    def changed(self, dense: ModelLayout, layer: LayerLayout) -> set[str]:
+        """The fields of the part, and the names of its linears, that are not whole in `layer`."""
+        fields = {x for x in self.fields if getattr(layer, x) != getattr(dense.layers[0], x)}
+        return fields | {name for name in layer.ranks if name.startswith(self.prefix)}
+
     def put(self, layer: LayerLayout, chosen: LayerLayout) -> LayerLayout:
         """`layer` with this part of the candidate `chosen`."""
         own: dict[str, Any] = {name: getattr(chosen, name) for name in self.fields}

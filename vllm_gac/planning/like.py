@@ -33,8 +33,8 @@ from vllm_gac.planning.request import PlanRequest
 
 # What the budgets' ratios are rounded up to. Times the parameters of a model, it is below one.
 _RATIO_UNIT = 10**12
-# A dim that a tool left whole is worth as much as if it had kept this share. What the last numbers
-# of a whole dim lose is next to nothing, so that any scale would do.
+# What the last numbers of a dim lose is next to nothing. So a dim that a tool kept nearly whole is
+# worth as much as if it had kept this share.
 _MOST = Fraction(15, 16)
 # What the methods change, of ModelLayout; nothing else may differ.
 _SAME = {

@@ -244,9 +244,9 @@ class Problem:
     def _windows(self, losses: Losses) -> list[NDArray[np.intp]]:
         """The candidates near the dims of a plan, for each part of each layer.
 
-        The plan is the one that was given, or has dims in proportion to their scores.
-
-        If no candidate is near, all are taken.
+        The plan is the one that was given, or has dims in proportion to their scores. What a given
+        plan leaves whole stays whole, or each whole linear would become two. If no candidate is
+        near, all are taken.
         """
         near = self._near or proportional_layers(
             self._dense,
@@ -259,8 +259,13 @@ class Problem:
         windows = []
         for part in self._parts:
             for layer in near:
-                about = [within_window(self._dense, c, layer, part.prefix) for c in part.layers]
-                windows.append(np.flatnonzero(about if any(about) else np.ones(len(about))))
+                about = np.array(
+                    [within_window(self._dense, c, layer, part.prefix) for c in part.layers]
+                )
+                if self._near is not None:
+                    changed = part.changed(self._dense, layer)
+                    about &= [part.changed(self._dense, c) == changed for c in part.layers]
+                windows.append(np.flatnonzero(about if about.any() else np.ones(len(about))))
         return windows
 
     def minimized(self, layers: Sequence[LayerLayout]) -> float:
