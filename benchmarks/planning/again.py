@@ -42,10 +42,12 @@ TOKENS = 1 << 14
 H200 = Deployment(read_profile("h200"), BatchMix())
 _COMMAND = "python -m benchmarks.planning.again OUT"
 _ABOUT = """\
-Low rank in all linears. *As chosen*: ranks in proportion to scores that calibration measured, as
-ASVD and PaLU choose them. *Padded*: what `repair` makes of these, exactly, with more parameters.
-*Planned again*: `plan --like RANKS`, by the ranks alone, or with `--stats`. *Planned*: what
-`plan --stats` makes of the same budget by itself."""
+Low rank in all linears. *As chosen*: ranks in proportion to scores that calibration measured. That
+is how ASVD and PaLU choose them, but it is not these tools' own scores and models. *Padded*: what
+`repair` makes of these, exactly, with more parameters. *Planned again*: `plan --like RANKS`, by the
+ranks alone, or with `--stats`. *Planned*: what `plan --stats` makes of the same budget by itself.
+Planning again loses less, because no aligned rank is as small as the smallest here, and the largest
+pay for them."""
 _LOSS = (
     f"The demo model, compressed by each on {TOKENS:,} tokens of its calibration text and not "
     f"refitted: its perplexity on\n{TOKENS:,} tokens of held-out text, over the dense model's, and "
@@ -171,8 +173,8 @@ def stretched(whole: ModelLayout, small: Mapping[str, int]) -> Iterator[LayerLay
 def page(result: Mapping[str, Any]) -> str:
     """The page of a result."""
     whole = H200.dense_microseconds(layout_of(DENSE)) / 1000
-    columns = ["parameters", "ranks", "parameters used", "ranks % 8 = 0", "% 16", "distinct ranks"]
-    lines = ["# Ranks of another tool, planned again", "", f"{origin(result)}.", "", _ABOUT]
+    columns = ["ratio", "ranks", "parameters", "ranks % 8 = 0", "% 16", "distinct ranks"]
+    lines = ["# Ranks in proportion to scores, planned again", "", f"{origin(result)}.", "", _ABOUT]
     lines += ["", "## Loss", "", _LOSS, ""]
     small = [[*_begin(row), _interval(row)] for row in result["small"]]
     lines += table([*columns, "perplexity"], small)

@@ -246,7 +246,7 @@ class Problem:
 
         The plan is the one that was given, or has dims in proportion to their scores. What a given
         plan leaves whole stays whole, or each whole linear would become two. If no candidate is
-        near, all are taken.
+        near, all are taken that change the same, or else all.
         """
         near = self._near or proportional_layers(
             self._dense,
@@ -259,13 +259,15 @@ class Problem:
         windows = []
         for part in self._parts:
             for layer in near:
-                about = np.array(
-                    [within_window(self._dense, c, layer, part.prefix) for c in part.layers]
-                )
+                alike = np.ones(len(part.layers), dtype=bool)
                 if self._near is not None:
                     changed = part.changed(self._dense, layer)
-                    about &= [part.changed(self._dense, c) == changed for c in part.layers]
-                windows.append(np.flatnonzero(about if about.any() else np.ones(len(about))))
+                    alike &= [part.changed(self._dense, c) == changed for c in part.layers]
+                about = alike & [
+                    within_window(self._dense, c, layer, part.prefix) for c in part.layers
+                ]
+                taken = next((x for x in (about, alike) if x.any()), np.ones_like(alike))
+                windows.append(np.flatnonzero(taken))
         return windows
 
     def minimized(self, layers: Sequence[LayerLayout]) -> float:
@@ -325,8 +327,8 @@ class Problem:
             if self._near is None:
                 raise
             raise PlanError(
-                f"no dims of --align {self._request.align} are near enough to those of the other "
-                f"model and spend no more: {e}; give another --align"
+                f"no dims of --align {self._request.align} are within an eighth of those of the "
+                "other model and spend no more than it does; give another --align"
             ) from e
         chosen = [int(a[position]) for a, position in zip(by.allowed, positions, strict=True)]
         return self._solution(by, chosen, gap, limited_by(costs, values, positions, budgets))

@@ -1,0 +1,1 @@
+"""What the planner makes of other tools' ranks."""
