@@ -34,7 +34,7 @@ def test_a_schedule_that_is_there_is_kept(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["schedule", "azure", "s.jsonl"], "no scenario 'azure'; there are azure-code, azure-"),
+        (["schedule", "azure", "s.jsonl"], "no scenario 'azure'; there are agents, azure-code"),
         (["schedule", "missing.yaml", "s.jsonl"], "missing.yaml: cannot be read: No such file"),
         (["schedule", "smoke", "s.jsonl", "--rate", "-1"], "smoke.yaml with rate -1.0: rate: Inp"),
         (
