@@ -5,23 +5,30 @@ Where repeats lie in one another, a text can be read in many ways, and all of th
 each token, by the engine's loop, while everybody waits.
 """
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from operator import or_
 from typing import Any
 
-# Of what lies in one another: `([a-z]{1,30}){1,30}` repeats 900 times.
-MAX_TIMES = 1024
-# In a regex: `((a*)*)*`. The rules of a grammar lie deeper in one another as a matter of course.
-MAX_NESTED = 3
+# Of what lies in one another: `([a-z]{1,6}){1,4}` counts as 24, and a text of 6 letters can be read
+# as one repeat, as two or as more. Where it can be read in one way, as `([a-z]{1,30};){1,30}`,
+# nothing is multiplied.
+MAX_TIMES = 24
+# The same in a grammar. Lists of strings are one there, and cannot be told from what is costly.
+MAX_IN_GRAMMAR = 1024
+# What `*` and `+` count as in a regex, so that three of them are too many. The rules of a grammar
+# lie deeper in one another as a matter of course.
+UNBOUNDED = 4
 # In a regex, one after the other: `a?b?c*`. Each of them, and what follows, may come next.
 MAX_OPTIONAL = 12
 # In a pattern of a schema. xgrammar compiles none with more, and the API server, which converts it
 # first, answers nobody meanwhile: the time grows with the square of the number.
 MAX_IN_PATTERN = 128
 # Different minLength and maxLength from there on: each is compiled for itself.
-MAX_LENGTHS = 16
+MAX_LENGTHS = 8
 # Properties of an object that says how many of them there may be.
 MAX_COUNTED = 32
 
@@ -43,26 +50,47 @@ _GRAMMAR = re.compile(
 # Keys of a schema under which there are values, not schemas.
 _VALUES = ("const", "default", "enum", "examples")
 _MANY = 10**9  # more are counted as so many
+# Sets of ASCII characters, as bits.
+_ALL = (1 << 128) - 1
+_ASCII = "".join(map(chr, range(128)))
+# In an atom of a regex: what stands for characters beyond ASCII, or what Python reads otherwise.
+_UNKNOWN = re.compile(r"[^\x00-\x7f]|\\[^\W_dwsrntf]|.\[|--|&&|~~|\|\|", re.DOTALL)
 
 
 @dataclass
 class _Part:
     """What matters of a part of a regex or of a grammar."""
 
+    chars: int = _ALL  # that may be in it
+    single: bool = False  # it is always one of these
+    alternatives: list[list["_Part"]] = field(default_factory=list)
     nested: int = 0  # how deep repeats lie in one another
     times: int = 1  # how often what lies deepest is repeated
     row: int = 0  # how many optional parts follow one another
     optional: bool = False
     quantified: bool = False
 
-    def repeat(self, quantifier: str) -> None:
-        """Put a quantifier after it. The `?` of `a*?` changes nothing here."""
+    def repeat(self, quantifier: str, unbounded: int) -> None:
+        """Put a quantifier after it. The `?` of `a*?` changes nothing here.
+
+        `unbounded` is what `*` and `+` count as.
+        """
         if self.quantified and quantifier == "?":
             return
         self.quantified = True
         self.optional |= quantifier in ("?", "*") or re.match(r"\{\s*(0|,)", quantifier) is not None
-        if quantifier != "?":
-            self.nested, self.times = self.nested + 1, min(self.times * _count(quantifier), _MANY)
+        self.single = False
+        if quantifier == "?":
+            self.nested = max(self.nested, 1)
+            return
+        count = unbounded if quantifier in ("*", "+") else _count(quantifier)
+        product = min(self.times * count, _MANY)
+        # Of `(a)**`, only the first looks at them: else time grows with the square.
+        alternatives, self.alternatives = self.alternatives, []
+        if self.nested and product > MAX_TIMES and _ends_are_seen(alternatives):
+            self.times = max(self.times, count)
+        else:
+            self.nested, self.times = self.nested + 1, product
 
 
 class _Group:
@@ -72,10 +100,14 @@ class _Group:
         self.most = _Part()
         self.last = _Part(optional=True)  # nothing
         self._row, self._all_optional = 0, True  # of the alternative that is read
+        self._alternatives: list[list[_Part]] = [[]]
+        self._chars = 0
 
     def add(self, part: _Part) -> None:
         """Read one more part; of the one before, all is known then."""
         before, self.last = self.last, part
+        self._alternatives[-1].append(part)
+        self._chars |= part.chars
         self._all_optional &= before.optional
         self._row = self._row + max(before.quantified, before.row) if before.optional else 0
         self.most.nested = max(self.most.nested, before.nested)
@@ -84,10 +116,30 @@ class _Group:
 
     def end(self) -> _Part:
         """End an alternative, and return the whole as it is then."""
-        self.add(_Part(optional=True))
+        before = self._alternatives[-1]
+        self.add(_Part(optional=True, chars=0))
+        before.pop()
         self.most.optional |= self._all_optional
         self._row, self._all_optional = 0, True
-        return replace(self.most)
+        self._alternatives.append([])
+        alone = self._alternatives[:-1]
+        single = all(len(parts) == 1 and parts[0].single for parts in alone)
+        return replace(self.most, chars=self._chars, single=single, alternatives=alone)
+
+
+def _ends_are_seen(alternatives: list[list[_Part]]) -> bool:
+    """Whether the characters of a text say where each repeat of a group ends.
+
+    They do where each alternative begins or ends with characters that are nowhere else in the
+    group, or equally often in each alternative, as the quotes of `("[^"]*",?)`.
+    """
+    for edge in (0, -1) if alternatives and all(alternatives) else ():
+        seen = functools.reduce(or_, (parts[edge].chars for parts in alternatives))
+        found = [[part for part in parts if part.chars & seen] for parts in alternatives]
+        single = all(part.single and not part.chars & ~seen for parts in found for part in parts)
+        if single and len(set(map(len, found))) == 1:
+            return True
+    return False
 
 
 def costly(schemas: Any) -> str | None:
@@ -154,17 +206,12 @@ def _keys(found: Mapping[str, Any], name: str) -> list[Any]:
 
 def _of_regex(regex: str) -> str | None:
     found = _read(regex, _REGEX, {})
-    if found.nested > MAX_NESTED:
-        return (
-            f"Repeats in a regex or pattern of the request lie {found.nested} deep in one another, "
-            f"and may lie {MAX_NESTED} deep: simplify it."
-        )
     if found.row > MAX_OPTIONAL:
         return (
             f"In a regex or pattern of the request {found.row} optional parts follow one another, "
             f"and {MAX_OPTIONAL} may: simplify it."
         )
-    return _too_often("regex or pattern", found)
+    return _too_often("regex or pattern", found, MAX_TIMES)
 
 
 def _of_pattern(pattern: str) -> str | None:
@@ -177,20 +224,22 @@ def _of_pattern(pattern: str) -> str | None:
     return None
 
 
-def _too_often(where: str, found: _Part) -> str | None:
-    if found.nested < 2 or found.times <= MAX_TIMES:
+def _too_often(where: str, found: _Part, most: int) -> str | None:
+    if found.nested < 2 or found.times <= most:
         return None
     return (
-        f"Repeats that lie in one another in a {where} of the request repeat something "
-        f"{found.times:,} times, and may do so {MAX_TIMES:,} times: write * or +, or smaller "
-        "numbers."
+        f"Repeats that lie in one another in a {where} of the request count as {found.times:,}, "
+        f"and may as {most:,}: end each by a character that is nowhere else in it, or use "
+        "smaller numbers."
     )
 
 
 def _of_grammar(grammar: str) -> str | None:
     _, *parts = _RULE.split(grammar)
     rules: dict[str, str | _Part] = dict(zip(parts[::2], parts[1::2], strict=True))
-    said = (_too_often("grammar", _read(name, _GRAMMAR, rules)) for name in [*rules])
+    said = (
+        _too_often("grammar", _read(name, _GRAMMAR, rules), MAX_IN_GRAMMAR) for name in [*rules]
+    )
     return next(filter(None, said), None)
 
 
@@ -200,7 +249,7 @@ def _read(text: str, token: re.Pattern[str], rules: dict[str, str | _Part]) -> _
     for found in token.finditer(text):
         kind, part = found.lastgroup, found[0]
         if kind in ("optional", "repeat", "lark"):
-            groups[-1].last.repeat(part)
+            groups[-1].last.repeat(part, UNBOUNDED if token is _REGEX else 1)
         elif kind == "open":
             groups.append(_Group())
         elif kind == "or":
@@ -215,11 +264,36 @@ def _read(text: str, token: re.Pattern[str], rules: dict[str, str | _Part]) -> _
                 rules[part] = body = _read(body, token, rules)
             groups[-1].add(replace(body, quantified=False))
         else:
-            groups[-1].add(_Part())
+            chars, single = _atom(part) if token is _REGEX else _terminal(part)
+            groups[-1].add(_Part(chars, single))
     while len(groups) > 1:  # never closed
         whole = groups.pop().end()
         groups[-1].add(whole)
     return groups[-1].end()
+
+
+@functools.lru_cache(4096)
+def _atom(atom: str) -> tuple[int, bool]:
+    """The characters that an atom of a regex may be, and whether they are known."""
+    try:
+        found = [] if _UNKNOWN.search(atom) else re.findall(atom, _ASCII, re.DOTALL)
+    except re.error:
+        found = []
+    return (_bits("".join(found)), True) if any(found) else (_ALL, False)
+
+
+def _terminal(text: str) -> tuple[int, bool]:
+    """The same of a class or of a text in quotes in a grammar; of others, nothing is known."""
+    if text.startswith("["):
+        return _atom(text)
+    said = '"' if text == r'"\""' else text[1:-1]
+    if text[0] == text[-1] == '"' and len(text) > 2 and said.isascii() and "\\" not in said:
+        return _bits(said), len(said) == 1
+    return _ALL, False
+
+
+def _bits(chars: str) -> int:
+    return functools.reduce(or_, (1 << ord(char) for char in chars), 0)
 
 
 def _count(repeat: str) -> int:
