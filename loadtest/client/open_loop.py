@@ -93,18 +93,23 @@ class _Sending:
         for index in later:
             request = self.schedule.requests[index]
             due = max(request.timestamp / 1000, record.ended + request.delay / 1000)
-            before, record = record, self.record(index, due)
-            body = self.body(index)
-            if not before.ok:
-                was_sent = not math.isnan(before.sent)
-                record.error, record.ended = _LOST if was_sent else before.error, due
-            elif due >= min(self.schedule.ends, self.deadline):
-                record.error, record.ended = _LATE, due
-            elif not _wait_until(due, self.clock, self.stopped):
-                record.error, record.ended = _STOPPED, due
-            else:
-                send(self.target, body, record, self.clock, self.deadline)
+            why_not = self._why_not(record, due)
+            record = self.record(index, due)
+            if why_not is None:
+                body = self.body(index)  # before the turn is due, as that of the first one
+                if _wait_until(due, self.clock, self.stopped):
+                    send(self.target, body, record, self.clock, self.deadline)
+                else:
+                    why_not = _STOPPED
+            if why_not is not None:
+                record.error, record.ended = why_not, due
             self.on_record(record)
+
+    def _why_not(self, before: Record, due: float) -> str | None:
+        """Why the turn after `before` is not sent, if it is not."""
+        if not before.ok:
+            return before.error if math.isnan(before.sent) else _LOST
+        return _LATE if due >= min(self.schedule.ends, self.deadline) else None
 
 
 def _clock(start_at: float) -> Callable[[], float]:

@@ -57,7 +57,7 @@ def test_a_server_that_does_not_answer_does_not_delay_the_next_request() -> None
     assert [record.error for record in records] == [None] * 10
 
 
-def test_a_stopped_replay_sends_no_more() -> None:
+def stopped_at_the_first_answer(schedule: Schedule, share: Share) -> list[Record]:
     stopped = threading.Event()
     records: list[Record] = []
 
@@ -66,9 +66,12 @@ def test_a_stopped_replay_sends_no_more() -> None:
         stopped.set()
 
     with mock(Timing(0.001, 0.001)) as url:
-        far = schedule(3, 100_000)
-        replay(far, Target(url, "m"), Share(), time.time(), PATIENCE, first_answer, stopped)
-    assert len(records) == 1
+        replay(schedule, Target(url, "m"), share, time.time(), PATIENCE, first_answer, stopped)
+    return records
+
+
+def test_a_stopped_replay_sends_no_more() -> None:
+    assert len(stopped_at_the_first_answer(schedule(3, 100_000), Share())) == 1
 
 
 def conversation(*turns: int, duration: float | None = None) -> Schedule:
@@ -127,16 +130,7 @@ def test_what_follows_a_lost_turn_is_lost_and_what_comes_too_late_is_not_sent() 
 
 
 def test_a_stopped_replay_says_which_turns_it_did_not_send() -> None:
-    stopped = threading.Event()
-    records: list[Record] = []
-
-    def first_answer(record: Record) -> None:
-        records.append(record)
-        stopped.set()
-
-    with mock(Timing(0.001, 0.001)) as url:
-        far = conversation(0, 100_000, 0)
-        replay(far, Target(url, "m"), Share(0, 2), time.time(), PATIENCE, first_answer, stopped)
+    records = stopped_at_the_first_answer(conversation(0, 100_000, 0), Share(0, 2))
     assert [record.error for record in records] == [
         None,
         "not sent: the run was stopped",
