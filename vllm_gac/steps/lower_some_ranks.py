@@ -63,15 +63,11 @@ def lowered_layout(source: Checkpoint, request: RepairRequest, progress: bool) -
 
 def _choices(rank: int, full: int, request: RepairRequest) -> list[int]:
     """The allowed ranks next to `rank`, below and above; `rank` itself if it is allowed."""
-    multiple = request.multiples.linear
-
-    def above(dim: int) -> int:
-        up = rules.align(dim, request.strategy, "rank", request.gpu, multiple=multiple)
-        return min(up, full)
-
-    if (padded := above(rank)) == rank:
+    strategy, gpu, multiple = request.strategy, request.gpu, request.multiples.linear
+    padded = min(rules.align(rank, strategy, "rank", gpu, multiple=multiple), full)
+    if padded == rank:
         return [rank]
-    below = next((dim for dim in range(rank - 1, 0, -1) if above(dim) == dim), None)
+    below = max(rules.allowed_dims(1, rank, strategy, "rank", gpu, multiple=multiple), default=None)
     return [padded] if below is None else [below, padded]
 
 
