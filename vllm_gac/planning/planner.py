@@ -1,4 +1,4 @@
-"""The plan with the smallest loss within the budgets, or with least time or bytes in a loss."""
+"""The plan with the least loss within the budgets, or the least time or bytes within a loss."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -150,7 +150,7 @@ def best_plan(
     tolerance: float = 0.0,
     problems: Problems | None = None,
 ) -> Plan:
-    """Make the plan with the smallest loss within every budget, or the least one within a loss.
+    """Make the plan with the least loss within the budgets, or least time or bytes within a loss.
 
     Args:
         model: The dense model.

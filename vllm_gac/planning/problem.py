@@ -138,14 +138,15 @@ class Problem:
         self._check_time(unspent)
 
     def solve(self, losses: Losses, tolerance: float = 0.0) -> Solution:
-        """Find the choice with the smallest loss within every budget, or the least one in a loss.
+        """Find the choice with the least loss within every budget.
 
-        The time budget is checked on whole layers.
+        If a loss was asked for, it is the one with the least time or bytes within that loss. The
+        time budget is checked on whole layers.
 
         Args:
             losses: The expected loss of every dim of every layer.
-            tolerance: A choice is good enough if no other loses less by more than this. Of the
-                least one, it is the share of the dense model's time or bytes.
+            tolerance: A choice is good enough if no other loses less by more than this, or, if a
+                loss was asked for, saves more than this share of the dense model's time or bytes.
 
         Raises:
             PlanError: If no plan is within the budgets, or none loses so little.
@@ -153,7 +154,7 @@ class Problem:
         values, limits = self._values(losses), dict(self._limits)
         self.check_feasible()
         if self._request.max_loss is not None:
-            return self._least(values, expected_for(self._request.max_loss), tolerance)
+            return self._within_loss(values, expected_for(self._request.max_loss), tolerance)
         for _ in range(_ATTEMPTS):
             found = self._choose(values, limits, tolerance)
             if self.microseconds is None or self.deployment is None:
@@ -271,14 +272,14 @@ class Problem:
         return windows
 
     def minimized(self, layers: Sequence[LayerLayout]) -> float:
-        """What a request by a loss has the least of: nanoseconds of these layers, or bytes."""
+        """What a request by a loss minimizes: the nanoseconds of these layers, or their bytes."""
         assert self.deployment is not None  # such a request has one
         if self._request.minimize == "time":
             return self.deployment.nanoseconds(self._dense, layers)
         return self._request.held_bytes(self.deployment).of_layers(self._dense, layers)
 
-    def _least(self, by: _Values, most: float, tolerance: float) -> Solution:
-        """The choice that has the least of those that lose at most `most` nats per token.
+    def _within_loss(self, by: _Values, most: float, tolerance: float) -> Solution:
+        """The choice with the least time or bytes of those that lose at most `most` nats per token.
 
         It is the same knapsack: the loss is a budget, and what is saved is the value.
         """
