@@ -44,7 +44,7 @@ from benchmarks.quality.local_distillation import (
 from benchmarks.quality.regain_page import COMPRESSED, DENSE, HEALED, page
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.compression.devices import check_device
+from vllm_gac.compression.devices import prepare_device
 from vllm_gac.errors import NotHealedError, PlanError
 from vllm_gac.healing.distillation import Distillation
 from vllm_gac.layout.dims import ModelLayout
@@ -173,7 +173,7 @@ class Rows:
 def main() -> None:
     """Measure what is not there yet, each size in a thread of its own."""
     args = _arguments()
-    check_device(args.device)
+    prepare_device(args.device)
     args.out.mkdir(parents=True, exist_ok=True)
     text = args.text or args.work / "text"
     if not text.exists():

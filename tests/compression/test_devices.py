@@ -16,7 +16,7 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.cli.options import on_a_device
-from vllm_gac.compression.devices import check_device
+from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.statistics_file import (
     FORMAT,
@@ -53,9 +53,9 @@ def test_a_gpu_is_asked_for_deterministic_products_before_its_first_one(
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    check_device("cpu")
+    prepare_device("cpu")
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-    check_device("cuda")
+    prepare_device("cuda")
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 

@@ -167,9 +167,9 @@ def run_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 def _check_device(args: argparse.Namespace) -> None:
     if args.device is not None and args.device != "cpu":
-        from vllm_gac.compression.devices import check_device
+        from vllm_gac.compression.devices import prepare_device
 
-        check_device(args.device)
+        prepare_device(args.device)
 
 
 def positive(text: str) -> int:

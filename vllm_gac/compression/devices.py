@@ -15,10 +15,11 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def check_device(name: Any) -> None:
-    """Raise GacError unless `name` is cpu, cuda or cuda:N, and this machine has it.
+def prepare_device(name: Any) -> None:
+    """Check that this machine has the device, and let this process compute deterministically on it.
 
-    A GPU's process is made ready for a healing, whatever is computed before it.
+    Raises:
+        GacError: `name` is not cpu, cuda or cuda:N, or this machine lacks it.
     """
     if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:[0-9]{1,4})?", name):
         raise GacError(f"--device {shown(repr(name))}: expected 'cpu', 'cuda' or 'cuda:N'")

@@ -17,7 +17,7 @@ from vllm_gac.checkpoint.workspace import (
     publish,
     refuse_existing,
 )
-from vllm_gac.compression.devices import check_device
+from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.passes import measure_statistics
 from vllm_gac.compression.probes import probes
@@ -118,7 +118,7 @@ def calibrate(
         True
     """
     out, request = Path(out), request or CalibrateRequest()
-    check_device(device)
+    prepare_device(device)
     directory = model_directory(model, revision)
     finished_before(out, "calibrate", {})
     refuse_existing(out)

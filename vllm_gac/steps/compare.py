@@ -10,7 +10,7 @@ import torch
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.token_text import vocabulary
 from vllm_gac.compression.arguments import check_count
-from vllm_gac.compression.devices import check_device
+from vllm_gac.compression.devices import prepare_device
 from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.evaluate import (
     DEFAULT_SEQUENCE_LENGTH,
@@ -87,7 +87,7 @@ def compare(
         >>> found.ratio, found.perplexity == found.against
         (1.0, True)
     """
-    check_device(device)
+    prepare_device(device)
     check_count("--max-tokens", max_tokens, least=1)
     check_count("--sequence-length", sequence_length, least=1)
     directory = model_directory(model, revision)

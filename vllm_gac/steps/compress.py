@@ -16,7 +16,7 @@ from typing import Any
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.compression.devices import check_device
+from vllm_gac.compression.devices import prepare_device
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.options import record_of
@@ -124,7 +124,7 @@ def compress(
     """
     asked = Path(plan) if isinstance(plan, str) else plan or PlanRequest()
     request, stats = request or CompressRequest(), None if stats is None else Path(stats)
-    check_device(device)
+    prepare_device(device)
     directory = model_directory(model, revision)
     files = [directory, *given_files([*calibration, *held_out, *heal])]
     files += [file for file in (stats, asked) if isinstance(file, Path)]

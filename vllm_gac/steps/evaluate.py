@@ -16,7 +16,7 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.token_text import windows
 from vllm_gac.compression.arguments import check_count
-from vllm_gac.compression.devices import check_device
+from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.reference_model import (
     batches,
     embed,
@@ -72,7 +72,7 @@ def evaluate(
         >>> tokens  # of 4 windows
         252
     """
-    check_device(device)
+    prepare_device(device)
     check_count("--max-tokens", max_tokens, least=1)
     check_count("--sequence-length", sequence_length, least=1)
     model = model_directory(model, revision)

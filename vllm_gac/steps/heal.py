@@ -20,7 +20,7 @@ from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.workspace import HEALING
-from vllm_gac.compression.devices import check_device
+from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.reference_model import reference
 from vllm_gac.errors import NotHealedError
 from vllm_gac.healing.distillation import Distillation, Model
@@ -140,7 +140,7 @@ def heal(
         True
     """
     out, request = Path(out), request or HealRequest()
-    check_device(device)
+    prepare_device(device)
     with together(device) as processes, ExitStack() as stack:
         with processes.fail_together():
             directory = model_directory(directory, revision)

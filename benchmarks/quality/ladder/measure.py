@@ -27,7 +27,7 @@ from benchmarks.quality.ladder.served import served_losses
 from benchmarks.quality.ladder.text import read_tensor
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.compression.devices import check_device
+from vllm_gac.compression.devices import prepare_device
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import BatchMix
@@ -87,7 +87,7 @@ def measure(
     Raises:
         GacError: There is no such text or model.
     """
-    check_device(device)
+    prepare_device(device)
     run = read_json(directory / "run.json")
     model, work = directory / "model", directory / "work"
     work.mkdir(exist_ok=True)
