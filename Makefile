@@ -82,6 +82,7 @@ test: lint .venv/.extra-grafana $(DEBIAN)/.unpacked  ## lint, then every test bu
 
 # The optional parts come first, so that no test of theirs is skipped, neither a fast nor a slow one.
 TESTED_EXTRAS := ray grafana loadtest datasets nixl
+test-all: PYTEST += --hypothesis-profile "new examples"
 test-all: $(TESTED_EXTRAS:%=.venv/.extra-%) test test-slow  ## everything that needs no GPU
 
 # tests/support/affected.py says which slow tests these are. A change to what everything rests on can
