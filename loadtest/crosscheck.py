@@ -90,10 +90,10 @@ def _bench(
     schedule: Path, base_url: str, model: str, tokenizer: str, out: Path
 ) -> dict[str, float]:
     read = read_schedule(schedule)
-    if any(request.session_id is not None or request.body for request in read.requests):
+    if any(r.session_id is not None or r.cancel_after or r.body for r in read.requests):
         raise LoadTestError(
-            f"{schedule}: has sessions or bodies, and `vllm bench serve` would neither wait for an "
-            "answer nor send them; compare the clients with another scenario"
+            f"{schedule}: has sessions, bodies or clients that hang up, and `vllm bench serve` "
+            "would do nothing of that; compare the clients with another scenario"
         )
     command = [
         *(str(Path(sys.executable).with_name("vllm")), "bench", "serve", "--backend", "vllm"),

@@ -7,6 +7,7 @@ opens its own connection, as independent users do.
 
 import http.client
 import json
+import math
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ from loadtest.traffic import prompts
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 
 _CHUNK = 1 << 16
+# A socket may time out that many seconds before it is due.
+_EARLY = 0.002
 
 
 def request_body(
@@ -64,15 +67,22 @@ def check_bodies(schedule: Schedule, endpoint: Endpoint) -> None:
 
 
 def send(
-    target: Target, body: bytes, record: Record, clock: Callable[[], float], deadline: float
+    target: Target,
+    body: bytes,
+    record: Record,
+    clock: Callable[[], float],
+    deadline: float,
+    hangs_up: float = math.inf,
 ) -> None:
     """Send `body` and fill in `record`. It never raises, whatever the server does.
 
-    `clock` returns seconds since the start of the run. The request is given up at `deadline`.
+    `clock` returns seconds since the start of the run. The request is given up at `deadline`, which
+    is a failure, and cancelled at `hangs_up`, which is none.
     """
     record.sent = clock()
+    until = min(deadline, hangs_up)
     try:
-        link = connection(target, min(target.timeout, max(deadline - record.sent, 0.001)))
+        link = connection(target, min(target.timeout, max(until - record.sent, 0.001)))
         try:
             headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
             link.request("POST", target.path, body, headers | dict(target.headers))
@@ -80,11 +90,13 @@ def send(
             sock = link.sock
             response = link.getresponse()
             record.status = response.status
-            _read(response, sock, target.timeout, record, clock, deadline)
+            _read(response, sock, target.timeout, record, clock, until)
         finally:
             link.close()
     except TimeoutError:
-        record.error = _late(clock(), deadline, target.timeout)
+        record.cancelled = clock() >= hangs_up - _EARLY
+        if not record.cancelled:
+            record.error = _late(clock(), deadline, target.timeout)
     except (OSError, http.client.HTTPException, LoadTestError) as error:
         mine = isinstance(error, OSError) and error.errno in CLIENT_ERRNOS
         text = f"{CLIENT_FAULT if mine else ''}{type(error).__name__}: {error}"
@@ -174,6 +186,6 @@ def _count_empty(empty: list[tuple[int, float]], record: Record) -> None:
 
 
 def _late(now: float, deadline: float, timeout: float) -> str:
-    if now >= deadline - 0.002:
+    if now >= deadline - _EARLY:
         return "unfinished when the run ended"
     return f"no answer for {timeout:g} s"

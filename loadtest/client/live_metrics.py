@@ -77,16 +77,17 @@ class LiveMetrics:
         self._labels = f'model_name={name},process="{process}"'
         self._monitor = monitor
         self._naps = 0
-        self._requests = {"ok": 0, "failed": 0}
+        self._requests = {"ok": 0, "failed": 0, "cancelled": 0}
         self._send_lag, self._wake_lag = Histogram(LATE_BUCKETS), Histogram(LATE_BUCKETS)
         self._ttft, self._itl = Histogram(TTFT_BUCKETS), Histogram(ITL_BUCKETS)
 
     def add(self, record: Record) -> None:
         """Count a request that has ended. A request that was never sent has no lag."""
-        self._requests["ok" if record.ok else "failed"] += 1
+        outcome = "cancelled" if record.cancelled else "ok" if record.ok else "failed"
+        self._requests[outcome] += 1
         if record.sent == record.sent:  # not NaN
             self._send_lag.add([record.lag])
-        if record.ok:
+        if record.ok and record.tokens:
             self._ttft.add([record.ttft])
             self._itl.add(record.itls)
 

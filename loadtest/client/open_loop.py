@@ -88,7 +88,7 @@ class _Sending:
 
     def session(self, record: Record, body: bytes, later: Sequence[int]) -> None:
         """Send a request that is due, then the later turns of its session, each when it is due."""
-        send(self.target, body, record, self.clock, self.deadline)
+        self.send(record, body)
         self.on_record(record)
         for index in later:
             request = self.schedule.requests[index]
@@ -98,12 +98,17 @@ class _Sending:
             if why_not is None:
                 body = self.body(index)  # before the turn is due, as that of the first one
                 if _wait_until(due, self.clock, self.stopped):
-                    send(self.target, body, record, self.clock, self.deadline)
+                    self.send(record, body)
                 else:
                     why_not = _STOPPED
             if why_not is not None:
                 record.error, record.ended = why_not, due
             self.on_record(record)
+
+    def send(self, record: Record, body: bytes) -> None:
+        patience = self.schedule.requests[record.index].cancel_after
+        hangs_up = math.inf if patience is None else record.scheduled + patience / 1000
+        send(self.target, body, record, self.clock, self.deadline, hangs_up)
 
     def _why_not(self, before: Record, due: float) -> str | None:
         """Why the turn after `before` is not sent, if it is not."""

@@ -215,7 +215,7 @@ def _notes_on(group: PooledRuns, summary: Summary, alone: bool) -> Iterator[str]
             f"the client was once not awake for {frozen * 1e3:.0f} ms: maxima and the 99.9th "
             "percentile may be the client's."
         )
-    answered = [record for record in group.records if record.ok]
+    answered = [record for record in group.records if record.ok and not record.cancelled]
     short = sum(record.output_tokens != record.output_length for record in answered)
     if short:
         yield f"{short} of {len(answered)} answers were not of the scheduled length."
@@ -434,7 +434,7 @@ def _as_csv(report: Report) -> str:
             "input_tokens_per_second",
         ):
             writer.writerow([*start, name, "mean", *_cells(getattr(summary, name)), "1/s"])
-        for name, unit in (("offered", "1/s"), ("requests", ""), ("failed", "")):
+        for name, unit in (("offered", "1/s"), ("requests", ""), ("failed", ""), ("cancelled", "")):
             writer.writerow([*start, name, "total", f"{getattr(summary, name):.6g}", "", "", unit])
         for name, unit in (("watts", "W"), ("joules_per_good_token", "J")):
             if math.isfinite(value := getattr(summary, name)):

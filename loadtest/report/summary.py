@@ -134,6 +134,7 @@ class Summary:
         latency: by measure and percentile. A measure's `worst` is its largest value.
         requests: that were due in the windows.
         failed: those of them that failed or were refused.
+        cancelled: those of them whose clients hung up.
         offered: requests per second that were sent.
         requests_per_second: answers that ended.
         output_tokens_per_second, input_tokens_per_second: tokens of answers and of their prompts.
@@ -149,6 +150,7 @@ class Summary:
     worst: dict[str, float]
     requests: int
     failed: int
+    cancelled: int
     offered: float
     requests_per_second: Estimate
     output_tokens_per_second: Estimate
@@ -223,6 +225,7 @@ def summarize(group: PooledRuns, gpu_price: float | None = None) -> Summary:
         },
         requests=len(records),
         failed=len(records) - len(answered),
+        cancelled=sum(record.cancelled for record in records),
         offered=len(records) / group.seconds,
         requests_per_second=rates["ended"],
         output_tokens_per_second=rates["output"],
@@ -337,6 +340,8 @@ def _latencies(record: Record) -> dict[str, list[float]]:
         single = {measure: [math.inf] for measure in ("ttft", "tpot", "gap", "e2e")}
         return single | {"itl": gaps}
     gaps = record.itls
+    if not record.tokens:  # its client hung up
+        return {"ttft": [math.inf]}
     found = {"ttft": record.ttft, "tpot": record.tpot, "e2e": record.e2e}
     found["gap"] = max(gaps, default=math.nan)
     single = {measure: [value] for measure, value in found.items() if not math.isnan(value)}
@@ -371,7 +376,7 @@ def amounts(group: PooledRuns) -> dict[str, Floats]:
         np.add.at(found["good"], numbers, 1)
         np.add.at(found["good tokens"], numbers, [r.output_tokens for r in good])
         answered = [*run.earlier, *run.records]
-        ended = [r for r in answered if r.ok and begin <= r.ended < end]
+        ended = [r for r in answered if r.ok and not r.cancelled and begin <= r.ended < end]
         numbers = own.of([r.ended for r in ended])
         np.add.at(found["ended"], numbers, 1)
         np.add.at(found["input"], numbers, [r.prompt_tokens or r.input_length for r in ended])

@@ -31,7 +31,7 @@ class Record:
 
     `tokens` holds the arrival time of each streamed event with text. An engine may put several
     tokens into one event, and a proxy one token into several; `completion_tokens` is the server's
-    own count of tokens.
+    own count of tokens. `cancelled` is what its client gave up before it was whole.
     """
 
     # What pydantic, which reads the files, refuses: other fields, "1" for 1, NaN.
@@ -51,10 +51,11 @@ class Record:
     completion_tokens: int | None = None
     finish_reason: str | None = None
     error: str | None = None
+    cancelled: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether the request got a complete answer."""
+        """Whether the request got a complete answer, or what its client waited for of it."""
         return self.error is None
 
     @property
@@ -69,8 +70,11 @@ class Record:
 
     @property
     def e2e(self) -> float:
-        """Seconds from when the request was due to its last token; NaN without a token."""
-        return self.tokens[-1] - self.scheduled if self.tokens else math.nan
+        """Seconds from when the request was due to its last token.
+
+        NaN without a token, and where the client did not wait for the last one.
+        """
+        return self.tokens[-1] - self.scheduled if self.tokens and not self.cancelled else math.nan
 
     @property
     def tpot(self) -> float:

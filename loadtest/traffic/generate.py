@@ -1,7 +1,7 @@
 """Generates the schedule of a scenario. The same scenario gives the same schedule, bit for bit.
 
-Lengths, arrivals, rate curve, prefixes and sessions draw from separate random streams, so that a
-change of the rate does not change the lengths.
+Lengths, arrivals, rates, prefixes, sessions and who hangs up draw from separate random streams,
+so that a change of the rate does not change the lengths.
 """
 
 import math
@@ -14,7 +14,7 @@ from loadtest.errors import LoadTestError
 from loadtest.traffic.arrivals import arrival_times
 from loadtest.traffic.lengths import length_table, sample_lengths
 from loadtest.traffic.rate_curves import rate_cells
-from loadtest.traffic.scenario import FixedLengths, Scenario, SharedPrefixes
+from loadtest.traffic.scenario import Cancelled, FixedLengths, Scenario, SharedPrefixes
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 from loadtest.traffic.turns import Turn, first_turns, with_later_turns
 
@@ -23,7 +23,7 @@ Lengths = NDArray[np.int64]
 
 def generate(scenario: Scenario) -> Schedule:
     """The schedule of a scenario. Raises LoadTestError if its duration contains no request."""
-    streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(6)]
+    streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(7)]
     edges, factors = rate_cells(scenario.curve, scenario.duration, streams[0])
     process = scenario.process
     rate = scenario.rate / (1 if scenario.sessions is None else scenario.sessions.turns)
@@ -47,7 +47,12 @@ def generate(scenario: Scenario) -> Schedule:
     last = {turn.session: turn.input for turn in turns}
     longest = np.array([last[session] for session in range(len(times))])
     hash_ids, shared = _hash_ids(longest, scenario.block_tokens, scenario.prefixes, streams[4])
-    requests = tuple(_request(scenario, turn, hash_ids[turn.session]) for turn in turns)
+    requests = tuple(
+        _request(scenario, turn, hash_ids[turn.session], cancel_after)
+        for turn, cancel_after in zip(
+            turns, _cancels(scenario.cancelled, len(turns), streams[6]), strict=True
+        )
+    )
     inputs = np.array([turn.input for turn in turns])
     outputs = np.array([turn.output for turn in turns])
     low, high = scenario.vocabulary
@@ -100,7 +105,18 @@ def _sampled(
     return np.maximum(scaled, 1)
 
 
-def _request(scenario: Scenario, turn: Turn, hash_ids: tuple[int, ...]) -> ScheduledRequest:
+def _cancels(cancelled: Cancelled | None, count: int, rng: np.random.Generator) -> list[int | None]:
+    """When the client of each request hangs up, in ms from when it is due; None: never."""
+    if cancelled is None:
+        return [None] * count
+    hangs_up = rng.random(count) < cancelled.share
+    after = np.maximum(np.rint(rng.exponential(1000 * cancelled.after, count)), 1).astype(np.int64)
+    return [ms if hung else None for ms, hung in zip(after.tolist(), hangs_up, strict=True)]
+
+
+def _request(
+    scenario: Scenario, turn: Turn, hash_ids: tuple[int, ...], cancel_after: int | None
+) -> ScheduledRequest:
     return ScheduledRequest.model_construct(
         timestamp=turn.timestamp,
         input_length=turn.input,
@@ -108,6 +124,7 @@ def _request(scenario: Scenario, turn: Turn, hash_ids: tuple[int, ...]) -> Sched
         hash_ids=hash_ids[: -(-turn.input // scenario.block_tokens)],
         session_id=None if scenario.sessions is None else turn.session,
         delay=turn.delay,
+        cancel_after=cancel_after,
     )
 
 

@@ -77,6 +77,16 @@ class Sessions(_Strict):
     message: Tokens
 
 
+class Cancelled(_Strict):
+    """The clients of a `share` of the requests hang up if the answer is not whole in time.
+
+    They wait a mean of `after` seconds (exponential) from when the request is due.
+    """
+
+    share: Fraction
+    after: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+
+
 class Slo(_Strict):
     """What a request must meet to count as good, in seconds. TTFT counts from when it was due."""
 
@@ -101,6 +111,7 @@ class Scenario(_Strict):
     curve: RateCurve = Constant()
     prefixes: SharedPrefixes | None = None
     sessions: Sessions | None = None
+    cancelled: Cancelled | None = None
     scale: Scale = Scale()
     max_model_len: Tokens | None = None
     # The block size of Mooncake. A schedule for a small model needs smaller blocks.

@@ -3,11 +3,13 @@
 Each line is a JSON object with Mooncake's key names: `timestamp` (ms), `input_length` and
 `output_length` (tokens), and `hash_ids`, one id per block of the prompt. Equal leading ids are a
 shared prefix. Requests of one `session_id` are turns of a conversation: each is due `delay` ms
-after the answer to the one before, and not before its timestamp. `body` is what the request's JSON
-has besides, or instead: a prompt, an adapter as `model`, a temperature. Other tools can replay the
-file, and we can replay their traces. NAME.traffic.json beside NAME.jsonl holds the rest: block
-size, vocabulary, seed and scenario. A file without it, or whose companion has no `traffic`, is a
-*trace* of another tool: its time counts from its first request, be it in milliseconds since 1970.
+after the answer to the one before, and not before its timestamp. `cancel_after` is when the client
+hangs up if the answer is not whole, in ms from when the request is due. `body` is what the
+request's JSON has besides, or instead: a prompt, an adapter as `model`, a temperature. Other tools
+can replay the file, and we can replay their traces. NAME.traffic.json beside NAME.jsonl holds the
+rest: block size, vocabulary, seed and scenario. A file without it, or whose companion has no
+`traffic`, is a *trace* of another tool: its time counts from its first request, be it in
+milliseconds since 1970.
 """
 
 import hashlib
@@ -43,6 +45,7 @@ class ScheduledRequest(BaseModel):
     hash_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
     session_id: int | str | None = None
     delay: Annotated[int, Field(ge=0, le=10**9)] = 0
+    cancel_after: Annotated[int, Field(ge=1, le=10**9)] | None = None
     body: dict[str, JsonValue] = {}
 
     @field_validator("body")

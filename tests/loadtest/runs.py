@@ -18,10 +18,14 @@ def write_run(
     itl: float = 0.02,
     lag: float = 0.001,
     fail_every: int = 0,
+    cancelled_tokens: int | None = None,
     wake: float = 0.001,
     seed: int = 0,
 ) -> Path:
-    """A run of 120 s over one process; request k takes (1 + k % 10 / 10) times the latencies."""
+    """A run of 120 s over one process; request k takes (1 + k % 10 / 10) times the latencies.
+
+    With `cancelled_tokens`, every fourth client hangs up after so many tokens.
+    """
     scenario = Scenario.model_validate(
         {
             "name": "imaginary",
@@ -44,6 +48,9 @@ def write_run(
         record.prompt_tokens, record.completion_tokens = 20, 8
         if fail_every and index % fail_every == 0:
             record.tokens, record.error = [], "HTTP 503: <b>busy</b>"
+        if cancelled_tokens is not None and index % 4 == 0:
+            record.tokens, record.cancelled = record.tokens[:cancelled_tokens], True
+            record.completion_tokens = record.prompt_tokens = None
         lines.append(to_line(record) + "\n")
     (directory / "records.0.jsonl").write_text("".join(lines))
     write_health(ProcessHealth(0, 0.3, 0.0001, wake, 2 * wake), directory / "health.0.json")

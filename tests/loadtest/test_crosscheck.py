@@ -46,13 +46,15 @@ def mock() -> Iterator[str]:
         server.terminate()
 
 
-@pytest.mark.parametrize("more", [{"session_id": "a"}, {"body": {"model": "lora"}}])
+@pytest.mark.parametrize(
+    "more", [{"session_id": "a"}, {"body": {"model": "lora"}}, {"cancel_after": 9}]
+)
 def test_what_the_other_client_would_not_do_is_refused(
     more: dict[str, object], tmp_path: Path
 ) -> None:
     line = {"timestamp": 0, "input_length": 1, "output_length": 1, **more}
     (tmp_path / "s.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(LoadTestError, match="has sessions or bodies, and `vllm bench serve`"):
+    with pytest.raises(LoadTestError, match="has sessions, bodies or clients that hang up"):
         crosscheck(tmp_path / "s.jsonl", "http://127.0.0.1:9", "m", "m", tmp_path / "out")
 
 

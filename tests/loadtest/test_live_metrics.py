@@ -38,11 +38,12 @@ def test_a_scrape_counts_each_request_gap_and_nap_once(live: LiveMetrics) -> Non
     live.add(Record(0, 1.0, 5, 3, sent=1.003, tokens=[1.1, 1.13, 1.4], ended=1.5))
     live.add(Record(1, 2.0, 5, 3, sent=2.010, ended=2.5, error="HTTP 500"))
     live.add(Record(2, 3.0, 5, 3, error="never sent"))
+    live.add(Record(3, 4.0, 5, 3, sent=4.0, cancelled=True))
     with exported(live, 0) as port:
         first, second = scraped(port), scraped(port)
-    assert first["loadtest_requests_total"] == {"ok": 1, "failed": 2}
+    assert first["loadtest_requests_total"] == {"ok": 1, "failed": 2, "cancelled": 1}
     lag = first["loadtest_send_lag_seconds_bucket"]
-    assert (lag["0.0025"], lag["0.005"], lag["0.025"], lag["+Inf"]) == (0, 1, 2, 2)
+    assert (lag["0.0025"], lag["0.005"], lag["0.025"], lag["+Inf"]) == (1, 2, 3, 3)
     assert first["loadtest_send_lag_seconds_sum"][""] == pytest.approx(0.013)
     assert first["loadtest_ttft_seconds_bucket"]["0.08"] == 0
     assert first["loadtest_ttft_seconds_bucket"]["0.25"] == 1

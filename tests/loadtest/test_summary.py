@@ -42,6 +42,27 @@ def test_what_was_due_in_the_window_counts_and_failures_take_forever(tmp_path: P
     assert summary.tokens_per_event == 1
 
 
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_who_hangs_up_has_not_failed_and_has_no_whole_answer(tmp_path: Path, tokens: int) -> None:
+    whole, hung = (
+        group_runs([load_run(write_run(tmp_path / name, ttft=0.25, cancelled_tokens=given))])[0]
+        for name, given in (("whole", None), ("hung", tokens))
+    )
+    before, summary = summarize(whole), summarize(hung)
+    count = -(-summary.requests // 4)
+    assert (summary.failed, summary.cancelled, before.cancelled) == (0, count, 0)
+    answers = len(hung.samples["e2e"].values)
+    assert answers == len(hung.samples["tpot"].values) == summary.requests - count
+    assert summary.requests_per_second.value == pytest.approx(answers / 120, rel=0.02)
+    # What did not come until then took forever; what came counts.
+    assert math.isinf(summary.latency["ttft"][90.0].value) == (tokens == 0)
+    if tokens:
+        assert summary.latency["ttft"] == before.latency["ttft"]
+        assert len(before.latency) == len(summary.latency)
+    late = sum(math.isinf(value) for value in hung.samples["ttft"].values)
+    assert late == (count if tokens == 0 else 0)
+
+
 def test_one_hung_request_takes_nothing_from_the_others(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "a", rate=3.0))
     before = summarize(group_runs([run])[0])
