@@ -3,11 +3,11 @@
     python -m benchmarks.common.llama3_8b build/llama3-8b
 
 Writes three directories with a config.json and a tokenizer each: `dense`; `gac`, which follows the
-plan of `vllm-gac plan --param-ratio 0.8 --kv-ratio 0.75` (or another `--kv-ratio`); and
-`misaligned`, which follows the same plan but makes every planned dim slightly larger than the
-aligned one. A server fills in random weights: vLLM's loader with `--load-format dummy`, ours with
-`--model-loader-extra-config '{"weights": "dummy"}'`. The speed of a server depends on dims, not on
-values. Prints the ideal speedups of the smaller models.
+plan of `vllm-gac plan --param-ratio 0.8 --kv-ratio 0.75` (or another `--kv-ratio`, and with `--fp8`
+one for FP8); and `misaligned`, which follows the same plan but makes every planned dim slightly
+larger than the aligned one. A server fills in random weights: vLLM's loader with
+`--load-format dummy`, ours with `--model-loader-extra-config '{"weights": "dummy"}'`. The speed of
+a server depends on dims, not on values. Prints the ideal speedups of the smaller models.
 """
 
 import argparse
@@ -24,6 +24,15 @@ from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
 
 PARAM_RATIO, KV_RATIO = 0.8, 0.75
+# How models in FP8 are served: 64 requests at a time, each with 1,250 tokens halfway through its
+# answer.
+SERVED_IN_FP8: dict[str, Any] = {
+    "gpu": "h200",
+    "quantization": "fp8_per_tensor",
+    "kv_cache_dtype": "fp8",
+    "decode_batch": 64,
+    "decode_context": 1250,
+}
 DENSE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -53,12 +62,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="directory for the three models")
     parser.add_argument("--kv-ratio", type=float, default=KV_RATIO, help="default: %(default)s")
+    parser.add_argument("--fp8", action="store_true", help="plan for FP8 weights and an FP8 cache")
     parser.add_argument("--context", type=int, help="tokens of context (default: 8192)")
     options = parser.parse_args()
     out = options.out
     context = options.context or DENSE["max_position_embeddings"]
     dense = DENSE | {"max_position_embeddings": context}
-    models = write_models(out, dense, options.kv_ratio)
+    served = SERVED_IN_FP8 if options.fp8 else {}
+    models = write_models(
+        out, dense, PlanRequest(param_ratio=PARAM_RATIO, kv_ratio=options.kv_ratio, **served)
+    )
     for name, layout in models.items():
         promised = ideals(models["dense"], layout)
         said = ", ".join(f"{phase} {ratio:.3f}" for phase, ratio in promised.items())
@@ -69,11 +82,11 @@ def main() -> None:
 
 
 def write_models(
-    out: Path, dense: dict[str, Any] = DENSE, kv_ratio: float = KV_RATIO
+    out: Path, dense: dict[str, Any] = DENSE, request: PlanRequest | None = None
 ) -> dict[str, ModelLayout]:
     """Write dense, gac and misaligned below `out`, and return the layout of each."""
     _write(out / "dense", dense)
-    request = PlanRequest(param_ratio=PARAM_RATIO, kv_ratio=kv_ratio)
+    request = request or PlanRequest(param_ratio=PARAM_RATIO, kv_ratio=KV_RATIO)
     plan = prior_plan(without_weights(out / "dense", dense), request)
     configs = {
         "dense": dense,

@@ -6,21 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.llama3_8b import compressed, without_weights
+from benchmarks.common.llama3_8b import SERVED_IN_FP8, compressed, without_weights
 from benchmarks.engines.whole_model.models import Model
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
 
 GPU = "h200"
 _HALF_CACHE = PlanRequest(param_ratio=0.8, kv_ratio=0.5, gpu=GPU)
-# For how it is served: 64 requests at a time, each with 1,250 tokens halfway through its answer.
-_HALF_CACHE_FP8 = replace(
-    _HALF_CACHE,
-    quantization="fp8_per_tensor",
-    kv_cache_dtype="fp8",
-    decode_batch=64,
-    decode_context=1250,
-)
+_HALF_CACHE_FP8 = replace(_HALF_CACHE, **SERVED_IN_FP8)
 
 
 def _low_rank(share: float) -> PlanRequest:
