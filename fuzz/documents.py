@@ -102,12 +102,12 @@ def _statistics(path: Path, content: bytes) -> None:
     repeated = (numbers or b"\0") * (size // max(1, len(numbers)) + 1)
     path.write_bytes(len(header).to_bytes(8, "little") + header + repeated[:size])
     model = _model(path)
-    metadata = check_stats(path, model.layout, model.config_sha256)
-    losses = read_losses(path, model.layout, metadata)
+    measured = check_stats(path, model.layout, model.config_sha256)
+    losses = read_losses(path, model.layout, measured)
     assert all(math.isfinite(c.sum()) for layer in losses for c in layer.values())
     for index in range(len(model.layout.layers)):
-        read_layer_stats(path, index, "cpu")
-    read_tokens(path, metadata, model.layout, model.config.max_position_embeddings)
+        read_layer_stats(path, measured, index, "cpu")
+    read_tokens(path, measured, model.layout, model.config.max_position_embeddings)
 
 
 def _pickle(path: Path, content: bytes) -> None:

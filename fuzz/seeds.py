@@ -125,7 +125,8 @@ def _statistics() -> bytes:
     """
     import hashlib
 
-    from vllm_gac.compression.statistics_file import STATISTICS, stats_file
+    from vllm_gac.compression.measured import STATISTICS, Measured
+    from vllm_gac.compression.statistics_writer import stats_file
     from vllm_gac.layout.dims import layout_of
 
     metadata = {
@@ -139,7 +140,7 @@ def _statistics() -> bytes:
         "sequence_length": "64",
         "probe_tokens": "64",
     }
-    header = stats_file(Path(), layout_of(config(), "config.json"), metadata).header
+    header = stats_file(Path(), layout_of(config(), "config.json"), Measured.of(metadata)).header
     return header[8:] + SEPARATOR + struct.pack("<i", 1)
 
 

@@ -78,8 +78,8 @@ def measure(device: str) -> Iterator[dict[str, Any]]:
         stats = Path(folder) / "stats.safetensors"
         request = vllm_gac.CalibrateRequest(methods=("lowrank",), max_tokens=TOKENS)
         vllm_gac.calibrate(demo.MODEL, [demo.CALIBRATION], stats, request, device=device)
-        metadata = check_stats(stats, model.layout, model.config_sha256)
-        losses = read_losses(stats, model.layout, metadata)
+        measured = check_stats(stats, model.layout, model.config_sha256)
+        losses = read_losses(stats, model.layout, measured)
         for ratio in RATIOS:
             allowed = exact_budget(ratio, model.layout.parameters).allowed
             whole = model.layout.kv_elements

@@ -10,18 +10,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.support.dense_models import config, write, write_text
+from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.cli import main
+from vllm_gac.compression.measured import STATISTICS, covariances_for
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
-from vllm_gac.compression.statistics_file import (
-    STATISTICS,
-    StatsFile,
-    check_stats,
-    covariances_for,
-    read_layer_stats,
-)
+from vllm_gac.compression.statistics_file import check_stats
+from vllm_gac.compression.statistics_writer import StatsFile
 from vllm_gac.errors import CheckpointError, VersionError
 from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
@@ -46,8 +43,8 @@ def test_covariances_are_those_of_the_linears_inputs(
 ) -> None:
     calibrate(model, [text], tmp_path / "stats", replace(RUN, methods=ALONE), progress=False)
     checkpoint = open_checkpoint(model)
-    metadata = check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256)
-    assert metadata["tokens"] == "1024"
+    measured = check_stats(tmp_path / "stats", checkpoint.layout, checkpoint.config_sha256)
+    assert measured.tokens == 1024
     fp64 = reference(checkpoint, torch.float64)
     tokens = calibration_sequences(model, [text], length=128, max_tokens=1024)
     assert tokens.shape == (8, 128)
@@ -58,7 +55,7 @@ def test_covariances_are_those_of_the_linears_inputs(
             layer = checkpoint.layout.layers[index]
             weights = layer_weights(fp64, read, index)
             hidden = layer_forward(fp64, layer, weights, hidden, inputs.__setitem__)
-            stats = read_layer_stats(tmp_path / "stats", index, "cpu")
+            stats = layer_stats(tmp_path / "stats", index)
             for name in STATISTICS:
                 rows = inputs[name].flatten(0, 1)
                 expected = rows.T @ rows / len(rows)
@@ -202,7 +199,7 @@ def test_what_the_methods_need_is_kept_once(
             assert (key in file.keys()) == (name in KEPT[methods])  # noqa: SIM118
             if key in file.keys():  # noqa: SIM118
                 assert file.get_slice(key).get_shape() == [size * (size + 1) // 2]
-    for covariance in read_layer_stats(tmp_path / "stats", 1, "cpu").values():
+    for covariance in layer_stats(tmp_path / "stats", 1).values():
         assert torch.equal(covariance, covariance.T)
         assert float(torch.linalg.eigvalsh(covariance)[0]) > -1e-6
 

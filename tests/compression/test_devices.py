@@ -12,20 +12,21 @@ from safetensors.torch import load_file
 from benchmarks.common.llama3_8b import DENSE
 from tests.support import dense_models
 from tests.support.command import error
+from tests.support.layer_stats import layer_stats
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.cli.options import on_a_device
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.effort import Work, announcement
-from vllm_gac.compression.statistics_file import (
-    FORMAT,
+from vllm_gac.compression.measured import (
+    Measured,
     covariances_of,
     largest_value_group,
     metrics_of,
-    read_layer_stats,
-    stats_file,
 )
+from vllm_gac.compression.statistics_file import FORMAT
+from vllm_gac.compression.statistics_writer import stats_file
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.steps.calibrate import ENOUGH, calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
@@ -106,8 +107,9 @@ def test_the_guide_has_the_text_and_the_statistics_of_an_8b_model() -> None:
             "metrics": ",".join(metrics_of(methods)),
             "tokens": str(ENOUGH * width),
             "sequence_length": "512",
+            "probe_tokens": "0",
         }
-        return f"{stats_file(Path('stats'), layout, metadata).size / 1e9:.1f} GB"
+        return f"{stats_file(Path('stats'), layout, Measured.of(metadata)).size / 1e9:.1f} GB"
 
     assert f"its statistics take {gigabytes('heads', 'prune')} on disk" in guide
     hidden_states = 2 * ENOUGH * width * 4 * layout.hidden_size
@@ -147,7 +149,7 @@ def test_a_gpu_measures_what_a_cpu_does(tmp_path: Path) -> None:
         )
     layers = len(open_checkpoint(demo.MODEL).layout.layers)
     for index in range(layers):
-        on_cpu, on_gpu = (read_layer_stats(tmp_path / d, index, "cpu") for d in ("cpu", "cuda"))
+        on_cpu, on_gpu = (layer_stats(tmp_path / d, index) for d in ("cpu", "cuda"))
         for name, expected in on_cpu.items():
             difference = (on_gpu[name] - expected).norm() / expected.norm()
             print(f"layers.{index}.{name}: relative difference {difference:.1e}")

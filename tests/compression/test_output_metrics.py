@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from tests.support.dense_models import config, write, write_text
 from tests.support.exact_models import MODELS, exact_model, random_tokens
+from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression import passes
 from vllm_gac.compression.backward import entering_states, head_gradient
@@ -31,7 +32,7 @@ from vllm_gac.compression.reference_model import (
     reference,
 )
 from vllm_gac.compression.shrinkage import shrunk
-from vllm_gac.compression.statistics_file import check_stats, read_layer_stats
+from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LINEARS
 from vllm_gac.steps.calibrate import calibrate
@@ -140,7 +141,7 @@ def test_statistics_have_the_metrics_that_low_rank_needs(
 ) -> None:
     calibrate(model, [text], tmp_path / "stats", RUN, progress=False)
     for index in range(2):
-        stats = read_layer_stats(tmp_path / "stats", index, "cpu")
+        stats = layer_stats(tmp_path / "stats", index)
         for linear, size in zip(LINEARS, (64, 32, 32, 48, 48, 48, 48), strict=True):
             metric = stats[metric_of(linear)]
             assert metric.shape == (size, size)

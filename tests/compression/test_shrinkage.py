@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from vllm_gac.compression.measured import shrink_covariances
+from vllm_gac.compression.methods.normed_keys import PAIR_SCORES
 from vllm_gac.compression.methods.prune import prune_channels
 from vllm_gac.compression.shrinkage import shrunk, toward_diagonal
-from vllm_gac.compression.statistics_file import PAIR_SCORES, shrink_covariances
 
 
 @pytest.mark.parametrize("samples", [1, 5, 200, 100_000])

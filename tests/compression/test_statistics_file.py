@@ -12,9 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.command import error
 from tests.support.dense_models import config, write, write_text
+from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.compression.measured import STATISTICS
 from vllm_gac.compression.statistics_file import (
-    STATISTICS,
     check_stats,
     read_errors,
     read_layer_stats,
@@ -43,12 +44,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(measured: Path, stats: Path) -> None:
     """Read statistics as `plan` and `compress` do."""
     checkpoint = open_checkpoint(measured / "model")
-    metadata = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
-    read_errors(stats, checkpoint.layout, metadata)
+    found = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
+    read_errors(stats, checkpoint.layout, found)
     read_probes(stats)
     for index in range(len(checkpoint.layout.layers)):
-        read_layer_stats(stats, index, "cpu")
-    read_tokens(stats, metadata, checkpoint.layout, checkpoint.config.max_position_embeddings)
+        read_layer_stats(stats, found, index, "cpu")
+    read_tokens(stats, found, checkpoint.layout, checkpoint.config.max_position_embeddings)
 
 
 def contents(stats: Path) -> tuple[Arrays, dict[str, str]]:
@@ -132,9 +133,10 @@ def test_metadata_that_do_not_say_what_was_measured(
 def test_a_sequence_longer_than_the_context_is_refused(measured: Path) -> None:
     """To refit on a sequence of ten million tokens takes gigabytes."""
     checkpoint = open_checkpoint(measured / "model")
-    _, metadata = contents(measured / "stats")
+    stats = measured / "stats"
+    found = check_stats(stats, checkpoint.layout, checkpoint.config_sha256)
     with pytest.raises(CheckpointError, match="sequence_length: 64, more than the 63 tokens of"):
-        read_tokens(measured / "stats", metadata, checkpoint.layout, 63)
+        read_tokens(stats, found, checkpoint.layout, 63)
 
 
 @pytest.mark.parametrize("covariances", ["", ",,,", "mlp.down_proj"])
@@ -154,6 +156,6 @@ def test_covariances_of_few_tokens_are_covariances(measured: Path, tmp_path: Pat
     request = CalibrateRequest(max_tokens=8, sequence_length=8, probe_tokens=0)
     calibrate(measured / "model", [text], tmp_path / "stats", request, progress=False)
     for index in range(2):
-        stats = read_layer_stats(tmp_path / "stats", index, "cpu")
+        stats = layer_stats(tmp_path / "stats", index)
         for name in STATISTICS:
             assert torch.linalg.matrix_rank(stats[name], rtol=1e-4) <= 16  # of two neighbours

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from tests.support.dense_models import config, write, write_text
+from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.token_text import calibration_sequences
+from vllm_gac.compression.measured import shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer, measurable_methods
 from vllm_gac.compression.probes import probes
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.compression.statistics_file import (
     check_stats,
-    read_layer_stats,
     read_probes,
-    shrink_covariances,
 )
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout, layout_of
@@ -56,7 +56,7 @@ def test_a_probe_is_the_model_with_that_part_compressed(
             probe = probes(dense, METHODS)[number]
             prefix = f"model.layers.{index}."
             own = {n.removeprefix(prefix): t for n, t in whole.items() if n.startswith(prefix)}
-            steady = shrink_covariances(read_layer_stats(stats, index, "cpu"), 1024)
+            steady = shrink_covariances(layer_stats(stats, index), 1024)
             layer = MeasuredLayer(dense, own, steady, model.inv_freq)
             small = compress_layer(layer, probe.layer)
             layers = [probe.layer if i == index else a for i, a in enumerate(dense.layers)]
@@ -79,8 +79,8 @@ def test_curves_fall_to_zero_are_convex_and_meet_the_probes(
     directory, _, stats = calibrated
     checkpoint = open_checkpoint(directory)
     dense = checkpoint.layout
-    metadata = check_stats(stats, dense, checkpoint.config_sha256)
-    losses = read_losses(stats, dense, metadata)
+    measured = check_stats(stats, dense, checkpoint.config_sha256)
+    losses = read_losses(stats, dense, measured)
     for layer in losses:
         assert set(layer) == {c.name for c in measurable_methods(dense, METHODS, 2)}
         for name, curve in layer.items():

@@ -47,8 +47,8 @@ def test_ranks_are_planned_by_gradients_without_probes(
     assert plan["parameters"]["used"] <= plan["parameters"]["allowed"]
     assert plan["notes"]["sensitivity"] == "kfac"
     model = open_checkpoint(dense)
-    metadata = check_stats(file, model.layout, model.config_sha256)
-    errors = read_errors(file, model.layout, metadata)
+    measured = check_stats(file, model.layout, model.config_sha256)
+    errors = read_errors(file, model.layout, measured)
     expected = sum(
         errors[index][f"rank.{name}"][rank]
         for index, layer in enumerate(plan["layers"])
@@ -64,8 +64,8 @@ def test_beside_other_methods_only_ranks_are_judged_otherwise(
 ) -> None:
     file = stats()
     model = open_checkpoint(dense)
-    metadata = check_stats(file, model.layout, model.config_sha256)
-    probe, kfac = (read_losses(file, model.layout, metadata, kind) for kind in ("probe", "kfac"))
+    measured = check_stats(file, model.layout, model.config_sha256)
+    probe, kfac = (read_losses(file, model.layout, measured, kind) for kind in ("probe", "kfac"))
     for index in range(2):
         for name, curve in kfac[index].items():
             ranks = name.startswith("rank.")

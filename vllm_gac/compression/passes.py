@@ -19,6 +19,14 @@ from vllm_gac.checkpoint.atomic_files import write_tensors
 from vllm_gac.checkpoint.kept_tensors import kept_tensors
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.token_text import evenly_spread
+from vllm_gac.compression.measured import (
+    STATISTICS,
+    LayerStats,
+    Measured,
+    layer_shapes,
+    metric_shapes,
+    shrink_covariances,
+)
 from vllm_gac.compression.methods.attended import spread_output
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.normed_keys import PAIR_SCORES, normed_pair_scores
@@ -34,20 +42,8 @@ from vllm_gac.compression.reference_model import (
     layer_weights,
     reference,
 )
-from vllm_gac.compression.statistics_file import (
-    STATISTICS,
-    LayerStats,
-    StatsFile,
-    kept_covariances,
-    kept_metrics,
-    layer_shapes,
-    measured_methods,
-    methods_of,
-    metric_shapes,
-    read_layer_stats,
-    shrink_covariances,
-    whole_model_shapes,
-)
+from vllm_gac.compression.statistics_file import read_layer_stats
+from vllm_gac.compression.statistics_writer import StatsFile
 from vllm_gac.layout.dims import LayerLayout, ValueLayout
 
 
@@ -55,7 +51,7 @@ def measure_statistics(
     checkpoint: Checkpoint,
     tokens: torch.Tensor,
     file: StatsFile,
-    metadata: Mapping[str, str],
+    measured: Measured,
     device: str,
     progress: bool,
 ) -> None:
@@ -66,11 +62,11 @@ def measure_statistics(
         tokens: The text, [sequences, length].
         file: Where the statistics go; what it has already is not measured again. Files beside it
             keep what the next layer needs.
-        metadata: What is measured, as `file` says.
+        measured: What is measured.
         device: The torch device to compute on.
         progress: Whether to show progress bars on stderr.
     """
-    run = _Run(checkpoint, tokens, file, metadata, device, progress)
+    run = _Run(checkpoint, tokens, file, measured, device, progress)
     if not file.begun:
         for index in range(len(checkpoint.layout.layers)):
             _metrics_path(file, index).unlink(missing_ok=True)
@@ -87,7 +83,7 @@ class _Run:
     checkpoint: Checkpoint
     tokens: torch.Tensor  # [sequences, length]
     file: StatsFile
-    metadata: Mapping[str, str]
+    measured: Measured
     device: str
     progress: bool
 
@@ -95,9 +91,9 @@ class _Run:
     def model(self) -> Reference:
         return reference(self.checkpoint, device=self.device)
 
-    def some(self, kind: str) -> torch.Tensor:
-        """The sequences that the metadata sets aside as `kind`, e.g. "probe_tokens"."""
-        wanted = int(self.metadata[kind]) // self.tokens.shape[1]
+    def some(self, tokens: int) -> torch.Tensor:
+        """So many tokens of the text, in whole sequences."""
+        wanted = tokens // self.tokens.shape[1]
         return self.tokens[evenly_spread(wanted, len(self.tokens))]
 
 
@@ -106,7 +102,7 @@ def _measure_metrics(run: _Run) -> None:
 
     A pass that was stopped begins anew: it takes much less time than the statistics.
     """
-    file, linears = run.file, kept_metrics(run.metadata)
+    file, linears = run.file, run.measured.metrics
     missing = range(file.whole_layers(), len(run.checkpoint.layout.layers))
     if not linears or all(_metrics_path(file, index).exists() for index in missing):
         return
@@ -115,17 +111,15 @@ def _measure_metrics(run: _Run) -> None:
         stored = {metric_of(name): m.to("cpu", torch.float32) for name, m in metrics.items()}
         write_tensors(_metrics_path(file, index), stored)
 
-    some = run.some("metric_tokens")
+    some = run.some(run.measured.metric_tokens)
     with run.checkpoint.reader() as read:
         measure_output_metrics(run.model, read, some, linears, keep, progress=run.progress)
 
 
 def _stream(run: _Run) -> None:
     """For every layer not on disk yet: observe it, append its statistics, pass its output on."""
-    file, metadata, model = run.file, run.metadata, run.model
-    layers, value_group = len(model.layout.layers), int(metadata["value_group"])
-    linears, factorized = kept_covariances(metadata), kept_metrics(metadata)
-    compressors = measured_methods(model.layout, metadata)
+    file, measured, model = run.file, run.measured, run.model
+    layers, compressors = len(model.layout.layers), measured.compressors(model.layout)
     done = file.whole_layers()
     done = done if _hidden_path(file, done).exists() else 0
     with run.checkpoint.reader() as read, torch.inference_mode():
@@ -139,10 +133,15 @@ def _stream(run: _Run) -> None:
             for index in range(done, layers):
                 weights = layer_weights(model, read, index)
                 stats, hidden = observe_layer(
-                    model, weights, hidden, value_group, bar.update, linears
+                    model,
+                    weights,
+                    hidden,
+                    measured.value_group,
+                    bar.update,
+                    measured.covariances,
                 )
-                stats = {**stats, **_read_metrics(run, index, factorized)}
-                steady = shrink_covariances(stats, int(metadata["tokens"]))
+                stats = {**stats, **_read_metrics(run, index, measured.metrics)}
+                steady = shrink_covariances(stats, measured.tokens)
                 layer = MeasuredLayer(model.layout, weights, steady, model.inv_freq)
                 errors = {f"errors.{c.name}": c.errors(layer) for c in compressors}
                 write_tensors(_hidden_path(file, index + 1), {"hidden": hidden})
@@ -153,23 +152,23 @@ def _stream(run: _Run) -> None:
 
 def _measure_whole(run: _Run) -> None:
     """Measure sensitivities on some of the sequences, and finish the file."""
-    file, metadata, layout = run.file, run.metadata, run.checkpoint.layout
-    shapes = whole_model_shapes(layout, metadata)
-    measured = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"tokens": run.tokens}
-    file.finish(measured)  # without its last tensor the file cannot be read
+    file, measured, layout = run.file, run.measured, run.checkpoint.layout
+    shapes = measured.whole_model_shapes(layout)
+    whole = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"tokens": run.tokens}
+    file.finish(whole)  # without its last tensor the file cannot be read
 
     def statistics(index: int) -> LayerStats:
-        stats = read_layer_stats(file.path, index, run.device)
-        return shrink_covariances(stats, int(metadata["tokens"]))
+        stats = read_layer_stats(file.path, measured, index, run.device)
+        return shrink_covariances(stats, measured.tokens)
 
     with run.checkpoint.reader() as read:
-        some = run.some("probe_tokens")
+        some = run.some(measured.probe_tokens)
         if len(some):
-            tried = probes(layout, methods_of(metadata))
+            tried = probes(layout, measured.methods)
             with torch.inference_mode():
                 found = measure(run.model, read, statistics, some, tried, progress=run.progress)
-            measured["probes"] = found
-    file.finish(measured)
+            whole["probes"] = found
+    file.finish(whole)
 
 
 def _read_metrics(run: _Run, index: int, linears: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -16,12 +16,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_gac.compression.measured import Measured
 from vllm_gac.compression.probes import Part, Probe, probes
-from vllm_gac.compression.statistics_file import (
-    methods_of,
-    read_errors,
-    read_probes,
-)
+from vllm_gac.compression.statistics_file import read_errors, read_probes
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
 from vllm_gac.planning.request import RankLossSource
 
@@ -42,7 +39,7 @@ _SMALLEST = 1e-12
 def read_losses(
     path: Path,
     dense: ModelLayout,
-    metadata: Mapping[str, str],
+    measured: Measured,
     sensitivity: RankLossSource = "probe",
 ) -> Losses:
     """Read the losses from the statistics of a model.
@@ -50,21 +47,21 @@ def read_losses(
     Args:
         path: The statistics file.
         dense: The model's layout.
-        metadata: The file's metadata, as `check_stats` returns it.
+        measured: What was measured, as `check_stats` returns it.
         sensitivity: Where the losses of ranks come from: from probes, or, with kfac, from the
             metrics of outputs alone. All other losses come from probes.
     """
     errors = [
         {name: curve.astype(np.float64) for name, curve in layer.items()}
-        for layer in read_errors(path, dense, metadata)
+        for layer in read_errors(path, dense, measured)
     ]
-    tried = probes(dense, methods_of(metadata))
+    tried = probes(dense, measured.methods)
     losses = measured_losses(tried, errors, read_probes(path).astype(np.float64))
     if sensitivity == "probe":
         return losses
     return [
-        {**layer, **{name: measured[name] for name in measured if name.startswith("rank.")}}
-        for layer, measured in zip(losses, errors, strict=True)
+        {**layer, **{name: of[name] for name in of if name.startswith("rank.")}}
+        for layer, of in zip(losses, errors, strict=True)
     ]
 
 

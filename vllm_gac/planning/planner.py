@@ -99,17 +99,16 @@ def measured_plan(
     """
     if request.sensitivity == "kfac" and "lowrank" not in request.methods:
         raise PlanError("--sensitivity kfac is of the ranks of linears; add lowrank to --method")
-    metadata = check_stats(stats, model.layout, model.config_sha256)
+    measured = check_stats(stats, model.layout, model.config_sha256)
     needs_probes = request.sensitivity == "probe" or set(request.methods) != {"lowrank"}
-    if needs_probes and metadata["probe_tokens"] == "0":
+    if needs_probes and not measured.probe_tokens:
         raise PlanError(f"{stats}: no sensitivities were measured; calibrate with --probe-tokens")
-    check_methods(stats, metadata, request.methods)
-    if int(metadata["value_group"]) == 1:  # the statistics hold nothing about merged heads
+    check_methods(stats, measured, request.methods)
+    if measured.value_group == 1:  # the statistics hold nothing about merged heads
         request = replace(request, value_group=1, key_group=1)
-    losses = read_losses(stats, model.layout, metadata, request.sensitivity)
-    text, measured = ("tokens", "tokens_sha256", "sequence_length"), ("probe", "metric")
-    known = (*text, *(f"{what}_tokens" for what in measured))
-    calibration = {key: metadata[key] for key in known if key in metadata}
+    losses = read_losses(stats, model.layout, measured, request.sensitivity)
+    known = ("tokens", "tokens_sha256", "sequence_length", "probe_tokens", "metric_tokens")
+    calibration = {key: measured.metadata[key] for key in known if key in measured.metadata}
     notes = {"calibration": calibration}
     if other is not None:
         problems, notes = Problems(model, other.layout.layers), notes | other.notes

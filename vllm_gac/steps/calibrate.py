@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,21 +19,16 @@ from vllm_gac.checkpoint.workspace import (
 )
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.effort import Work, announcement
+from vllm_gac.compression.measured import (
+    Measured,
+    covariances_of,
+    largest_value_group,
+    metrics_of,
+)
 from vllm_gac.compression.passes import measure_statistics
 from vllm_gac.compression.probes import probes
-from vllm_gac.compression.statistics_file import (
-    FORMAT,
-    StatsFile,
-    covariances_of,
-    kept_covariances,
-    kept_metrics,
-    largest_value_group,
-    layer_shapes,
-    methods_of,
-    metric_shapes,
-    metrics_of,
-    stats_file,
-)
+from vllm_gac.compression.statistics_file import FORMAT
+from vllm_gac.compression.statistics_writer import StatsFile, stats_file
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.schema import METHODS
@@ -170,13 +165,13 @@ def write_statistics(
         ),
         "value_group": str(kept.value_group),
     }
-    workspace = partial_of(out)
+    measured, workspace = Measured.of(metadata), partial_of(out)
     with claimed(workspace, "calibrate", {}):
-        file = stats_file(workspace / "stats.safetensors", checkpoint.layout, metadata)
+        file = stats_file(workspace / "stats.safetensors", checkpoint.layout, measured)
         if tokens.numel() < _FEW * width:
             logger.warning(_few_tokens(tokens.numel(), width))
-        logger.info(announcement(_work(checkpoint.layout, file, metadata), device))
-        measure_statistics(checkpoint, tokens, file, metadata, device, progress)
+        logger.info(announcement(_work(checkpoint.layout, file, measured), device))
+        measure_statistics(checkpoint, tokens, file, measured, device, progress)
         publish(file.path, out)
 
 
@@ -189,16 +184,15 @@ def _few_tokens(tokens: int, width: int) -> str:
     )
 
 
-def _work(layout: ModelLayout, file: StatsFile, metadata: Mapping[str, str]) -> Work:
-    shapes, methods = layer_shapes(layout, int(metadata["value_group"])), methods_of(metadata)
+def _work(layout: ModelLayout, file: StatsFile, measured: Measured) -> Work:
     return Work(
         layout=layout,
-        tokens=int(metadata["tokens"]),
-        covariances=tuple(shapes[name][0] for name in kept_covariances(metadata)),
-        probes=len(probes(layout, methods)),
-        probe_tokens=int(metadata["probe_tokens"]),
-        metrics=tuple(metric_shapes(layout)[name][0] for name in kept_metrics(metadata)),
-        metric_tokens=int(metadata["metric_tokens"]),
+        tokens=measured.tokens,
+        covariances=tuple(measured.covariance_sizes(layout)),
+        probes=len(probes(layout, measured.methods)),
+        probe_tokens=measured.probe_tokens,
+        metrics=tuple(measured.metric_sizes(layout)),
+        metric_tokens=measured.metric_tokens,
         file_bytes=file.size,
     )
 

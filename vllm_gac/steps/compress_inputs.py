@@ -9,7 +9,8 @@ from vllm_gac import demo
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.writer import companions_of, fingerprint, size_and_time
-from vllm_gac.compression.statistics_file import check_stats, covariances_for, metrics_for
+from vllm_gac.compression.measured import covariances_for, metrics_for
+from vllm_gac.compression.statistics_file import check_stats
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.planning.plan_file import Plan, check_plan, dense_plan, planned_layout, read_plan
@@ -137,8 +138,8 @@ def _stats_record(
         needed = {"value_group": merged, "needed": covariances_for(dense, layout)}
         if request.whitening == "kfac":
             needed["factorized"] = metrics_for(layout)
-    metadata = check_stats(path, dense, checkpoint.config_sha256, **needed)
-    return metadata | {"file": size_and_time(path)}
+    measured = check_stats(path, dense, checkpoint.config_sha256, **needed)
+    return {**measured.metadata, "file": size_and_time(path)}
 
 
 def _held_out(model: Path, given: Sequence[str | Path], plan: Plan | PlanRequest) -> list[Path]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm_gac.checkpoint.base_model import BaseModel, base_model
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.compression.measured import Measured
 from vllm_gac.errors.shown import in_markdown
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.names import VERSION
@@ -22,23 +23,22 @@ def compressed_card(
     checkpoint: Checkpoint,
     plan: Plan,
     layout: ModelLayout,
-    measured: Mapping[str, str],
+    measured: Measured | None,
     calibrated_on: str | None = None,
 ) -> str:
     """The card of the model that `plan` makes of the dense model in `checkpoint`.
 
-    `measured` is the metadata of the calibration statistics, empty if none were needed.
-    `calibrated_on` says what text they are of; None if that is unknown.
+    `measured` is None if no statistics were needed. `calibrated_on` says what text they are of;
+    None if that is unknown.
     """
-    calibration = (
-        f"{in_markdown(measured['tokens'])} tokens in sequences of "
-        f"{in_markdown(measured['sequence_length'])}"
-        if measured
-        else "none needed"
-    )
-    if measured and calibrated_on is not None:
-        calibration += f" of {in_markdown(calibrated_on)}"
-    calibration += _for_each_channel(checkpoint, measured)
+    calibration = "none needed"
+    if measured is not None:
+        text = "" if calibrated_on is None else f" of {in_markdown(calibrated_on)}"
+        channels = checkpoint.layout.layers[0].intermediate_size
+        calibration = (
+            f"{measured.tokens} tokens in sequences of {measured.sequence_length}{text}, "
+            f"{measured.tokens / channels:.1f} for each channel of an MLP"
+        )
     methods = ", ".join(plan.methods) or "none"
     base = base_model(checkpoint)
     return _card(
@@ -55,14 +55,6 @@ def compressed_card(
         "`plan.json` holds these dims and their budgets; `gac` in `config.json` is what serving "
         "goes by.",
     )
-
-
-def _for_each_channel(checkpoint: Checkpoint, measured: Mapping[str, str]) -> str:
-    """How many tokens were measured for each channel of an MLP; nothing if none or unknown."""
-    tokens, width = measured.get("tokens", ""), checkpoint.layout.layers[0].intermediate_size
-    if not (tokens.isascii() and tokens.isdigit() and len(tokens) < 20):
-        return ""
-    return f", {int(tokens) / width:.1f} for each channel of an MLP"
 
 
 def imported_card(source: Checkpoint, format: str, files: Sequence[Path], dtype: str) -> str:

@@ -12,17 +12,16 @@ from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.writer import copy_companions
+from vllm_gac.compression.measured import (
+    Measured,
+    covariances_for,
+    metrics_for,
+    shrink_covariances,
+)
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.reference_model import reference
-from vllm_gac.compression.statistics_file import (
-    check_stats,
-    covariances_for,
-    metrics_for,
-    read_layer_stats,
-    read_tokens,
-    shrink_covariances,
-)
+from vllm_gac.compression.statistics_file import check_stats, read_layer_stats, read_tokens
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.names import ARCHITECTURE, VERSION
@@ -52,7 +51,7 @@ def write_compressed(
     `calibrated_on`, if that is known.
     """
     layout = planned_layout(checkpoint, plan)
-    measured: Mapping[str, str] = {}
+    measured: Measured | None = None
     tokens = None
     if stats:
         measured = check_stats(
@@ -62,9 +61,9 @@ def write_compressed(
             needed=covariances_for(checkpoint.layout, layout),
             factorized=metrics_for(layout) if request.whitening == "kfac" else (),
         )
-    if stats and not request.no_refit:
-        context = checkpoint.config.max_position_embeddings
-        tokens = read_tokens(stats, measured, checkpoint.layout, context)
+        if not request.no_refit:
+            context = checkpoint.config.max_position_embeddings
+            tokens = read_tokens(stats, measured, checkpoint.layout, context)
     inv_freq = inverse_frequencies(checkpoint.config.rope, checkpoint.layout.head_dim).to(device)
 
     def make_layer(index: int) -> Mapping[str, torch.Tensor]:
@@ -73,12 +72,13 @@ def write_compressed(
             if refitting is not None:
                 refitting.keep(index, weights, refitting.unchanged(index, weights))
             return weights
-        if stats is None:
+        if stats is None or measured is None:
             raise PlanError(f"layers.{index}: to shrink it, statistics are needed")
+        own = read_layer_stats(stats, measured, index, device)
         layer = MeasuredLayer(
             checkpoint.layout,
             {name: tensor.to(device) for name, tensor in weights.items()},
-            shrink_covariances(read_layer_stats(stats, index, device), int(measured["tokens"])),
+            shrink_covariances(own, measured.tokens),
             inv_freq,
         )
         smaller = compress_layer(

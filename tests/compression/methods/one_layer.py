@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from tests.support.dense_models import LLAMA3_ROPE, config, weights
+from vllm_gac.compression.measured import LayerStats
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.passes import observe_layer
 from vllm_gac.compression.reference_model import Reference, layer_forward
-from vllm_gac.compression.statistics_file import LayerStats
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate

@@ -1,0 +1,208 @@
+"""What calibration measures of a model: which statistics, for which methods, on how much text.
+
+The metadata of stats.safetensors say it (statistics_file.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from vllm_gac.compression.methods.base import MERGEABLE, Compressor
+from vllm_gac.compression.methods.compress_layer import measurable_methods
+from vllm_gac.compression.methods.lowrank import input_of
+from vllm_gac.compression.methods.normed_keys import PAIR_SCORES
+from vllm_gac.compression.methods.output_metric import metric_of, of_input
+from vllm_gac.compression.probes import probes
+from vllm_gac.compression.shrinkage import toward_diagonal
+from vllm_gac.layout.dims import LINEARS, ModelLayout
+from vllm_gac.layout.schema import METHODS
+
+# The fp64 covariance [n, n] of the input of each linear, by the linear's name. Beside them the
+# metrics of outputs, by `metric_of`, and, of models with q_norm and k_norm, PAIR_SCORES.
+LayerStats: TypeAlias = Mapping[str, torch.Tensor]
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+
+STATISTICS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+TOKENS = "tokens"
+_NEEDED_BY: Mapping[str, Sequence[str]] = {
+    "heads": ("self_attn.q_proj", "self_attn.o_proj"),
+    "prune": ("mlp.down_proj",),
+    "lowrank": STATISTICS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is measured.
+
+    Attributes:
+        methods: The methods that can be planned with it: heads, prune, lowrank.
+        covariances: The linears whose input covariances are kept.
+        metrics: The linears whose metrics are kept.
+        value_group: How many neighbouring value heads the input of o_proj spans.
+        tokens: Of the text.
+        sequence_length: Tokens of each of its sequences.
+        probe_tokens: On how many of them sensitivities are measured.
+        metric_tokens: On how many of them metrics are.
+        metadata: All that the file says.
+    """
+
+    methods: tuple[str, ...]
+    covariances: tuple[str, ...]
+    metrics: tuple[str, ...]
+    value_group: int
+    tokens: int
+    sequence_length: int
+    probe_tokens: int
+    metric_tokens: int
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, str]) -> "Measured":
+        """What the metadata of a file say. Raises ValueError, which says what is wrong with it."""
+        for key in ("methods", "value_group", "probe_tokens", "tokens", "sequence_length"):
+            if key not in metadata:
+                raise ValueError(f"{key}: missing")
+        methods = tuple(method for method in metadata["methods"].split(",") if method)
+        if not set(methods) <= set(METHODS):
+            raise ValueError(
+                f"methods: expected some of {','.join(METHODS)}, got {metadata['methods'][:60]!r}"
+            )
+        if metadata["value_group"] not in map(str, MERGEABLE):
+            raise ValueError(
+                f"value_group: expected one of {MERGEABLE}, got {metadata['value_group'][:60]!r}"
+            )
+        tokens, length = _count(metadata, "tokens"), _count(metadata, "sequence_length")
+        if not length:
+            raise ValueError("sequence_length: expected at least 1, got 0")
+        if tokens < length:
+            raise ValueError(f"tokens: expected one sequence of {length} at least, got {tokens}")
+        covariances, metrics = (
+            metadata.get(key, "").split(",") for key in ("covariances", "metrics")
+        )
+        return cls(
+            methods=methods,
+            covariances=tuple(name for name in STATISTICS if name in covariances),
+            metrics=tuple(name for name in LINEARS if name in metrics),
+            value_group=int(metadata["value_group"]),
+            tokens=tokens,
+            sequence_length=length,
+            probe_tokens=_count(metadata, "probe_tokens"),
+            metric_tokens=_count(metadata, "metric_tokens"),
+            metadata=metadata,
+        )
+
+    def compressors(self, layout: ModelLayout) -> list[Compressor]:
+        """The methods whose errors are measured, in a model of `layout`."""
+        return list(measurable_methods(layout, self.methods, self.value_group))
+
+    def shapes(self, layout: ModelLayout) -> Shapes:
+        """The shape of every tensor of the file, in the order of the file."""
+        layer = self._of_layer(layout)
+        shapes: Shapes = {
+            f"layers.{index}.{name}": shape
+            for index in range(len(layout.layers))
+            for name, shape in layer.items()
+        }
+        return shapes | self.whole_model_shapes(layout)
+
+    def whole_model_shapes(self, layout: ModelLayout) -> Shapes:
+        """The shape of every tensor that is measured after all layers have been."""
+        return {
+            "probes": (len(layout.layers), len(probes(layout, self.methods)), 2),
+            TOKENS: (self.tokens // self.sequence_length, self.sequence_length),
+        }
+
+    def covariance_sizes(self, layout: ModelLayout) -> list[int]:
+        """n of each covariance [n, n] of a layer."""
+        shapes = layer_shapes(layout, self.value_group)
+        return [shapes[name][0] for name in self.covariances]
+
+    def metric_sizes(self, layout: ModelLayout) -> list[int]:
+        """n of each metric [n, n] of a layer."""
+        shapes = metric_shapes(layout)
+        return [shapes[name][0] for name in self.metrics]
+
+    def _of_layer(self, layout: ModelLayout) -> Shapes:
+        packed = [(n * (n + 1) // 2,) for n in self.covariance_sizes(layout)]
+        shapes: Shapes = dict(zip(self.covariances, packed, strict=True))
+        if layout.qk_norm:
+            shapes[PAIR_SCORES] = (layout.num_key_value_heads * layout.head_dim // 2,)
+        packed = [(n * (n + 1) // 2,) for n in self.metric_sizes(layout)]
+        shapes |= zip(map(metric_of, self.metrics), packed, strict=True)
+        return shapes | {
+            f"errors.{c.name}": (c.full(layout) + 1,) for c in self.compressors(layout)
+        }
+
+
+def _count(metadata: Mapping[str, str], key: str) -> int:
+    number = metadata.get(key, "0")
+    if not (number.isascii() and number.isdigit() and len(number) < 20):
+        raise ValueError(f"{key}: expected a number, got {number[:60]!r}")
+    return int(number)
+
+
+def largest_value_group(layout: ModelLayout) -> int:
+    """How many value heads can be merged into one at most, in a model of `layout`."""
+    return max(group for group in MERGEABLE if layout.num_key_value_heads % group == 0)
+
+
+def layer_shapes(layout: ModelLayout, value_group: int) -> dict[str, tuple[int, int]]:
+    """The shape of each covariance of a layer of a dense model."""
+    attended = layout.num_attention_heads * value_group * layout.head_dim
+    width = layout.layers[0].intermediate_size
+    projected = layout.hidden_size + layout.qkv_bias
+    sizes = (projected, attended, layout.hidden_size, width)
+    return {name: (size, size) for name, size in zip(STATISTICS, sizes, strict=True)}
+
+
+def covariances_of(methods: Sequence[str]) -> list[str]:
+    """The linears whose input covariances `methods` need."""
+    needed = {name for method in methods for name in _NEEDED_BY[method]}
+    return [name for name in STATISTICS if name in needed]
+
+
+def covariances_for(dense: ModelLayout, layout: ModelLayout) -> list[str]:
+    """The linears whose input covariances are needed to make `layout` from `dense`."""
+    needed = set()
+    for before, after in zip(dense.layers, layout.layers, strict=True):
+        if after.key != before.key:
+            needed.add("self_attn.q_proj")
+        if after.value != before.value:
+            needed.add("self_attn.o_proj")
+        if after.intermediate_size != before.intermediate_size:
+            needed.add("mlp.down_proj")
+        needed |= {input_of(linear) for linear in after.ranks}
+    return [name for name in STATISTICS if name in needed]
+
+
+def metric_shapes(layout: ModelLayout) -> dict[str, tuple[int, int]]:
+    """The shape of the metric of each linear of a dense model."""
+    sizes = {}
+    for name in LINEARS:
+        out, into = layout.linear_shape(layout.layers[0], name)
+        sizes[name] = into if of_input(name) else out
+    return {name: (size, size) for name, size in sizes.items()}
+
+
+def metrics_of(methods: Sequence[str]) -> list[str]:
+    """The linears whose metrics `methods` need."""
+    return list(LINEARS) if "lowrank" in methods else []
+
+
+def metrics_for(layout: ModelLayout) -> list[str]:
+    """The linears whose metrics are needed to make `layout` of a dense model."""
+    return [name for name in LINEARS if any(name in layer.ranks for layer in layout.layers)]
+
+
+def shrink_covariances(stats: LayerStats, tokens: int) -> LayerStats:
+    """Statistics of a layer, measured on so many `tokens`, as methods use them.
+
+    Covariances are shrunk (shrinkage.py): the more, the fewer tokens there are.
+    """
+    return {
+        name: toward_diagonal(matrix, tokens) if name in STATISTICS else matrix
+        for name, matrix in stats.items()
+    }
