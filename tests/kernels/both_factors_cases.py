@@ -7,6 +7,7 @@ other, so phases are launched apart there, or one program does all of them.
 """
 
 import random
+from dataclasses import replace
 
 import torch
 
@@ -38,7 +39,7 @@ def check(seed: int, device: str) -> None:
     count = 2 if is_gated else rng.choice([1, 2, 3])
     tokens = rng.choice([1, 3, 16, 17, 40, 130] if is_gpu else [1, 3, 17, 40])
     width = grain * rng.choice([1, 5, 70, 200])
-    outputs = [rng.choice([1, 31, 70, 200]) for _ in range(count)]
+    outputs = [rng.choice([2, 31, 70, 200]) for _ in range(count)]
     if is_gated:
         outputs = outputs[:1] * 2
     features = 64
@@ -68,16 +69,19 @@ def check(seed: int, device: str) -> None:
     x_scales = scale_of(tokens, True) if is_scaled else None
     linears, expected = [], []
     for out in outputs:
-        rank = grain * rng.choice([1, 3, 9, 20])
-        down, up = within_nan(rank, width), within_nan(out, rank)
-        scales = (scale_of(rank, by_channel), scale_of(out, by_channel)) if is_scaled else ()
-        linears.append(Factors(down, up, *scales))
-        latents = x.float() @ down.float().T
-        if x_scales is not None:
-            latents = latents * x_scales * scales[0].view(-1)
+        rank = grain * rng.choice([2, 3, 9, 20])
+        linear = Factors(within_nan(rank, width), within_nan(out, rank))
+        latents = x.float() @ linear.down.float().T
+        if x_scales is None:
+            result = latents.to(dtype).float() @ linear.up.float().T
+        else:
+            of_down, of_up = scale_of(rank, by_channel), scale_of(out, by_channel)
+            linear = replace(linear, down_scale=of_down, up_scale=of_up)
+            latents = latents * x_scales * of_down.view(-1)
             latents = quantized_by_group(latents, features) if is_gpu else latents
-        result = (latents if is_scaled else latents.to(dtype).float()) @ up.float().T
-        expected.append(result * scales[1].view(-1) if is_scaled else result)
+            result = latents @ linear.up.float().T * of_up.view(-1)
+        linears.append(linear)
+        expected.append(result)
     reference = torch.cat(expected, dim=1)
     if is_gated:
         reference = torch.nn.functional.silu(expected[0]) * expected[1]
@@ -90,14 +94,20 @@ def check(seed: int, device: str) -> None:
         assert got.dtype == (torch.bfloat16 if dtype == FP8 else dtype)
         error = (got.float() - reference).norm() / reference.norm()
         assert got.shape == reference.shape
-        assert float(error) < 1e-2, (seed, float(error), shape)
-        assert int(counter) in (0, -(2**31))
+        # A latent at the border between two numbers of e4m3 may become either.
+        assert float(error) < (3e-2 if dtype == FP8 else 1e-2), (seed, float(error), shape)
+        assert is_at_rest(counter)
+
+
+def is_at_rest(counter: torch.Tensor) -> bool:
+    """Whether as many programs have left barriers as have come."""
+    return int(counter) in (0, -(2**31))
 
 
 def quantized_by_group(latents: torch.Tensor, group: int) -> torch.Tensor:
     """What e4m3 and a scale for each group of a token's latents keep of them."""
     rounded = []
-    for part in latents.split(group, dim=1):
+    for part in torch.split(latents, group, dim=1):
         scale = (part.abs().amax(1, keepdim=True) / 448).clamp_min(1 / (448 * 512))
         rounded.append((part / scale).clamp(-448, 448).to(FP8).float() * scale)
     return torch.cat(rounded, dim=1)

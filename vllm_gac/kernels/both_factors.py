@@ -91,7 +91,9 @@ class Shape:
     def splits(self, outputs: Sequence[int], width: int, blocks: int) -> int:
         """Programs that share the `width` inputs of a tile of linears of these outputs."""
         tiles = blocks * sum(ceil_div(count, self.features) for count in outputs)
-        return max(1, min(self.programs // tiles, width // _MIN_PART, _MOST_SPLITS))
+        steps = ceil_div(width, self.step)
+        most = max(1, min(self.programs // tiles, width // _MIN_PART, _MOST_SPLITS))
+        return ceil_div(steps, ceil_div(steps, most))  # fewer, if all of these have something to do
 
     def shared_bytes(self, itemsize: int) -> int:
         """Bytes of shared memory that the steps under way take."""
@@ -166,10 +168,11 @@ def low_rank(
 
     missing = MAX_LINEARS - len(linears)
     padded = [*linears, *[linears[0]] * missing]
-    scales = [partial] * (2 * MAX_LINEARS)
-    if is_scaled:
-        scales = [linear.down_scale for linear in padded] + [linear.up_scale for linear in padded]
-    by_channel = is_scaled and linears[0].down_scale.numel() > 1  # type: ignore[union-attr]
+    scales = [
+        partial if scale is None else scale
+        for scale in (*(one.down_scale for one in padded), *(one.up_scale for one in padded))
+    ]
+    by_channel = is_scaled and _by_channel(linears[0])
     arguments = (
         x,
         x_scales if is_scaled else partial,
@@ -238,8 +241,16 @@ def _check(
                 f"both_factors: factors {tuple(down.shape)} and {tuple(up.shape)} in {down.dtype} "
                 f"for x {tuple(x.shape)} in {x.dtype}"
             )
-        if is_scaled and (linear.down_scale is None or linear.up_scale is None):
-            raise ValueError("both_factors: x has scales, weights have none")
+        scales = (linear.down_scale, linear.up_scale)
+        counts = [0 if scale is None else scale.numel() for scale in scales]
+        if is_scaled and counts not in ([1, 1], [len(down), len(up)]):
+            raise ValueError(f"both_factors: {counts} scales for {len(down)} and {len(up)} outputs")
+    if is_scaled and len({_by_channel(linear) for linear in linears}) > 1:
+        raise ValueError("both_factors: some weights have one scale, some one for each output")
+
+
+def _by_channel(linear: Factors) -> bool:
+    return linear.up_scale is not None and linear.up_scale.numel() > 1
 
 
 def _scratch(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -417,12 +428,11 @@ def _kernel(
                 tl.store(target, sums.to(out.dtype.element_ty), mask=mask)
             else:
                 _store_part(partial, unit, sums, FEATURES, ROWS)
-        if PHASE == 0 and not GATED:
-            if splits_b > 1:
-                _meet(counter, programs)
 
-    if (PHASE == 0 or PHASE == 4) and not GATED:
-        if splits_b > 1:
+    if splits_b > 1:
+        if PHASE == 0:
+            _meet(counter, programs)
+        if PHASE == 0 or PHASE == 4:
             for item in range(program, tiles_b * blocks * (ROWS // CHUNK), programs):
                 chunk = item % (ROWS // CHUNK)
                 unit = item // (ROWS // CHUNK)
@@ -494,7 +504,9 @@ def _products(
 @triton.jit
 def _store_part(partial, unit, sums, FEATURES: tl.constexpr, ROWS: tl.constexpr):
     lane = tl.arange(0, FEATURES)[:, None] + tl.arange(0, ROWS)[None, :] * FEATURES
-    tl.store(partial + tl.cast(unit, tl.int64) * (FEATURES * ROWS) + lane, sums, cache_modifier=".cg")
+    tl.store(
+        partial + tl.cast(unit, tl.int64) * (FEATURES * ROWS) + lane, sums, cache_modifier=".cg"
+    )
 
 
 @triton.jit
@@ -521,7 +533,12 @@ def _linear_of(tile, count_0, count_1, count_2, FEATURES: tl.constexpr):
     tiles_01 = tiles_0 + tl.cdiv(count_1, FEATURES)
     linear = (tile >= tiles_0).to(tl.int32) + (tile >= tiles_01).to(tl.int32)
     own = tile - _before(linear, tiles_0, tiles_01 - tiles_0)
-    return linear, own, _chosen(linear, count_0, count_1, count_2), _before(linear, count_0, count_1)
+    return (
+        linear,
+        own,
+        _chosen(linear, count_0, count_1, count_2),
+        _before(linear, count_0, count_1),
+    )
 
 
 @triton.jit
