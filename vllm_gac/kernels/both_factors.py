@@ -118,6 +118,7 @@ def low_rank(
     counter: torch.Tensor,
     *,
     x_scales: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     is_gated: bool = False,
     apart: bool = False,
     only_compile: bool = False,
@@ -132,13 +133,14 @@ def low_rank(
         counter: int32 [1], zero before its first launch. No other launch may use it at the same
             time.
         x_scales: fp32 [tokens, 1], what x is to be multiplied by. Given, all weights have scales.
+        out_dtype: of the outputs; None for x's type, or bf16 if x is quantized.
         is_gated: the two linears are gate and up: silu(gate) * up comes out.
         apart: launch each phase by itself. Nothing must then be resident at once.
         only_compile: compile the kernel for these arguments, but launch nothing.
 
     Returns:
-        [tokens, sum of the outputs], or [tokens, features] if gated; in bf16 if x is quantized,
-        else in x's type. With `only_compile` its elements are undefined.
+        [tokens, sum of the outputs], or [tokens, features] if gated. With `only_compile` its
+        elements are undefined.
 
     Raises:
         ValueError: the arguments are none of these.
@@ -163,8 +165,8 @@ def low_rank(
     latent_scales = (
         _scratch(groups * blocks * shape.rows, torch.float32, device) if is_scaled else partial
     )
-    dtype = torch.bfloat16 if x.element_size() == 1 else x.dtype
-    out = _scratch(tokens * sum(own_outputs), dtype, device).view(tokens, -1)
+    out_dtype = out_dtype or (torch.bfloat16 if x.element_size() == 1 else x.dtype)
+    out = _scratch(tokens * sum(own_outputs), out_dtype, device).view(tokens, -1)
 
     missing = MAX_LINEARS - len(linears)
     padded = [*linears, *[linears[0]] * missing]
@@ -172,7 +174,6 @@ def low_rank(
         partial if scale is None else scale
         for scale in (*(one.down_scale for one in padded), *(one.up_scale for one in padded))
     ]
-    by_channel = is_scaled and _by_channel(linears[0])
     arguments = (
         x,
         x_scales if is_scaled else partial,
@@ -192,13 +193,13 @@ def low_rank(
         *[0] * missing,
         *own_outputs,
         *[0] * (MAX_LINEARS - len(own_outputs)),
+        int(is_scaled and _by_channel(linears[0])),
         splits_a,
         splits_b,
     )
     constants: dict[str, Any] = {
         "GRAIN": grain,
         "SCALED": is_scaled,
-        "CHANNELS": by_channel,
         "GATED": is_gated,
         "ROWS": shape.rows,
         "FEATURES": shape.features,
@@ -268,6 +269,7 @@ def _scratch(elements: int, dtype: torch.dtype, device: torch.device) -> torch.T
         "features_0",
         "features_1",
         "features_2",
+        "scale_stride",
         "splits_a",
         "splits_b",
     ]
@@ -301,11 +303,11 @@ def _kernel(
     features_0,
     features_1,
     features_2,
+    scale_stride,
     splits_a,
     splits_b,
     GRAIN: tl.constexpr,
     SCALED: tl.constexpr,
-    CHANNELS: tl.constexpr,
     GATED: tl.constexpr,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
@@ -372,7 +374,10 @@ def _kernel(
             total = _sum_of_parts(partial, unit, splits_a, chunk, FEATURES, ROWS, CHUNK)
             if SCALED:
                 weight_scale = _scales_of(
-                    _chosen(linear, a_scales_0, a_scales_1, a_scales_2), feature, count, CHANNELS
+                    _chosen(linear, a_scales_0, a_scales_1, a_scales_2),
+                    feature,
+                    count,
+                    scale_stride,
                 )
                 by_token = tl.load(x_scales + token, mask=there, other=0.0)
                 total = total * weight_scale[None, :] * by_token[:, None]
@@ -411,7 +416,7 @@ def _kernel(
             )  # fmt: skip
             if SCALED and (GATED or splits_b == 1):
                 weight_scales = _chosen(linear, b_scales_0, b_scales_1, b_scales_2)
-                sums *= _scales_of(weight_scales, feature, count, CHANNELS)[:, None]
+                sums *= _scales_of(weight_scales, feature, count, scale_stride)[:, None]
             if GATED:
                 group = tl.cdiv(rank_0, FEATURES)
                 ups = _products(
@@ -420,7 +425,7 @@ def _kernel(
                     0, rank_1, SCALED, FEATURES, ROWS, STEP, STAGES,
                 )  # fmt: skip
                 if SCALED:
-                    ups *= _scales_of(b_scales_1, feature, count, CHANNELS)[:, None]
+                    ups *= _scales_of(b_scales_1, feature, count, scale_stride)[:, None]
                 sums = sums / (1 + tl.exp(-sums)) * ups
             if GATED or splits_b == 1:
                 target = out + token.to(tl.int64)[None, :] * features + (before + feature)[:, None]
@@ -444,7 +449,7 @@ def _kernel(
                 total = _sum_of_parts(partial, unit, splits_b, chunk, FEATURES, ROWS, CHUNK)
                 if SCALED:
                     weight_scales = _chosen(linear, b_scales_0, b_scales_1, b_scales_2)
-                    total *= _scales_of(weight_scales, feature, count, CHANNELS)[None, :]
+                    total *= _scales_of(weight_scales, feature, count, scale_stride)[None, :]
                 target = out + token.to(tl.int64)[:, None] * features + (before + feature)[None, :]
                 mask = (token < tokens)[:, None] & (feature < count)[None, :]
                 tl.store(target, total.to(out.dtype.element_ty), mask=mask)
@@ -564,12 +569,9 @@ def _rows_of(weight, feature, count, width):
 
 
 @triton.jit
-def _scales_of(scales, feature, count, CHANNELS: tl.constexpr):
-    """[FEATURES]: what outputs are to be multiplied by."""
-    at = tl.minimum(feature, count - 1)
-    if not CHANNELS:
-        at = at * 0
-    return tl.load(scales + at)
+def _scales_of(scales, feature, count, stride):
+    """[FEATURES]: what outputs are to be multiplied by. With a stride of zero it is one number."""
+    return tl.load(scales + tl.minimum(feature, count - 1) * stride)
 
 
 @triton.jit
