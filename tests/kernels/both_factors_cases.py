@@ -1,18 +1,21 @@
 """Random low-rank linears, computed by the kernel of both factors and by torch.
 
-    python -m tests.kernels.both_factors_cases
+    python -m tests.kernels.both_factors_cases [gpu]
 
-compares the results in Triton's interpreter (TRITON_INTERPRET=1). It runs one program after the
-other, so phases are launched apart there, or one program does all of them.
+compares the results in Triton's interpreter (TRITON_INTERPRET=1), or on a GPU. The interpreter runs
+one program after the other, so phases are launched apart there, or one program does all of them.
 """
 
+import itertools
 import random
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from vllm_gac.kernels import both_factors
-from vllm_gac.kernels.both_factors import Factors, Shape, low_rank
+from vllm_gac.kernels.both_factors import Factors, Shape, low_rank, shape_for
 
 CASES = 10
 FP8 = torch.float8_e4m3fn
@@ -99,6 +102,56 @@ def check(seed: int, device: str) -> None:
         assert is_at_rest(counter)
 
 
+def check_replays(
+    dtype: torch.dtype, is_gated: bool, is_early: bool, patch: Callable[..., object]
+) -> None:
+    """A thousand replays of three launches with one counter give the same bits.
+
+    Scratch and outputs are poisoned before each. `patch` is setattr, or undoes itself.
+    """
+    held: list[torch.Tensor] = []
+
+    def kept(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        held.append(_SCRATCH(elements, dtype, device))
+        return held[-1]
+
+    patch(both_factors, "_scratch", kept)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(rows: int, columns: int) -> torch.Tensor:
+        numbers: torch.Tensor = torch.randn(rows, columns, generator=generator) / columns**0.25
+        return numbers.to(device="cuda", dtype=dtype)
+
+    tokens, width = 48, 4096
+    x, one = draw(tokens, width), torch.ones(1, device="cuda")
+    scales = (one, one) if dtype == FP8 else (None, None)
+    pair = [Factors(draw(1600, width), draw(2048, 1600), *scales) for _ in range(2)]
+    by_token = torch.ones(tokens, 1, device="cuda") if dtype == FP8 else None
+    programs = torch.cuda.get_device_properties(0).multi_processor_count
+    shape = replace(shape_for(tokens, x.element_size(), programs), begins_early=is_early)
+    counter = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def three() -> list[torch.Tensor]:
+        return [
+            low_rank(x, pair, shape, counter, x_scales=by_token, is_gated=is_gated)
+            for _ in range(3)
+        ]
+
+    expected = three()[0].clone()
+    torch.cuda.synchronize()
+    held.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = three()
+    for replay in range(1000):
+        for tensor in held:
+            tensor.view(torch.uint8).fill_(0xFF)
+        graph.replay()
+        for mine in got:
+            assert torch.equal(mine, expected), replay
+    assert is_at_rest(counter)
+
+
 def is_at_rest(counter: torch.Tensor) -> bool:
     """Whether as many programs have left barriers as have come."""
     return int(counter) in (0, -(2**31))
@@ -115,6 +168,11 @@ def quantized_by_group(latents: torch.Tensor, group: int) -> torch.Tensor:
 
 if __name__ == "__main__":
     both_factors._scratch = poisoned
-    for seed in range(CASES):
-        check(seed, "cpu")
+    is_on_gpu = sys.argv[1:] == ["gpu"]
+    for seed in range(40 if is_on_gpu else CASES):
+        check(seed, "cuda" if is_on_gpu else "cpu")
         print("checked", seed, flush=True)
+    for dtype, is_gated, is_early in itertools.product((torch.bfloat16, FP8), (0, 1), (0, 1)):
+        if is_on_gpu:
+            check_replays(dtype, bool(is_gated), bool(is_early), setattr)
+            print("replayed", dtype, is_gated, is_early, flush=True)

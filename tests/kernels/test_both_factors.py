@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.both_factors_cases import CASES, FP8, check, is_at_rest, poisoned
+from tests.kernels.both_factors_cases import CASES, FP8, check, check_replays, poisoned
 from tests.kernels.interpreter import run_interpreted
 from tests.kernels.no_gpu import compiling_for, on_no_device
 from tests.kernels.test_compiler import wrong_for_hopper
@@ -118,45 +118,4 @@ def test_on_a_gpu(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_thousand_replays_are_the_same_bits(
     dtype: torch.dtype, is_gated: bool, is_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three launches in a row with one counter; scratch and outputs are poisoned before each."""
-    held: list[torch.Tensor] = []
-
-    def kept(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        held.append(torch.empty(elements, dtype=dtype, device=device))
-        return held[-1]
-
-    monkeypatch.setattr(both_factors, "_scratch", kept)
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(rows: int, columns: int) -> torch.Tensor:
-        numbers: torch.Tensor = torch.randn(rows, columns, generator=generator) / columns**0.25
-        return numbers.to(device="cuda", dtype=dtype)
-
-    tokens, width = 48, 4096
-    x, one = draw(tokens, width), torch.ones(1, device="cuda")
-    scales = (one, one) if dtype == FP8 else (None, None)
-    pair = [Factors(draw(1600, width), draw(2048, 1600), *scales) for _ in range(2)]
-    by_token = torch.ones(tokens, 1, device="cuda") if dtype == FP8 else None
-    programs = torch.cuda.get_device_properties(0).multi_processor_count
-    shape = replace(shape_for(tokens, x.element_size(), programs), begins_early=is_early)
-    counter = COUNTER.cuda()
-
-    def three() -> list[torch.Tensor]:
-        return [
-            low_rank(x, pair, shape, counter, x_scales=by_token, is_gated=is_gated)
-            for _ in range(3)
-        ]
-
-    expected = three()[0].clone()
-    torch.cuda.synchronize()
-    held.clear()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = three()
-    for replay in range(1000):
-        for tensor in held:
-            tensor.view(torch.uint8).fill_(0xFF)
-        graph.replay()
-        for mine in got:
-            assert torch.equal(mine, expected), replay
-    assert is_at_rest(counter)
+    check_replays(dtype, is_gated, is_early, monkeypatch.setattr)

@@ -98,7 +98,9 @@ def test_it_is_off_unless_it_is_asked_for() -> None:
     "change", [{"bias": "bias"}, {"tp_size": 2}, {"quant_method": None}, {"input_size": 20}]
 )
 def test_what_it_does_not_take_is_refused(change: dict[str, Any], config: VllmConfig) -> None:
-    with pytest.raises(CheckpointError, match=r"both_factors takes .* model\.linear has something"):
+    with pytest.raises(
+        CheckpointError, match=r"takes low-rank .* not so for model\.linear, model\.linear"
+    ):
         BothFactors(pair(), pair(**change))
 
 

@@ -6,7 +6,7 @@ input of which some are low rank are one launch each.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -54,10 +54,10 @@ class BothFactors(nn.Module):
             self.is_fp8 = _are_fp8(pairs)
             if not (self.is_fp8 or _are_plain(pairs)):
                 raise CheckpointError(
-                    "--model-loader-extra-config: both_factors takes linears in 16 bits or in "
-                    "vLLM's fp8_per_tensor or fp8_per_channel, with aligned ranks, without biases, "
-                    f"LoRA or tensor parallelism, on Hopper GPUs; {_named(pairs)} has something "
-                    "else; leave it out"
+                    "--model-loader-extra-config: both_factors takes low-rank linears in 16 bits, "
+                    "fp8_per_tensor or fp8_per_channel, with aligned ranks, without biases, LoRA "
+                    "or tensor parallelism, on Hopper GPUs, which is not so for "
+                    f"{_named(pairs)}; leave it out"
                 )
             device = torch.cuda.current_device()
             self.programs = torch.cuda.get_device_properties(device).multi_processor_count
@@ -199,5 +199,5 @@ def _are_fp8(pairs: tuple[Pair, ...]) -> bool:
     return all(Fp8Linear(down).is_fp8 and Fp8Linear(up).is_fp8 for down, _, up in pairs)
 
 
-def _named(pairs: tuple[Pair, ...]) -> Any:
-    return ", ".join(getattr(up, "prefix", "a linear") for _, _, up in pairs)
+def _named(pairs: tuple[Pair, ...]) -> str:
+    return ", ".join(up.prefix.removesuffix(".B") for _, _, up in pairs)
