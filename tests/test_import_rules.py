@@ -9,17 +9,21 @@ from tests.support.imports import ROOT, imports, modules
 
 # By package of vllm_gac, top-down: the packages that it may import. Each may also import errors.
 ALLOWED = {
-    "cli": "steps profiling planning alignment importers compression gpu checkpoint layout options",
-    "steps": "planning alignment healing compression importers checkpoint layout options demo",
+    "cli": "steps profiling planning alignment importers compression gpu texts checkpoint layout "
+    "options",
+    "steps": "planning alignment healing compression importers runs texts checkpoint layout "
+    "options demo",
     "profiling": "serving kernels gpu layout",
     "serving": "alignment kernels importers gpu checkpoint layout",
     "planning": "alignment compression importers gpu checkpoint layout options",
     "alignment": "gpu layout",
     "healing": "compression checkpoint layout",
-    "compression": "checkpoint layout",
+    "compression": "runs texts checkpoint layout",
     "importers": "checkpoint layout",
     "gpu": "kernels checkpoint layout",
     "kernels": "layout",
+    "runs": "checkpoint layout",
+    "texts": "checkpoint",
     "checkpoint": "layout",
     "layout": "",
     "options": "",

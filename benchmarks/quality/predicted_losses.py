@@ -30,12 +30,12 @@ from benchmarks.common.page import arguments, machine, save, source
 from benchmarks.quality.ladder.scores import runner
 from benchmarks.quality.predicted_losses_page import page
 from vllm_gac import demo
-from vllm_gac.checkpoint.token_text import evenly_spread, windows
 from vllm_gac.errors import GacError
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.compress_request import CompressRequest
+from vllm_gac.texts.token_text import evenly_spread, windows
 
 # Parts of the calibration text, which do not overlap.
 SEEDS = 3

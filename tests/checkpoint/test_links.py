@@ -10,10 +10,10 @@ import pytest
 from tests.importers.pickled_models import saved, svd_llm
 from tests.support.dense_models import config, write_text, write_tokenizer
 from tests.support.hub import cached, files_of
-from vllm_gac.checkpoint.token_text import windows
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.pickled_model import open_pickled_model
 from vllm_gac.steps.import_model import import_model
+from vllm_gac.texts.token_text import windows
 
 TEMPLATE = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
 

@@ -11,9 +11,9 @@ from vllm_gac.checkpoint import regular_files
 from vllm_gac.checkpoint.headers import TensorInfo, open_safetensors
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
-from vllm_gac.checkpoint.text_files import blocks
 from vllm_gac.errors import GacError
 from vllm_gac.steps.calibration_text import sha256_of
+from vllm_gac.texts.text_files import blocks
 
 
 def stats(path: Path) -> object:

@@ -15,8 +15,6 @@ from tests.support.command import error
 from tests.support.model_files import config, gac_config, write_model
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.regular_files import opened
-from vllm_gac.checkpoint.token_text import windows
-from vllm_gac.checkpoint.tokenizer_growth import MOST, growth
 from vllm_gac.checkpoint.writer import companions_of, copy_companions
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
@@ -24,6 +22,8 @@ from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import HfConfig
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.texts.token_text import windows
+from vllm_gac.texts.tokenizer_growth import MOST, growth
 
 
 def a_socket(path: Path) -> None:

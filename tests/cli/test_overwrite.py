@@ -11,9 +11,9 @@ import pytest
 from tests.support import dense_models
 from tests.support.command import error, result
 from tests.support.model_files import config, gac_config, write_model
-from vllm_gac.checkpoint.workspace import check_output, finished_before, partial_of, workspace
-from vllm_gac.checkpoint.written import check_replaceable, remove_written
 from vllm_gac.errors import CheckpointError, DiskError
+from vllm_gac.runs.workspace import check_output, finished_before, partial_of, workspace
+from vllm_gac.runs.written import check_replaceable, remove_written
 
 OLD = "old"
 
@@ -130,7 +130,7 @@ def test_a_stopped_removal_is_finished_by_any_run(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("vllm_gac.checkpoint.workspace.remove_written", stopped)
+        patched.setattr("vllm_gac.runs.workspace.remove_written", stopped)
         with pytest.raises(KeyboardInterrupt):
             write(out, "new")
     assert partial_of(out).exists()
@@ -226,7 +226,7 @@ def test_what_came_into_the_old_one_at_the_last_moment_is_kept(
         a_note(directory)
         remove_written(directory)
 
-    monkeypatch.setattr("vllm_gac.checkpoint.workspace.remove_written", late)
+    monkeypatch.setattr("vllm_gac.runs.workspace.remove_written", late)
     write(out, "new")
     kept = partial_of(out) / "replaced"
     assert (out / "README.md").read_text() == "new"

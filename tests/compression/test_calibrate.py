@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.cli import main
 from vllm_gac.compression.measured import STATISTICS, covariances_for
 from vllm_gac.compression.passes import observe_layer
@@ -22,6 +21,7 @@ from vllm_gac.compression.statistics_writer import StatsFile
 from vllm_gac.errors import CheckpointError, VersionError
 from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
+from vllm_gac.texts.token_text import calibration_sequences
 
 RUN = CalibrateRequest(max_tokens=1024, sequence_length=128)
 # Without heads, no neighbouring value heads are to be merged.

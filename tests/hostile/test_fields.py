@@ -19,10 +19,10 @@ from fuzz.seeds import documents as document_seeds
 from fuzz.seeds import seed
 from tests.hostile.formats import CONFIGS
 from tests.support import dense_models
-from vllm_gac.checkpoint.chat_template import ChatTemplate
-from vllm_gac.checkpoint.text_files import blocks
-from vllm_gac.checkpoint.workspace import claimed, finished_before, recorded
 from vllm_gac.errors import GacError
+from vllm_gac.runs.workspace import claimed, finished_before, recorded
+from vllm_gac.texts.chat_template import ChatTemplate
+from vllm_gac.texts.text_files import blocks
 
 Use = Callable[[bytes, Path], object]
 

@@ -10,7 +10,6 @@ import torch
 from tests.support.dense_models import config, write, write_text
 from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.compression.measured import shrink_covariances
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer, measurable_methods
@@ -27,6 +26,7 @@ from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import Kept, calibrate, write_statistics
 from vllm_gac.steps.calibrate_request import CalibrateRequest
+from vllm_gac.texts.token_text import calibration_sequences
 
 METHODS = ("heads", "prune", "lowrank")
 RUN = CalibrateRequest(max_tokens=1024, sequence_length=128, probe_tokens=256)

@@ -12,13 +12,13 @@ import torch
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
 from vllm_gac.checkpoint import atomic_files
 from vllm_gac.checkpoint.open import faults, open_checkpoint
-from vllm_gac.checkpoint.written import RECORD
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, GacError, PlanError
 from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.planning.plan_file import PlanBudget, dense_plan
 from vllm_gac.planning.planner import plan as plan_of
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.runs.written import RECORD
 from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress

@@ -10,7 +10,6 @@ import torch
 from tests.support.dense_models import config, write, write_text
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.checkpoint.token_text import windows
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
 from vllm_gac.planning.request import PlanRequest
@@ -18,6 +17,7 @@ from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.evaluate import evaluate
+from vllm_gac.texts.token_text import windows
 
 
 def test_is_the_exponential_of_the_mean_cross_entropy(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.command import error, result, usage
 from tests.support.dense_models import write_text, write_tokenizer
-from vllm_gac.checkpoint.token_text import windows
+from vllm_gac.texts.token_text import windows
 
 
 def logprob(before: int, token: int) -> float:

@@ -77,7 +77,7 @@ def test_a_run_stopped_in_its_last_moment_is_finished(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("vllm_gac.checkpoint.workspace._remove", stop)
+        patch.setattr("vllm_gac.runs.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt), output(tmp_path).run(RECORD) as run:
             write_model(run.model, config())
     with output(tmp_path, resume=True).run(RECORD) as run:

@@ -9,13 +9,13 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
-from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
+from vllm_gac.texts.token_text import calibration_sequences
 
 # By how much the losses of two plans may be in the wrong order. Two probes of each part, on 1024
 # tokens of random weights, tell no more.

@@ -237,7 +237,7 @@ def test_a_run_stopped_after_the_renaming_only_cleans_up(
 
     done = repair(model, tmp_path / "whole", RepairRequest(redecompose=True), progress=False)
     with monkeypatch.context() as patch:
-        patch.setattr("vllm_gac.checkpoint.workspace._remove", stop)
+        patch.setattr("vllm_gac.runs.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt):
             repair(model, tmp_path / "out", RepairRequest(redecompose=True), progress=False)
     with pytest.raises(CheckpointError, match="was started with --redecompose, not without it"):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from vllm_gac.checkpoint.hub_texts import is_data_set
 from vllm_gac.errors import GacError
 from vllm_gac.options import options_of
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.texts.hub_texts import is_data_set
 
 Request = TypeVar("Request")
 

@@ -16,9 +16,7 @@ from torch.nn.functional import pad
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.atomic_files import write_tensors
-from vllm_gac.checkpoint.kept_tensors import kept_tensors
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.token_text import evenly_spread
 from vllm_gac.compression.measured import (
     STATISTICS,
     LayerStats,
@@ -45,6 +43,8 @@ from vllm_gac.compression.reference_model import (
 from vllm_gac.compression.statistics_file import read_layer_stats
 from vllm_gac.compression.statistics_writer import StatsFile
 from vllm_gac.layout.dims import LayerLayout, ValueLayout
+from vllm_gac.runs.kept_tensors import kept_tensors
+from vllm_gac.texts.token_text import evenly_spread
 
 
 def measure_statistics(

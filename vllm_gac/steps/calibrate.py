@@ -9,14 +9,6 @@ from pathlib import Path
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.token_text import calibration_sequences
-from vllm_gac.checkpoint.workspace import (
-    claimed,
-    finished_before,
-    partial_of,
-    publish,
-    refuse_existing,
-)
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.effort import Work, announcement
 from vllm_gac.compression.measured import (
@@ -32,8 +24,16 @@ from vllm_gac.compression.statistics_writer import StatsFile, stats_file
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.layout.schema import METHODS
+from vllm_gac.runs.workspace import (
+    claimed,
+    finished_before,
+    partial_of,
+    publish,
+    refuse_existing,
+)
 from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.calibration_text import calibration_texts
+from vllm_gac.texts.token_text import calibration_sequences
 
 logger = logging.getLogger(__name__)
 

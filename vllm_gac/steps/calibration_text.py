@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_gac import demo
-from vllm_gac.checkpoint.hub_texts import as_given, is_data_set, local_texts
 from vllm_gac.checkpoint.regular_files import opened
 from vllm_gac.errors import CheckpointError
+from vllm_gac.texts.hub_texts import as_given, is_data_set, local_texts
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from vllm_gac.checkpoint.hub import model_directory
-from vllm_gac.checkpoint.token_text import vocabulary
 from vllm_gac.compression.arguments import check_count
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.errors import CheckpointError
@@ -20,6 +19,7 @@ from vllm_gac.steps.evaluate import (
     window_losses,
 )
 from vllm_gac.steps.perplexity_ratio import ratio
+from vllm_gac.texts.token_text import vocabulary
 
 # Fewer windows, four stretches of four, say too little about how much other text would differ.
 MIN_WINDOWS = 16

@@ -1,7 +1,7 @@
 """Compress a dense model directory into a smaller one, as a plan says.
 
 The output directory appears only when it is complete. Until then the work is in OUT.partial (see
-checkpoint/workspace.py). The statistics and every shard are written once and synced, so that a
+runs/workspace.py). The statistics and every shard are written once and synced, so that a
 run that was killed can be continued, and ends in the same bytes.
 """
 

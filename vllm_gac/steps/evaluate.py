@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.open import Checkpoint, faults
-from vllm_gac.checkpoint.token_text import windows
 from vllm_gac.compression.arguments import check_count
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.reference_model import (
@@ -27,6 +26,7 @@ from vllm_gac.compression.reference_model import (
 )
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
+from vllm_gac.texts.token_text import windows
 
 DEFAULT_SEQUENCE_LENGTH = 512
 

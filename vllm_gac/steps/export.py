@@ -5,7 +5,7 @@ transformers 5 and ModelOpt read `per_layer_config` in config.json, Puzzletron's
 names and shapes of a plain model of these dims. Where all layers are alike, config.json is that of
 a plain model. What they cannot say is refused.
 
-The output directory appears only when it is complete (see checkpoint/workspace.py).
+The output directory appears only when it is complete (see runs/workspace.py).
 """
 
 from collections.abc import Iterator

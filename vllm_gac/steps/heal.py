@@ -1,7 +1,7 @@
 """Heal a compressed model: train it to predict what its dense model predicts, dims unchanged.
 
 The output directory appears only when it is complete, and only if the model has become better.
-Until then the work is in OUT.partial (see checkpoint/workspace.py), with the state of the training.
+Until then the work is in OUT.partial (see runs/workspace.py), with the state of the training.
 """
 
 import hashlib
@@ -19,7 +19,6 @@ from vllm_gac.checkpoint.base_model import base_model
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
-from vllm_gac.checkpoint.workspace import HEALING
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.reference_model import reference
 from vllm_gac.errors import NotHealedError
@@ -32,6 +31,7 @@ from vllm_gac.healing.teacher import Teacher
 from vllm_gac.healing.train import Healing
 from vllm_gac.layout.names import VERSION
 from vllm_gac.options import record_of
+from vllm_gac.runs.workspace import HEALING
 from vllm_gac.steps.calibration_text import given_files
 from vllm_gac.steps.heal_choices import choices
 from vllm_gac.steps.heal_inputs import HealInputs

@@ -9,7 +9,6 @@ import torch
 
 from vllm_gac.checkpoint.dense_model import open_dense
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.token_text import vocabulary
 from vllm_gac.checkpoint.writer import fingerprint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
@@ -20,6 +19,7 @@ from vllm_gac.steps.heal_request import HealRequest
 from vllm_gac.steps.healing_text import sequences
 from vllm_gac.steps.model_run import refuse_broken
 from vllm_gac.steps.rewritten import refuse_mixed
+from vllm_gac.texts.token_text import vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.token_text import calibration_sequences
 from vllm_gac.compression.reference_model import refuse_unknown_tokens
 from vllm_gac.errors import CheckpointError
+from vllm_gac.texts.token_text import calibration_sequences
 
 # Tokens that are measured: a share of those that are trained on, within limits.
 _HELD_OUT_SHARE = 32

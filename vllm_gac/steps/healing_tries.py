@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.token_text import calibration_sequences
-from vllm_gac.checkpoint.workspace import recorded
 from vllm_gac.errors import CheckpointError, HealingError, NotHealedError
+from vllm_gac.runs.workspace import recorded
 from vllm_gac.steps.heal import heal
 from vllm_gac.steps.heal_request import HealRequest
 from vllm_gac.steps.healing_expectation import usually_regained
+from vllm_gac.texts.token_text import calibration_sequences
 
 logger = logging.getLogger(__name__)
 

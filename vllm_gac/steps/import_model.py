@@ -1,7 +1,7 @@
 """Convert a model that another tool wrote into a gac directory.
 
 The output directory appears only when it is complete. Until then the work is in OUT.partial (see
-checkpoint/workspace.py). One layer is converted at a time, so that memory holds one layer, and a
+runs/workspace.py). One layer is converted at a time, so that memory holds one layer, and a
 run that was stopped continues with the next layer.
 """
 

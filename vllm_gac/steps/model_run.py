@@ -1,7 +1,7 @@
 """A run that writes a model directory: what compress, heal, import and repair do around their work.
 
 The output appears only when it is complete. Until then the work is in OUT.partial (see
-checkpoint/workspace.py), and a run that was stopped goes on from there.
+runs/workspace.py), and a run that was stopped goes on from there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from vllm_gac.checkpoint.open import Checkpoint, faults
-from vllm_gac.checkpoint.workspace import (
+from vllm_gac.checkpoint.writer import companions_of, write_index
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.open_any import open_any_format
+from vllm_gac.layout.names import VERSION
+from vllm_gac.runs.workspace import (
     check_output,
     finished_before,
     partial_of,
     recorded,
     workspace,
 )
-from vllm_gac.checkpoint.writer import companions_of, write_index
-from vllm_gac.errors import CheckpointError
-from vllm_gac.importers.open_any import open_any_format
-from vllm_gac.layout.names import VERSION
 
 # More than any machine has. With a billion, OpenMP ends the process.
 _MAX_THREADS = 1 << 12

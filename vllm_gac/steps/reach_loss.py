@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from vllm_gac.checkpoint.atomic_files import copy_file, write_json
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.checkpoint.workspace import remove_temporaries
 from vllm_gac.checkpoint.writer import write_index
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED, expected_for
@@ -26,6 +25,7 @@ from vllm_gac.planning.plan_file import Plan, read_plan
 from vllm_gac.planning.planner import measured_plan
 from vllm_gac.planning.problem import Problems
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.runs.workspace import remove_temporaries
 from vllm_gac.steps.compare import MIN_WINDOWS, Comparison
 from vllm_gac.steps.healing_tries import HealingTries
 from vllm_gac.steps.tries import Try, described

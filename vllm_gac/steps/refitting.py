@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from vllm_gac.checkpoint.atomic_files import write_tensors
-from vllm_gac.checkpoint.kept_tensors import kept_tensors
 from vllm_gac.checkpoint.open import TensorReader
-from vllm_gac.checkpoint.token_text import evenly_spread
 from vllm_gac.compression.reference_model import Reference, embed
 from vllm_gac.compression.refit import Streams, leaving, refit_layer
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.runs.kept_tensors import kept_tensors
+from vllm_gac.texts.token_text import evenly_spread
 
 # Tokens to refit on, at least, and for each channel of an MLP.
 _MIN_TOKENS, _FOR_EACH_CHANNEL = 1 << 16, 4

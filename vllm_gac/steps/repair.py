@@ -1,6 +1,6 @@
 """Pad the dims of a model directory to dims that GPU kernels like.
 
-The output directory appears only when it is complete (see checkpoint/workspace.py).
+The output directory appears only when it is complete (see runs/workspace.py).
 """
 
 from collections.abc import Mapping, Sequence

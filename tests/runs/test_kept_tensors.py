@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from vllm_gac.checkpoint.kept_tensors import kept_tensors
 from vllm_gac.errors import CheckpointError
+from vllm_gac.runs.kept_tensors import kept_tensors
 
 HIDDEN = torch.arange(24.0).view(2, 3, 4)
 WHOLE = save({"hidden": HIDDEN})

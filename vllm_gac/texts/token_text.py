@@ -12,11 +12,11 @@ import torch
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.headers import refuse_escape
-from vllm_gac.checkpoint.hub_texts import local_texts
 from vllm_gac.checkpoint.strict_json import read_bounded
-from vllm_gac.checkpoint.text_files import blocks
-from vllm_gac.checkpoint.tokenizer_growth import MOST, growth
 from vllm_gac.errors import CheckpointError
+from vllm_gac.texts.hub_texts import local_texts
+from vllm_gac.texts.text_files import blocks
+from vllm_gac.texts.tokenizer_growth import MOST, growth
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.atomic_files import TEMPORARY, sync_directory, write_json
-from vllm_gac.checkpoint.run_difference import difference
 from vllm_gac.checkpoint.strict_json import read_json
-from vllm_gac.checkpoint.written import check_replaceable, record_written, remove_written
 from vllm_gac.errors import CheckpointError, DiskError, GacError
 from vllm_gac.errors.shown import shown
+from vllm_gac.runs.run_difference import difference
+from vllm_gac.runs.written import check_replaceable, record_written, remove_written
 
 logger = logging.getLogger(__name__)
 

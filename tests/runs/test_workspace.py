@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.dense_models import config, write, write_text
 from vllm_gac.checkpoint.atomic_files import write_json, write_tensors
-from vllm_gac.checkpoint.workspace import finished_before, workspace
-from vllm_gac.checkpoint.written import RECORD
 from vllm_gac.errors import CheckpointError, DiskError, PlanError
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.runs.workspace import finished_before, workspace
+from vllm_gac.runs.written import RECORD
 from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
@@ -249,7 +249,7 @@ def test_statistics_that_were_renamed_take_their_leftovers_along(
     given = write(tmp_path / "dense", config()), [write_text(tmp_path / "text")], tmp_path / "stats"
     request = CalibrateRequest(methods=["heads"], max_tokens=256)
     with monkeypatch.context() as patch:
-        patch.setattr("vllm_gac.checkpoint.workspace._remove", stop)
+        patch.setattr("vllm_gac.runs.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt):
             calibrate(*given, request, progress=False)
     assert list(tmp_path.glob("stats.partial/hidden-*"))

@@ -8,11 +8,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from vllm_gac.checkpoint.limited_process import LimitedProcess
 from vllm_gac.checkpoint.regular_files import opened
 from vllm_gac.checkpoint.strict_json import parse_json
-from vllm_gac.checkpoint.text_share import TextShare
 from vllm_gac.errors import CheckpointError, GacError
+from vllm_gac.texts.limited_process import LimitedProcess
+from vllm_gac.texts.text_share import TextShare
 
 # Bytes of one record. As Python's strings, they may take four times as many.
 LONGEST = 1 << 23

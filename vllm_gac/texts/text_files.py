@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_gac.checkpoint.chat_template import ChatTemplate
 from vllm_gac.checkpoint.regular_files import opened
-from vllm_gac.checkpoint.text_records import json_lines, parquet_rows
-from vllm_gac.checkpoint.text_share import TextShare
 from vllm_gac.errors import CheckpointError
+from vllm_gac.texts.chat_template import ChatTemplate
+from vllm_gac.texts.text_records import json_lines, parquet_rows
+from vllm_gac.texts.text_share import TextShare
 
 logger = logging.getLogger(__name__)
 

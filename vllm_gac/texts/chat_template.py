@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_gac.checkpoint.headers import refuse_escape
-from vllm_gac.checkpoint.limited_process import LimitedProcess
 from vllm_gac.checkpoint.strict_json import read_bounded, read_json
 from vllm_gac.errors import CheckpointError
+from vllm_gac.texts.limited_process import LimitedProcess
 
 _LARGEST = 1 << 20  # bytes of a template
 # Of a template's process: CPU seconds to begin with, for each conversation and for each of its

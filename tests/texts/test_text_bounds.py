@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.support import dense_models
-from vllm_gac.checkpoint import chat_template, text_records, text_share, token_text
-from vllm_gac.checkpoint.chat_template import ChatTemplate
-from vllm_gac.checkpoint.text_files import blocks
-from vllm_gac.checkpoint.token_text import calibration_sequences, windows
 from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.calibration_text import sha256_of
+from vllm_gac.texts import chat_template, text_records, text_share, token_text
+from vllm_gac.texts.chat_template import ChatTemplate
+from vllm_gac.texts.text_files import blocks
+from vllm_gac.texts.token_text import calibration_sequences, windows
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.dense_models import write_tokenizer
-from vllm_gac.checkpoint.token_text import calibration_sequences, vocabulary, windows
 from vllm_gac.errors import CheckpointError
+from vllm_gac.texts.token_text import calibration_sequences, vocabulary, windows
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
 KNOWN = WORDS | {"vocab": {"a": 0, "[UNK]": 1}}
@@ -61,7 +61,7 @@ def test_threads_leave_stderr_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
         return 1.0
 
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer(KNOWN)))
-    monkeypatch.setattr("vllm_gac.checkpoint.token_text.growth", meet)
+    monkeypatch.setattr("vllm_gac.texts.token_text.growth", meet)
     before = os.fstat(2).st_ino
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(vocabulary, [tmp_path] * 2))
@@ -76,7 +76,7 @@ def test_running_out_of_memory_is_not_a_fault_of_the_tokenizer(
 
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer(KNOWN)))
     (tmp_path / "text").write_text("a")
-    monkeypatch.setattr("vllm_gac.checkpoint.token_text.growth", grow)
+    monkeypatch.setattr("vllm_gac.texts.token_text.growth", grow)
     with pytest.raises(MemoryError):
         windows(tmp_path, [tmp_path / "text"], length=8, max_tokens=None)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from vllm_gac.checkpoint.run_difference import difference
 from vllm_gac.planning.request import PlanRequest
+from vllm_gac.runs.run_difference import difference
 
 ASKED = PlanRequest(param_ratio=0.8, kv_ratio=0.75)
 RUN: dict[str, Any] = {

@@ -11,9 +11,9 @@ from huggingface_hub import constants
 
 from tests.support import dense_models, hub
 from tests.support.hub import Hub, Repository
-from vllm_gac.checkpoint.hub_texts import local_texts
-from vllm_gac.checkpoint.text_files import blocks
 from vllm_gac.errors import CheckpointError, HubError
+from vllm_gac.texts.hub_texts import local_texts
+from vllm_gac.texts.text_files import blocks
 
 TRAIN = json.dumps({"text": "to train on"}).encode() + b"\n"
 OTHER = json.dumps({"text": "to test on"}).encode() + b"\n"

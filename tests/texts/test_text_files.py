@@ -10,9 +10,9 @@ import pytest
 
 from tests.support import dense_models
 from tests.support.command import error
-from vllm_gac.checkpoint.text_files import blocks
-from vllm_gac.checkpoint.token_text import windows
 from vllm_gac.errors import CheckpointError
+from vllm_gac.texts.text_files import blocks
+from vllm_gac.texts.token_text import windows
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
