@@ -52,6 +52,7 @@ _SHAPE: dict[str, Any] = {
 _OWN: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 64},
     "qwen3": {"head_dim": 64},
+    "phi3": {"pad_token_id": None},
 }
 
 

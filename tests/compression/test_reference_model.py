@@ -55,6 +55,13 @@ MODELS = {
         "head_dim": 64,
     },
     "mistral without a window": {"model_type": "mistral", "sliding_window": None},
+    "phi3": {"model_type": "phi3"},
+    "phi3, tied, window, mha": {
+        "model_type": "phi3",
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 4,
+        "sliding_window": 24,
+    },
 }
 
 

@@ -98,7 +98,7 @@ def test_block_configs(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_puzzletron_of_every_family(model_type: str, tmp_path: Path) -> None:
     """As NVIDIA's Model-Optimizer writes it, with the keys that its vLLM fork wants."""
-    raw = RAW | {"model_type": model_type}
+    raw = RAW | {"model_type": model_type, "pad_token_id": None}
     precision = {"sparsify": None, "weights_precision": "bf16", "replace_with_linear": False}
     attention, ffn = {"llama4": None, "mamba": None, **precision}, {"moe": None, **precision}
     heads = {"no_op": False, "num_key_value_heads": 1}, {"no_op": True, "num_key_value_heads": None}

@@ -17,6 +17,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -47,6 +49,7 @@ def dense(raw: Mapping[str, Any]) -> nn.Module:
         "mistral": (MistralConfig, MistralForCausalLM),
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "phi3": (Phi3Config, Phi3ForCausalLM),
     }
     kind, model_class = kinds[raw["model_type"]]
     model: nn.Module = model_class(kind(**{k: v for k, v in raw.items() if k != "model_type"}))

@@ -28,6 +28,8 @@ FAMILY: dict[str, dict[str, Any]] = {
         "max_window_layers": 0,
     },
     "qwen3": {"head_dim": 64},  # not hidden_size / num_attention_heads
+    "phi3": {"head_dim": 32, "pad_token_id": None},
+    "phi3 with a window": {"head_dim": 32, "pad_token_id": None, "sliding_window": 48},
     "llama with yarn": {"head_dim": 32, "rope_parameters": YARN_ROPE},
     "qwen3 with yarn": {"head_dim": 64, "rope_parameters": YARN_ROPE},
 }

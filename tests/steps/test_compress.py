@@ -49,6 +49,10 @@ MODELS = {
         config(model_type="qwen3", head_dim=32, dtype="bfloat16"),
         {"dtype": torch.bfloat16},
     ),
+    "phi3, bf16, shards": (
+        config(model_type="phi3", dtype="bfloat16"),
+        {"dtype": torch.bfloat16, "shards": 3},
+    ),
     "three KV heads": (config(num_attention_heads=6, num_key_value_heads=3), {}),
 }
 

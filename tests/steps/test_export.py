@@ -182,6 +182,14 @@ def test_what_no_other_format_has_is_refused_by_the_first_layer(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_phi_is_refused_because_others_want_its_tensors_fused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = dense_models.write(tmp_path / "model", config(model_type="phi3"))
+    said = error(capsys, "export", model, "--out", tmp_path / "out")
+    assert "read a Phi-4 with q, k and v in one tensor" in said
+
+
 def test_a_damaged_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = compressed(tmp_path / "gac", WIDE, *WIDTHS)
     file = model / "model.safetensors"

@@ -78,7 +78,7 @@ NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Qwen2.5-VL": (
         family(model_type="qwen2_5_vl", vision_config={"depth": 32}),
         "model_type qwen2_5_vl (Qwen), which takes images, is not supported yet; Llama, Mistral, "
-        "Qwen2 and Qwen3 are. To serve such a model as it is, leave vllm-gac",
+        "Qwen2, Qwen3 and Phi-4 are. To serve such a model as it is, leave vllm-gac",
     ),
     "Qwen3 MoE": (
         family(model_type="qwen3_moe", num_experts=8),
@@ -88,7 +88,7 @@ NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
         family(model_type="gemma3_text", rope_parameters={"full_attention": {}}),
         "model_type gemma3_text (Gemma) is not supported yet",
     ),
-    "Phi": (family(model_type="phi3"), "model_type phi3 (Phi), a Llama that keeps q, k"),
+    "Phi": (family(model_type="phimoe"), "model_type phimoe (Phi) is not supported yet"),
     "Mixtral": (
         family(model_type="mixtral", num_local_experts=8),
         "model_type mixtral (Mixtral), a mixture of experts, is not supported yet",

@@ -1,6 +1,7 @@
 """Small random dense models as directories on disk, to compress and to compare with."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,13 @@ def config(**changes: Any) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "dtype": "float32",
     }
+    if changes.get("model_type") == "phi3":
+        raw["pad_token_id"] = None  # else it is 32000, which is beyond the vocabulary
     return raw | changes
 
 
 def weights(raw: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """Random weights by name, the same on every call; norms are spread around one."""
+    """Random weights by their names in files, the same on every call; norms are around one."""
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for name, shape in layout_of(raw).tensors().items():
@@ -60,7 +63,17 @@ def weights(raw: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> dict[
         elif not name.endswith(".bias"):
             tensor *= 2 * shape[-1] ** -0.5
         tensors[name] = tensor.to(dtype)
-    return tensors
+    return fused(tensors) if raw["model_type"] == "phi3" else tensors
+
+
+def fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`tensors` with those of q, k and v in one, and those of gate and up, as a Phi-4 has them."""
+    parts: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        stored = re.sub(r"\.[qkv]_proj\.", ".qkv_proj.", name)
+        stored = re.sub(r"\.(gate|up)_proj\.", ".gate_up_proj.", stored)
+        parts.setdefault(stored, []).append(tensor)
+    return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 
 def write(

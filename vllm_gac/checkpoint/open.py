@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from vllm_gac.checkpoint.dtypes import DTYPES, WEIGHT_DTYPES
 from vllm_gac.checkpoint.finite import is_finite
+from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import INDEX_FILE as INDEX_FILE
 from vllm_gac.checkpoint.headers import TensorInfo as TensorInfo
 from vllm_gac.checkpoint.headers import read_headers, refuse_escape
@@ -47,7 +48,7 @@ class Checkpoint:
         raw_config: config.json as parsed JSON.
         config: The keys of config.json that we use, validated.
         layout: The dims of the model.
-        tensors: What the headers of the files say, by tensor name.
+        tensors: What the headers of the files say, by tensor name; fused tensors by their parts.
         mixed_dtypes: Whether the weights may have different dtypes.
     """
 
@@ -146,7 +147,10 @@ def open_checkpoint(directory: str | Path, *, revision: str | None = None) -> Ch
     directory = model_directory(directory, revision)
     raw, where = read_config(directory), str(directory / "config.json")
     config, layout = validate(HfConfig, raw, where), layout_of(raw, where)
-    return Checkpoint(directory, raw, config, layout, tensor_headers(directory))
+    tensors: Mapping[str, TensorInfo] = tensor_headers(directory)
+    if config.gac is None and not quantized(raw, directory):
+        tensors = without_fused(directory, config.model_type, layout, tensors)
+    return Checkpoint(directory, raw, config, layout, tensors)
 
 
 def tensor_headers(directory: Path) -> dict[str, TensorInfo]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
+from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.checkpoint.open import Checkpoint, TensorReader
 from vllm_gac.errors import CheckpointError
@@ -170,16 +171,17 @@ def imported(
 
     `options` are further fields of `Imported`.
     """
-    config = served_config(base, layout, format)
+    raw = served_config(base, layout, format)
+    config = validate(HfConfig, raw, str(directory / "config.json"))
     return Imported(
         format=format,
         directory=directory,
-        raw_config=config,
-        config=validate(HfConfig, config, str(directory / "config.json")),
+        raw_config=raw,
+        config=config,
         layout=layout,
         sources=sources,
         expected=expected,
-        tensors=tensors,
+        tensors=without_fused(directory, config.model_type, layout, tensors),
         **options,
     )
 

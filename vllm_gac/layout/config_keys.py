@@ -8,7 +8,7 @@ vLLM's sources. It fails for a key that we neither honour, nor refuse, nor know 
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_gac.layout.families import FAMILIES
+from vllm_gac.layout.families import FAMILIES, Family
 
 _MAX_LAYERS = 1024
 # Each key with the values that change nothing. null is always allowed.
@@ -41,13 +41,13 @@ def refuse_unserved(config: Mapping[str, Any]) -> None:
     """Raise ValueError for the first key in a config of our families that we do not serve."""
     _refuse(config, REFUSED)
     family = FAMILIES.get(str(config.get("model_type")))
+    if family and family.qkv_bias is False and config.get("attention_bias"):
+        raise ValueError(
+            "attention_bias: is true, with which transformers and vLLM give different linears a "
+            f"bias; {family.name} models without biases are served"
+        )
     if family and family.reads_use_sliding_window:
         _refuse_mixed_windows(config)
-        if family.has_qk_norm and config.get("attention_bias"):
-            raise ValueError(
-                "attention_bias: is true, with which transformers gives o_proj a bias and vLLM "
-                f"gives it none; {family.name} models without biases are served"
-            )
         return
     if config.get("qkv_bias", (bias := config.get("attention_bias", False))) != bias:
         raise ValueError(
@@ -67,6 +67,25 @@ def without_idle_window(config: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_unserved_rope(rope: Mapping[str, Any]) -> None:
     """Raise ValueError for the first RoPE parameter in `rope` that we do not serve."""
     _refuse(rope, REFUSED_IN_ROPE)
+    if rope.get("rope_type") in ("longrope", "su"):
+        raise ValueError(
+            "rope_type: LongRoPE turns by one table of frequencies in short contexts and by "
+            "another in long ones; served is one table for all"
+        )
+
+
+def refuse_odd_rope(rope: Mapping[str, Any], family: Family) -> None:
+    """Raise ValueError if `rope` turns a part of each head, or is of no type of its family's."""
+    if (part := rope.get("partial_rotary_factor", 1)) != 1:
+        raise ValueError(
+            f"partial_rotary_factor: is {str(part)[:60]}; calibration, latent keys and kernels "
+            "turn whole heads, so models that turn a part of each are not served"
+        )
+    if family.only_default_rope and (kind := rope.get("rope_type", "default")) != "default":
+        raise ValueError(
+            f"rope_type: is {str(kind)[:60]!r}, which transformers refuses for a {family.name} or "
+            "reads as LongRoPE; the default type is served"
+        )
 
 
 def _refuse(given: Mapping[str, Any], refused: Mapping[str, tuple[object, ...]]) -> None:

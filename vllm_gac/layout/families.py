@@ -22,6 +22,9 @@ class Family:
         reads_use_sliding_window: Whether the window counts only where `use_sliding_window` and
             `max_window_layers`, or `layer_types`, say so.
         has_qk_norm: Whether each query head and key head has an RMSNorm before RoPE.
+        fused: Whether a dense model keeps q, k and v in one tensor, and gate and up in another.
+        only_default_rope: Whether transformers takes no type of RoPE but the default one and
+            LongRoPE, which it also reads where config.json says yarn.
         needs_rope_theta: Whether engines differ in the base of RoPE where config.json lacks it.
         defaults: What transformers fills in where config.json lacks a key. null stays null.
     """
@@ -32,6 +35,8 @@ class Family:
     reads_mlp_bias: bool = False
     reads_use_sliding_window: bool = False
     has_qk_norm: bool = False
+    fused: bool = False
+    only_default_rope: bool = False
     needs_rope_theta: bool = False
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -72,6 +77,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             has_qk_norm=True,
             needs_rope_theta=True,
             defaults=_QWEN_DEFAULTS | {"head_dim": 128},
+        ),
+        "phi3": Family(
+            "Phi-4",
+            "Phi3ForCausalLM",
+            qkv_bias=False,
+            fused=True,
+            only_default_rope=True,
+            defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
         ),
     }
 )

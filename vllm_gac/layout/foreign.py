@@ -57,7 +57,6 @@ LLAMA_WITH: Mapping[str, str] = MappingProxyType(
         "exaone4": "norms what attention and the MLP give, and has layers without RoPE",
         "ernie4_5": "turns neighbouring numbers of a head by RoPE, not its two halves",
         "glm4": "turns neighbouring numbers of a part of a head by RoPE",
-        "phi3": "keeps q, k and v in one tensor, and gate and up in another",
         "ministral3": "scales queries by their position",
         "seed_oss": "has biases on q, k and v alone",
     }

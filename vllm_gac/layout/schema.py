@@ -22,7 +22,12 @@ from pydantic import (
 
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.errors.shown import shown
-from vllm_gac.layout.config_keys import refuse_unserved, refuse_unserved_rope, without_idle_window
+from vllm_gac.layout.config_keys import (
+    refuse_odd_rope,
+    refuse_unserved,
+    refuse_unserved_rope,
+    without_idle_window,
+)
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.foreign import other_family
 from vllm_gac.layout.names import ARCHITECTURE
@@ -249,8 +254,10 @@ class HfConfig(BaseModel):
             filled.setdefault("head_dim", hidden // heads)
         refuse_unserved(filled)
         filled["rope"] = rope = _rope(filled)
-        if family and family.needs_rope_theta and isinstance(rope, dict):
-            _refuse_missing_theta(family.name, rope)
+        if family and isinstance(rope, dict):
+            refuse_odd_rope(rope, family)
+            if family.needs_rope_theta:
+                _refuse_missing_theta(family.name, rope)
         return without_idle_window(filled)
 
     @field_validator("num_key_value_heads")

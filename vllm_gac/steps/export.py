@@ -87,6 +87,11 @@ def exported_config(source: Checkpoint) -> dict[str, Any]:
     raw, layout = source.raw_config, source.layout
     if packed := quantized(raw, source.directory):
         raise CheckpointError(packed)
+    if (family := FAMILIES[raw["model_type"]]).fused:
+        raise CheckpointError(
+            f"{source.directory}: other engines read a {family.name} with q, k and v in one "
+            "tensor, and gate and up in another, which export does not write; serve it as it is"
+        )
     for index, layer in enumerate(layout.layers):
         for what in _own_forms(layout, layer):
             raise CheckpointError(
@@ -96,7 +101,7 @@ def exported_config(source: Checkpoint) -> dict[str, Any]:
             )
     kept = {key: value for key, value in raw.items() if key not in _DROPPED}
     kept |= {
-        "architectures": [FAMILIES[raw["model_type"]].architecture],
+        "architectures": [family.architecture],
         "hidden_size": layout.hidden_size,
         "vocab_size": layout.vocab_size,
         "head_dim": layout.head_dim,

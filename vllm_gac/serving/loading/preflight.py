@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import read_headers
 from vllm_gac.checkpoint.open import Checkpoint, faults, read_config
 from vllm_gac.checkpoint.pickles.state_dicts import state_dict_files
@@ -74,7 +75,7 @@ def preflight(
     """
     if raw_config is not None and not (directory / "config.json").exists():
         config = validate(HfConfig, dict(raw_config), "config.json")
-        headers = read_headers(directory)
+        headers = without_fused(directory, config.model_type, layout, read_headers(directory))
         checkpoint = Checkpoint(directory, raw_config, config, layout, headers)
     else:
         _, checkpoint = open_to_serve(directory)

@@ -47,6 +47,11 @@ def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str
         quantization: What config.json says of it, its `quantization_config`.
     """
     tensors = read_headers(directory)
+    if any(_module(name).endswith((".qkv_proj", ".gate_up_proj")) for name in tensors):
+        raise CheckpointError(
+            f"{directory}: is quantized, and q, k and v are one tensor, whose scales are not "
+            "checked; leave --load-format out"
+        )
     faults = itertools.chain(
         _missing_or_misshapen(tensors, layout),
         _misshapen_packed(tensors, layout, _group_sizes(quantization)),

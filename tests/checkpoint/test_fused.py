@@ -1,0 +1,137 @@
+"""Fused tensors are read as their parts, and what is wrong with one is one sentence."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.dense_models import config, weights, write
+from vllm_gac.checkpoint.dense_model import open_dense
+from vllm_gac.checkpoint.open import faults, open_checkpoint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import layout_of
+
+PHI = config(model_type="phi3", num_key_value_heads=1)  # 64 rows of q, 16 of k, 16 of v
+QKV, GATE_UP = (f"model.layers.1.{x}_proj.weight" for x in ("self_attn.qkv", "mlp.gate_up"))
+Change = Callable[[dict[str, torch.Tensor]], object]
+
+
+def changed(directory: Path, change: Change) -> Path:
+    file = write(directory, PHI, tokenizer=False) / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    return directory
+
+
+@pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "state dict"])
+def test_parts_are_the_rows_of_the_fused_tensor(pickled: bool, tmp_path: Path) -> None:
+    model = write(tmp_path / "model", PHI, torch.bfloat16, tokenizer=False)
+    if pickled:
+        torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+        (model / "model.safetensors").unlink()
+    checkpoint, stored = open_dense(model), weights(PHI, torch.bfloat16)
+    with checkpoint.reader() as read:
+        parts = [read(f"model.layers.1.self_attn.{x}_proj.weight") for x in "qkv"]
+        mlp = [read(f"model.layers.1.mlp.{x}_proj.weight") for x in ("gate", "up")]
+    assert [len(part) for part in parts] == [64, 16, 16]
+    assert torch.equal(torch.cat(parts), stored[QKV])
+    assert torch.equal(torch.cat(mlp), stored[GATE_UP])
+    assert list(faults(checkpoint, finite=True)) == []
+
+
+def test_a_part_that_is_not_finite_is_found_by_its_own_name(tmp_path: Path) -> None:
+    model = changed(tmp_path / "model", lambda tensors: tensors[QKV][70].fill_(torch.inf))
+    found = list(faults(open_checkpoint(model), finite=True))
+    assert found == [
+        f"{model}/model.safetensors: model.layers.1.self_attn.k_proj.weight: contains NaN or "
+        "infinity"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: tensors.update({QKV: tensors[QKV][:-1]}),
+            rf"{QKV}: shape \[95, 48\], expected \[96, 48\]: 64 rows of self_attn.q_proj, 16 rows",
+        ),
+        (
+            lambda tensors: tensors.update({GATE_UP: tensors[GATE_UP].T}),
+            rf"{GATE_UP}: shape \[48, 192\], expected \[192, 48\]: 96 rows of mlp.gate_proj, 96",
+        ),
+        (
+            lambda tensors: tensors.update({QKV.replace("qkv", "k"): torch.ones(16, 48)}),
+            rf"{QKV}: holds self_attn.k_proj, which is also a tensor",
+        ),
+        (lambda tensors: tensors.pop(QKV), "model.layers.1.self_attn.q_proj.weight: missing"),
+        (
+            lambda tensors: tensors.update({QKV.replace("weight", "bias"): torch.ones(96)}),
+            "qkv_proj.bias: not part of the model",
+        ),
+    ],
+    ids=["rows", "transposed", "twice", "missing", "biased"],
+)
+def test_a_damaged_file_is_refused_by_the_name_of_its_tensor(
+    change: Change, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        open_dense(changed(tmp_path / "model", change))
+
+
+def test_other_families_have_no_fused_tensors(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", PHI, tokenizer=False)
+    (model / "config.json").write_text(json.dumps(config(num_key_value_heads=1)))
+    with pytest.raises(CheckpointError, match=r"self_attn\.q_proj\.weight: missing"):
+        open_dense(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type: LongRoPE turns by one table"),
+        ({"partial_rotary_factor": 0.75}, "partial_rotary_factor: is 0.75; .* turn whole heads"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_type: is 'yarn', which transformers refuses for a Phi-4 or reads as LongRoPE",
+        ),
+        ({"attention_bias": True}, "attention_bias: is true, .* Phi-4 models without biases"),
+    ],
+)
+def test_what_is_not_exact_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        layout_of(config(model_type="phi3", **changes))
+
+
+def test_a_phi4_as_microsoft_writes_it() -> None:
+    """Its config.json; transformers fills in what it lacks as we do."""
+    from transformers import Phi3Config
+
+    raw = {
+        "architectures": ["Phi3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "embd_pdrop": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "intermediate_size": 17920,
+        "max_position_embeddings": 16384,
+        "model_type": "phi3",
+        "num_attention_heads": 40,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 10,
+        "original_max_position_embeddings": 16384,
+        "resid_pdrop": 0.0,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 250000,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "vocab_size": 100352,
+    }
+    layout = layout_of(raw)
+    assert layout.parameters == 14_659_507_200
+    assert layout == layout_of(json.loads(Phi3Config.from_dict(raw).to_json_string()))
