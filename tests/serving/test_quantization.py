@@ -25,6 +25,8 @@ from tests.serving.engines import (
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from tests.serving.quantized import scales_of_layers, write_modelopt_fp8, write_quantized
 from tests.serving.stubs import ModelConfigStub
+from tests.support.dense_models import config as dense_config
+from tests.support.dense_models import write
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
 from vllm_gac.errors import CheckpointError
@@ -332,6 +334,13 @@ def test_an_incomplete_packed_checkpoint_is_refused(
         check_packed(tmp_path, layout_of(raw), raw["quantization_config"])
     with pytest.raises(CheckpointError, match=message):
         _stream(tmp_path)
+
+
+def test_a_quantized_model_with_fused_tensors_is_left_to_vllms_own_loader(tmp_path: Path) -> None:
+    raw = dense_config(model_type="phi3")
+    model = write(tmp_path / "model", raw, tokenizer=False)
+    with pytest.raises(CheckpointError, match=r"q, k and v are one tensor, .* leave --load-format"):
+        check_packed(model, layout_of(raw), {})
 
 
 def test_a_complete_packed_checkpoint_is_accepted(packed: Path) -> None:

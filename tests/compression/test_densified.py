@@ -1,0 +1,113 @@
+"""A compressed Phi-4, made dense again as the format says, is what transformers' Phi-4 computes.
+
+Nothing of compression or of the reference model is used for it: heads are filled up with zeros,
+pairs go back to the place of their frequency, and factors are multiplied.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tests.support.dense_models import config, fused, write, write_text
+from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
+from vllm_gac.compression.reference_model import logits, reference
+from vllm_gac.layout.dims import LINEARS
+from vllm_gac.planning.request import PlanRequest
+from vllm_gac.steps.compress import compress
+from vllm_gac.steps.compress_request import CompressRequest
+
+RAW = config(model_type="phi3", head_dim=32)
+WIDTH, HEADS, KV_HEADS, SIZE = 96, 4, 2, 32
+TOKENS = torch.arange(2 * 90).view(2, 90) * 37 % 128
+# Mixed pairs are left out: a frequency may have several pairs there, and has one in a dense head.
+ALL = ("heads", "prune", "lowrank")
+FORMS = {
+    "selected pairs": PlanRequest(kv_ratio=0.6, methods=("heads",), key_form="rotary", key_group=1),
+    "latent": PlanRequest(kv_ratio=0.6, methods=("heads",), key_form="latent", key_group=1),
+    "one latent for two": PlanRequest(
+        kv_ratio=0.6, methods=("heads",), key_form="latent", key_group=2
+    ),
+    "prune": PlanRequest(param_ratio=0.85, methods=("prune",)),
+    "lowrank": PlanRequest(param_ratio=0.6, methods=("lowrank",)),
+    "all": PlanRequest(param_ratio=0.7, kv_ratio=0.6, methods=ALL, key_form="latent"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_transformers_phi(form: str, tmp_path: Path) -> None:
+    model, text = write(tmp_path / "dense", RAW), write_text(tmp_path / "text.txt")
+    few = CompressRequest(max_tokens=1024, sequence_length=128)
+    compress(model, tmp_path / "out", FORMS[form], few, calibration=[text], progress=False)
+    small = open_checkpoint(tmp_path / "out")
+    assert small.layout.layers != open_checkpoint(model).layout.layers
+    theirs = transformers.Phi3ForCausalLM(transformers.AutoConfig.for_model(**RAW)).eval()
+    with torch.inference_mode(), small.reader() as read:
+        theirs.load_state_dict(fused(densified(small, read)))
+        got, expected = logits(reference(small), read, TOKENS), theirs(TOKENS).logits
+    assert got.std() > 0.1
+    torch.testing.assert_close(got.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=2e-4)
+
+
+def densified(model: Checkpoint, read: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of a dense model that computes the same, by a Llama's names."""
+    dense = {name: read(name) for name in model.layout.tensors() if not name.startswith("model.l")}
+    for index in range(len(model.layout.layers)):
+        prefix = f"model.layers.{index}."
+        for norm in ("input", "post_attention"):
+            name = f"{prefix}{norm}_layernorm.weight"
+            dense[name] = read(name)
+        for name, weight in _linears(model, read, index).items():
+            dense[f"{prefix}{name}.weight"] = weight
+    return dense
+
+
+def _linears(
+    model: Checkpoint, read: Callable[[str], torch.Tensor], index: int
+) -> dict[str, torch.Tensor]:
+    layer, prefix = model.layout.layers[index], f"model.layers.{index}."
+    made = {}
+    for name in LINEARS:
+        stored = f"{prefix}{name}"
+        if name in layer.ranks:
+            made[name] = read(f"{stored}.B.weight") @ read(f"{stored}.A.weight")
+        else:
+            made[name] = read(f"{stored}.weight")
+    q, k, v, o = (f"self_attn.{x}_proj" for x in "qkvo")
+    keys = made[k].view(layer.key.heads, layer.key.size, -1)
+    if layer.key.form == "latent":
+        up = read(f"{prefix}self_attn.k_up_proj.weight")
+        made[k] = (up @ keys).flatten(0, 1)
+    elif layer.key.rope_table:
+        table = read(f"{prefix}self_attn.rope_inv_freq").expand(KV_HEADS, -1)
+        queries = made[q].view(HEADS, layer.key.size, -1)
+        made[k] = torch.cat([_unpruned(keys[h], table[h]) for h in range(KV_HEADS)])
+        shared = HEADS // KV_HEADS
+        made[q] = torch.cat([_unpruned(queries[h], table[h // shared]) for h in range(HEADS)])
+    values = made[v].view(layer.value.heads, layer.value.size, -1)
+    values = values.repeat_interleave(KV_HEADS // layer.value.heads, 0)
+    made[v] = _padded(values, 1, SIZE).flatten(0, 1)
+    made[o] = _padded(made[o].view(-1, HEADS, layer.value.size), 2, SIZE).flatten(1)
+    for name, axis in (("gate", 0), ("up", 0), ("down", 1)):
+        made[f"mlp.{name}_proj"] = _padded(made[f"mlp.{name}_proj"], axis, WIDTH)
+    return made
+
+
+def _unpruned(head: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    """`head` [size, hidden] with each pair where a whole head has its frequency."""
+    own = 10000.0 ** (-torch.arange(0, SIZE, 2) / SIZE)
+    whole, pairs = head.new_zeros(SIZE, head.shape[1]), len(head) // 2
+    for pair, frequency in enumerate(frequencies):
+        place = int((own - frequency).abs().argmin())
+        if frequency > 0:
+            assert abs(own[place] - frequency) < 1e-6 * frequency
+            whole[place], whole[place + SIZE // 2] = head[pair], head[pair + pairs]
+    return whole
+
+
+def _padded(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    shape = list(tensor.shape)
+    shape[axis] = size - shape[axis]
+    return torch.cat([tensor, tensor.new_zeros(shape)], axis)
