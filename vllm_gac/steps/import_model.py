@@ -25,6 +25,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.importers.open_source import open_source
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.names import VERSION
 from vllm_gac.steps.import_request import ImportRequest
 from vllm_gac.steps.model_card import imported_card
@@ -97,6 +98,11 @@ def import_model(
     if not isinstance(model, Imported):
         what = "compressed already" if model.config.gac else "a dense model"
         raise CheckpointError(f"{source}: {what}: nothing to convert, it is served as it is")
+    if model.format == "dense" and (family := FAMILIES[model.config.model_type]).fused:
+        raise CheckpointError(
+            f"{source}: a dense {family.name} in pickles is compressed as it is; to serve it, make "
+            "safetensors of it with transformers' save_pretrained, which keeps fused tensors"
+        )
     if request.format not in ("auto", model.format):
         raise CheckpointError(f"{source}: is in the format {model.format}, not {request.format}")
     for fault in faults(model):

@@ -89,3 +89,17 @@ def test_no_drafter_gets_our_attention(
     else:
         with pytest.raises(ValueError, match=sentence):
             arguments.create_engine_config()
+
+
+@pytest.mark.parametrize("method", ["mtp", "eagle", "eagle3"])
+def test_a_gac_model_has_no_heads_that_draft(method: str, models: dict[str, str]) -> None:
+    """For MTP, vLLM takes the model itself if none is named; nothing trained heads for it."""
+    drafter = {} if method == "mtp" else {"model": models["gac"]}
+    arguments = EngineArgs(
+        model=models["gac"],
+        speculative_config={"method": method, **THREE, **drafter},
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+    )
+    with pytest.raises(ValueError, match="is a gac model, which cannot draft for another yet"):
+        arguments.create_engine_config()

@@ -1,0 +1,110 @@
+"""EAGLE-3 drafts from the hidden states of a compressed model, and changes no answer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.serving.engines import OPTIONS, answers, assert_same, each_in_engine_process, outputs
+from tests.serving.models import HETEROGENEOUS, write_model
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.compression.reference_model import embed, layer_forward, layer_weights, reference
+
+PROMPTS = [[(7 * i + j % 9) % 4000 + 5 for j in range(61 + 8 * i)] for i in range(4)]
+HIDDEN, HEAD, WIDTH, VOCABULARY, DRAFTED_VOCABULARY = 256, 64, 512, 4096, 1024
+# Behind the first layer, behind latent keys, and behind the one before the last.
+LAYERS = [1, 6, 8]
+
+
+@pytest.mark.slow
+def test_eagle3_gets_the_hidden_states_and_changes_no_token_in_any_layer_shape(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "model", HETEROGENEOUS)
+    draft = {"method": "eagle3", "num_speculative_tokens": 3, "model": str(drafter(tmp_path / "e"))}
+    model = str(tmp_path / "model")
+    plain, speculative = each_in_engine_process(_serve, [(model, None), (model, draft)])
+    assert_same(speculative["answers"], plain["answers"])
+    assert plain["drafted"] == 0
+    assert speculative["drafted"] > 0
+    # Whatever is wrong with these only makes drafts worse, so that no answer would show it.
+    given = torch.tensor(speculative["given"])
+    torch.testing.assert_close(given, _hidden_states(tmp_path / "model"), rtol=1e-4, atol=2e-4)
+
+
+def _hidden_states(directory: Path) -> torch.Tensor:
+    """What leaves the LAYERS for the first prompt, by the reference: [tokens, 3 * hidden]."""
+    checkpoint = open_checkpoint(directory)
+    model, found = reference(checkpoint), []
+    with torch.inference_mode(), checkpoint.reader() as read:
+        hidden = embed(model, read, torch.tensor([PROMPTS[0]]))
+        for index, layer in enumerate(model.layout.layers):
+            hidden = layer_forward(model, layer, layer_weights(model, read, index), hidden)
+            found += [hidden[0]] if index + 1 in LAYERS else []
+    return torch.cat(found, -1)
+
+
+def drafter(directory: Path) -> Path:
+    """A random EAGLE-3 drafter of one layer, as its authors' tools write it."""
+    directory.mkdir()
+    raw = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": WIDTH,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": HEAD,
+        "vocab_size": VOCABULARY,
+        "draft_vocab_size": DRAFTED_VOCABULARY,
+        "max_position_embeddings": 1024,
+        "eagle_aux_hidden_state_layer_ids": LAYERS,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    (directory / "config.json").write_text(json.dumps(raw))
+    shapes = {
+        "midlayer.self_attn.q_proj": (4 * HEAD, 2 * HIDDEN),
+        "midlayer.self_attn.k_proj": (2 * HEAD, 2 * HIDDEN),
+        "midlayer.self_attn.v_proj": (2 * HEAD, 2 * HIDDEN),
+        "midlayer.self_attn.o_proj": (HIDDEN, 4 * HEAD),
+        "midlayer.mlp.gate_proj": (WIDTH, HIDDEN),
+        "midlayer.mlp.up_proj": (WIDTH, HIDDEN),
+        "midlayer.mlp.down_proj": (HIDDEN, WIDTH),
+        "fc": (HIDDEN, 3 * HIDDEN),
+        "lm_head": (DRAFTED_VOCABULARY, HIDDEN),
+    }
+    norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"{name}.weight": torch.randn(shape, generator=generator) * shape[1] ** -0.5
+        for name, shape in shapes.items()
+    }
+    tensors |= {f"{name}.weight": torch.ones(HIDDEN) for name in ("norm", *norms)}
+    tensors |= {f"midlayer.{name}.weight": tensors.pop(f"{name}.weight") for name in norms}
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    tensors["d2t"] = torch.arange(DRAFTED_VOCABULARY) * 3  # drafts every fourth token
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def _serve(model: str, speculative: dict[str, Any] | None) -> dict[str, Any]:
+    from vllm import LLM
+
+    llm = LLM(model, speculative_config=speculative, **OPTIONS | {"disable_log_stats": False})
+    given: list[torch.Tensor] = []
+    if speculative is not None:
+        drafter = llm.llm_engine.model_executor.driver_worker.model_runner.drafter.model
+        drafter.model.fc.register_forward_pre_hook(lambda fc, inputs: given.append(inputs[0]))
+        outputs(llm, PROMPTS[:1], 1)
+    found = answers(llm, PROMPTS, 40)
+    drafted = [m.value for m in llm.get_metrics() if m.name.endswith("num_draft_tokens")]
+    return {
+        "answers": found,
+        "drafted": sum(drafted),
+        "given": given[0].tolist() if given else None,
+    }
