@@ -338,7 +338,7 @@ def _agree(rope: dict[str, Any], given: dict[str, Any], where: str) -> None:
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _FAULT_BYTES = 800
-_MAX_KEYS = 8  # that a message lists
+_MAX_KEYS = 9  # that a message lists
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
 
