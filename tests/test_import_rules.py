@@ -81,6 +81,17 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
+def test_layout_asks_nothing_of_a_file_system() -> None:
+    of_files = {"exists", "glob", "is_dir", "is_file", "iterdir", "open", "rglob", "stat"}
+    for name, path in modules("vllm_gac/layout").items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            asked = called.attr if isinstance(called, ast.Attribute) else ""
+            asked = called.id if isinstance(called, ast.Name) else asked
+            assert asked not in of_files, name
+            assert not asked.startswith(("read_", "write_")), (name, asked)
+
+
 def test_only_what_serves_and_measures_imports_vllm() -> None:
     for name, path in OURS.items():
         if not name.startswith(VLLM):

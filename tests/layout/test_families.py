@@ -14,7 +14,7 @@ from tests.support.imports import ROOT
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.families import FAMILIES, NAMES, Family
-from vllm_gac.layout.foreign import LLAMA_WITH, LLAMAS_CLASS
+from vllm_gac.layout.other_families import LLAMA_WITH, LLAMAS_CLASS
 from vllm_gac.layout.schema import RopeParameters
 
 # The model types of the models that each of these tests has.

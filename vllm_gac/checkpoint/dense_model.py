@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from vllm_gac.checkpoint.open import Checkpoint, faults, open_checkpoint
+from vllm_gac.checkpoint.unsupported import quantized
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.foreign import quantized
 
 
 def open_dense(model: Path) -> Checkpoint:

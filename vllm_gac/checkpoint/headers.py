@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 
 from vllm_gac.checkpoint.regular_files import unchanging
 from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json, read_bounded, read_json
+from vllm_gac.checkpoint.unsupported import CONSOLIDATED, lfs_pointer, without_weights
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
-from vllm_gac.layout.foreign import CONSOLIDATED, lfs_pointer, without_weights
 
 INDEX_FILE = "model.safetensors.index.json"
 # The largest dense model has 1,137 tensors in some 200 shards. 1024 layers, which is the most that

@@ -13,9 +13,9 @@ from os import path as os_path
 from pathlib import Path
 
 from vllm_gac.checkpoint import companions
+from vllm_gac.checkpoint.unsupported import CONSOLIDATED
 from vllm_gac.errors import HubError
 from vllm_gac.errors.shown import shown
-from vllm_gac.layout.foreign import CONSOLIDATED
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from vllm_gac.checkpoint.pickles.state_dicts import read_state_dict_headers, sta
 from vllm_gac.checkpoint.regular_files import opened
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.checkpoint.tensor_files import ShardFiles
+from vllm_gac.checkpoint.unsupported import not_a_directory, quantized, without_config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
 from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.layout.foreign import not_a_directory, quantized, without_config
 from vllm_gac.layout.growth import growth_fault
 from vllm_gac.layout.schema import HfConfig, validate
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.checkpoint.unsupported import lfs_pointer
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.errors.shown import shown
-from vllm_gac.layout.foreign import lfs_pointer
 
 # The config or index of the largest model has a tenth of these bytes. Parsed JSON takes up to 20
 # times its size in memory.

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint, read_config, tensor_headers
+from vllm_gac.checkpoint.unsupported import quantized
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import recognize
 from vllm_gac.importers.imported import Format as Format
 from vllm_gac.importers.imported import Source, dense_of, imported
 from vllm_gac.importers.pruned_shapes import infer_layout
-from vllm_gac.layout.foreign import quantized
 
 
 def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:

@@ -7,6 +7,7 @@ from vllm_gac.checkpoint.headers import refuse_escape
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.pickles.state_dicts import INDEX_FILE, is_state_dict, state_dict_files
 from vllm_gac.checkpoint.pickles.torch_file import open_torch_file
+from vllm_gac.checkpoint.unsupported import not_a_directory, without_config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
 from vllm_gac.importers import llm_pruner, svd_llm
@@ -14,7 +15,6 @@ from vllm_gac.importers.imported import Imported, Source
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.importers.pickled_companions import pickled_companions
 from vllm_gac.importers.pickled_model import open_pickled_model
-from vllm_gac.layout.foreign import not_a_directory, without_config
 
 _PICKLES = (".bin", ".pt", ".pth")
 

@@ -29,8 +29,8 @@ from vllm_gac.layout.config_keys import (
     without_idle_window,
 )
 from vllm_gac.layout.families import FAMILIES
-from vllm_gac.layout.foreign import other_family
 from vllm_gac.layout.names import ARCHITECTURE
+from vllm_gac.layout.other_families import other_family
 
 
 def _known_version(version: int) -> int:

@@ -18,12 +18,12 @@ from vllm_gac.checkpoint.atomic_files import write_json, write_text
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.checkpoint.layer_shards import read_layer, write_layer_shards
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.checkpoint.unsupported import quantized
 from vllm_gac.checkpoint.writer import copy_companions, fingerprint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.layout.families import FAMILIES
-from vllm_gac.layout.foreign import quantized
 from vllm_gac.steps.model_card import exported_card
 from vllm_gac.steps.model_run import Output, refuse_broken
 from vllm_gac.steps.rewritten import refuse_mixed

@@ -19,8 +19,8 @@ from vllm_gac.checkpoint.headers import (
 from vllm_gac.checkpoint.pickles.torch_file import TorchFile, open_torch_file
 from vllm_gac.checkpoint.pickles.values import StoredTensor
 from vllm_gac.checkpoint.strict_json import read_bounded
+from vllm_gac.checkpoint.unsupported import lfs_pointer
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.foreign import lfs_pointer
 
 INDEX_FILE = "pytorch_model.bin.index.json"
 

@@ -10,12 +10,12 @@ from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import read_headers
 from vllm_gac.checkpoint.open import Checkpoint, faults, read_config
 from vllm_gac.checkpoint.pickles.state_dicts import state_dict_files
+from vllm_gac.checkpoint.unsupported import quantized, without_weights
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers import palu
 from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
-from vllm_gac.layout.foreign import quantized, without_weights
 from vllm_gac.layout.schema import HfConfig, validate
 
 MAX_FAULTS_SHOWN = 5
