@@ -14,6 +14,8 @@ take up the step, and the base adds the same to each column of a result.
 """
 
 # ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -253,47 +255,49 @@ def _two_halves(bits):
     return low.to(tl.float32), high.to(tl.float32)
 
 
+def _assembly(moves: Sequence[str], mask: str, one: str) -> tl.constexpr:
+    """Makes the four numbers of two units: `moves` put each one's bits where `mask` keeps them."""
+    made = (
+        f"{move}; lop3.b32 ${place}, moved, {mask}, {one}, 0xEA;"  # moved & mask | one
+        for place, move in enumerate(moves)
+    )
+    return tl.constexpr("{ .reg .b32 moved; " + " ".join(made) + " }")
+
+
+_TO_BF16 = _assembly(
+    (
+        "shl.b32 moved, $4, 3",
+        "shr.b32 moved, $4, 1",
+        "shr.b32 moved, $4, 5",
+        "shr.b32 moved, $4, 9",
+    ),
+    mask="0x00780078",
+    one="0x3F803F80",
+)
+_TO_FP16 = _assembly(
+    (
+        "shl.b32 moved, $4, 6",
+        "shl.b32 moved, $4, 2",
+        "shr.b32 moved, $4, 2",
+        "shr.b32 moved, $4, 6",
+    ),
+    mask="0x03C003C0",
+    one="0x3C003C00",
+)
+
+
 @triton.jit
 def _numbers(units, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
     """The four numbers 1 + n / 16 of each unit, four matrices of the shape of `units`.
 
     Each takes a shift and one logical instruction for two units: n goes behind the exponent of 1.
     """
-    if ASSEMBLY and dtype == tl.bfloat16:
+    if ASSEMBLY:
         return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 moved;
-            shl.b32 moved, $4, 3;
-            lop3.b32 $0, moved, 0x00780078, 0x3F803F80, 0xEA;
-            shr.b32 moved, $4, 1;
-            lop3.b32 $1, moved, 0x00780078, 0x3F803F80, 0xEA;
-            shr.b32 moved, $4, 5;
-            lop3.b32 $2, moved, 0x00780078, 0x3F803F80, 0xEA;
-            shr.b32 moved, $4, 9;
-            lop3.b32 $3, moved, 0x00780078, 0x3F803F80, 0xEA;
-            }""",
+            _TO_BF16 if dtype == tl.bfloat16 else _TO_FP16,
             "=r,=r,=r,=r,r",
             [units],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
-    elif ASSEMBLY:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 moved;
-            shl.b32 moved, $4, 6;
-            lop3.b32 $0, moved, 0x03C003C0, 0x3C003C00, 0xEA;
-            shl.b32 moved, $4, 2;
-            lop3.b32 $1, moved, 0x03C003C0, 0x3C003C00, 0xEA;
-            shr.b32 moved, $4, 2;
-            lop3.b32 $2, moved, 0x03C003C0, 0x3C003C00, 0xEA;
-            shr.b32 moved, $4, 6;
-            lop3.b32 $3, moved, 0x03C003C0, 0x3C003C00, 0xEA;
-            }""",
-            "=r,=r,=r,=r,r",
-            [units],
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            dtype=(dtype, dtype, dtype, dtype),
             is_pure=True,
             pack=2,
         )
