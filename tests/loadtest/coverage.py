@@ -3,8 +3,13 @@
 Many experiments are simulated, each with schedules of its own, and go through the same code as a
 real report. The truth is that of the same servers over hours. A 95 % interval should cover it in
 95 % of the experiments.
+
+    python -m tests.loadtest.coverage RATE EXPERIMENTS [--sessions]
+
+prints a row for each number of a report, of experiments of four windows of 120 s.
 """
 
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,11 +30,15 @@ _TRUE_PARTS = 3  # of the truth; each is in memory as a whole
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one experiment does: `repeats` windows of `seconds` at `rate` requests per second."""
+    """What one experiment does: `repeats` windows of `seconds` at `rate` requests per second.
+
+    With `sessions`, these are the turns of conversations, which wait for the answers before them.
+    """
 
     rate: float
     repeats: int
     seconds: float
+    sessions: bool = False
 
 
 @dataclass(slots=True)
@@ -82,7 +91,7 @@ def _experiment(plan: Plan, number: int) -> list[tuple[str, Estimate]]:
 
 def _numbers(plan: Plan, seeds: Sequence[int], seconds: float) -> Iterator[tuple[str, Estimate]]:
     runs = [
-        _run(speed, label, plan.rate, seed, seconds)
+        _run(speed, label, plan, seed, seconds)
         for label, speed in SERVERS.items()
         for seed in seeds
     ]
@@ -102,17 +111,32 @@ def _numbers(plan: Plan, seeds: Sequence[int], seconds: float) -> Iterator[tuple
             yield f"speedup {measure} p{percent:g}", versus.speedup[measure][percent]
 
 
-def _run(speed: Speed, label: str, rate: float, seed: int, seconds: float) -> Run:
+def _run(speed: Speed, label: str, plan: Plan, seed: int, seconds: float) -> Run:
+    # Until as many sessions end as begin, there are fewer requests.
+    warmup = 3 * WARMUP if plan.sessions else WARMUP
     scenario = Scenario.model_validate(
         {
             "name": "coverage",
             "lengths": "azure-conversation",
             "arrivals": "azure-conversation",
             "scale": {"output": 0.2},
-            "rate": rate,
-            "duration": WARMUP + seconds + COOLDOWN,
+            "rate": plan.rate,
+            "duration": warmup + seconds + COOLDOWN,
             "seed": seed,
             "max_model_len": 8192,
+            "sessions": {"turns": 6, "think": 2, "message": 100} if plan.sessions else None,
         }
     )
-    return simulated_run(scenario, speed, label, (WARMUP, WARMUP + seconds))
+    return simulated_run(scenario, speed, label, (warmup, warmup + seconds))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rate", type=float, help="requests per second")
+    parser.add_argument("experiments", type=int)
+    parser.add_argument("--sessions", action="store_true", help="requests are turns of sessions")
+    options = parser.parse_args()
+    plan = Plan(options.rate, 4, 120.0, options.sessions)
+    for name, tally in coverage(plan, options.experiments, 6 * 3600.0).items():
+        width = f"±{tally.half_width:.1%}" if np.isfinite(tally.half_width) else "open"
+        print(f"| {name} | {tally.share:.1%}, {width} |", flush=True)

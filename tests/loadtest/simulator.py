@@ -11,6 +11,7 @@ import heapq
 import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -74,25 +75,30 @@ def simulated_run(scenario: Scenario, speed: Speed, label: str, window: tuple[fl
 
 
 def serve(schedule: Schedule, speed: Speed) -> list[Record]:
-    """The records of all requests of `schedule`, each sent when it was due."""
+    """The records of all requests of `schedule`, each sent when it was due.
+
+    The turns of a session wait for the answers before them, and find the prompt before in a cache.
+    """
     requests = schedule.requests
+    sessions = schedule.sessions()
+    following = {turn: after for turns in sessions for turn, after in pairwise(turns)}
+    cached = {after: requests[turn].input_length for turn, after in following.items()}
+    due = [request.timestamp / 1000 for request in requests]
+    waiting = [(due[turns[0]], turns[0]) for turns in sessions]  # a heap: when due, and which
+    heapq.heapify(waiting)
     ends: list[float] = []  # when each step ended
-    first = [0] * len(requests)  # the step of each request's first token
+    first: dict[int, int] = {}  # the step of each request's first token
     prompts: deque[list[int]] = deque()  # [request, prompt tokens that are left], oldest first
-    decoding: list[int] = []  # a heap of the steps in which running requests end
-    now, arrived, done = 0.0, 0, 0
+    decoding: list[tuple[int, int]] = []  # a heap: in which step a running request ends, and which
+    now = 0.0
     # By the schedule's own seed, but not in the same steps for two servers of other speeds.
     random = Random(f"{schedule.prompts.seed} {speed}")
-    while done < len(requests):
+    while waiting or prompts or decoding:
         if not prompts and not decoding:
-            now = max(now, requests[arrived].timestamp / 1000)
-        while (
-            arrived < len(requests)
-            and requests[arrived].timestamp / 1000 <= now
-            and len(prompts) + len(decoding) < speed.requests
-        ):
-            prompts.append([arrived, requests[arrived].input_length])
-            arrived += 1
+            now = max(now, waiting[0][0])
+        while waiting and waiting[0][0] <= now and len(prompts) + len(decoding) < speed.requests:
+            index = heapq.heappop(waiting)[1]
+            prompts.append([index, requests[index].input_length - cached.get(index, 0)])
         running = len(decoding)
         budget = speed.tokens - running
         computed = 0
@@ -109,19 +115,21 @@ def serve(schedule: Schedule, speed: Speed) -> list[Record]:
         ends.append(now)
         for index in started:
             first[index] = step
-            heapq.heappush(decoding, step + requests[index].output_length - 1)
-        while decoding and decoding[0] <= step:
-            heapq.heappop(decoding)
-            done += 1
+            heapq.heappush(decoding, (step + requests[index].output_length - 1, index))
+        while decoding and decoding[0][0] <= step:
+            after = following.get(heapq.heappop(decoding)[1])
+            if after is not None:
+                due[after] = max(due[after], now + requests[after].delay / 1000)
+                if due[after] < schedule.ends:
+                    heapq.heappush(waiting, (due[after], after))
     return [
-        _record(index, schedule, ends[first[index] : first[index] + request.output_length])
-        for index, request in enumerate(requests)
+        _record(index, schedule, due[index], ends[start : start + requests[index].output_length])
+        for index, start in sorted(first.items())
     ]
 
 
-def _record(index: int, schedule: Schedule, tokens: list[float]) -> Record:
+def _record(index: int, schedule: Schedule, due: float, tokens: list[float]) -> Record:
     request = schedule.requests[index]
-    due = request.timestamp / 1000
     record = Record(index, due, request.input_length, request.output_length, sent=due)
     record.tokens, record.ended, record.status = tokens, tokens[-1], 200
     record.prompt_tokens, record.completion_tokens = request.input_length, len(tokens)
