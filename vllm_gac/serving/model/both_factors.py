@@ -54,10 +54,10 @@ class BothFactors(nn.Module):
             self.is_fp8 = _are_fp8(pairs)
             if not (self.is_fp8 or _are_plain(pairs)):
                 raise CheckpointError(
-                    "--model-loader-extra-config: both_factors takes low-rank linears in 16 bits, "
-                    "fp8_per_tensor or fp8_per_channel, with aligned ranks, without biases, LoRA "
-                    "or tensor parallelism, on Hopper GPUs, which is not so for "
-                    f"{_named(pairs)}; leave it out"
+                    "--model-loader-extra-config: both_factors takes low-rank linears in 16 bits "
+                    "or fp8_per_tensor or fp8_per_channel with fused_fp8, with aligned ranks, "
+                    "without biases, LoRA or tensor parallelism, on Hopper GPUs, which is not so "
+                    f"for {_named(pairs)}; leave it out"
                 )
             device = torch.cuda.current_device()
             self.programs = torch.cuda.get_device_properties(device).multi_processor_count
