@@ -69,6 +69,24 @@ class Kept:
         group = largest_value_group(layout) if "heads" in methods else 1
         return cls(methods, covariances_of(methods), metrics_of(methods), group, probe_tokens)
 
+    def metadata(self, tokens: int, sequence_length: int) -> dict[str, str]:
+        """What a statistics file that is measured on so many tokens says of itself."""
+
+        def at_most(wanted: int) -> str:
+            return str(min(_whole_sequences(wanted, sequence_length), tokens))
+
+        return {
+            "tokens": str(tokens),
+            "sequence_length": str(sequence_length),
+            "probe_tokens": at_most(self.probe_tokens),
+            "methods": ",".join(method for method in METHODS if method in self.methods),
+            "format": FORMAT,
+            "covariances": ",".join(self.covariances),
+            "metrics": ",".join(self.metrics),
+            "metric_tokens": at_most(_METRIC_TOKENS if self.metrics else 0),
+            "value_group": str(self.value_group),
+        }
+
 
 def calibrate(
     model: str | Path,
@@ -148,29 +166,15 @@ def write_statistics(
     )
     metadata = {
         "model_config_sha256": checkpoint.config_sha256,
-        "tokens": str(tokens.numel()),
-        "sequence_length": str(sequence_length),
-        "probe_tokens": str(
-            min(_whole_sequences(kept.probe_tokens, sequence_length), tokens.numel())
-        ),
         "tokens_sha256": hashlib.sha256(tokens.numpy().tobytes()).hexdigest(),
-        "methods": ",".join(method for method in METHODS if method in kept.methods),
-        "format": FORMAT,
-        "covariances": ",".join(kept.covariances),
-        "metrics": ",".join(kept.metrics),
-        "metric_tokens": str(
-            min(_whole_sequences(_METRIC_TOKENS, sequence_length), tokens.numel())
-            if kept.metrics
-            else 0
-        ),
-        "value_group": str(kept.value_group),
+        **kept.metadata(tokens.numel(), sequence_length),
     }
     measured, workspace = Measured.of(metadata), partial_of(out)
     with claimed(workspace, "calibrate", {}):
         file = stats_file(workspace / "stats.safetensors", checkpoint.layout, measured)
         if tokens.numel() < _FEW * width:
             logger.warning(_few_tokens(tokens.numel(), width))
-        logger.info(announcement(_work(checkpoint.layout, file, measured), device))
+        logger.info(announcement(work_of(checkpoint.layout, file, measured), device))
         measure_statistics(checkpoint, tokens, file, measured, device, progress)
         publish(file.path, out)
 
@@ -184,7 +188,8 @@ def _few_tokens(tokens: int, width: int) -> str:
     )
 
 
-def _work(layout: ModelLayout, file: StatsFile, measured: Measured) -> Work:
+def work_of(layout: ModelLayout, file: StatsFile, measured: Measured) -> Work:
+    """What it takes to measure the statistics `file`."""
     return Work(
         layout=layout,
         tokens=measured.tokens,
