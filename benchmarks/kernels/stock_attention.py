@@ -1,7 +1,6 @@
 """The decode kernels of vLLM 0.32, called as its backends call them."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -27,38 +26,6 @@ def stock_kernels(batch: DecodeBatch) -> dict[str, Callable[[], None]]:
     }
 
 
-def scheduled_fa3(batch: DecodeBatch, splits: int) -> Callable[[], None]:
-    """FA3 as an engine calls it: the schedule is made once for all layers, so beforehand.
-
-    Args:
-        batch: What it decodes, with equal heads and sizes.
-        splits: The most parts of a context. An engine captures graphs with 32; 0 leaves it to FA3.
-    """
-    from vllm.v1.attention.backends.fa_utils import get_scheduler_metadata
-
-    paged = batch.cache.transpose(1, 2)
-    keys, values = paged.chunk(2, dim=-1)
-    query, scale = batch.query, None
-    if batch.cache.itemsize == 1:
-        query, scale = query.to(batch.cache.dtype), torch.ones((), device="cuda")
-    schedule = get_scheduler_metadata(
-        batch_size=query.shape[0],
-        max_seqlen_q=1,
-        max_seqlen_k=batch.context,
-        num_heads_q=query.shape[1],
-        num_heads_kv=keys.shape[2],
-        headdim=keys.shape[-1],
-        cache_seqlens=batch.seq_lens,
-        qkv_dtype=query.dtype,
-        cu_seqlens_q=batch.query_start_loc,
-        page_size=keys.shape[1],
-        causal=True,
-        num_splits=splits,
-    )
-    more = {"scheduler_metadata": schedule, "num_splits": splits}
-    return lambda: _flash(batch, query, keys, values, scale, 3, **more)
-
-
 def _flash(
     batch: DecodeBatch,
     query: torch.Tensor,
@@ -66,7 +33,6 @@ def _flash(
     values: torch.Tensor,
     scale: torch.Tensor | None,
     version: int,
-    **more: Any,
 ) -> None:
     from vllm.vllm_flash_attn import flash_attn_varlen_func
 
@@ -86,7 +52,6 @@ def _flash(
         block_table=batch.next_table(),
         fa_version=version,
         **_descales(None if scale is None else scale.expand(of_each_head)),
-        **more,
     )
 
 
