@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.checks import searches, starts
 from loadtest.client.command import INVALID, client_command
 from loadtest.errors import LoadTestError
 from loadtest.report.intervals import Floats
@@ -74,11 +73,7 @@ class Truth:
 
 def check_faults(out: Path, seconds: float, only: Sequence[str] = ()) -> Path:
     """Run all trials, or those named; write out/faults.md. Raises LoadTestError if one fails."""
-    simulated = {
-        starts.NAME: starts.starts_section,
-        searches.NAME: searches.searches_section,
-    }
-    names = [*(trial.name for trial in TRIALS), *simulated]
+    names = [trial.name for trial in TRIALS]
     if unknown := set(only) - set(names):
         raise LoadTestError(f"--only {sorted(unknown)[0]!r}: there are {', '.join(names)}")
     out.mkdir(parents=True, exist_ok=True)
@@ -96,11 +91,6 @@ def check_faults(out: Path, seconds: float, only: Sequence[str] = ()) -> Path:
             print(table[-1], flush=True)
             # Anew after each, so that a run that is cut short leaves what it has.
             write_text(page, "\n".join([*_heading(seconds), *table]) + "\n")
-    for name, section in simulated.items():
-        if only and name not in only:
-            continue
-        table += section()
-        write_text(page, "\n".join([*_heading(seconds), *table]) + "\n")
     return page
 
 
