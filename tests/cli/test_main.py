@@ -205,11 +205,6 @@ def test_align(
     assert lines == [f"{dim} -> {to}" for dim, to in expected.items()]
 
 
-def test_align_for_an_unknown_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    said = error(capsys, "align", "107", "--strategy", "measured", "--gpu", "b200")
-    assert said.startswith("no profile of GPU 'b200': there are h100, h200")
-
-
 # ---- solve -----------------------------------------------------------------------------------
 
 CANDIDATES = [

@@ -53,16 +53,14 @@ def test_a_run_that_is_refused_leaves_the_old_one(out: Path) -> None:
     assert contents(out) == "old"
 
 
-@pytest.mark.parametrize("rename", [1, 2])
-def test_a_run_stopped_at_the_end_is_resumed(
-    out: Path, rename: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def write_stopped_at_rename(number: int, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rename takes the old one away, the second puts the new one in its place."""
     count, plain = 0, Path.rename
 
     def stopping(path: Path, target: Path) -> Path:
         nonlocal count
         count += target == out or path == out
-        if count == rename:
+        if count == number:
             raise KeyboardInterrupt
         return plain(path, target)
 
@@ -70,6 +68,13 @@ def test_a_run_stopped_at_the_end_is_resumed(
         patched.setattr(Path, "rename", stopping)
         with pytest.raises(KeyboardInterrupt):
             write(out, "new")
+
+
+@pytest.mark.parametrize("rename", [1, 2])
+def test_a_run_stopped_at_the_end_is_resumed(
+    out: Path, rename: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_stopped_at_rename(rename, out, monkeypatch)
     both = [path.read_text() for path in partial_of(out).rglob("README.md")]
     assert both == ["new"] if rename == 1 else sorted(both) == ["new", "old"]
     assert out.exists() == (rename == 1)
@@ -85,17 +90,7 @@ def test_a_run_stopped_at_the_end_is_resumed(
 def test_what_appeared_at_the_old_ones_place_is_not_replaced_by_it(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Path.rename
-
-    def stopping(path: Path, target: Path) -> Path:
-        if target == out:
-            raise KeyboardInterrupt
-        return plain(path, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            write(out, "new")
+    write_stopped_at_rename(2, out, monkeypatch)
     write_model(out, gac_config())
     for resume in (False, True):
         with pytest.raises(CheckpointError, match=r"replaced: was at .* move one of the two away"):

@@ -71,36 +71,30 @@ def test_one_sequence_is_bounded_by_the_context_alone() -> None:
     assert refused(asked(prompt=[7] * 101), MOST, 100) is None
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"response_format": {"json_schema": {"schema": {"const": LARGE}}}},
-        {"structured_outputs": {"choice": ["x" * 100] * (SCHEMA_BYTES // 100)}},
-        {"tools": [{"function": {"parameters": {"const": LARGE}}}]},
-        {"text": {"format": {"schema": {"const": LARGE}}}},
-        {"output_config": {"format": {"schema": {"const": LARGE}}}},
-        {"sampling_params": {"structured_outputs": {"regex": LARGE}}},
-    ],
-)
-def test_large_schemas_are_refused_wherever_they_stand(body: dict[str, Any]) -> None:
-    refusal = refused(asked(prompt="x", **body), MOST)
-    assert refusal is not None
-    assert "one request may have 65,536: simplify them" in refusal
+GRAMMAR = "x" * GRAMMAR_BYTES
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "most"),
     [
-        {"structured_outputs": {"grammar": "x" * GRAMMAR_BYTES}},
-        {"structured_outputs": {"structural_tag": "x" * GRAMMAR_BYTES}},
-        {"response_format": {"type": "structural_tag", "format": "x" * GRAMMAR_BYTES}},
-        {"sampling_params": {"structured_outputs": {"grammar": "x" * GRAMMAR_BYTES}}},
+        ({"response_format": {"json_schema": {"schema": {"const": LARGE}}}}, "65,536"),
+        ({"structured_outputs": {"choice": ["x" * 100] * (SCHEMA_BYTES // 100)}}, "65,536"),
+        ({"tools": [{"function": {"parameters": {"const": LARGE}}}]}, "65,536"),
+        ({"text": {"format": {"schema": {"const": LARGE}}}}, "65,536"),
+        ({"output_config": {"format": {"schema": {"const": LARGE}}}}, "65,536"),
+        ({"sampling_params": {"structured_outputs": {"regex": LARGE}}}, "65,536"),
+        ({"structured_outputs": {"grammar": GRAMMAR}}, "16,384"),
+        ({"structured_outputs": {"structural_tag": GRAMMAR}}, "16,384"),
+        ({"response_format": {"type": "structural_tag", "format": GRAMMAR}}, "16,384"),
+        ({"sampling_params": {"structured_outputs": {"grammar": GRAMMAR}}}, "16,384"),
     ],
 )
-def test_large_grammars_are_refused_sooner(body: dict[str, Any]) -> None:
+def test_large_schemas_are_refused_wherever_they_stand_and_grammars_sooner(
+    body: dict[str, Any], most: str
+) -> None:
     refusal = refused(asked(prompt="x", **body), MOST)
     assert refusal is not None
-    assert "one request may have 16,384: simplify them" in refusal
+    assert f"one request may have {most}: simplify them" in refusal
 
 
 MANY = {"type": "object", "properties": {"a": {"pattern": "a{1,9999}"}}}

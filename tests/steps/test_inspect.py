@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.model_files import Tensors, config, gac_config, reshaped, tensors_of, write_model
+from tests.support.model_files import (
+    GAC_LAYERS,
+    Tensors,
+    config,
+    gac_config,
+    reshaped,
+    tensors_of,
+    write_model,
+)
 from vllm_gac.checkpoint.open import faults
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
@@ -38,20 +46,7 @@ def test_a_dense_directory(tmp_path: Path) -> None:
 def test_a_gac_directory(shards: int, tmp_path: Path) -> None:
     found = inspect(write_model(tmp_path, gac_config(), shards=shards))
     assert found.format == "gac"
-    assert found.layers == [
-        {
-            "key": {"form": "rotary", "heads": 2, "size": 12},
-            "value": {"heads": 1, "size": 24},
-            "intermediate_size": 40,
-            "ranks": {"mlp.down_proj": 8},
-        },
-        {
-            "key": {"form": "latent", "heads": 2, "size": 8},
-            "value": {"heads": 2, "size": 8},
-            "intermediate_size": 32,
-            "ranks": {},
-        },
-    ]
+    assert found.layers == [GAC_LAYERS[0], GAC_LAYERS[1] | {"ranks": {}}]
     assert found.kv_bytes_per_token == 2 * ((2 * 12 + 24) + (2 * 8 + 2 * 8))
     # All dims are aligned except the key size of 12.
     assert (found.dims, found.aligned_dims) == (7, 6)
