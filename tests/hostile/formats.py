@@ -1,9 +1,8 @@
 """A small valid model in each format that is served: its config.json and its tensors."""
 
-from pathlib import Path
 from typing import Any
 
-from tests.support.model_files import Tensors, config, gac_config, tensors_of, write_model
+from tests.support.model_files import Tensors, config, gac_config, tensors_of
 
 _LAYER = "model.layers.0."
 _RANKS = {f"{_LAYER}self_attn.q_proj": 6, f"{_LAYER}mlp.down_proj": 40, "lm_head": 9}
@@ -100,13 +99,3 @@ def written_tensors(name: str) -> Tensors:
         tensors[f"{_LAYER}self_attn.q_u_proj.weight"] = ("F32", (64, 7))
         tensors[f"{_LAYER}self_attn.q_v_proj.weight"] = ("F32", (7, 32))
     return tensors
-
-
-def write_format(directory: Path, name: str) -> Path:
-    """Write the model in the format `name`. All its numbers are zero."""
-
-    def change(tensors: Tensors) -> None:
-        tensors.clear()
-        tensors.update(written_tensors(name))
-
-    return write_model(directory, CONFIGS[name], change)
