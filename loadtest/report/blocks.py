@@ -2,6 +2,7 @@
 
 A queue that was long a moment ago is still long. So the length of a block follows from what was
 measured: the autocorrelation time of the number of requests under way, which is the server's state.
+The turns of a session follow one another, so a session counts from its first turn to its last one.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ _END = 0.05  # the correlation below which the rest is noise
 
 
 def memory(runs: Sequence[Run], windows: Sequence[tuple[float, float]]) -> float:
-    """The autocorrelation time of the number of requests under way, in seconds, over all runs."""
+    """The autocorrelation time of what is under way, in seconds, over all runs."""
     series = [_under_way(run, window) for run, window in zip(runs, windows, strict=True)]
     mean = np.concatenate(series).mean()
     lengths = max(len(s) for s in series)
@@ -62,9 +63,15 @@ class Blocks:
 
 def _under_way(run: Run, window: tuple[float, float]) -> Floats:
     begin, end = window
-    records = [*run.earlier, *run.records]
-    ends = [end if np.isnan(r.ended) else r.ended for r in records]
+    requests = run.schedule.requests
+    spans: dict[object, tuple[float, float]] = {}
+    for number, record in enumerate((*run.records, *run.earlier)):
+        due, ended = record.scheduled, end if np.isnan(record.ended) else record.ended
+        session = requests[record.index].session_id if number < len(run.records) else None
+        name = (number,) if session is None else session
+        first, last = spans.get(name, (due, ended))
+        spans[name] = min(first, due), max(last, ended)
     moments = np.arange(begin, end, _STEP)
-    due = np.sort([r.scheduled for r in records])
-    started = np.searchsorted(due, moments, side="right")
-    return (started - np.searchsorted(np.sort(ends), moments, side="right")).astype(np.float64)
+    begun, over = np.sort(np.array(list(spans.values())).reshape(-1, 2), axis=0).T
+    started = np.searchsorted(begun, moments, side="right")
+    return (started - np.searchsorted(over, moments, side="right")).astype(np.float64)
