@@ -26,7 +26,7 @@ from vllm_gac.layout.cache_geometry import CacheGeometry
 GRAIN = 8
 PARAMETER_BYTES = 8
 # A key whose numbers are all equal still has a step that fp16 can hold.
-_MIN_STEP = tl.constexpr(2.0**-10)
+_MIN_STEP = tl.constexpr(2.0**-14)
 _ROWS = 16  # tokens per program
 
 
