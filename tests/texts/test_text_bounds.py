@@ -104,7 +104,9 @@ def test_a_file_that_costs_more_than_its_words_is_refused(
     for read in (windows, calibration_sequences):
         with pytest.raises(CheckpointError) as refused:
             read(model, [tmp_path / name], length=8, max_tokens=64)
-        assert message in str(refused.value)
+        said = str(refused.value)
+        # A process that had memory to spare before unpacks such a row, and refuses it then.
+        assert message in said or said.endswith("a.parquet: row 1: more than 262144 bytes")
 
 
 def test_commas_and_brackets_of_the_words_are_no_values(model: Path, tmp_path: Path) -> None:
