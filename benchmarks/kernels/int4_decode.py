@@ -25,7 +25,6 @@ from vllm_gac.kernels.decode.launch import scratch_for
 from vllm_gac.kernels.decode.tiling import Tiling
 from vllm_gac.kernels.int4_rows import read_int4, row_bytes, write_int4
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
-from vllm_gac.kernels.torch_reference import paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.profiling.decode_batch import DEVICE, DecodeBatch
 from vllm_gac.profiling.timing import copy_bandwidth, microseconds
@@ -83,26 +82,9 @@ class Int4Batch(DecodeBatch):
             only_compile=only_compile,
         )
 
-    def own_error(self) -> float:
-        """Relative error on the first two sequences, against fp32 on the same numbers."""
-        table = self.next_table()
-        self.output.fill_(float("nan"))
-        self._own(table)
-        few = min(2, self.seq_lens.shape[0])
-        pages = table[:few]
-        held = read_int4(self.cache[pages.flatten()], self.geometry)
-        expected = torch.zeros(self.output[:few].shape, device=DEVICE)
-        paged_attention(
-            self.query[:few],
-            held,
-            torch.arange(pages.numel(), device=DEVICE, dtype=torch.int32).view(pages.shape),
-            range(few + 1),
-            [self.context] * few,
-            self.geometry,
-            self.scale,
-            expected,
-        )
-        return float((self.output[:few].float() - expected).norm() / expected.norm())
+    def _held(self, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pages = torch.arange(table.numel(), device=DEVICE, dtype=torch.int32).view(table.shape)
+        return read_int4(self.cache[table.flatten()], self.geometry), pages
 
 
 def main() -> None:

@@ -123,8 +123,7 @@ class DecodeBatch:
         expected = torch.zeros(self.output[:few].shape, device=DEVICE)
         paged_attention(
             self.query[:few],
-            self.cache,
-            table[:few],
+            *self._held(table[:few]),
             range(few + 1),
             [self.context] * few,
             self.geometry,
@@ -133,6 +132,10 @@ class DecodeBatch:
             latent=self.latent,
         )
         return float((self.output[:few].float() - expected).norm() / expected.norm())
+
+    def _held(self, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A cache in plain numbers, and the block table that finds the pages of `table` in it."""
+        return self.cache, table
 
 
 def _latent(geometry: CacheGeometry, head_dim: int, shared: int) -> LatentKeys:
