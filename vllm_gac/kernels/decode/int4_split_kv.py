@@ -216,14 +216,16 @@ def int4_split_kv(
             row_sum = row_sum * rescale + tl.sum(weights, 1)
 
             step, base = _two_halves(tl.load(parameters + 1))
-            shift = shift * rescale + tl.sum(weights * base[None, :], 1)
             values = cache_piece(units + KEY_SIZE // 4, 0, V[0] // 4, VALUE_SIZE // 4)
             v0, v1, v2, v3 = _numbers(values, dtype, ASSEMBLY)
-            weights = (weights * step[None, :]).to(dtype)
-            acc0 = tl.dot(weights, v0, acc0 * rescale[:, None])
-            acc1 = tl.dot(weights, v1, acc1 * rescale[:, None])
-            acc2 = tl.dot(weights, v2, acc2 * rescale[:, None])
-            acc3 = tl.dot(weights, v3, acc3 * rescale[:, None])
+            rounded = (weights * step[None, :]).to(dtype)
+            # Numbers lie around 1.5. What rounding adds to all of them alike is taken back here.
+            middle = weights * (base + 1.5 * step)[None, :] - 1.5 * rounded.to(tl.float32)
+            shift = shift * rescale + tl.sum(middle, 1)
+            acc0 = tl.dot(rounded, v0, acc0 * rescale[:, None])
+            acc1 = tl.dot(rounded, v1, acc1 * rescale[:, None])
+            acc2 = tl.dot(rounded, v2, acc2 * rescale[:, None])
+            acc3 = tl.dot(rounded, v3, acc3 * rescale[:, None])
             token += TILE
 
         output_row = unit_rows(
@@ -292,12 +294,21 @@ def _numbers(units, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
 
     Each takes a shift and one logical instruction for two units: n goes behind the exponent of 1.
     """
-    if ASSEMBLY:
+    if ASSEMBLY and dtype == tl.bfloat16:  # Triton 3.6 takes no constexpr among the types
         return tl.inline_asm_elementwise(
-            _TO_BF16 if dtype == tl.bfloat16 else _TO_FP16,
+            _TO_BF16,
             "=r,=r,=r,=r,r",
             [units],
-            dtype=(dtype, dtype, dtype, dtype),
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    elif ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            _TO_FP16,
+            "=r,=r,=r,=r,r",
+            [units],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
             is_pure=True,
             pack=2,
         )
