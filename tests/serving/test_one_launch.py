@@ -9,7 +9,6 @@ from torch import nn
 
 pytest.importorskip("vllm")
 
-from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.model_loader import reload
 
 from vllm_gac.kernels import silu_mul
@@ -180,8 +179,7 @@ def test_a_wrapped_factor_is_called_unless_ours_is_faster(
     plain: bool, on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "faster_tiling", lambda x, weights, is_gated: None)
-    with set_current_vllm_config(VllmConfig()):
-        low_rank = LowRankLinear(_Linear(4, 10), _Linear(6, 4))  # type: ignore[arg-type]
+    low_rank = LowRankLinear(_Linear(4, 10), _Linear(6, 4))  # type: ignore[arg-type]
     low_rank.down_launch.is_plain = low_rank.up_launch.is_plain = plain
     x = torch.randn(3, 10)
     before, _ = low_rank(x)

@@ -9,7 +9,6 @@ that give the keys, and the value of one token and one value head (layout/cache_
     swiglu                          gate and up projections of a small batch, with their activation
     swiglu_limits                   for which of them that is faster
     few_tokens/                     linears of a few tokens: low-rank factors, several in one launch
-    both_factors                    low-rank linears in one launch, A and B; off: not measured yet
     silu_mul                        the activation of gate and up that are two tensors
     gpu_limits                      what a kernel may use of a GPU
     torch_reference                 the same attention in torch: for CPUs, and to test against

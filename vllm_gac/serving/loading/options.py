@@ -24,9 +24,6 @@ class LoaderOptions(BaseModel):
     weights: Literal["checkpoint", "dummy"] = "checkpoint"
     # Quantize inputs of FP8 linears in the kernels before them (serving/model/fp8_linear.py).
     fused_fp8: bool = True
-    # Both factors of low-rank linears in one launch, not measured yet
-    # (serving/model/both_factors.py).
-    both_factors: bool = False
     # None: on for our reads, off for tensors that vLLM's own loader reads.
     enable_multithread_load: bool | None = None
     num_threads: Annotated[int, Field(ge=1, le=256)] | None = None

@@ -12,7 +12,6 @@ Factors that only multiply are computed by our own kernel where it is faster
 (serving/model/one_launch.py).
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -29,7 +28,6 @@ from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.platforms import current_platform
 
 from vllm_gac.layout.rounding import GRANULE
-from vllm_gac.serving.model.both_factors import WHOLE, BothFactors, Pair, both_factors_of
 from vllm_gac.serving.model.one_launch import OneLaunch
 
 # By name of a checkpoint's linear: the fused linear that it is loaded into, and its shard there.
@@ -47,13 +45,9 @@ class LowRankLinear(nn.Module):
         self.A: nn.Module = down
         self.B: nn.Module = up
         self.down_launch, self.up_launch = OneLaunch(down), OneLaunch(up)
-        self.both_factors = BothFactors((down, WHOLE, up))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The output, and None in place of a bias, which has been added; as vLLM's linears do."""
-        out = self.both_factors.at_once(x)
-        if out is not None:
-            return out, None
         latents = self.down_launch.at_once(x)
         if latents is None:
             latents, _ = self.A(x)
@@ -101,13 +95,11 @@ def add_column_parallel(
     if len(fused) < 2 or stay_separate or any(ranks[name] % GRANULE for name in fused):
         fused = []
     ups = []
-    pairs: list[Pair] = []
     for name, (out_size, in_size) in shapes.items():
         rank, own_prefix = ranks.get(name), f"{prefix}.{name}"
         if name not in fused:
             linear = column_parallel(in_size, out_size, rank, bias, quant_config, own_prefix)
             owner.add_module(name, linear)
-            pairs += [(linear.A, WHOLE, linear.B)] if isinstance(linear, LowRankLinear) else []
             continue
         up = ColumnParallelLinear(
             ranks[name], out_size, bias=bias, quant_config=quant_config, prefix=f"{own_prefix}.B"
@@ -115,8 +107,6 @@ def add_column_parallel(
         owner.add_module(name, UpFactor(up))
         ups.append(up)
     if not fused:
-        if len(pairs) == len(shapes):
-            owner.add_module("both_factors", BothFactors(*pairs, is_gated=is_gated))
         return {}
     down = MergedColumnParallelLinear(
         shapes[fused[0]][1],
@@ -128,11 +118,6 @@ def add_column_parallel(
     owner.add_module(_DOWN_FACTORS, down)
     owner.add_module(_DOWN_LAUNCH, OneLaunch(down))
     owner.add_module(_UP_LAUNCH, OneLaunch(*ups, is_gated=is_gated))
-    if len(ups) == len(shapes):
-        ends = list(itertools.accumulate(ranks[name] for name in fused))
-        rows = map(slice, [0, *ends], ends)
-        pairs = [(down, own, up) for own, up in zip(rows, ups, strict=True)]
-        owner.add_module("both_factors", BothFactors(*pairs, is_gated=is_gated))
     return {f"{name}.A": (_DOWN_FACTORS, shard) for shard, name in enumerate(fused)}
 
 
@@ -147,10 +132,6 @@ def project(owner: nn.Module, names: Iterable[str], x: torch.Tensor) -> list[tor
     Returns:
         Each linear's output, [tokens, its out], in the order of `names`.
     """
-    both = both_factors_of(owner)
-    beside = None if both is None else both.at_once(x)
-    if both is not None and beside is not None:
-        return list(torch.split(beside, both.out_sizes, dim=-1))
     linears: list[nn.Module] = [getattr(owner, name) for name in names]
     ups = iter(_up_outputs(owner, linears, _latents(owner, x)) if _fuses(owner) else ())
     return [next(ups) if isinstance(linear, UpFactor) else linear(x)[0] for linear in linears]
@@ -173,10 +154,6 @@ def project_gated(
     Returns:
         silu(gate) * up, [tokens, features].
     """
-    both = both_factors_of(owner)
-    at_once = None if both is None else both.at_once(x)
-    if at_once is not None:
-        return at_once
     linears: list[nn.Module] = [getattr(owner, name) for name in names]
     if not all(isinstance(linear, UpFactor) for linear in linears):
         return activation(torch.cat(project(owner, names, x), dim=-1))

@@ -27,7 +27,6 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.serving.hf_layouts import layout_of_hf
 from vllm_gac.serving.loading.quantized_checkpoint import packed_alike
-from vllm_gac.serving.model.both_factors import both_factors_of, check_asked, compile_ahead
 from vllm_gac.serving.model.fp8_linear import Fp8Linear, Quantized, normed
 from vllm_gac.serving.model.linear import (
     Shards,
@@ -83,7 +82,7 @@ class GacMLP(nn.Module):
         )
         self.act_fn = SiluAndMul()
         self.is_plain = self.is_fused and is_plain(self.gate_up_proj)
-        self.fp8_gate_up = Fp8Linear(self.gate_up_proj) if self.is_fused else both_factors_of(self)
+        self.fp8_gate_up = Fp8Linear(self.gate_up_proj) if self.is_fused else None
         self.fp8_down = Fp8Linear(self.down_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -95,9 +94,6 @@ class GacMLP(nn.Module):
         """The same of an input in FP8; only where `fp8_gate_up` takes it."""
         assert self.fp8_gate_up is not None
         gate_up = self.fp8_gate_up.multiply(x, dtype)
-        if not self.is_fused:  # it has applied SwiGLU, too
-            out, _ = self.down_proj(gate_up)
-            return out
         if not self.fp8_down.takes_quantized(gate_up):
             out, _ = self.down_proj(self.act_fn(gate_up))
             return out
@@ -222,16 +218,12 @@ class GacLlamaForCausalLM(LlamaForCausalLM):
     ) -> GacModel:
         """The model with our layers. `layer_type`, which LlamaForCausalLM passes, is ignored."""
         hf_config = vllm_config.model_config.hf_config
-        layout = layout_of_hf(hf_config)
         layer = functools.partial(
             GacDecoderLayer,
-            layout,
+            layout_of_hf(hf_config),
             validate(HfConfig, hf_config.to_dict(), "config.json"),
         )
         model = GacModel(vllm_config=vllm_config, prefix=prefix, layer_type=layer)
-        check_asked(any(layer.ranks for layer in layout.layers), not model.do_not_compile)
         if model.do_not_compile:  # else Inductor decides about launches
-            most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-            warmup(model, most_tokens)
-            compile_ahead(model, most_tokens, vllm_config.model_config.dtype)
+            warmup(model, vllm_config.scheduler_config.max_num_batched_tokens)
         return model

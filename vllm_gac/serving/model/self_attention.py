@@ -22,7 +22,6 @@ from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 from vllm_gac.layout.schema import HfConfig, RopeParameters
 from vllm_gac.serving.attention.layer import GacAttention, announce, attention_kernels
 from vllm_gac.serving.config.engine_options import asks_for_gac
-from vllm_gac.serving.model.both_factors import both_factors_of
 from vllm_gac.serving.model.fp8_linear import Fp8Linear
 from vllm_gac.serving.model.linear import Shards, add_column_parallel, project, row_parallel
 
@@ -67,7 +66,7 @@ class GacSelfAttention(nn.Module):
             quant_config,
             f"{prefix}.o_proj",
         )
-        self.fp8_qkv = Fp8Linear(self.qkv_proj) if self.is_fused else both_factors_of(self)
+        self.fp8_qkv = Fp8Linear(self.qkv_proj) if self.is_fused else None
         self.fp8_o = Fp8Linear(self.o_proj)
         self.attn = self._attention(cache_config, f"{prefix}.attn")
 
