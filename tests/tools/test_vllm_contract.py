@@ -243,3 +243,19 @@ def test_the_command_prints_what_is_broken_and_fails(
     printed = capsys.readouterr()
     assert printed.out == f"{found[0]}\n"
     assert printed.err.splitlines() == [f"vLLM 9.9.9: 7 names, {n} broken" for n in (0, 1)]
+
+
+def test_new_engine_options_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"one": "model: str", "two": "model: str\n    seed: int = 0\n    eager = False"}
+    for name, body in fields.items():
+        (tmp_path / name / "vllm/engine").mkdir(parents=True)
+        for package in ("vllm", "vllm/engine"):
+            (tmp_path / name / package / "__init__.py").touch()
+        source = f"class EngineArgs:\n    {body}\n"
+        (tmp_path / name / "vllm/engine/arg_utils.py").write_text(source)
+    monkeypatch.setattr(command, "broken", lambda release: ([], "nothing"))
+    monkeypatch.setattr("sys.argv", ["vllm_contract", *(str(tmp_path / x) for x in fields)])
+    assert command.main() == 0
+    assert "new engine options in vLLM unknown: seed\n" in capsys.readouterr().out

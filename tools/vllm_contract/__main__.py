@@ -1,11 +1,14 @@
 """Says in a line each what a vLLM release does not have that vllm-gac relies on.
 
 `python -m tools.vllm_contract 0.33.0` downloads the wheel; a wheel's file or a directory that holds
-the folder `vllm` will do, too. Exits with 1 if there is anything to say.
+the folder `vllm` will do, too. Exits with 1 if there is anything to say. Of several releases it
+also names the engine options that each has and the one before it does not.
 """
 
 import argparse
+import ast
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from tools.vllm_contract.behaviours import BEHAVIOURS, OVERRIDDEN, changed_behaviours
@@ -33,9 +36,19 @@ def main() -> int:
             print(fault)
         count += len(faults)
         print(f"vLLM {release.version}: {checked}, {len(faults)} broken", file=sys.stderr)
+    for before, after in pairwise(releases):
+        added = sorted(engine_options(after) - engine_options(before))
+        print(f"new engine options in vLLM {after.version}: {', '.join(added) or 'none'}")
     if arguments.page is not None:
         rewrite(arguments.page, releases)
     return 1 if count else 0
+
+
+def engine_options(release: Release) -> set[str]:
+    """The fields of vLLM's EngineArgs."""
+    found = release.find("vllm.engine.arg_utils", "EngineArgs")
+    members = release.members(found) if found is not None else {}
+    return {name for name, node in members.items() if isinstance(node, ast.AnnAssign)}
 
 
 def broken(release: Release) -> tuple[list[str], str]:

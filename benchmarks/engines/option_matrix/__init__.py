@@ -1,1 +1,0 @@
-"""Pairs of engine options, each engine checked against the fp32 reference: see __main__.py."""
