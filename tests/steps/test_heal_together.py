@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.quality.heal_process import KILLED_AT
 from tests.steps.healing_models import write_all, write_near
+from tests.steps.killed_heal import KILLED_AT
 from vllm_gac.steps.heal import heal
 from vllm_gac.steps.heal_request import HealRequest
 
@@ -33,9 +33,7 @@ FEW: dict[str, Any] = {
 def healed_by_two(
     directory: Path, out: str, *more: object, killed: int | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    code: tuple[object, ...] = ("-m", "vllm_gac")
-    if killed:
-        code = ("-m", "benchmarks.quality.heal_process", directory / "told.json")
+    code = ("-m", "tests.steps.killed_heal" if killed else "vllm_gac")
     given = [
         item
         for name, value in (FEW | options).items()

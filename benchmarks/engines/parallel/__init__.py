@@ -1,1 +1,0 @@
-"""Tensor parallelism on two GPUs of one host: see __main__.py."""
