@@ -76,13 +76,6 @@ class Engine:
             print(f"{self.name}: up after {self._startup_seconds:.0f} s", flush=True)
         return self._startup_seconds
 
-    def wait_or_say(self, seconds: float | None = None) -> None:
-        """Wait for an engine that may fail; whoever asks it later gets the error, too."""
-        try:
-            self.wait(seconds)
-        except EngineError as e:
-            print(f"{self.name}: {e}", flush=True)
-
     def ask(
         self, function: Callable[..., Any], *, seconds: float | None = None, **arguments: Any
     ) -> Any:
@@ -104,17 +97,13 @@ class Engine:
         self._send((function, arguments))
         return self._receive(seconds)
 
-    def dismiss(self) -> None:
-        """Let the engine shut down by itself, without waiting for it."""
-        self._connection.close()
-
     def close(self, patience: float = 0.0) -> None:
         """End the process and every process that it started.
 
         Args:
             patience: Seconds in which the engine may shut down by itself.
         """
-        self.dismiss()
+        self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
         with contextlib.suppress(ProcessLookupError):

@@ -1,18 +1,11 @@
-"""What is measured of one model: startups, batches, and which engine came up."""
+"""How the engine of a model is made, timed and asked about itself."""
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.engine_process import Engine, asking_until
-from benchmarks.common.engine_questions import batch_seconds, facts
+from benchmarks.common.engine_questions import batch_seconds
 from benchmarks.engines.whole_model.models import Batch, Model
-from benchmarks.engines.whole_model.trace import kernel_times
-
-# Batches whose steps are traced: one of prefill and three of decoding.
-_TRACED = 4
 
 
 def caches(directory: Path) -> dict[str, str]:
@@ -56,48 +49,6 @@ def run_all(ask: Callable[..., Any], batch: Batch) -> list[dict[str, float]]:
     return [run_once(ask, batch, number) for number in range(batch.runs)]
 
 
-def measure(engine: Engine, batches: Sequence[Batch], deadline: float) -> dict[str, Any]:
-    """Time the batches on an engine that was started.
-
-    Args:
-        engine: The engine; it must run with disable_log_stats=False.
-        batches: The batches to time. If there are four or more on a GPU, the steps of the first
-            four are traced as well.
-        deadline: The latest end, by `time.monotonic()`.
-
-    Returns:
-        Startup seconds, the engine's facts, the runs of each batch, and kernels.
-
-    Raises:
-        EngineError: The engine failed, or was not done in time.
-    """
-    ask = asking_until(engine, deadline)
-    startup = engine.wait(max(0.0, deadline - time.monotonic()))
-    ask(watch_compilations)
-    # The first user waits for whatever is compiled only now.
-    first = run_once(ask, Batch(2, 300, 4), 0)["seconds"]
-    result: dict[str, Any] = {
-        "startup_seconds": startup,
-        "first_answer_seconds": first,
-        **ask(facts),
-        **ask(cache_and_compilation),
-        "batches": {},
-    }
-    for batch in batches:
-        runs = run_all(ask, batch)
-        result["batches"][batch.name] = runs
-        print(batch.name, [round(times["seconds"], 3) for times in runs], flush=True)
-    result["compiled_after_startup"] = ask(compilations)
-    if len(batches) >= _TRACED and result["device"] == "cuda":
-        result["kernels"] = ask(kernel_times, batches=batches[:_TRACED])
-    return result
-
-
-def median(runs: list[dict[str, float]], key: str) -> float:
-    """The median of `key` over the runs of one batch."""
-    return statistics.median(run[key] for run in runs)
-
-
 # ---- in the engine's process ------------------------------------------------------------------
 
 
@@ -113,17 +64,6 @@ def cache_and_compilation(llm: Any) -> dict[str, Any]:
     }
 
 
-def watch_compilations(llm: Any) -> None:
-    """From now on, note every kernel that Triton compiles or reads from its cache on disk."""
-    llm.collective_rpc(_watch_compilations)
-
-
-def compilations(llm: Any) -> list[str]:
-    """The kernels noted since `watch_compilations`."""
-    names: list[str] = llm.collective_rpc(_compilations)[0]
-    return names
-
-
 # ---- in vLLM's worker -------------------------------------------------------------------------
 
 
@@ -131,18 +71,3 @@ def _memory_and_compilation(worker: Any) -> tuple[int | None, float]:
     """Bytes that the weights left for the cache, and seconds in torch.compile."""
     available = getattr(worker, "available_kv_cache_memory_bytes", None)
     return available, worker.vllm_config.compilation_config.compilation_time
-
-
-def _watch_compilations(worker: Any) -> None:
-    import triton
-
-    worker.compiled_kernels = []
-
-    def note(*, fn: Any, **_: Any) -> None:
-        worker.compiled_kernels.append(fn.name)
-
-    triton.knobs.runtime.jit_post_compile_hook = note
-
-
-def _compilations(worker: Any) -> list[str]:
-    return sorted(worker.compiled_kernels)

@@ -134,11 +134,6 @@ def cost(layout: ModelLayout, batch: Batch, precision: Precision = BF16) -> Cost
     )
 
 
-def seconds(layout: ModelLayout, batch: Batch, roofs: Roofs) -> float:
-    """The ideal seconds of a batch in 16 bits."""
-    return cost(layout, batch).seconds(roofs)
-
-
 def realized(speedup: float, ideal: float) -> float | None:
     """(speedup - 1) / (ideal - 1); None if the ideal speedup is 1."""
     return (speedup - 1) / (ideal - 1) if abs(ideal - 1) > 1e-9 else None

@@ -2,10 +2,10 @@
 
     python -m benchmarks.engines.whole_model.predicted RESULT.json... --out OUT [--profile h200]
 
-Each RESULT.json is of `whole_model report`, in bf16, or of `grid report`, in any types of weights
-and cache. Nothing is measured here, and no number of a profile was fitted to these engines. A
-decode step is predicted at the context halfway through the answers. Times in FP8 that the profile
-lacks are estimated, and the page says so.
+Each RESULT.json is of `grid report`, or is whole_model_h200.json or low_rank_models_h200.json.
+Nothing is measured here, and no number of a profile was fitted to these engines. A decode step is
+predicted at the context halfway through the answers. Times in FP8 that the profile lacks are
+estimated, and the page says so.
 """
 
 import json

@@ -1,1 +1,0 @@
-"""Compression together with other features of vLLM, on a GPU: see __main__.py."""
