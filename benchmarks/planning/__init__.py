@@ -1,1 +1,0 @@
-"""What the planner makes of other tools' ranks."""
