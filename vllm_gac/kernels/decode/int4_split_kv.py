@@ -219,7 +219,8 @@ def int4_split_kv(
             values = cache_piece(units + KEY_SIZE // 4, 0, V[0] // 4, VALUE_SIZE // 4)
             v0, v1, v2, v3 = _numbers(values, dtype, ASSEMBLY)
             rounded = (weights * step[None, :]).to(dtype)
-            # Numbers lie around 1.5. What rounding adds to all of them alike is taken back here.
+            # Numbers lie around 1.5, so a weight's rounding error would count 1.5 times in every
+            # column alike. `shift`, which has the exact weights, takes that back.
             middle = weights * (base + 1.5 * step)[None, :] - 1.5 * rounded.to(tl.float32)
             shift = shift * rescale + tl.sum(middle, 1)
             acc0 = tl.dot(rounded, v0, acc0 * rescale[:, None])
