@@ -78,10 +78,10 @@ FAMILIES: list[dict[str, Any]] = [
 @st.composite
 def layers(draw: st.DrawFn, head_dim: int, family: Mapping[str, Any]) -> dict[str, Any]:
     """Any layer that the model can have: rotary or latent, grouped, pruned, low rank."""
-    forms = ["rotary"] if family["model_type"] == "qwen3" else ["rotary", "latent"]
-    form = draw(st.sampled_from(forms))
+    form = draw(st.sampled_from(["rotary", "latent"]))
     query_heads = draw(st.sampled_from([2, 4] if form == "rotary" else [HEADS]))
-    key_heads = draw(st.sampled_from([1, 2]))
+    own_norm = family["model_type"] == "qwen3" and form == "latent"
+    key_heads = draw(st.sampled_from([KV_HEADS] if own_norm else [1, 2]))
     own = draw(st.booleans()) and form == "rotary"
     pairs = draw(st.integers(1, head_dim))
     key_size = head_dim if own else 2 * pairs if form == "rotary" else pairs

@@ -26,6 +26,7 @@ def test_logits_are_bit_for_bit_the_same(
     with monkeypatch.context() as patch:
         patch.setattr(reference_model, "linear", linear_in_order)
         patch.setattr(reference_model, "scaled_dot_product_attention", attention_in_order)
+        patch.setattr(reference_model, "norm_latents", norm_latents_in_order)
         patch.setattr(reference_model, "silu", silu_of_whole_vectors)
         patch.setattr(torch, "einsum", up_projection_in_order)
         expected = model.logits(dtype=torch.float32)
@@ -52,6 +53,11 @@ def linear_in_order(
 def up_projection_in_order(equation: str, x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """The einsum bthr,hdr->bthd, where the terms of each sum are added one by one."""
     return product_in_order(x[..., None, :], up.transpose(1, 2)).squeeze(-2)
+
+
+def norm_latents_in_order(latents: torch.Tensor, head_dim: int, eps: float) -> torch.Tensor:
+    squares = product_in_order(latents[..., None, :], latents[..., None])[..., 0]
+    return latents * torch.rsqrt(squares / head_dim + eps)
 
 
 def attention_in_order(

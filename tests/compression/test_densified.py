@@ -1,4 +1,4 @@
-"""A compressed Phi-4, made dense again as the format says, is what transformers' Phi-4 computes.
+"""A compressed model, made dense again as the format says, is what transformers' model computes.
 
 Nothing of compression or of the reference model is used for it: heads are filled up with zeros,
 pairs go back to the place of their frequency, and factors are multiplied.
@@ -11,15 +11,16 @@ import pytest
 import torch
 import transformers
 
-from tests.support.dense_models import config, fused, write, write_text
+from tests.support.dense_models import config, fused, weights, write, write_text
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.layout.dims import LINEARS
+from vllm_gac.layout.families import FAMILIES
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.compress_request import CompressRequest
 
-RAW = config(model_type="phi3", head_dim=32)
+RAW = {family: config(model_type=family, head_dim=32) for family in ("phi3", "qwen3")}
 WIDTH, HEADS, KV_HEADS, SIZE = 96, 4, 2, 32
 TOKENS = torch.arange(2 * 90).view(2, 90) * 37 % 128
 # Mixed pairs are left out: a frequency may have several pairs there, and has one in a dense head.
@@ -34,18 +35,26 @@ FORMS = {
     "lowrank": PlanRequest(param_ratio=0.6, methods=("lowrank",)),
     "all": PlanRequest(param_ratio=0.7, kv_ratio=0.6, methods=ALL, key_form="latent"),
 }
+# The heads of a dense Qwen3 have one norm, so that its keys cannot have other pairs for each.
+CASES = [("phi3", form) for form in FORMS] + [
+    ("qwen3", form) for form in ("latent", "prune", "lowrank", "all")
+]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_transformers_phi(form: str, tmp_path: Path) -> None:
-    model, text = write(tmp_path / "dense", RAW), write_text(tmp_path / "text.txt")
+@pytest.mark.parametrize(("family", "form"), CASES)
+def test_every_form_is_what_transformers_computes(family: str, form: str, tmp_path: Path) -> None:
+    raw = RAW[family]
+    model, text = write(tmp_path / "dense", raw), write_text(tmp_path / "text.txt")
     few = CompressRequest(max_tokens=1024, sequence_length=128)
     compress(model, tmp_path / "out", FORMS[form], few, calibration=[text], progress=False)
     small = open_checkpoint(tmp_path / "out")
     assert small.layout.layers != open_checkpoint(model).layout.layers
-    theirs = transformers.Phi3ForCausalLM(transformers.AutoConfig.for_model(**RAW)).eval()
+    theirs = getattr(transformers, FAMILIES[family].architecture)(
+        transformers.AutoConfig.for_model(**raw)
+    ).eval()
     with torch.inference_mode(), small.reader() as read:
-        theirs.load_state_dict(fused(densified(small, read)))
+        dense = densified(small, read)
+        theirs.load_state_dict(fused(dense) if family == "phi3" else dense)
         got, expected = logits(reference(small), read, TOKENS), theirs(TOKENS).logits
     assert got.std() > 0.1
     torch.testing.assert_close(got.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=2e-4)
@@ -77,8 +86,17 @@ def _linears(
             made[name] = read(f"{stored}.weight")
     q, k, v, o = (f"self_attn.{x}_proj" for x in "qkvo")
     keys = made[k].view(layer.key.heads, layer.key.size, -1)
+    if model.layout.qk_norm:
+        made |= {
+            f"self_attn.{x}_norm": weights(RAW["qwen3"])[f"{prefix}self_attn.{x}_norm.weight"]
+            for x in "qk"
+        }
     if layer.key.form == "latent":
         up = read(f"{prefix}self_attn.k_up_proj.weight")
+        if model.layout.qk_norm:
+            up = up / made["self_attn.k_norm"][:, None]
+            product = up.transpose(1, 2) @ up
+            torch.testing.assert_close(product, torch.eye(layer.key.size).expand_as(product))
         made[k] = (up @ keys).flatten(0, 1)
     elif layer.key.rope_table:
         table = read(f"{prefix}self_attn.rope_inv_freq").expand(KV_HEADS, -1)

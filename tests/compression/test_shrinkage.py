@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vllm_gac.compression.measured import shrink_covariances
-from vllm_gac.compression.methods.normed_keys import PAIR_SCORES
+from vllm_gac.compression.methods.normed_keys import NORMED_KEYS
 from vllm_gac.compression.methods.prune import prune_channels
 from vllm_gac.compression.shrinkage import shrunk, toward_diagonal
 
@@ -72,7 +72,7 @@ def test_only_covariances_are_steadied() -> None:
     rows = channels(20, 0)
     moment = rows.T @ rows / 20
     stats = dict.fromkeys(("mlp.down_proj", "metric.mlp.down_proj"), moment)
-    found = shrink_covariances({**stats, PAIR_SCORES: moment[0]}, 20)
+    found = shrink_covariances({**stats, NORMED_KEYS: moment}, 20)
     assert torch.equal(found["mlp.down_proj"], toward_diagonal(moment, 20))
     assert found["metric.mlp.down_proj"] is moment
-    assert torch.equal(found[PAIR_SCORES], moment[0])
+    assert found[NORMED_KEYS] is moment

@@ -43,6 +43,8 @@ FEW_HEADS = [
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_repeated_heads_compute_what_one_head_did(tmp_path: Path, tp: int, family: str) -> None:
     few = FEW_HEADS if family == "llama" else [FEW_HEADS[i] for i in (0, 1, 2, 2, 5, 5)]
+    if family == "qwen3":
+        few[3] = layer(("latent", 4, 40), (2, 64), 512, {"self_attn.k_proj": 64})
     write_model(tmp_path / "model", few, model_type=family, attention_bias=family == "llama")
     checkpoint = open_checkpoint(tmp_path / "model")
     served = repeated_heads(checkpoint.layout, tp)

@@ -45,6 +45,23 @@ def test_tensor_parallel_agrees_with_the_reference(tmp_path: Path) -> None:
         assert_agrees_with_reference(server, tmp_path / "model")
 
 
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_normed_latents_on_two_ranks_agree_with_the_reference(
+    tmp_path: Path, kv_heads: int
+) -> None:
+    """Each rank has two latents, or both have a copy of the only one."""
+    layers = [
+        layer(("latent", kv_heads, 32), (kv_heads, 48), 256, {"mlp.down_proj": 64}),
+        layer(("latent", kv_heads, 27), (1, 64), 512, {"self_attn.k_proj": 20}),  # padded
+        layer(("rotary", kv_heads, 48), (kv_heads, 32), 512),
+    ]
+    write_model(tmp_path / "model", layers, model_type="qwen3", num_key_value_heads=kv_heads)
+    flags = ("--load-format", "gac", "--dtype", "float32", "--tensor-parallel-size", "2", *CHUNKED)
+    env = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1"}
+    with serve(tmp_path / "model", tmp_path / "log", *flags, env=env) as server:
+        assert_agrees_with_reference(server, tmp_path / "model")
+
+
 def test_llama3_rope_scaling_and_biases_agree_with_the_reference(tmp_path: Path) -> None:
     scaling = {
         "rope_type": "llama3",

@@ -162,31 +162,21 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
     assert one == three
 
 
-def test_normed_keys_are_made_smaller_in_the_one_way_that_is_exact(
-    text: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("form", ["rotary", "latent"])
+def test_normed_keys_are_made_smaller_one_by_one(form: str, text: Path, tmp_path: Path) -> None:
     model = write(tmp_path / "model", config(model_type="qwen3"))
-    asked = PlanRequest(kv_ratio=0.6, methods=("heads",))
+    asked = PlanRequest(kv_ratio=0.6, methods=("heads",), key_form=form)
     layout = compress(model, tmp_path / "out", asked, calibration=[text], **SMALL).layout
     dense = open_checkpoint(model).layout
     for layer in layout.layers:
-        assert (layer.key.form, layer.key.heads) == ("rotary", 2)
-        for name in ("self_attn.q_proj", "self_attn.k_proj"):
-            assert layout.linear_shape(layer, name) == dense.linear_shape(dense.layers[0], name)
-    for option, named in (
-        ({"key_form": "latent"}, "--key-form latent"),
-        ({"key_group": 2}, "--key-group 2"),
-    ):
-        with pytest.raises(PlanError, match=f"{named}: the keys of this model are normed before"):
-            compress(
-                model,
-                tmp_path / "other",
-                replace(asked, **option),  # type: ignore[arg-type]
-                calibration=[text],
-                **SMALL,
-            )
+        assert (layer.key.form, layer.key.heads) == (form, 2)
+        assert layout.projected_sizes(layer) == (16, 16 if form == "rotary" else layer.key.size)
+    with pytest.raises(PlanError, match="--key-group 2: the key heads of this model are normed"):
+        compress(
+            model, tmp_path / "other", replace(asked, key_group=2), calibration=[text], **SMALL
+        )
     for key, match in (
-        (KeyLayout("latent", 2, 8), "key.form: latent keys are linear in the hidden state"),
+        (KeyLayout("latent", 1, 16), "key.heads: 1 latents for 2 KV heads, but each key head of a"),
         (KeyLayout("rotary", 1, 16, True), "key.heads: 1, but the 2 key heads of the model are"),
     ):
         changed = replace(dense.layers[0], key=key, value=ValueLayout(1, 16))
@@ -195,7 +185,7 @@ def test_normed_keys_are_made_smaller_in_the_one_way_that_is_exact(
             compress(model, tmp_path / "other", plan=plan, calibration=[text], **SMALL)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_other_forms_of_full_size_are_the_same_function(
     family: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,9 +197,15 @@ def test_other_forms_of_full_size_are_the_same_function(
     layer = layout.layers[0]
     ranks = {name: min(layout.linear_shape(layer, name)) for name in LINEARS[4:]}
     ranks["self_attn.q_proj"] = 48
+    latent, mixed = KeyLayout("latent", 2, 16), KeyLayout("rotary", 1, 32, True)
     layers = (
-        replace(layer, key=KeyLayout("latent", 2, 16), value=ValueLayout(1, 32)),
-        replace(layer, key=KeyLayout("rotary", 1, 32, True), value=ValueLayout(1, 32), ranks=ranks),
+        replace(layer, key=latent, value=ValueLayout(1, 32)),
+        replace(
+            layer,
+            key=latent if layout.qk_norm else mixed,
+            value=ValueLayout(1, 32),
+            ranks=ranks,
+        ),
     )
     plan = write_plan(tmp_path / "plan.json", model, replace(layout, layers=layers))
     compress(model, tmp_path / "out", plan=plan, calibration=[text], **SMALL)

@@ -12,7 +12,7 @@ import torch
 from vllm_gac.compression.methods.base import MERGEABLE, Compressor
 from vllm_gac.compression.methods.compress_layer import measurable_methods
 from vllm_gac.compression.methods.lowrank import input_of
-from vllm_gac.compression.methods.normed_keys import PAIR_SCORES
+from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
 from vllm_gac.compression.methods.output_metric import metric_of, of_input
 from vllm_gac.compression.probes import probes
 from vllm_gac.compression.shrinkage import toward_diagonal
@@ -20,7 +20,8 @@ from vllm_gac.layout.dims import LINEARS, ModelLayout
 from vllm_gac.layout.schema import METHODS
 
 # The fp64 covariance [n, n] of the input of each linear, by the linear's name. Beside them the
-# metrics of outputs, by `metric_of`, and, of models with q_norm and k_norm, PAIR_SCORES.
+# metrics of outputs, by `metric_of`, and, of models with q_norm and k_norm, NORMED_KEYS and
+# QUERY_ENERGY.
 LayerStats: TypeAlias = Mapping[str, torch.Tensor]
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
@@ -129,7 +130,9 @@ class Measured:
         packed = [(n * (n + 1) // 2,) for n in self.covariance_sizes(layout)]
         shapes: Shapes = dict(zip(self.covariances, packed, strict=True))
         if layout.qk_norm:
-            shapes[PAIR_SCORES] = (layout.num_key_value_heads * layout.head_dim // 2,)
+            keys = layout.num_key_value_heads * layout.head_dim
+            shapes[NORMED_KEYS] = (keys * (keys + 1) // 2,)
+            shapes[QUERY_ENERGY] = (keys // 2,)
         packed = [(n * (n + 1) // 2,) for n in self.metric_sizes(layout)]
         shapes |= zip(map(metric_of, self.metrics), packed, strict=True)
         return shapes | {

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import pad, rms_norm
 from tqdm import tqdm
 
 from vllm_gac.checkpoint.atomic_files import write_tensors
@@ -27,7 +27,7 @@ from vllm_gac.compression.measured import (
 )
 from vllm_gac.compression.methods.attended import spread_output
 from vllm_gac.compression.methods.base import MeasuredLayer
-from vllm_gac.compression.methods.normed_keys import PAIR_SCORES, normed_pair_scores
+from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
 from vllm_gac.compression.methods.output_metric import metric_of
 from vllm_gac.compression.outliers import shares, size_limit
 from vllm_gac.compression.output_metrics import measure_output_metrics
@@ -211,8 +211,8 @@ def observe_layer(
 
     Returns:
         The covariances [in, in] by linear, or [in + 1, in + 1] where its bias counts as a column,
-        the scores of normed pairs, and the output [count, length, hidden]. Products are computed in
-        the model's dtype and summed in fp64. Tokens of massive activations are limited
+        the statistics of normed heads, and the output [count, length, hidden]. Products are
+        computed in the model's dtype and summed in fp64. Tokens of massive activations are limited
         (outliers.py).
     """
     layer, weights = _grouped_values(model, weights, value_group)
@@ -234,25 +234,33 @@ def observe_layer(
         rows = share * rows
         sums[name] += rows.T @ rows
 
-    energies: dict[str, torch.Tensor] = {}
+    kv_heads, head_dim = model.layout.num_key_value_heads, model.layout.head_dim
+    if model.layout.qk_norm:
+        shapes = {NORMED_KEYS: (kv_heads * head_dim,) * 2, QUERY_ENERGY: (kv_heads, head_dim // 2)}
+        for name, shape in shapes.items():
+            sums[name] = torch.zeros(shape, dtype=torch.float64, device=model.device)
 
-    def observe_norms(name: str, heads: torch.Tensor) -> None:
-        if name.endswith("_norm"):
-            squares = heads.view(*heads.shape[:-1], 2, -1).square().sum(-2)
-            total = squares.flatten(0, 1).sum(0, dtype=torch.float64)
-            energies[name] = energies.get(name, 0) + total
+    def observe_heads(name: str, x: torch.Tensor) -> None:
+        if not model.layout.qk_norm:
+            return
+        if name == "self_attn.k_proj":
+            keys = x.reshape(-1, kv_heads, head_dim)
+            rows = rms_norm(keys, (head_dim,), eps=model.eps).flatten(1)
+            sums[NORMED_KEYS] += rows.T @ rows
+        if name == "self_attn.q_norm":
+            pairs = x.reshape(-1, kv_heads, layer.query_heads // kv_heads, 2, head_dim // 2)
+            sums[QUERY_ENERGY] += pairs.square().sum((2, 3)).sum(0, dtype=torch.float64)
 
     outputs = []
     for batch in batches(hidden):
         entering = batch.to(model.device)
-        output = layer_forward(model, layer, weights, entering, observe, observe_norms)
+        output = layer_forward(model, layer, weights, entering, observe, observe_heads)
         outputs.append(output.cpu())
         advance(len(batch))
     count = hidden.shape[0] * hidden.shape[1]
     stats = {name: total / count for name, total in sums.items()}
-    if energies:
-        query, key = (energies[f"self_attn.{x}_norm"] / count for x in "qk")
-        stats[PAIR_SCORES] = normed_pair_scores(query, key).flatten()
+    if model.layout.qk_norm:
+        stats[QUERY_ENERGY] = stats[QUERY_ENERGY].flatten()
     return stats, torch.cat(outputs)
 
 

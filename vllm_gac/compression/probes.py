@@ -63,8 +63,6 @@ class Probe:
 def probes(dense: ModelLayout, methods: Sequence[str]) -> list[Probe]:
     """The probes of any layer of `dense`: for every part the stronger one, then the weaker one."""
     parts = [part for method in METHOD_PARTS if method in methods for part in METHOD_PARTS[method]]
-    if dense.qk_norm:
-        parts = [part for part in parts if part != "latent"]
     return [Probe(part, _smaller(dense, part, share)) for part in parts for share in _SHARES[part]]
 
 

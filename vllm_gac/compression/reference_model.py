@@ -16,7 +16,7 @@ from vllm_gac.checkpoint.layer_shards import read_layer
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.qk_norm import norm_heads
+from vllm_gac.layout.qk_norm import norm_heads, norm_latents
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 
 Tensor: TypeAlias = torch.Tensor
@@ -230,6 +230,8 @@ def _keys(
     cached = cached.view(batch, length, layer.key.heads, -1)
     if layer.key.form == "rotary":
         return _norm(model, weights, "self_attn.k_norm", cached, seen)
+    if model.layout.qk_norm:
+        cached = norm_latents(cached, model.layout.head_dim, model.eps)
     full = torch.einsum("bthr,hdr->bthd", cached, weights["self_attn.k_up_proj.weight"])
     return full.reshape(batch, length, -1, model.layout.head_dim)
 

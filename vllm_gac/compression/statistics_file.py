@@ -10,9 +10,9 @@ layers.{i}.{linear}       [n * (n + 1) / 2] the covariance [n, n] of an input of
                           a bias (methods/biases.py): n = hidden_size + 1
 layers.{i}.metric.{linear} the metric of the output of a linear (output_metrics.py), packed in the
                           same way: [out, out], of gate_proj and up_proj [in, in]
-layers.{i}.pair_scores     [KV heads * head_dim / 2] of models with q_norm and k_norm only: E|q_f|^2
-                          E|k_f|^2 of each pair of each key head after the norms, summed over the
-                          query heads that share it (methods/normed_keys.py)
+layers.{i}.normed_keys     the covariance of all keys [n, n], n = KV heads * head_dim, packed; and
+layers.{i}.query_energy    [KV heads * head_dim / 2] of each pair of queries: both of models with
+                          q_norm and k_norm only (methods/normed_keys.py)
 layers.{i}.errors.{name}  [full + 1] the error of a method at every dim (methods/base.py)
 probes                    [layers, probes, 2] by how much the loss grows (probes.py)
 tokens                    int32 [count, length], the text itself: compressed layers are refitted on
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from vllm_gac.checkpoint.headers import open_safetensors
 from vllm_gac.compression.measured import TOKENS, LayerStats, Measured
-from vllm_gac.compression.methods.normed_keys import PAIR_SCORES
+from vllm_gac.compression.methods.normed_keys import NORMED_KEYS, QUERY_ENERGY
 from vllm_gac.compression.methods.output_metric import metric_of
 from vllm_gac.errors import CheckpointError, PlanError, VersionError
 from vllm_gac.layout.dims import ModelLayout
@@ -130,25 +130,25 @@ def check_methods(path: Path, measured: Measured, methods: Sequence[str]) -> Non
 
 
 def read_layer_stats(path: Path, measured: Measured, index: int, device: str) -> LayerStats:
-    """The covariances, metrics and scores of layer `index` as measured, fp64 on `device`.
+    """The covariances, metrics and energies of layer `index` as measured, fp64 on `device`.
 
-    Raises CheckpointError if one of the first two is not a covariance.
+    Raises CheckpointError if one of the first two is not a covariance, or an energy is negative.
     """
     stats = {}
     with _opened(path, "pt") as file:
-        for name in (*measured.covariances, *map(metric_of, measured.metrics)):
+        is_normed = f"layers.{index}.{QUERY_ENERGY}" in file.keys()  # noqa: SIM118
+        squares = [*measured.covariances, *map(metric_of, measured.metrics)]
+        for name in [*squares, NORMED_KEYS] if is_normed else squares:
             tensor = _square(file.get_tensor(f"layers.{index}.{name}"), device)
             if fault := _covariance_fault(tensor):
                 raise CheckpointError(f"{path}: layers.{index}.{name}: {fault}; calibrate again")
             stats[name] = tensor
-        if (scores := f"layers.{index}.{PAIR_SCORES}") in file.keys():  # noqa: SIM118
-            stats[PAIR_SCORES] = file.get_tensor(scores).to(device, torch.float64)
-            if not bool((stats[PAIR_SCORES] >= 0).all()) or not bool(
-                stats[PAIR_SCORES].isfinite().all()
-            ):
-                raise CheckpointError(
-                    f"{path}: {scores}: not finite and at least 0; calibrate again"
-                )
+        if is_normed:
+            name = f"layers.{index}.{QUERY_ENERGY}"
+            energy = file.get_tensor(name).to(device, torch.float64)
+            if not bool((energy >= 0).all()) or not bool(energy.isfinite().all()):
+                raise CheckpointError(f"{path}: {name}: not finite and at least 0; calibrate again")
+            stats[QUERY_ENERGY] = energy
     return stats
 
 

@@ -15,7 +15,7 @@ Served exactly, up to rounding:
   heads need keys in whole heads, or a latent for each head.
 - A bias of K is a latent number that is always 1, times a column of U. A bias of V passes through
   attention unchanged, and is added to o_proj's; where o_proj has none, it is as that of K.
-- Keys that are normed are whole: they are not linear in latents.
+- Keys that are normed are whole: a latent for several heads is not exact, and ours differs.
 """
 
 import itertools
@@ -158,7 +158,7 @@ def _cheapest(
     """
     layer, prefix = dense.layers[index], f"model.layers.{index}.self_attn."
     keys, values = [layer.key], [layer.value]
-    # Keys that are normed after the projection are not linear in latents.
+    # Each head that is normed needs a latent of its own, with an orthonormal up-projection.
     if (k := projections.get(f"{prefix}k_proj")) and not dense.qk_norm:
         keys.insert(0, KeyLayout("latent", len(k.ranks), max(k.ranks) + k.has_bias))
     if v := projections.get(f"{prefix}v_proj"):

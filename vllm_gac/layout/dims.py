@@ -109,7 +109,8 @@ class ModelLayout:
         output_bias: Whether o_proj has a bias.
         mlp_bias: Whether the linears of MLPs have biases.
         qk_norm: Whether query heads and key heads have an RMSNorm before RoPE. It is over whole
-            heads of `head_dim`, so q_proj and k_proj stay as large, however small cached keys are.
+            heads of `head_dim`, so q_proj and k_proj stay as large, however small rotary keys are.
+            Latents are normed themselves; their k_up_proj has the weight of the norm.
         layers: The dims of each layer, which may differ from layer to layer.
         rope_magnitude: What RoPE multiplies rotated queries and keys by; not 1 in YaRN only.
 
@@ -148,7 +149,7 @@ class ModelLayout:
 
     def projected_sizes(self, layer: LayerLayout) -> tuple[int, int]:
         """Sizes of the query heads and of the key heads that q_proj and k_proj give."""
-        if self.qk_norm:
+        if self.qk_norm and layer.key.form == "rotary":
             return self.head_dim, self.head_dim
         return self.query_size(layer), layer.key.size
 
@@ -204,7 +205,8 @@ class ModelLayout:
                     yield prefix + "self_attn.rope_inv_freq", (layer.key.heads, layer.key.size // 2)
                 if self.qk_norm:
                     yield prefix + "self_attn.q_norm.weight", self.norm_shape(layer)
-                    yield prefix + "self_attn.k_norm.weight", self.norm_shape(layer)
+                    if layer.key.form == "rotary":
+                        yield prefix + "self_attn.k_norm.weight", self.norm_shape(layer)
         yield prefix + "post_attention_layernorm.weight", (self.hidden_size,)
 
     def norm_shape(self, layer: LayerLayout) -> tuple[int, ...]:
@@ -333,20 +335,21 @@ def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str)
                 f"{where}.rope_table: is true, but latent keys are rebuilt before RoPE and have no "
                 "table of their own; leave it out"
             )
-        if (family := FAMILIES[config.model_type]).has_qk_norm:
+        family, kv_heads = FAMILIES[config.model_type], config.num_key_value_heads
+        if family.has_qk_norm and key.heads != kv_heads:
             raise CheckpointError(
-                f"{where}.key.form: latent keys are linear in the hidden state, and the keys of a "
-                f"{family.name} are normed; use rotary"
+                f"{where}.key.heads: {key.heads} latents for {kv_heads} KV heads, but each key "
+                f"head of a {family.name} is normed by itself; use {kv_heads}"
             )
-        if config.num_key_value_heads % key.heads:
+        if kv_heads % key.heads:
             raise CheckpointError(
-                f"{where}.key.heads: {key.heads} latents cannot be shared evenly by "
-                f"{config.num_key_value_heads} KV heads; use a divisor"
+                f"{where}.key.heads: {key.heads} latents cannot be shared evenly by {kv_heads} KV "
+                "heads; use a divisor"
             )
-        if query_heads % config.num_key_value_heads:
+        if query_heads % kv_heads:
             raise CheckpointError(
-                f"{where}.query_heads: latent keys are rebuilt for {config.num_key_value_heads} "
-                f"KV heads, which must divide {query_heads} query heads"
+                f"{where}.query_heads: latent keys are rebuilt for {kv_heads} KV heads, which must "
+                f"divide {query_heads} query heads"
             )
         rope_table = False
     elif key.size % 2:

@@ -1,4 +1,6 @@
-"""RMSNorm of query heads and key heads before RoPE, and the pairs that are kept after it."""
+"""RMSNorm of query heads and key heads before RoPE, and what of a head is kept."""
+
+import math
 
 import torch
 from torch.nn.functional import pad, rms_norm
@@ -27,3 +29,22 @@ def norm_heads(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     # Zeros where keys were padded to more than whole heads.
     kept = pad(halves, (0, size // 2 - pairs)) * weight.view(key_heads, 1, 2, size // 2)
     return kept.reshape(*heads.shape[:-1], size)
+
+
+def norm_latents(latents: torch.Tensor, head_dim: int, eps: float) -> torch.Tensor:
+    """Norm latents as the heads that they give are normed.
+
+    A head is an orthonormal matrix times its latent, so both have the same sum of squares, of which
+    the mean is over the numbers of the head.
+
+    Args:
+        latents: [..., heads, size]; each head has its own.
+        head_dim: The size of a head.
+        eps: is added to the mean square.
+
+    Returns:
+        [..., heads, size], in the dtype of `latents`.
+    """
+    size = latents.shape[-1]
+    normed = rms_norm(latents, (size,), eps=eps * head_dim / size)
+    return normed * math.sqrt(head_dim / size)

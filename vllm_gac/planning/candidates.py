@@ -18,7 +18,7 @@ def attention_candidates(
     """Yield the dense layer with each attention that the methods can make.
 
     There are at least as many key heads as value heads, and the same number of key heads shares
-    every value head. Normed keys are rotary and not merged: nothing else is exact.
+    every value head. Key heads that are normed are not merged: that is not exact.
 
     Args:
         dense: The dense model.
@@ -50,7 +50,7 @@ def _keys(dense: ModelLayout, dims: AllowedDims, form: str, group: int) -> Itera
     for size in dims.up_to(full, "head", heads):
         if form in ("auto", "rotary") and size % 2 == 0:
             yield KeyLayout("rotary", heads, size, rope_table=size < full or group > 1)
-        if form in ("auto", "latent") and size < full and not dense.qk_norm:
+        if form in ("auto", "latent") and size < full:
             yield KeyLayout("latent", heads, size)
 
 

@@ -174,11 +174,10 @@ class Problem:
         parts = part_candidates(dense, request, self.deployment, every_rank=self._near is not None)
         if all(part.layers for part in parts):
             return parts
-        if dense.qk_norm and (request.key_form == "latent" or (request.key_group or 1) > 1):
-            option = "--key-form latent" if request.key_form == "latent" else "--key-group 2"
+        if dense.qk_norm and (request.key_group or 1) > 1:
             raise PlanError(
-                f"{option}: the keys of this model are normed before RoPE, so that they are not "
-                "linear in the hidden state; leave it out: smaller rotary keys are exact"
+                f"--key-group {request.key_group}: the key heads of this model are normed one by "
+                "one, so that none can be merged; leave it out"
             )
         raise PlanError(
             f"--key-form {request.key_form}, --key-group {request.key_group or 'any'}, "

@@ -61,7 +61,6 @@ def measurable_methods(
             yield Values(group)
             if group == 1 or not dense.qk_norm:
                 yield Keys("rotary", group)
-            if not dense.qk_norm:
                 yield Keys("latent", group)
     if "prune" in methods:
         yield Channels()

@@ -1,6 +1,6 @@
 """Fewer and smaller key heads, in either of the forms that can be cached."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -8,9 +8,15 @@ import torch
 
 from vllm_gac.compression.methods.base import MeasuredLayer, tail_sums
 from vllm_gac.compression.methods.biases import with_bias, without_bias
+from vllm_gac.compression.methods.factorization import Factorization
 from vllm_gac.compression.methods.latent_keys import latent_factors, latent_keys
 from vllm_gac.compression.methods.mixed_keys import mix_pairs, principal_axes
-from vllm_gac.compression.methods.normed_keys import PAIR_SCORES, select_normed_pairs
+from vllm_gac.compression.methods.normed_keys import (
+    normed_latent_factors,
+    normed_latents,
+    normed_pair_scores,
+    select_normed_pairs,
+)
 from vllm_gac.compression.methods.output_metric import selected, transformed, without
 from vllm_gac.compression.methods.rotary_keys import pair_scores, select_pairs
 from vllm_gac.errors import PlanError
@@ -21,7 +27,7 @@ class Keys:
     """Merges `group` neighbouring key heads into one, and makes heads smaller.
 
     rotary: RoPE pairs are selected; if `group` is above 1, they are mixed across the group first.
-    latent: as in PaLU. Where keys are normed before RoPE, only rotary keys of a head each are made.
+    latent: as in PaLU. Where keys are normed before RoPE, `group` is 1.
     """
 
     def __init__(self, form: Literal["rotary", "latent"], group: int) -> None:
@@ -36,11 +42,12 @@ class Keys:
         """Mean squared error of the attention logits at every size, summed over query heads."""
         heads = layer.layout.num_key_value_heads
         if layer.layout.qk_norm:
-            return _left(_normed_scores(layer))
+            if self.form == "latent":
+                return _left_by_rank(normed_latent_factors(layer))
+            return _left(normed_pair_scores(layer))
         query, key, covariance = _inputs(layer)
         if self.form == "latent":
-            factors = latent_factors(query, key, covariance, heads, self.group)
-            return tail_sums(torch.stack([f.singular_values.square() for f in factors]).sum(0))
+            return _left_by_rank(latent_factors(query, key, covariance, heads, self.group))
         scores = pair_scores(query, key, covariance, heads)
         if self.group > 1:
             scores = principal_axes(query, key, covariance, heads, self.group).strength
@@ -58,25 +65,22 @@ class Keys:
         if self.form == "rotary" and rotary_as_it_is:
             return layer
         if dense.qk_norm:
-            if self.form == "latent" or self.group > 1:
+            if self.group > 1:
                 raise PlanError(
-                    f"{heads} {self.form} key heads of {size}: keys that are normed can only "
-                    "become smaller rotary keys; key heads are not merged"
+                    f"{heads} {self.form} key heads of {size}: keys that are normed one by one "
+                    "cannot be merged"
                 )
-            scores = _normed_scores(layer)
-            kept, rows = select_normed_pairs(layer.weights, scores, layer.inv_freq, size)
-            return _changed(layer, kept, _selected(layer, rows))
+            if self.form == "rotary":
+                kept, rows = select_normed_pairs(layer, size)
+                return _changed(layer, kept, _selected(layer, rows))
+            return _with_normed_latents(layer, size)
         query, key, covariance = _inputs(layer)
         smaller: dict[str, torch.Tensor] = {}
         if self.form == "latent":
             down, up = latent_keys(query, key, covariance, full, self.group, size)
             smaller |= without_bias(layer.weights, "self_attn.k_proj", down)
             smaller["self_attn.k_up_proj.weight"] = up
-            back: torch.Tensor = torch.block_diag(*up)  # type: ignore[no-untyped-call]
-            statistics = {
-                **layer.covariances,
-                **transformed(layer.covariances, "self_attn.k_proj", back),
-            }
+            statistics = _projected(layer, up)
         else:
             rotary = (
                 mix_pairs(query, key, covariance, layer.inv_freq, full, self.group, size)
@@ -89,6 +93,16 @@ class Keys:
             stay = {"self_attn.q_proj": rotary.query_rows, "self_attn.k_proj": rotary.key_rows}
             statistics = _selected(layer, stay)
         return _changed(layer, smaller, statistics)
+
+
+def _with_normed_latents(layer: MeasuredLayer, size: int) -> MeasuredLayer:
+    """Latents, whose up-projection has the weight of k_norm. So there is no k_norm any more."""
+    down, up = normed_latents(layer, size)
+    weights = dict(layer.weights)
+    norm = weights.pop("self_attn.k_norm.weight").double()
+    weights["self_attn.k_proj.weight"] = down
+    weights["self_attn.k_up_proj.weight"] = norm[:, None] * up
+    return replace(layer, weights=weights, covariances=_projected(layer, up))
 
 
 def _changed(
@@ -112,15 +126,22 @@ def _selected(
     return statistics
 
 
+def _projected(layer: MeasuredLayer, up: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The statistics where the old keys are about `up` [heads, old, new] times the new ones."""
+    back: torch.Tensor = torch.block_diag(*up)  # type: ignore[no-untyped-call]
+    return {**layer.covariances, **transformed(layer.covariances, "self_attn.k_proj", back)}
+
+
+def _left_by_rank(factors: Sequence[Factorization]) -> torch.Tensor:
+    """The error at every size, of the factorized keys."""
+    return tail_sums(torch.stack([f.singular_values.square() for f in factors]).sum(0))
+
+
 def _left(scores: torch.Tensor) -> torch.Tensor:
     """The error at every size, of the scores of the pairs [heads, pairs]."""
     left = tail_sums(scores.sort(1, descending=True).values.sum(0))
     # A pair has two dims; an odd size keeps as many pairs as the even size below it.
     return left.repeat_interleave(2)[:-1]
-
-
-def _normed_scores(layer: MeasuredLayer) -> torch.Tensor:
-    return layer.covariances[PAIR_SCORES].view(layer.layout.num_key_value_heads, -1)
 
 
 def _inputs(layer: MeasuredLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -17,7 +17,7 @@ from vllm_gac.gpu.attention_choice import STOCK
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.qk_norm import norm_heads
+from vllm_gac.layout.qk_norm import norm_heads, norm_latents
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 from vllm_gac.layout.schema import HfConfig, RopeParameters
 from vllm_gac.serving.attention.layer import GacAttention, announce, attention_kernels
@@ -50,8 +50,11 @@ class GacSelfAttention(nn.Module):
         self.projection_shards = self._add_projections(prefix)
         self._add_frequencies(config.rope)
         if layout.qk_norm:
-            self.q_norm = HeadNorm(layout, layer, self.geometry, config.rms_norm_eps)
-            self.k_norm = HeadNorm(layout, layer, self.geometry, config.rms_norm_eps)
+            eps = config.rms_norm_eps
+            self.q_norm = HeadNorm(layout, layer, self.geometry, eps)
+            self.k_norm: nn.Module = HeadNorm(layout, layer, self.geometry, eps)
+            if self.is_latent:
+                self.k_norm = LatentNorm(layout.head_dim, layer.key.size, eps)
         if self.is_latent:
             heads_per_latent = layout.num_key_value_heads // layer.key.heads
             self.k_up_proj = KeyUpProjection(
@@ -257,6 +260,19 @@ class HeadNorm(nn.Module):
         """x [tokens, heads * head_dim] -> [tokens, heads * head_dim or key size]."""
         heads = x.reshape(*x.shape[:-1], -1, self.head_dim)
         return norm_heads(heads, self.weight, self.eps).flatten(-2)
+
+
+class LatentNorm(nn.Module):
+    """RMSNorm of the latent of each key head of this rank."""
+
+    def __init__(self, head_dim: int, size: int, eps: float) -> None:
+        super().__init__()
+        self.head_dim, self.size, self.eps = head_dim, size, eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, heads * size] -> the same."""
+        latents = x.reshape(*x.shape[:-1], -1, self.size)
+        return norm_latents(latents, self.head_dim, self.eps).flatten(-2)
 
 
 class KeyUpProjection(nn.Module):
