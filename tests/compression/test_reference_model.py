@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, config, weights, write
+from tests.support.dense_models import (
+    LINEAR_ROPE,
+    LLAMA3_ROPE,
+    YARN_ROPE,
+    config,
+    in_transformers,
+    weights,
+    write,
+)
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError
@@ -54,6 +62,13 @@ MODELS = {
         "num_key_value_heads": 1,
         "head_dim": 64,
     },
+    "qwen3_moe": {"model_type": "qwen3_moe"},
+    "qwen3_moe, tied, one expert, shares as they are": {
+        "model_type": "qwen3_moe",
+        "tie_word_embeddings": True,
+        "num_experts_per_tok": 1,
+        "norm_topk_prob": False,
+    },
     "mistral without a window": {"model_type": "mistral", "sliding_window": None},
     "phi3": {"model_type": "phi3"},
     "phi3, tied, window, mha": {
@@ -72,7 +87,8 @@ def test_equals_transformers(changes: dict[str, Any], tmp_path: Any) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "model", raw, tokenizer=False))
     architecture = FAMILIES[raw["model_type"]].architecture
     theirs = getattr(transformers, architecture)(transformers.AutoConfig.for_model(**raw))
-    theirs.load_state_dict(weights(raw), strict=not raw["tie_word_embeddings"])
+    state = in_transformers(weights(raw))
+    theirs.load_state_dict(state, strict=not raw["tie_word_embeddings"])
     with torch.inference_mode(), checkpoint.reader() as read:
         expected = theirs.eval()(TOKENS).logits
         got = logits(reference(checkpoint), read, TOKENS)

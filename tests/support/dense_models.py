@@ -49,6 +49,13 @@ def config(**changes: Any) -> dict[str, Any]:
     }
     if changes.get("model_type") == "phi3":
         raw["pad_token_id"] = None  # else it is 32000, which is beyond the vocabulary
+    if changes.get("model_type") == "qwen3_moe":
+        raw |= {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        }
     return raw | changes
 
 
@@ -74,6 +81,25 @@ def fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         stored = re.sub(r"\.(gate|up)_proj\.", ".gate_up_proj.", stored)
         parts.setdefault(stored, []).append(tensor)
     return {name: torch.cat(tensors) for name, tensors in parts.items()}
+
+
+def in_transformers(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`tensors` as transformers' modules hold them: all experts of a layer in two tensors."""
+    parts: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        stored = re.sub(r"\.experts\.\d+\.(gate|up)_proj\.weight", ".experts.gate_up_proj", name)
+        stored = re.sub(r"\.experts\.\d+\.down_proj\.weight", ".experts.down_proj", stored)
+        parts.setdefault(stored, []).append(tensor)
+    return {
+        name: found[0] if len(found) == 1 else _experts(name, found)
+        for name, found in parts.items()
+    }
+
+
+def _experts(name: str, found: list[torch.Tensor]) -> torch.Tensor:
+    """[experts, out, in], of tensors by expert; gate above up where each expert has both."""
+    each = 2 if name.endswith("gate_up_proj") else 1
+    return torch.stack([torch.cat(found[i : i + each]) for i in range(0, len(found), each)])
 
 
 def write(

@@ -59,11 +59,14 @@ def _padded(
     key_size = align_head(layer.key.size, layer.key.heads)
     grown = key_size != layer.key.size
     rope_table = layer.key.rope_table or (grown and layer.key.form == "rotary")
+    width = layer.intermediate_size
+    if not layout.experts:
+        width = align(width, role="width", multiple=quantized.linear)
     padded = replace(
         layer,
         key=replace(layer.key, size=key_size, rope_table=rope_table),
         value=replace(layer.value, size=align_head(layer.value.size, layer.value.heads)),
-        intermediate_size=align(layer.intermediate_size, role="width", multiple=quantized.linear),
+        intermediate_size=width,
     )
     ranks = {
         name: min(

@@ -77,6 +77,8 @@ def padded_tensor(stored: ModelLayout, padded: ModelLayout, name: str, tensor: T
     if parts[:2] != ["model", "layers"]:
         return tensor
     index, name = int(parts[2]), parts[3]
+    if stored.experts and name.startswith("mlp."):
+        return tensor
     before = axes(stored, stored.layers[index], name)
     after = axes(padded, padded.layers[index], name)
     if len(before) < len(after):  # a norm that all heads share gets a row for each key head

@@ -4,11 +4,12 @@ On an H200 a model of Llama-3-8B's shape took 19.9 GiB of memory where the estim
 time is not foretold: the progress bars show what each pass still takes.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from vllm_gac.layout.dims import LINEARS, ModelLayout
+from vllm_gac.layout.dims import ModelLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,8 @@ def announcement(work: Work, device: str) -> str:
 
 
 def _parameters(layout: ModelLayout) -> int:
-    """The number of weights in the linears of one layer."""
-    shapes = (layout.linear_shape(layout.layers[0], name) for name in LINEARS)
-    return sum(o * i for o, i in shapes)
+    """The number of weights in one layer."""
+    return sum(math.prod(shape) for _, shape in layout.layer_tensors(0))
 
 
 def _giga(count: int) -> str:

@@ -14,6 +14,7 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from vllm_gac.checkpoint.layer_shards import read_layer
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.compression.experts import mixed_experts
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.qk_norm import norm_heads, norm_latents
@@ -131,8 +132,7 @@ def layer_forward(
     observe, seen = observe or _ignore, observe_output or _ignore
     attended = attended_values(model, layer, weights, hidden, observe, seen)
     hidden = hidden + project(weights, "self_attn.o_proj", attended, seen)
-    activated = mlp_activations(model, weights, hidden, observe, seen)
-    return hidden + project(weights, "mlp.down_proj", activated, seen)
+    return after_mlp(model, weights, hidden, observe, seen)
 
 
 def layer_outputs(
@@ -160,6 +160,21 @@ def attended_values(
     attended = attention(model, layer, weights, normed, observe_output or _ignore)
     observe("self_attn.o_proj", attended)
     return attended
+
+
+def after_mlp(
+    model: Reference,
+    weights: Mapping[str, Tensor],
+    hidden: Tensor,
+    observe: Observe | None = None,
+    observe_output: Observe | None = None,
+) -> Tensor:
+    """The output of a layer; `hidden` has passed the attention. Experts are not observed."""
+    if model.layout.experts:
+        normed = _rms_norm(hidden, weights["post_attention_layernorm.weight"], model.eps)
+        return hidden + mixed_experts(model.layout.experts, weights, normed)
+    activated = mlp_activations(model, weights, hidden, observe, observe_output)
+    return hidden + project(weights, "mlp.down_proj", activated, observe_output)
 
 
 def mlp_activations(

@@ -19,6 +19,7 @@ from torch.nn.functional import linear as apply
 from vllm_gac.compression.outliers import shares, size_limit
 from vllm_gac.compression.reference_model import (
     Reference,
+    after_mlp,
     attended_values,
     batches,
     layer_outputs,
@@ -100,6 +101,9 @@ def refit_layer(
     attention = _Half(model, "self_attn.o_proj", layer)
     passed = attention.passed(before, dense, streams.dense)
     found |= _refitted(attention, found, streams.small, passed)
+    if model.layout.experts:  # they stay as they are
+        left = (after_mlp(model, dense, x.to(model.device)).cpu() for x in batches(passed))
+        return found, torch.cat([*left])
     entering = attention.passed(layer, _cast(model, found), streams.small)
     mlp = _Half(model, "mlp.down_proj", layer)
     passed = mlp.passed(before, dense, passed)

@@ -222,6 +222,11 @@ def dense_of(
             f"{where}: model_type: expected a tool's name of Llama or Mistral, or one of "
             f"{', '.join(FAMILIES)}; got {tool_type!r}"
         )
+    if (family := FAMILIES[model_type]).has_experts:
+        raise CheckpointError(
+            f"{where}: a {family.name} that another tool compressed, which is not read; experts "
+            "are served as vllm-gac's own compression leaves them"
+        )
     dropped = ("auto_map", "gac", *drop)
     base = {key: value for key, value in raw.items() if key not in dropped}
     base |= {"model_type": model_type, "architectures": []}

@@ -33,6 +33,8 @@ def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
     if checkpoint.config.gac is not None:
         return "gac", checkpoint
     expected, found = checkpoint.layout.tensors(), checkpoint.tensors
+    if checkpoint.layout.experts:  # `faults` reports shapes that differ
+        return "dense", checkpoint
     if all(found[name].shape == shape for name, shape in expected.items() if name in found):
         return "dense", checkpoint
     layout = infer_layout(checkpoint)

@@ -28,6 +28,7 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "rotary_emb_fraction": (),
     "rotary_pct": (),
     "rswa_window": (),
+    "shared_expert_intermediate_size": (0,),
 }
 # The same for the keys of RoPE parameters.
 REFUSED_IN_ROPE: dict[str, tuple[object, ...]] = {
@@ -46,6 +47,8 @@ def refuse_unserved(config: Mapping[str, Any]) -> None:
             "attention_bias: is true, with which transformers and vLLM give different linears a "
             f"bias; {family.name} models without biases are served"
         )
+    if family and family.has_experts:
+        _refuse_other_layers(config)
     if family and family.reads_use_sliding_window:
         _refuse_mixed_windows(config)
         return
@@ -94,6 +97,20 @@ def _refuse(given: Mapping[str, Any], refused: Mapping[str, tuple[object, ...]])
         if value is not None and value not in harmless:
             rest = f"; served are {' and '.join(map(repr, harmless))}" if harmless else ""
             raise ValueError(f"{key}: models with {str(value)[:60]!r} are not served{rest}")
+
+
+def _refuse_other_layers(config: Mapping[str, Any]) -> None:
+    """Refuse a mixture of experts that some layers lack, or that has a window."""
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise ValueError(
+            "mlp_only_layers, decoder_sparse_step: say that some layers have no experts; served "
+            "are models whose layers all have some"
+        )
+    if config.get("use_sliding_window"):
+        raise ValueError(
+            "use_sliding_window: is true; mixtures of experts whose layers attend to all tokens "
+            "are served"
+        )
 
 
 def _windowed_layers(config: Mapping[str, Any]) -> list[bool]:

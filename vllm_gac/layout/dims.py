@@ -5,14 +5,16 @@ derives a dim by itself. A dense model is a layout, too: the one without any com
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.layout.schema import (
+    Experts,
     HfConfig,
     KeySection,
     LayerSection,
@@ -23,6 +25,7 @@ from vllm_gac.layout.schema import (
 )
 
 LINEARS: tuple[str, ...] = get_args(LinearName)
+_OF_MLP = tuple(name.removeprefix("mlp.") for name in LINEARS if name.startswith("mlp."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class LayerLayout:
         query_heads: number of query heads.
         key: the cached keys.
         value: the cached values.
-        intermediate_size: channels of the MLP.
+        intermediate_size: channels of the MLP, or of each of its experts.
         ranks: rank by name of each linear that is stored as two factors, B @ A; A is
             [rank, in] and B is [out, rank].
     """
@@ -113,6 +116,7 @@ class ModelLayout:
             Latents are normed themselves; their k_up_proj has the weight of the norm.
         layers: The dims of each layer, which may differ from layer to layer.
         rope_magnitude: What RoPE multiplies rotated queries and keys by; not 1 in YaRN only.
+        experts: The experts in place of each MLP, which nothing compresses; None: there are none.
 
     Examples:
         >>> from pathlib import Path
@@ -137,6 +141,7 @@ class ModelLayout:
     qk_norm: bool
     layers: tuple[LayerLayout, ...]
     rope_magnitude: float = 1.0
+    experts: Experts | None = None
 
     @property
     def score_scale(self) -> float:
@@ -185,6 +190,8 @@ class ModelLayout:
         layer, prefix = self.layers[index], f"model.layers.{index}."
         yield prefix + "input_layernorm.weight", (self.hidden_size,)
         for name in LINEARS:
+            if self.experts and name.startswith("mlp."):
+                continue
             out_size, in_size = self.linear_shape(layer, name)
             if name in layer.ranks:
                 rank = layer.ranks[name]
@@ -207,6 +214,11 @@ class ModelLayout:
                     yield prefix + "self_attn.q_norm.weight", self.norm_shape(layer)
                     if layer.key.form == "rotary":
                         yield prefix + "self_attn.k_norm.weight", self.norm_shape(layer)
+        if self.experts:
+            yield prefix + "mlp.gate.weight", (self.experts.num_experts, self.hidden_size)
+            for expert, name in product(range(self.experts.num_experts), _OF_MLP):
+                tensor = f"{prefix}mlp.experts.{expert}.{name}.weight"
+                yield tensor, self.linear_shape(layer, f"mlp.{name}")
         yield prefix + "post_attention_layernorm.weight", (self.hidden_size,)
 
     def norm_shape(self, layer: LayerLayout) -> tuple[int, ...]:
@@ -256,7 +268,8 @@ class ModelLayout:
         for index, layer in enumerate(self.layers):
             yield f"layers.{index}.key.size", "head", layer.key.size
             yield f"layers.{index}.value.size", "head", layer.value.size
-            yield f"layers.{index}.intermediate_size", "width", layer.intermediate_size
+            if not self.experts:
+                yield f"layers.{index}.intermediate_size", "width", layer.intermediate_size
             for name, rank in layer.ranks.items():
                 yield f"layers.{index}.ranks.{name}", "rank", rank
 
@@ -269,6 +282,13 @@ class ModelLayout:
             "layers": [layer.section() for layer in self.layers],
             "source": dict(source or {}),
         }
+
+
+def experts_fault(layout: ModelLayout, methods: Sequence[str]) -> str | None:
+    """The message if one of `methods` would compress experts, which none can; or None."""
+    if layout.experts is None or set(methods) == {"heads"}:
+        return None
+    return "has experts, which stay as they are, beside attention; give --method heads"
 
 
 def breakeven_rank(
@@ -327,6 +347,11 @@ def layer_of(section: LayerSection, config: HfConfig, head_dim: int, where: str)
     key, value = section.key, section.value
     query_heads = section.query_heads or config.num_attention_heads
     _check_heads(key, value, query_heads, where)
+    if config.experts and (section.ranks or section.intermediate_size != config.width):
+        raise CheckpointError(
+            f"{where}: the experts of a {FAMILIES[config.model_type].name} stay as they are, with "
+            f"{config.width} channels each, and no linear of its layers has two factors"
+        )
     own = key.heads == config.num_key_value_heads and key.size == head_dim
     rope_table = section.rope_table if section.rope_table is not None else not own
     if key.form == "latent":
@@ -384,7 +409,7 @@ def _dense_layout(config: HfConfig, where: str) -> ModelLayout:
         query_heads=config.num_attention_heads,
         key=KeyLayout("rotary", config.num_key_value_heads, config.head_dim),
         value=ValueLayout(config.num_key_value_heads, config.head_dim),
-        intermediate_size=config.intermediate_size,
+        intermediate_size=config.width,
     )
     layers = (layer,) * config.num_hidden_layers
     return _model_layout(config, config.head_dim, config.head_dim**-0.5, layers, where)
@@ -414,6 +439,7 @@ def _model_layout(
         qk_norm=family.has_qk_norm,
         layers=layers,
         rope_magnitude=config.rope.magnitude,
+        experts=config.experts,
     )
     for index, layer in enumerate(layers):
         for name, rank in layer.ranks.items():

@@ -1,6 +1,7 @@
 """The model families that are compressed and served, and how they differ.
 
-All have RMSNorm, grouped-query attention with RoPE and an MLP with SiLU and a gate.
+All have RMSNorm, grouped-query attention with RoPE and an MLP with SiLU and a gate, or several such
+MLPs as experts.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ class Family:
         reads_use_sliding_window: Whether the window counts only where `use_sliding_window` and
             `max_window_layers`, or `layer_types`, say so.
         has_qk_norm: Whether each query head and key head has an RMSNorm before RoPE.
+        has_experts: Whether the MLP of each layer is a mixture of experts.
         fused: Whether a dense model keeps q, k and v in one tensor, and gate and up in another.
         only_default_rope: Whether transformers takes no type of RoPE but the default one and
             LongRoPE, which it also reads where config.json says yarn.
@@ -35,6 +37,7 @@ class Family:
     reads_mlp_bias: bool = False
     reads_use_sliding_window: bool = False
     has_qk_norm: bool = False
+    has_experts: bool = False
     fused: bool = False
     only_default_rope: bool = False
     needs_rope_theta: bool = False
@@ -77,6 +80,22 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             has_qk_norm=True,
             needs_rope_theta=True,
             defaults=_QWEN_DEFAULTS | {"head_dim": 128},
+        ),
+        "qwen3_moe": Family(
+            "Qwen3-MoE",
+            "Qwen3MoeForCausalLM",
+            qkv_bias=False,
+            reads_use_sliding_window=True,
+            has_qk_norm=True,
+            has_experts=True,
+            defaults={
+                "max_position_embeddings": 32768,
+                "num_key_value_heads": 4,
+                "intermediate_size": 6144,
+                "moe_intermediate_size": 768,
+                "num_experts_per_tok": 8,
+                "use_sliding_window": False,
+            },
         ),
         "phi3": Family(
             "Phi-4",

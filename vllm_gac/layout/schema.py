@@ -206,6 +206,29 @@ class RopeParameters(BaseModel):
         return 0.1 * mscale * math.log(self.factor) + 1.0
 
 
+class Experts(BaseModel):
+    """A mixture of experts in place of each layer's MLP, by the names of config.json."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    num_experts: Annotated[int, Field(ge=1, le=1024)]
+    # How many of them a token goes to.
+    num_experts_per_tok: Annotated[int, Field(ge=1, le=1024)]
+    # Channels of each.
+    moe_intermediate_size: Dim
+    # Whether the weights of a token's experts add up to 1.
+    norm_topk_prob: bool = False
+
+    @model_validator(mode="after")
+    def _there_are_as_many(self) -> Self:
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok: is {self.num_experts_per_tok}, and there are "
+                f"{self.num_experts} experts"
+            )
+        return self
+
+
 # vLLM computes a cosine and sine table for all positions before it serves a model.
 _MAX_POSITIONS = 1 << 24
 
@@ -235,6 +258,7 @@ class HfConfig(BaseModel):
     hidden_act: Literal["silu"] = "silu"
     sliding_window: Annotated[int, Field(ge=1)] | None = None
     rope: RopeParameters = RopeParameters()
+    experts: Experts | None = None
     gac: GacSection | None = None
 
     @model_validator(mode="before")
@@ -258,7 +282,13 @@ class HfConfig(BaseModel):
             refuse_odd_rope(rope, family)
             if family.needs_rope_theta:
                 _refuse_missing_theta(family.name, rope)
+        filled["experts"] = _experts(filled) if family and family.has_experts else None
         return without_idle_window(filled)
+
+    @property
+    def width(self) -> int:
+        """Channels of the MLP of a dense layer, or of each expert in its place."""
+        return self.experts.moe_intermediate_size if self.experts else self.intermediate_size
 
     @field_validator("num_key_value_heads")
     @classmethod
@@ -316,6 +346,14 @@ def _rope(config: dict[str, Any]) -> Any:
     beside = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     _agree(rope, {name: config[name] for name in beside if name in config}, "the key beside them")
     return rope
+
+
+def _experts(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of `Experts`. transformers 5 writes the number of experts by another name."""
+    count, also = config.get("num_experts"), config.get("num_local_experts")
+    if None not in (count, also) and count != also:
+        raise ValueError(f"num_experts: is {count!r}, num_local_experts {also!r}; let them agree")
+    return config | {"num_experts": also if count is None else count}
 
 
 def _refuse_missing_theta(family: str, rope: dict[str, Any]) -> None:

@@ -148,7 +148,9 @@ def _layer_obstacles(
             yield what, count, min(fitting, key=lambda n: abs(n - count))
     width = layer.intermediate_size
     if width % tp:
-        yield _WIDTH, width, round_up(width, 8 * tp)
+        yield "moe_" * bool(layout.experts) + _WIDTH, width, round_up(width, 8 * tp)
+    if layout.experts and (count := layout.experts.num_experts) < tp:
+        yield "num_experts", count, tp
 
 
 def _sizes(layout: ModelLayout, tp: int) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
-from vllm_gac.layout.dims import LayerLayout
+from vllm_gac.layout.dims import LayerLayout, experts_fault
 from vllm_gac.layout.tensor_parallel import check_planned_for
 from vllm_gac.planning.binding import limited_by, tight
 from vllm_gac.planning.knapsack import choose
@@ -97,9 +97,16 @@ class Problem:
         """
         if model.config.gac is not None:
             raise PlanError(f"{model.directory}: is compressed already; plan for the dense model")
+        if fault := experts_fault(model.layout, request.methods):
+            raise PlanError(f"{model.directory}: {fault}")
         self._request, self._dense, self._near = request, model.layout, near
         check_planned_for(model.layout, request.tensor_parallel_size)
         self.deployment = request.deployment()
+        if model.layout.experts and self.deployment is not None:
+            raise PlanError(
+                f"{model.directory}: profiles have no times of experts, so none are predicted for "
+                "this model; leave out --gpu, --max-loss, time limits and batches"
+            )
         self.microseconds = request.latency
         if request.latency_ratio is not None and self.deployment is not None:
             dense_time = self.deployment.dense_microseconds(model.layout)

@@ -22,7 +22,7 @@ from vllm_gac.compression.probes import probes
 from vllm_gac.compression.statistics_file import FORMAT
 from vllm_gac.compression.statistics_writer import StatsFile, stats_file
 from vllm_gac.errors import CheckpointError
-from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.layout.dims import ModelLayout, experts_fault
 from vllm_gac.layout.schema import METHODS
 from vllm_gac.runs.workspace import (
     claimed,
@@ -136,6 +136,8 @@ def calibrate(
     finished_before(out, "calibrate", {})
     refuse_existing(out)
     checkpoint = open_dense(directory)
+    if fault := experts_fault(checkpoint.layout, request.methods):
+        raise CheckpointError(f"{directory}: {fault}")
     kept = Kept.to_plan(checkpoint.layout, request.methods, request.probe_tokens)
     files = calibration_texts(directory, texts)
     tokens = request.max_tokens, request.sequence_length

@@ -92,6 +92,11 @@ def exported_config(source: Checkpoint) -> dict[str, Any]:
             f"{source.directory}: other engines read a {family.name} with q, k and v in one "
             "tensor, and gate and up in another, which export does not write; serve it as it is"
         )
+    if layout.experts:
+        raise CheckpointError(
+            f"{source.directory}: other formats have no place for smaller heads, and of a "
+            f"{family.name} nothing else is compressed; serve it as it is"
+        )
     for index, layer in enumerate(layout.layers):
         for what in _own_forms(layout, layer):
             raise CheckpointError(

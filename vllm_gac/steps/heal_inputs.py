@@ -81,6 +81,11 @@ def _student(directory: Path) -> Checkpoint:
     if format == "dense":
         raise CheckpointError(f"{directory}: is dense: nothing was lost that could be healed")
     refuse_mixed(student, "heal")
+    if student.layout.experts:
+        raise CheckpointError(
+            f"{directory}: healing holds a layer's weights and their gradients, and was not tried "
+            "with experts; serve it as it is"
+        )
     return student
 
 

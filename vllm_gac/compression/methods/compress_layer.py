@@ -43,7 +43,8 @@ def compressors(
             raise PlanError(f"{fewer} {kind} heads cannot be made of {heads}")
     yield Values(heads // target.value.heads)
     yield Keys(target.key.form, heads // target.key.heads)
-    yield Channels(criterion)
+    if not dense.experts:
+        yield Channels(criterion)
     for linear in LINEARS:
         if linear in target.ranks:
             yield LowRank(linear, whitening)

@@ -88,5 +88,7 @@ def _mlps(vllm_config: VllmConfig) -> set[tuple[int, torch.dtype]]:
     if model_config.architecture != ARCHITECTURE:  # vLLM's own model computes its MLPs
         return set()
     ranks = vllm_config.parallel_config.tensor_parallel_size
-    layers = layout_of_hf(model_config.hf_config).layers
-    return {(layer.intermediate_size // ranks, model_config.dtype) for layer in layers}
+    layout = layout_of_hf(model_config.hf_config)
+    if layout.experts:  # vLLM's own computes them
+        return set()
+    return {(layer.intermediate_size // ranks, model_config.dtype) for layer in layout.layers}

@@ -26,6 +26,9 @@ FIXED = (
     "tie_word_embeddings",
     "attention_bias",
     "mlp_bias",
+    "moe_intermediate_size",
+    "num_experts",
+    "num_local_experts",
 )
 
 

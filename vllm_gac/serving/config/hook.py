@@ -15,6 +15,7 @@ from vllm_gac.serving.config.engine_options import (
     check_offloading,
     check_role,
 )
+from vllm_gac.serving.config.experts import check_experts
 from vllm_gac.serving.config.kv_transfer import check_kv_transfer
 from vllm_gac.serving.config.padding import align_config
 from vllm_gac.serving.config.quantization import settle_cache_dtype
@@ -63,6 +64,7 @@ class GacConfigHook:
         model_config, load_config = vllm_config.model_config, vllm_config.load_config
         _choose_load_format(load_config)
         settle_cache_dtype(vllm_config)
+        check_experts(vllm_config, stored_layout(model_config.hf_config))
         check_download_dir(model_config, load_config)
         _preflight(Path(model_config.model), vllm_config)
         align_config(vllm_config)

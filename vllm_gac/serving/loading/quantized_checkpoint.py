@@ -46,6 +46,11 @@ def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str
         layout: What it is served as.
         quantization: What config.json says of it, its `quantization_config`.
     """
+    if layout.experts:
+        raise CheckpointError(
+            f"{directory}: is quantized, and has experts, whose scales are not checked; leave "
+            "--load-format out"
+        )
     tensors = read_headers(directory)
     if any(_module(name).endswith((".qkv_proj", ".gate_up_proj")) for name in tensors):
         raise CheckpointError(

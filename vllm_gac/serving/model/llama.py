@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 or Qwen3 with different dims in each layer, as a vLLM model.
+"""A model of any family with different dims in each layer, as a vLLM model.
 
 Everything that does not depend on a layer's dims is vLLM's own Llama.
 """
@@ -16,6 +16,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.models.llama import LlamaForCausalLM, LlamaModel
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeSparseMoeBlock
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
     PPMissingLayer,
@@ -114,6 +115,13 @@ class GacMLP(nn.Module):
         return self.act_fn(gate_up)
 
 
+class GacExperts(Qwen3MoeSparseMoeBlock):
+    """The experts of a layer, which are as in the dense model: vLLM's own, which loads them."""
+
+    projection_shards: Shards = {}  # noqa: RUF012, nothing of it is fused by us
+    fp8_gate_up: Fp8Linear | None = None
+
+
 class GacDecoderLayer(nn.Module):
     """One decoder layer. The index in `prefix` selects its dims from the layout."""
 
@@ -131,7 +139,10 @@ class GacDecoderLayer(nn.Module):
             quant_config,
             f"{prefix}.self_attn",
         )
-        self.mlp = GacMLP(layout, layer, quant_config, f"{prefix}.mlp")
+        if layout.experts:
+            self.mlp: GacMLP | GacExperts = GacExperts(vllm_config, f"{prefix}.mlp")
+        else:
+            self.mlp = GacMLP(layout, layer, quant_config, f"{prefix}.mlp")
         self.input_layernorm = RMSNorm(layout.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(layout.hidden_size, eps=config.rms_norm_eps)
 
