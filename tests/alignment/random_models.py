@@ -71,8 +71,10 @@ FAMILIES: list[dict[str, Any]] = [
     {"model_type": "mistral", "sliding_window": 5},
     {"model_type": "qwen2"},
     {"model_type": "qwen3"},
+    {"model_type": "qwen3_moe"},
     {"model_type": "phi3"},
 ]
+NORMED = ("qwen3", "qwen3_moe")
 
 
 @st.composite
@@ -80,7 +82,7 @@ def layers(draw: st.DrawFn, head_dim: int, family: Mapping[str, Any]) -> dict[st
     """Any layer that the model can have: rotary or latent, grouped, pruned, low rank."""
     form = draw(st.sampled_from(["rotary", "latent"]))
     query_heads = draw(st.sampled_from([2, 4] if form == "rotary" else [HEADS]))
-    own_norm = family["model_type"] == "qwen3" and form == "latent"
+    own_norm = family["model_type"] in NORMED and form == "latent"
     key_heads = draw(st.sampled_from([KV_HEADS] if own_norm else [1, 2]))
     own = draw(st.booleans()) and form == "rotary"
     pairs = draw(st.integers(1, head_dim))
@@ -95,6 +97,8 @@ def layers(draw: st.DrawFn, head_dim: int, family: Mapping[str, Any]) -> dict[st
         "query_heads": query_heads,
         "rope_table": form == "rotary" and (not own or draw(st.booleans())),
     }
+    if family["model_type"] == "qwen3_moe":  # of which nothing else may differ
+        return layer | {"intermediate_size": config(**family)["moe_intermediate_size"]}
     shapes = _shapes(layer, head_dim, family)
     names = draw(st.sets(st.sampled_from(LINEARS)))
     layer["ranks"] = {name: draw(st.integers(1, min(shapes[name]))) for name in sorted(names)}
@@ -129,14 +133,14 @@ def models(draw: st.DrawFn) -> RandomModel:
     """A model with random layers, and random values of all attributes that the reference knows."""
     head_dim = draw(st.sampled_from([6, 10, 16, 18]))
     family = draw(st.sampled_from(FAMILIES))
-    # A Phi-4 has default RoPE, and neither it nor a Qwen3 has biases of attention.
+    # A Phi-4 has default RoPE, and neither it nor one with normed keys has biases of attention.
     other_ropes = [] if family["model_type"] == "phi3" else [LINEAR_ROPE, LLAMA3_ROPE]
     biased = draw(st.booleans())
     raw = gac_config(
         [draw(layers(head_dim, family)) for _ in range(LAYERS)],
         head_dim,
         rope_parameters=draw(st.sampled_from([DEFAULT_ROPE, *other_ropes])),
-        attention_bias=biased and family["model_type"] not in ("qwen3", "phi3"),
+        attention_bias=biased and family["model_type"] not in (*NORMED, "phi3"),
         mlp_bias=draw(st.booleans()),
         tie_word_embeddings=draw(st.booleans()),
         **family,

@@ -16,7 +16,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.config_keys import REFUSED, REFUSED_IN_ROPE
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.families import FAMILIES
-from vllm_gac.layout.schema import HfConfig, validate
+from vllm_gac.layout.schema import Experts, HfConfig, validate
 
 VLLM = Path(vllm.__file__).parent
 MODULES = {_TEXT_GENERATION_MODELS[family.architecture][0] for family in FAMILIES.values()}
@@ -41,6 +41,7 @@ CONFIGS = frozenset(
 
 HONOURED = {
     "architectures": "ours, or the dense one",
+    "decoder_sparse_step": "of mixtures of experts: 1, or refused",
     "attention_bias": "biases of all four, or of none; of Qwen2 not read",
     "head_dim": "before compression in the gac object, of the cache beside it",
     "hidden_act": "silu, or refused",
@@ -48,6 +49,11 @@ HONOURED = {
     "intermediate_size": "of the dense model",
     "layer_types": "one for all layers, or refused",
     "max_position_embeddings": "",
+    "mlp_only_layers": "of mixtures of experts: none, or refused",
+    "moe_intermediate_size": "of mixtures of experts",
+    "norm_topk_prob": "of mixtures of experts",
+    "num_experts": "of mixtures of experts",
+    "num_experts_per_tok": "of mixtures of experts",
     "mlp_bias": "of Llamas; the tensors are checked",
     "max_window_layers": "with use_sliding_window: one window for all layers, or refused",
     "model_type": "one of our families",
@@ -65,7 +71,7 @@ HONOURED = {
 }
 _OTHER_KINDS = "of models of other kinds, which layers like ours do not have"
 _CONTEXT = "limits the context, and nothing else; vLLM does so for us"
-_EXPERTS = "of mixtures of experts; our layers have none, whatever the number"
+_EXPERTS = "of mixtures of experts of other families"
 _POOLING = "of pooling, which is vLLM's own and comes after the last layer"
 HARMLESS = {
     **dict.fromkeys(
@@ -106,8 +112,6 @@ HARMLESS = {
             "moe_top_k",
             "moe_topk",
             "n_routed_experts",
-            "num_experts",
-            "num_experts_per_tok",
             "num_experts_per_token",
             "num_local_experts",
             "top_k",
@@ -232,12 +236,15 @@ def test_no_key_that_vllm_reads_is_unknown_to_us() -> None:
 def test_what_is_honoured_is_read() -> None:
     apart = {
         "layer_types",
+        "decoder_sparse_step",
         "max_window_layers",
+        "mlp_only_layers",
         "original_max_position_embeddings",
         "qkv_bias",
         "quantization_config",
     }
-    assert HONOURED.keys() - apart - {"rope_parameters"} <= HfConfig.model_fields.keys()
+    read = HfConfig.model_fields.keys() | Experts.model_fields.keys() | {"rope_parameters"}
+    assert HONOURED.keys() - apart <= read
 
 
 def test_a_key_that_is_read_in_any_way_is_seen() -> None:

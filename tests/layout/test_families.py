@@ -104,4 +104,4 @@ def test_what_a_family_adds_to_a_llama_is_said(model_type: str) -> None:
 
 
 def test_all_are_named() -> None:
-    assert NAMES == "Llama, Mistral, Qwen2, Qwen3 and Phi-4"
+    assert NAMES == "Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE and Phi-4"

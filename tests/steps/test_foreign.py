@@ -78,11 +78,11 @@ NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Qwen2.5-VL": (
         family(model_type="qwen2_5_vl", vision_config={"depth": 32}),
         "model_type qwen2_5_vl (Qwen), which takes images, is not supported yet; Llama, Mistral, "
-        "Qwen2, Qwen3 and Phi-4 are. To serve such a model as it is, leave vllm-gac",
+        "Qwen2, Qwen3, Qwen3-MoE and Phi-4 are. To serve such a model as it is, leave vllm-gac",
     ),
-    "Qwen3 MoE": (
-        family(model_type="qwen3_moe", num_experts=8),
-        "model_type qwen3_moe (Qwen), a mixture of experts, is not supported yet",
+    "Qwen2 MoE": (
+        family(model_type="qwen2_moe", num_experts=8),
+        "model_type qwen2_moe (Qwen), a mixture of experts, is not supported yet",
     ),
     "Gemma": (
         family(model_type="gemma3_text", rope_parameters={"full_attention": {}}),

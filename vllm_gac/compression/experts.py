@@ -20,10 +20,11 @@ def mixed_experts(
 
     Returns:
         [batch, tokens, hidden]: the sum of each token's experts, weighted by their shares of the
-        softmax, which is computed in fp32, as engines do.
+        softmax, which is computed in fp32 at least, as engines do.
     """
     rows = normed.flatten(0, -2)
-    shares = linear(rows, weights["mlp.gate.weight"]).softmax(-1, dtype=torch.float32)
+    precise = torch.promote_types(rows.dtype, torch.float32)
+    shares = linear(rows, weights["mlp.gate.weight"]).softmax(-1, dtype=precise)
     shares, chosen = shares.topk(experts.num_experts_per_tok)
     if experts.norm_topk_prob:
         shares = shares / shares.sum(-1, keepdim=True)
