@@ -95,7 +95,7 @@ def test_block_configs(model_type: str, tmp_path: Path) -> None:
     assert_same_logits(write(tmp_path, written, model), model, "block-configs")
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", [x for x, f in FAMILIES.items() if not f.has_experts])
 def test_puzzletron_of_every_family(model_type: str, tmp_path: Path) -> None:
     """As NVIDIA's Model-Optimizer writes it, with the keys that its vLLM fork wants."""
     raw = RAW | {"model_type": model_type, "pad_token_id": None}

@@ -8,7 +8,14 @@ import pytest
 
 from tests.serving.agreement import assert_agrees
 from tests.serving.engines import each_in_engine_process, served
-from tests.support.dense_models import YARN_ROPE, config, weights, write, write_text
+from tests.support.dense_models import (
+    YARN_ROPE,
+    config,
+    in_transformers,
+    weights,
+    write,
+    write_text,
+)
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.layout.families import FAMILIES
@@ -28,6 +35,7 @@ FAMILY: dict[str, dict[str, Any]] = {
         "max_window_layers": 0,
     },
     "qwen3": {"head_dim": 64},  # not hidden_size / num_attention_heads
+    "qwen3_moe": {"head_dim": 64},
     "phi3": {"head_dim": 32, "pad_token_id": None},
     "phi3 with a window": {"head_dim": 32, "pad_token_id": None, "sliding_window": 48},
     "llama with yarn": {"head_dim": 32, "rope_parameters": YARN_ROPE},
@@ -54,6 +62,8 @@ def test_logprobs_are_those_of_transformers_and_of_the_reference(tmp_path: Path)
         dense[name] = raw, write(tmp_path / name / "dense", raw)
         small[name] = tmp_path / name / "compressed"
         asked = PlanRequest(param_ratio=0.9, kv_ratio=0.6, key_form=KEY_FORM.get(name, "auto"))
+        if FAMILIES[raw["model_type"]].has_experts:
+            asked = PlanRequest(kv_ratio=0.6, methods=("heads",))
         compress(
             dense[name][1],
             small[name],
@@ -69,7 +79,8 @@ def test_logprobs_are_those_of_transformers_and_of_the_reference(tmp_path: Path)
     for raw, path in dense.values():
         architecture = FAMILIES[raw["model_type"]].architecture
         theirs = getattr(transformers, architecture)(transformers.AutoConfig.for_model(**raw))
-        theirs.load_state_dict(weights(raw), strict=not raw["tie_word_embeddings"])
+        state = in_transformers(weights(raw))
+        theirs.load_state_dict(state, strict=not raw["tie_word_embeddings"])
         theirs.eval()
         assert_agrees(found[str(path)][0], lambda ids, model=theirs: model(ids).logits, path)
     for path in small.values():
