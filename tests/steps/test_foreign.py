@@ -86,7 +86,7 @@ NOT_OURS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "Gemma": (
         family(model_type="gemma3_text", rope_parameters={"full_attention": {}}),
-        "model_type gemma3_text (Gemma) is not supported yet",
+        "gemma3_text (Gemma), a Llama that norms what attention and the MLP give, and mixes",
     ),
     "Phi": (family(model_type="phimoe"), "model_type phimoe (Phi) is not supported yet"),
     "Mixtral": (

@@ -49,6 +49,7 @@ LLAMA_WITH: Mapping[str, str] = MappingProxyType(
         "glm4": "turns neighbouring numbers of a part of a head by RoPE",
         "ministral3": "scales queries by their position",
         "seed_oss": "has biases on q, k and v alone",
+        "gemma3_text": "norms what attention and the MLP give, and mixes layers with windows",
     }
 )
 _YARN = 'rope_type to "yarn" and attention_factor to 0.07 * ln(factor) + 1, as vLLM does'

@@ -118,8 +118,10 @@ class GacMLP(nn.Module):
 class GacExperts(Qwen3MoeSparseMoeBlock):
     """The experts of a layer, which are as in the dense model: vLLM's own, which loads them."""
 
-    projection_shards: Shards = {}  # noqa: RUF012, nothing of it is fused by us
-    fp8_gate_up: Fp8Linear | None = None
+    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+        super().__init__(vllm_config, prefix)
+        self.projection_shards: Shards = {}  # it fuses what it loads by itself
+        self.fp8_gate_up: Fp8Linear | None = None
 
 
 class GacDecoderLayer(nn.Module):

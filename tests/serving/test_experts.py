@@ -1,0 +1,115 @@
+"""A model with experts beside compressed attention is served, and what was not tried is refused."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from tests.serving.engines import OPTIONS, answers, assert_same, in_engine_process
+from tests.serving.parallel_engines import answer
+from tests.support.dense_models import config, write, write_text
+from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import layout_of
+from vllm_gac.layout.tensor_parallel import repeated_heads
+from vllm_gac.planning.request import PlanRequest
+from vllm_gac.serving.config.experts import check_experts
+from vllm_gac.serving.loading.quantized_checkpoint import check_packed
+from vllm_gac.steps.compress import compress
+from vllm_gac.steps.compress_request import CompressRequest
+
+RAW = config(
+    model_type="qwen3_moe",
+    architectures=["Qwen3MoeForCausalLM"],
+    head_dim=64,
+    hidden_size=128,
+    vocab_size=4096,
+    max_position_embeddings=512,
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("experts")
+    dense, text = write(directory / "dense", RAW), write_text(directory / "text.txt")
+    compress(
+        dense,
+        directory / "out",
+        PlanRequest(kv_ratio=0.6, methods=("heads",)),
+        CompressRequest(max_tokens=1024, sequence_length=128),
+        calibration=[text],
+        progress=False,
+    )
+    return directory / "out"
+
+
+@pytest.mark.slow
+def test_tensor_parallel_ranks_and_stages_answer_as_one_process(model: Path) -> None:
+    alone = answer(model)
+    two, stages = answer(model, tensor_parallel_size=2), answer(model, pipeline_parallel_size=2)
+    assert two.tokens == stages.tokens == alone.tokens
+    layout = repeated_heads(padded_layout(open_checkpoint(model).layout, "minimal", tp=2), 2)
+    assert two.room == pytest.approx(2 * (1 << 30) / (4 * layout.kv_elements), rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_prefix_cache_gives_the_same_answers(model: Path) -> None:
+    first, second, cached = in_engine_process(twice, str(model))
+    assert cached > 100
+    assert_same(second, first, 1e-4)
+
+
+def twice(directory: str) -> list[Any]:
+    """Answers, those after the prompts are cached, and how many tokens came from the cache."""
+    from vllm import LLM, SamplingParams
+
+    from tests.serving.agreement import PROMPTS
+
+    llm = LLM(directory, **OPTIONS)
+    found = [answers(llm), answers(llm)]
+    one = llm.generate({"prompt_token_ids": PROMPTS[0]}, SamplingParams(max_tokens=1))
+    return [*found, one[0].num_cached_tokens]
+
+
+def _asked(**changes: Any) -> Any:
+    parallel = {"enable_expert_parallel": False, "enable_eplb": False, "enable_dbo": False}
+    parallel |= {"data_parallel_size": 1}
+    model = {"hf_config": SimpleNamespace(), "quantization": None, "quantization_config": None}
+    return SimpleNamespace(
+        lora_config=changes.get("lora_config"),
+        parallel_config=SimpleNamespace(
+            **parallel | {key: value for key, value in changes.items() if key in parallel}
+        ),
+        model_config=SimpleNamespace(
+            **model | {key: value for key, value in changes.items() if key in model}
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"quantization": "fp8_per_tensor"}, "--quantization"),
+        ({"hf_config": SimpleNamespace(quantization_config={})}, "config.json: quantization_conf"),
+        ({"lora_config": "some"}, "--enable-lora"),
+        ({"enable_expert_parallel": True}, "--enable-expert-parallel"),
+        ({"enable_eplb": True}, "--enable-eplb"),
+        ({"enable_dbo": True}, "--enable-dbo"),
+        ({"data_parallel_size": 2}, "--data-parallel-size"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_options_that_were_not_tried_are_refused(changes: dict[str, Any], option: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{option}.*: not tried with experts beside"):
+        check_experts(_asked(**changes), layout_of(RAW))
+    check_experts(_asked(), layout_of(RAW))
+    check_experts(_asked(**changes), layout_of(config()))  # which has no experts
+
+
+def test_a_quantized_dense_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is quantized, and has experts, whose scales are"):
+        check_packed(tmp_path, layout_of(RAW), {"quant_method": "fp8"})
