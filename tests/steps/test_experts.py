@@ -58,6 +58,7 @@ def test_every_form_is_transformers_model(
     small = open_checkpoint(compressed(dense, text, tmp_path / "out", **asked))
     whole = open_checkpoint(dense).layout
     assert list(faults(small, finite=True)) == []
+    assert "channel of an MLP" not in (tmp_path / "out" / "README.md").read_text()
     assert small.layout.kv_elements <= asked["kv_ratio"] * whole.kv_elements
     assert any(layer.key.size < SIZE for layer in small.layout.layers)
     theirs = transformers.Qwen3MoeForCausalLM(transformers.AutoConfig.for_model(**RAW)).eval()

@@ -75,11 +75,17 @@ def announcement(work: Work, device: str) -> str:
         memory = f"{_giga(work.device_bytes)} GB of the GPU's memory, {memory}"
     else:
         memory = f"{_giga(work.device_bytes + work.host_bytes)} GB of memory"
-    per_channel = work.tokens / work.layout.layers[0].intermediate_size
     return (
-        f"calibrating on {where}, {work.tokens:,} tokens, {per_channel:.1f} for each channel of an "
-        f"MLP: takes about {memory} and {_giga(work.disk_bytes)} GB of disk"
+        f"calibrating on {where}, {work.tokens:,} tokens{per_channel(work.layout, work.tokens)}: "
+        f"takes about {memory} and {_giga(work.disk_bytes)} GB of disk"
     )
+
+
+def per_channel(layout: ModelLayout, tokens: int) -> str:
+    """How many tokens there are for each channel of an MLP; nothing of experts is measured."""
+    if layout.experts:
+        return ""
+    return f", {tokens / layout.layers[0].intermediate_size:.1f} for each channel of an MLP"
 
 
 def _parameters(layout: ModelLayout) -> int:

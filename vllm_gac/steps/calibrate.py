@@ -174,7 +174,7 @@ def write_statistics(
     measured, workspace = Measured.of(metadata), partial_of(out)
     with claimed(workspace, "calibrate", {}):
         file = stats_file(workspace / "stats.safetensors", checkpoint.layout, measured)
-        if tokens.numel() < _FEW * width:
+        if tokens.numel() < _FEW * width and not checkpoint.layout.experts:
             logger.warning(_few_tokens(tokens.numel(), width))
         logger.info(announcement(work_of(checkpoint.layout, file, measured), device))
         measure_statistics(checkpoint, tokens, file, measured, device, progress)

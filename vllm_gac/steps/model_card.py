@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm_gac.checkpoint.base_model import BaseModel, base_model
 from vllm_gac.checkpoint.open import Checkpoint
+from vllm_gac.compression.effort import per_channel
 from vllm_gac.compression.measured import Measured
 from vllm_gac.errors.shown import in_markdown
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -34,10 +35,9 @@ def compressed_card(
     calibration = "none needed"
     if measured is not None:
         text = "" if calibrated_on is None else f" of {in_markdown(calibrated_on)}"
-        channels = checkpoint.layout.layers[0].intermediate_size
         calibration = (
-            f"{measured.tokens} tokens in sequences of {measured.sequence_length}{text}, "
-            f"{measured.tokens / channels:.1f} for each channel of an MLP"
+            f"{measured.tokens} tokens in sequences of {measured.sequence_length}{text}"
+            f"{per_channel(checkpoint.layout, measured.tokens)}"
         )
     methods = ", ".join(plan.methods) or "none"
     base = base_model(checkpoint)
