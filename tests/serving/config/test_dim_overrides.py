@@ -9,13 +9,15 @@ import pytest
 from vllm.engine.arg_utils import EngineArgs
 
 from tests.serving.models import HETEROGENEOUS, write_model
+from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import HfConfig
-from vllm_gac.serving.config.dim_overrides import FIXED, check_dims
+from vllm_gac.serving.config.dim_overrides import FIXED, FIXED_OF_EXPERTS, check_dims
 from vllm_gac.serving.config.parser import GacConfigParser
 
 # Keys that users may change, or that change no answer.
-FREE = {"max_position_embeddings", "rms_norm_eps", "sliding_window", "rope"}
+FREE = {"max_position_embeddings", "rms_norm_eps", "sliding_window", "rope", "experts"}
 # Any other value is refused by the schema or by vllm_gac.serving.config.foreign_code.
 NAMES = {"model_type", "architectures", "hidden_act"}
 
@@ -47,6 +49,18 @@ def test_a_changed_dim_is_refused_by_name(key: str, model: Path) -> None:
         after = 2 * before
     with pytest.raises(CheckpointError, match=f"^--hf-overrides: changes {key}[ ,]"):
         checked(model, {key: after})
+
+
+@pytest.mark.parametrize("key", FIXED_OF_EXPERTS)
+def test_so_is_one_of_experts(key: str, tmp_path: Path) -> None:
+    raw = config(model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"])
+    raw |= {"gac": layout_of(raw).section(), "architectures": ["GacLlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    checked(tmp_path, {"num_experts_per_tok": 2})
+    with pytest.raises(
+        CheckpointError, match=r"^--hf-overrides: changes (moe_int|num_).* to 16, but"
+    ):
+        checked(tmp_path, {key: 16})
 
 
 def test_overrides_that_change_no_dim_pass(model: Path) -> None:

@@ -26,10 +26,9 @@ FIXED = (
     "tie_word_embeddings",
     "attention_bias",
     "mlp_bias",
-    "moe_intermediate_size",
-    "num_experts",
-    "num_local_experts",
 )
+# The same of a mixture of experts, whose number has two names.
+FIXED_OF_EXPERTS = ("moe_intermediate_size", "num_experts", "num_local_experts")
 
 
 def check_dims(hf_config: "PreTrainedConfig") -> None:
@@ -44,7 +43,7 @@ def check_dims(hf_config: "PreTrainedConfig") -> None:
     original, current = as_read(hf_config), hf_config.to_dict()
     if original is None:
         return
-    for key in FIXED:
+    for key in (*FIXED, *FIXED_OF_EXPERTS):
         before, after = original.get(key), current.get(key)
         if before != after:
             changed = "" if key == "gac" else f" from {shown(before)} to {shown(after)}"
