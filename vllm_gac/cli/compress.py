@@ -65,8 +65,8 @@ def add_parser(verbs: Verbs) -> None:
         nargs="+",
         type=text_file,
         metavar="FILE",
-        help="with --max-loss: text that is not held out, which each model is healed on before it "
-        "is measured",
+        help="with --max-loss and --heal-tokens: text that is not held out, which each model is "
+        "healed on before it is measured",
     )
     how = parser.add_argument_group("how to run")
     add_revision(how)

@@ -108,6 +108,10 @@ def request_like(request: PlanRequest, other: OtherPlan) -> PlanRequest:
     """
     if not request.keeps_everything or request.methods != PlanRequest().methods:
         raise PlanError("budgets and methods are those of the other model; leave them out")
+    if request.heal_tokens is not None:
+        raise PlanError(
+            "the other model says what its dims are worth, healed or not; leave out --heal-tokens"
+        )
     dense, layers, whole = other.dense, other.layout.layers, other.dense.layers[0]
     changed = {
         "heads": any(

@@ -65,6 +65,28 @@ def read_losses(
     ]
 
 
+def loss_of(dense: ModelLayout, losses: Losses, layers: Sequence[LayerLayout]) -> float:
+    """What all `layers` are expected to lose, in nats per token.
+
+    Args:
+        dense: The dense model.
+        losses: The expected loss of every dim of every layer; of parts that are whole, there may
+            be none.
+        layers: The layers of a plan.
+    """
+    heads, whole, total = dense.num_key_value_heads, dense.layers[0], 0.0
+    for curves, layer in zip(losses, layers, strict=True):
+        dims = {f"rank.{name}": rank for name, rank in layer.ranks.items()}
+        if layer.key != whole.key:
+            dims[f"{layer.key.form}{heads // layer.key.heads}"] = layer.key.size
+        if layer.value != whole.value:
+            dims[f"value{heads // layer.value.heads}"] = layer.value.size
+        if layer.intermediate_size != whole.intermediate_size:
+            dims["width"] = layer.intermediate_size
+        total += sum(float(curves[name][dim]) for name, dim in dims.items())
+    return total
+
+
 def measured_losses(
     tried: Sequence[Probe],
     errors: Sequence[Mapping[str, Curve]],

@@ -17,10 +17,11 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.schema import METHODS, LayerSection
 from vllm_gac.planning.like import OtherPlan, implied_losses, read_other, request_like
-from vllm_gac.planning.losses import Losses, read_losses
+from vllm_gac.planning.losses import Losses, loss_of, read_losses
 from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.problem import Problem, Problems, Solution
+from vllm_gac.planning.regained import ERROR, after_healing
 from vllm_gac.planning.request import PlanRequest
 
 # Losses of other models predict those of this one no closer than this, in nats per token. Equal
@@ -151,9 +152,11 @@ def best_plan(
 ) -> Plan:
     """Make the plan with the least loss within the budgets, or least time or bytes within a loss.
 
+    If the request is for a model that is healed, it is the loss that is left after that.
+
     Args:
         model: The dense model.
-        losses: The expected loss of every dim of every layer.
+        losses: The expected loss of every dim of every layer, before healing.
         request: What the plan is to keep.
         notes: More entries for the plan's notes.
         tolerance: A plan is good enough if no other loses less by more than this, in nats per
@@ -164,7 +167,9 @@ def best_plan(
         PlanError: If no plan fits. The message gives the smallest feasible value of the option.
     """
     problems = problems or Problems(model)
-    problem, found, about = _no_slower_solution(request, model, losses, tolerance, problems)
+    left = losses if (tokens := request.heal_tokens) is None else after_healing(losses, tokens)
+    problem, found, about = _no_slower_solution(request, model, left, tolerance, problems)
+    lost = found.loss if tokens is None else loss_of(model.layout, losses, found.layers)
     layout = replace(model.layout, layers=tuple(found.layers))
     time, about_time = _time_budget(request, problem, found.layers, model.layout)
     return Plan(
@@ -178,7 +183,7 @@ def best_plan(
         parameters=problem.parameters.model_copy(update={"used": layout.parameters}),
         kv_elements=problem.kv_elements.model_copy(update={"used": layout.kv_elements}),
         nanoseconds=time,
-        expected_loss=round(found.loss, 6),
+        expected_loss=round(lost, 6),
         layers=[LayerSection.model_validate(layer.section()) for layer in found.layers],
         notes={
             "planner": "knapsack",
@@ -191,6 +196,7 @@ def best_plan(
         | about_time
         | _about_loss(request, problem, found.layers, model.layout)
         | ({"times": about} if about else {})
+        | _about_healing(tokens, lost, found.loss)
         | dict(notes or {}),
     )
 
@@ -206,6 +212,14 @@ def _about_loss(
         dense_bytes, used = (problem.minimized(of) for of in (dense.layers, layers))
         about["bytes"] = {"dense": dense_bytes, "used": used}
     return about
+
+
+def _about_healing(tokens: int | None, lost: float, left: float) -> dict[str, Any]:
+    """What the notes say of a healing: the loss that it is expected to leave, and how surely."""
+    if tokens is None:
+        return {}
+    error = round(ERROR * lost, 6)
+    return {"healing": {"tokens": tokens, "expected_loss": round(left, 6), "error": error}}
 
 
 def _no_slower_solution(

@@ -41,9 +41,11 @@ class PlanRequest:
     layers in a mean step, predicted from the profile of `gpu`. It is a budget only if `latency`
     (in microseconds) or `latency_ratio` is given. With `max_loss`, the plan is the fastest one that
     is expected to lose at most this share of the perplexity, and ratios are further budgets; if
-    `minimize` is "bytes", it is the one with the fewest bytes of weights and cache. The deployment
-    is known if `gpu`, one of these three or an option of the batch is given. In that case the plan
-    has no dim that takes as long as a larger one, unless it is to have the fewest bytes.
+    `minimize` is "bytes", it is the one with the fewest bytes of weights and cache. With
+    `heal_tokens`, a loss is what a healing on so many tokens is expected to leave of it. The
+    deployment is known if `gpu`, one of these three or an option of the batch is given. In that
+    case the plan has no dim that takes as long as a larger one, unless it is to have the fewest
+    bytes.
 
     Examples:
         >>> import vllm_gac
@@ -72,6 +74,16 @@ class PlanRequest:
             "the fastest model whose perplexity is this much higher at most, 1%% or 0.01; ratios "
             "that are given are kept to, too",
             kind="loss",
+            group="first",
+        ),
+    )
+    heal_tokens: int | None = field(
+        default=None,
+        kw_only=True,
+        metadata=option(
+            "--heal-tokens",
+            "plan for a model that is healed on N tokens: what counts is the loss that is left",
+            kind="count",
             group="first",
         ),
     )

@@ -6,7 +6,6 @@ run that was killed can be continued, and ends in the same bytes.
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.options import record_of
 from vllm_gac.planning.plan_file import Plan, planned_layout, read_plan
 from vllm_gac.planning.planner import measured_plan, prior_plan
+from vllm_gac.planning.regained import outside_trials
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import write_statistics
 from vllm_gac.steps.calibration_text import described, given_files
@@ -92,7 +92,8 @@ def compress(
         held_out: Texts that were not calibrated on, to measure the loss on if the plan's request
             has a `max_loss`: models are written and measured, at most five, until one is near it.
         heal: Texts, as of `heal`, that each of these models is healed on before it is measured, on
-            the request's `heal_tokens`, in several passes if there are fewer. Empty: none is.
+            the `heal_tokens` that the plan's request is for, in several passes if there are fewer.
+            Empty: none is.
         revision: A branch, tag or commit of a model on the Hub. None: main.
         device: The torch device to compute on.
         resume: Whether to continue a run that was stopped.
@@ -140,23 +141,23 @@ def compress(
         heal=heal,
     )
     checkpoint, healing = inputs.checkpoint, None
-    if request.heal_tokens is not None:
+    if isinstance(inputs.plan, PlanRequest) and (tokens := inputs.plan.heal_tokens) is not None:
         healing = HealingTries(
-            checkpoint, inputs.heal, request.heal_tokens, request.sequence_length, device, progress
+            checkpoint, inputs.heal, tokens, request.sequence_length, device, progress
         )
         healing.check()
     with output.run({"device": device, **inputs.record, **record_of(request)}) as run:
         if run.finished:
             return _recorded(run.model, checkpoint)
         if isinstance(inputs.plan, PlanRequest) and inputs.held_out:
-            logger.info(_announced(checkpoint, inputs.plan, healing))
+            logger.info(_announced(checkpoint, inputs.plan))
         stats, calibrated_on = inputs.stats, None
         if inputs.calibration:
             stats, calibrated_on = run.work / "stats.safetensors", described(calibration)
             if not stats.exists():
-                tokens = request.max_tokens, request.sequence_length
+                read = request.max_tokens, request.sequence_length
                 texts = inputs.calibration
-                write_statistics(checkpoint, texts, stats, inputs.kept, *tokens, device, progress)
+                write_statistics(checkpoint, texts, stats, inputs.kept, *read, device, progress)
 
         def write(plan: Plan, directory: Path) -> None:
             write_compressed(
@@ -198,15 +199,12 @@ def _recorded(out: Path, dense: Checkpoint) -> Compressed:
     return Compressed(dense.layout, planned_layout(dense, plan), plan, reached)
 
 
-def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTries | None) -> str:
+def _announced(checkpoint: Checkpoint, request: PlanRequest) -> str:
     """What a run by a loss will cost and gain, before it starts."""
-    gain = "other models would lose more by such a request, so it may not be met"
+    gain, healed = "other models would lose more by such a request, so it may not be met", ""
     assert request.max_loss is not None
-    regained = 0.0 if healing is None else healing.regained
-    most = min(math.expm1(math.log1p(request.max_loss) / (1 - regained)), 0.99)
     with suppress(PlanError):
-        known = replace(request, sensitivity="probe", max_loss=most)
-        plan = prior_plan(checkpoint, known)
+        plan = prior_plan(checkpoint, replace(request, sensitivity="probe"))
         if (held := plan.notes.get("bytes")) is not None:
             what, share = "weights and cache", held["used"] / held["dense"]
         else:
@@ -216,11 +214,12 @@ def _announced(checkpoint: Checkpoint, request: PlanRequest, healing: HealingTri
             f"by what other models lose, {what} may take {share:.0%} of the dense model's "
             f"{request.minimize}"
         )
-    sought, healed = "fastest" if request.minimize == "time" else "smallest", ""
-    if healing is not None:
+    sought = "fastest" if request.minimize == "time" else "smallest"
+    if (tokens := request.heal_tokens) is not None:
+        outside = outside_trials(tokens, checkpoint.layout.parameters)
         healed = (
-            f", each after a healing on {healing.tokens:,} tokens, which for the first of them is "
-            f"assumed to win back {regained:.0%} of the loss, as in the project's trials"
+            f", each after a healing on {tokens:,} tokens, and planned by what that wins back in "
+            f"the project's trials{'' if outside is None else f' ({outside})'}"
         )
     return (
         f"the {sought} model whose perplexity is at most {request.max_loss:.2%} higher: one "

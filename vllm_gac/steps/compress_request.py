@@ -25,10 +25,6 @@ class CompressRequest:
         ('kfac', 'obs')
     """
 
-    heal_tokens: int | None = field(
-        default=None,
-        metadata=option("--heal-tokens", "heal each model on N tokens", kind="count"),
-    )
     no_refit: bool = field(
         default=False,
         metadata=option(

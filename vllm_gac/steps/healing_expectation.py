@@ -7,27 +7,25 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The least and the most that healings won back, as shares.
+    """The least and the most that healings won back.
 
     Attributes:
         tokens: Tokens that they were trained on, or nearly so many.
-        divergence: Of the divergence from the teacher.
-        loss: Of what held-out text had lost, in nats.
+        divergence: Shares of the divergence from the teacher.
     """
 
     tokens: int
     divergence: tuple[float, float]
-    loss: tuple[float, float]
 
 
 # All trials of benchmarks/results/quality/healing.md, healing_cpu.md (the demo model, of 11 million
 # weights) and healing_together_h100.md (130 and 350 million, of two million tokens).
 TRIALS = (
-    Trial(24_576, (0.03, 0.07), (0.0, 0.05)),
-    Trial(94_208, (0.02, 0.14), (0.0, 0.08)),
-    Trial(245_760, (0.05, 0.25), (-0.05, 0.19)),
-    Trial(499_712, (0.37, 0.38), (0.39, 0.4)),
-    Trial(1_996_800, (0.29, 0.56), (0.18, 0.59)),
+    Trial(24_576, (0.03, 0.07)),
+    Trial(94_208, (0.02, 0.14)),
+    Trial(245_760, (0.05, 0.25)),
+    Trial(499_712, (0.37, 0.38)),
+    Trial(1_996_800, (0.29, 0.56)),
 )
 _FEW = 200_000
 _MANY = 2_000_000
@@ -57,14 +55,6 @@ def advice(tokens: int, learning_rate: float, rose: bool) -> str:
     enough = f"give --tokens {_MANY} or more, and as much text (there {least:.0%} to {most:.0%})"
     first = enough if tokens < TRIALS[-1].tokens else "give more or other text"
     return f"{first}, or --learning-rate {learning_rate / 4:.1g}" if rose else first
-
-
-def usually_regained(tokens: int) -> float:
-    """The share of a loss that a healing of so many tokens is assumed to win back.
-
-    It is the middle of the trials' range.
-    """
-    return sum(_range([trial.loss for trial in _around(tokens)])) / 2
 
 
 def _around(tokens: int) -> list[Trial]:

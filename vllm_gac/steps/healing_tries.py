@@ -10,7 +10,6 @@ from vllm_gac.errors import CheckpointError, HealingError, NotHealedError
 from vllm_gac.runs.workspace import recorded
 from vllm_gac.steps.heal import heal
 from vllm_gac.steps.heal_request import HealRequest
-from vllm_gac.steps.healing_expectation import usually_regained
 from vllm_gac.texts.token_text import calibration_sequences
 
 logger = logging.getLogger(__name__)
@@ -35,11 +34,6 @@ class HealingTries:
     sequence_length: int
     device: str
     progress: bool
-
-    @property
-    def regained(self) -> float:
-        """The share of the loss that the first model is assumed to win back."""
-        return usually_regained(self.tokens)
 
     def check(self) -> None:
         """Refuse, before any work, what no model could be healed with.

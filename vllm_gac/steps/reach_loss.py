@@ -61,13 +61,13 @@ def reach_loss(
     """Write the fastest or smallest model that is measured to lose at most `request.max_loss`.
 
     It becomes model/ in the `workspace`. With `healing`, models are healed before they are
-    measured. Returns its plan, and what config.json says of the loss. Raises PlanError if no model
-    is within the loss.
+    measured, and the request is for models that are. Returns its plan, and what config.json says of
+    the loss. Raises PlanError if no model is within the loss.
     """
     assert request.max_loss is not None
-    most, regained = math.log1p(request.max_loss), 0.0 if healing is None else healing.regained
+    most = math.log1p(request.max_loss)
     tries, problems = _measured_before(workspace), Problems(checkpoint)
-    while (allowed := next_expected(most, tries, regained)) is not None:
+    while (allowed := next_expected(most, tries)) is not None:
         share = min(math.expm1(USUALLY_OVER_EXPECTED * allowed), 0.99)
         plan = measured_plan(checkpoint, stats, replace(request, max_loss=share), problems)
         layers = plan.model_dump(mode="json")["layers"]
@@ -87,10 +87,10 @@ def reach_loss(
         assert plan.nanoseconds is not None
         assert plan.expected_loss is not None
         assert found.interval is not None
-        held = plan.notes.get("bytes")
+        held, healed = plan.notes.get("bytes"), plan.notes.get("healing")
         one = Try(
             planned_for=allowed,
-            expected_loss=plan.expected_loss,
+            expected_loss=plan.expected_loss if healed is None else healed["expected_loss"],
             time=plan.nanoseconds.used / plan.nanoseconds.dense,
             ratio=found.ratio,
             low=found.interval[0],
@@ -121,7 +121,7 @@ def reach_loss(
     return plan, as_recorded(request.max_loss, best, tries, heal_tokens)
 
 
-def next_expected(most: float, tries: Sequence[Try], regained: float = 0.0) -> float | None:
+def next_expected(most: float, tries: Sequence[Try]) -> float | None:
     """The expected loss to plan for next; None if what was measured is near enough.
 
     The measured loss is nearly in proportion to the expected one. Where that leads out of what
@@ -130,11 +130,9 @@ def next_expected(most: float, tries: Sequence[Try], regained: float = 0.0) -> f
     Args:
         most: The asked loss, in nats per token.
         tries: What was measured so far.
-        regained: The share of its loss that healing is assumed to win back of the first one. What
-            is measured of it says how it is with the next.
     """
     if not tries:
-        return expected_for(math.expm1(most)) / (1 - regained)
+        return expected_for(math.expm1(most))
     within = [one for one in tries if math.log(one.high) <= most]
     over = [one.planned_for for one in tries if math.log(one.high) > most]
     if len(tries) == MAX_TRIES or any(math.log(one.high) >= _NEAR * most for one in within):

@@ -85,11 +85,10 @@ class _Axis:
 def _legend(asked: float, minimized: str, healed: bool) -> list[Shape]:
     """The title, what each colour means, and the names of the axes."""
     parts: list[Shape] = [Text(_LEFT, 24, f"Loss against {minimized}", 15, _INK, middle=False)]
-    unhealed = " before healing" if healed else ""
     meanings = [
         (_CHOSEN, "this model, measured, with its 95 % interval"),
         (_MEASURED, "other models that were tried, in their order"),
-        (_EXPECTED, f"{USUALLY_OVER_EXPECTED} times the expected loss: usual{unhealed}"),
+        (_EXPECTED, f"{USUALLY_OVER_EXPECTED} times the expected loss: usual"),
         (_ASKED, f"asked for: at most {asked:.2%}"),
         *([(_UNHEALED, "measured before healing")] if healed else []),
     ]
