@@ -9,9 +9,14 @@ layer (local_distillation.py), on as many tokens. Every model is scored on held-
 Appends to OUT/regain.jsonl after each model, and writes OUT/regain.md anew. What is trained and
 compressed lies in --work. The same command goes on where it was stopped. With several GPUs, each
 size has its own.
+
+With `--forms 'planned without healing' 'planned for healing'`, plans within equal limits are
+compared instead: one for the least loss, the other for what healing on the same tokens leaves.
 """
 
 import argparse
+import hashlib
+import json
 import math
 import multiprocessing
 import os
@@ -24,7 +29,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -41,6 +46,7 @@ from benchmarks.quality.local_distillation import (
     OnDenseInputs,
     minimizing,
 )
+from benchmarks.quality.planned_page import FOR_HEALING, WITHOUT_HEALING
 from benchmarks.quality.regain_page import COMPRESSED, DENSE, HEALED, page
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
@@ -58,34 +64,42 @@ from vllm_gac.steps.heal_request import HealRequest
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a form keeps: shares of the KV cache and of the parameters that its methods change."""
+    """What a form keeps.
+
+    It is a share of the KV cache, of the parameters that its methods change, and of the predicted
+    time.
+    """
 
     methods: Sequence[str]
     parameters: float = 1.0
     kv: float = 1.0
+    time: float = 1.0
     key_form: str = "auto"
 
     def __str__(self) -> str:
         """As a row names it."""
         kept = {"layers" if self.methods != _PRUNE else "MLP": self.parameters, "KV": self.kv}
+        kept["time"] = self.time
         return ", ".join(f"{name} {share}" for name, share in kept.items() if share < 1)
 
-    def request(self, dense: ModelLayout) -> PlanRequest:
-        """The same as shares of a model."""
+    def request(self, dense: ModelLayout, heal_tokens: int | None = None) -> PlanRequest:
+        """The same as shares of a model, which may be healed on so many tokens."""
         inside = ".mlp." if self.methods == _PRUNE else ".layers."
         changed = sum(math.prod(s) for name, s in dense.tensors().items() if inside in name)
         return PlanRequest(
             param_ratio=1 - (1 - self.parameters) * changed / dense.parameters,
             kv_ratio=self.kv,
+            latency_ratio=self.time if self.time < 1 else None,
             methods=self.methods,
             key_form=self.key_form,
+            heal_tokens=heal_tokens,
         )
 
 
 _PRUNE, _ALL = ("prune",), ("heads", "prune", "lowrank")
 # Two each. Models that were trained for minutes lose little by mild ones, and what healing wins of
 # little is noise.
-FORMS: Mapping[str, tuple[Budget, Budget]] = {
+FORMS: Mapping[str, Sequence[Budget]] = {
     "rotary heads": (
         Budget(("heads",), kv=0.5, key_form="rotary"),
         Budget(("heads",), kv=0.25, key_form="rotary"),
@@ -98,6 +112,15 @@ FORMS: Mapping[str, tuple[Budget, Budget]] = {
     "low rank": (Budget(("lowrank",), parameters=0.6), Budget(("lowrank",), parameters=0.4)),
     "all methods": (Budget(_ALL, parameters=0.6, kv=0.5), Budget(_ALL, parameters=0.4, kv=0.25)),
 }
+# Within a time, heads and widths compete; within a size, all forms.
+_LIMITS = (
+    Budget(("heads",), kv=0.5),
+    Budget(_ALL, parameters=0.6, kv=0.5),
+    Budget(_ALL, time=0.8),
+    Budget(_ALL, time=0.65),
+)
+PLANNED: Mapping[str, Sequence[Budget]] = {WITHOUT_HEALING: _LIMITS, FOR_HEALING: _LIMITS}
+_EVERY = {**FORMS, **PLANNED}
 TOKENS = (100_000, 400_000, 1_600_000, 6_400_000)
 # What is minimized, one after the other, on equal shares of the tokens.
 WAYS: Mapping[str, Sequence[type[Distillation]]] = {
@@ -140,7 +163,13 @@ class Task:
     @property
     def compressed(self) -> Path:
         """The compressed model."""
-        return self.work / _as_path(f"{self.form}-{self.budget}")
+        tokens = "" if self.heal_tokens is None else f"-{self.heal_tokens}"
+        return self.work / _as_path(f"{self.form}-{self.budget}{tokens}")
+
+    @property
+    def heal_tokens(self) -> int | None:
+        """What its plan says that it is healed on."""
+        return self.tokens if self.form == FOR_HEALING else None
 
 
 @dataclass(slots=True)
@@ -201,7 +230,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["30m"])
     parser.add_argument("--minutes", type=float, help="of each training (30m: 1.5, 130m: 5)")
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--forms", nargs="+", choices=_EVERY, default=list(FORMS))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--max-tokens", type=int, help="of calibration")
@@ -269,30 +298,35 @@ def _measure(size: str, gpu: str, text: Path, rows: Rows, args: argparse.Namespa
         pool.submit(_calibrate, task, args.max_tokens).result()
         if dense is not None:
             rows.add(dense.result() | facts)
-        measure(_compressed(task, args.forms), pool)
+        measure(_compressed(task, args), pool)
         measure(_healed(task, args), pool)
     if faults:
         raise faults[0]
 
 
-def _compressed(task: Task, forms: Sequence[str]) -> list[Task]:
-    made = (task.size, task.work, task.text, task.device)
-    return [Task(*made, form, str(budget), COMPRESSED) for form in forms for budget in FORMS[form]]
+def _compressed(task: Task, args: argparse.Namespace) -> list[Task]:
+    """One model of each budget, but for each number of tokens if it is planned for healing."""
+    return [
+        replace(task, form=form, budget=str(budget), way=COMPRESSED, tokens=tokens)
+        for form in args.forms
+        for budget in _EVERY[form]
+        for tokens in (args.tokens if form == FOR_HEALING else [0])
+    ]
 
 
 def _healed(task: Task, args: argparse.Namespace) -> list[Task]:
-    """The runs of few tokens first, and the second budget of each form before the first."""
-    made = (task.size, task.work, task.text, task.device)
-    return [
-        Task(*made, form, budget, way, tokens)
+    """The runs of few tokens first, and the last budget of each form before the others."""
+    found = [
+        replace(task, form=form, budget=str(budget), way=way, tokens=tokens)
         for tokens in sorted(args.tokens)
-        for hard in (True, False)
+        for number in (3, 2, 1, 0)
         for way in args.ways
         for form in args.forms
-        for budget in [str(FORMS[form][hard])]
-        if (task.work / _as_path(f"{form}-{budget}")).exists()  # else no plan was within it
-        if way == HEALED or (hard and form in LOCAL_FORMS and tokens <= LOCAL_TOKENS)
+        for budget in _EVERY[form][number : number + 1]
+        if way == HEALED
+        or (form in LOCAL_FORMS and budget is FORMS[form][-1] and tokens <= LOCAL_TOKENS)
     ]
+    return [task for task in found if task.compressed.exists()]  # else no plan was within it
 
 
 def _begin(gpu: str) -> None:
@@ -316,7 +350,7 @@ def _row(task: Task) -> dict[str, Any]:
     try:
         if task.way == COMPRESSED:
             made = [_compress(task)]
-            found["expected_loss"] = read_json(made[0] / "plan.json")["expected_loss"]
+            found |= _planned(read_json(made[0] / "plan.json"))
         elif task.way != DENSE:
             made = _heal(task)
             found["heals"] = [_healing_of(model) for model in made]
@@ -325,19 +359,30 @@ def _row(task: Task) -> dict[str, Any]:
     found["seconds"] = round(time.monotonic() - begun, 2)
     if made:  # else nothing became better
         found |= _scores(task, made[-1])
-    for model in made if task.tokens else []:
+    for model in made if task.way not in (DENSE, COMPRESSED) else []:
         shutil.rmtree(model)
     return task.name() | found
 
 
 def _compress(task: Task) -> Path:
     if not task.compressed.exists():
-        budget = next(b for b in FORMS[task.form] if str(b) == task.budget)
-        request = budget.request(open_checkpoint(task.dense).layout)
+        budget = next(b for b in _EVERY[task.form] if str(b) == task.budget)
+        request = budget.request(open_checkpoint(task.dense).layout, task.heal_tokens)
         stats = task.work / "stats.safetensors"
         how: dict[str, Any] = {"device": task.device, "resume": True, "progress": False}
         compress(task.dense, task.compressed, request, stats=stats, **how)
     return task.compressed
+
+
+def _planned(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan expects, of a healing and of time if it is for these, and its layers in short."""
+    layers = hashlib.sha256(json.dumps(plan["layers"]).encode()).hexdigest()
+    found = {"expected_loss": plan["expected_loss"], "layers_sha256": layers}
+    if (healing := plan["notes"].get("healing")) is not None:
+        found["expected_after"] = healing["expected_loss"]
+    if (time := plan["nanoseconds"]) is not None:
+        found["time"] = round(time["used"] / time["dense"], 4)
+    return found
 
 
 def _heal(task: Task) -> list[Path]:
