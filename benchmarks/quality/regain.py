@@ -54,6 +54,7 @@ from vllm_gac.compression.devices import prepare_device
 from vllm_gac.errors import NotHealedError, PlanError
 from vllm_gac.healing.distillation import Distillation
 from vllm_gac.layout.dims import ModelLayout
+from vllm_gac.planning.planner import plan
 from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
@@ -370,7 +371,8 @@ def _compress(task: Task) -> Path:
         request = budget.request(open_checkpoint(task.dense).layout, task.heal_tokens)
         stats = task.work / "stats.safetensors"
         how: dict[str, Any] = {"device": task.device, "resume": True, "progress": False}
-        compress(task.dense, task.compressed, request, stats=stats, **how)
+        made = plan(task.dense, request, stats)
+        compress(task.dense, task.compressed, made, stats=stats, **how)
     return task.compressed
 
 

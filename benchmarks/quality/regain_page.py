@@ -8,6 +8,7 @@ import numpy as np
 from benchmarks.common.markdown import Block, document, table
 from benchmarks.common.page import origin
 from benchmarks.quality.planned_page import FOR_HEALING, WITHOUT_HEALING, comparison
+from benchmarks.quality.regain_fit import about_fit
 from vllm_gac.steps.perplexity_ratio import RESAMPLES, ratio
 
 Row: TypeAlias = Mapping[str, Any]
@@ -34,6 +35,7 @@ def page(rows: Sequence[Row]) -> str:
         dense = next((row for row in own if row["way"] == DENSE), None)
         if dense is not None:
             blocks += _blocks(own, dense)
+    blocks += about_fit(rows)
     return document("What healing wins back, by form and by tokens", *blocks)
 
 

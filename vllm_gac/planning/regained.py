@@ -1,7 +1,7 @@
 """What is left of expected losses after healing, by the project's own trials.
 
-The trials are benchmarks/results/quality/regain.md: models of the ladder, compressed by one form
-each and healed as `vllm-gac heal` does by default. tests/benchmarks/test_regained.py derives the
+The trials are benchmarks/results/quality/regain.md: models of the ladder, each compressed by one
+form and healed as `vllm-gac heal` does by default. tests/planning/test_regained.py derives the
 table from the numbers behind that page.
 """
 
@@ -13,20 +13,20 @@ import numpy as np
 if TYPE_CHECKING:
     from vllm_gac.planning.losses import Losses
 
-# Tokens that models were healed on, and the parameters of the smallest and the largest.
-TOKENS = (100_000, 400_000, 1_600_000, 6_400_000)
-PARAMETERS = (30_000_000, 132_000_000)
-# The mean share of the loss that each number of tokens won back.
+# The share of what each form lost that the trials won back, by the tokens they were healed on.
+TOKENS = (100_000, 400_000)
 SHARES: Mapping[str, tuple[float, ...]] = {
-    "rotary heads": (0.1, 0.4, 0.5, 0.6),
-    "latent keys": (0.1, 0.2, 0.3, 0.4),
-    "MLP widths": (0.1, 0.4, 0.5, 0.6),
-    "low rank": (0.1, 0.2, 0.3, 0.4),
+    "rotary heads": (0.15, 0.44),
+    "latent keys": (0.04, 0.11),
+    "MLP widths": (0.06, 0.23),
+    "low rank": (0.03, 0.14),
 }
 # The standard deviation of a trial around the table.
-ERROR = 0.1
-# By the beginning of the name of a curve of losses. Values were smaller in both trials of heads,
-# and lost most beside latent keys.
+ERROR = 0.05
+# Parameters of the smallest and of the largest model, in millions.
+MILLIONS = (30, 30)
+# By the beginning of the name of a curve of losses. Values shrank in the trials of both forms of
+# keys, and lost most beside latent ones.
 _FORMS = {
     "rotary": "rotary heads",
     "latent": "latent keys",
@@ -65,8 +65,9 @@ def outside_trials(tokens: int, parameters: int) -> str | None:
     """What of a healing no trial was like, as the end of a sentence; None: nothing."""
     found = []
     if not TOKENS[0] <= tokens <= TOKENS[-1]:
-        found.append(f"of {TOKENS[0]:,} to {TOKENS[-1]:,} tokens")
-    if not PARAMETERS[0] <= parameters <= PARAMETERS[-1]:
-        least, most = (f"{number / 1e6:.0f}" for number in PARAMETERS)
-        found.append(f"of models of {least} to {most} million parameters")
-    return f"the trials are {' and '.join(found)} only" if found else None
+        more = ", and of more no more is expected" if tokens > TOKENS[-1] else ""
+        found.append(f"on {TOKENS[0]:,} to {TOKENS[-1]:,} tokens{more}")
+    if not MILLIONS[0] <= round(parameters / 1e6) <= MILLIONS[-1]:
+        sizes = " to ".join(f"{number}" for number in dict.fromkeys(MILLIONS))
+        found.append(f"of models of {sizes} million parameters")
+    return f"these were {', and '.join(found)}" if found else None
