@@ -57,7 +57,7 @@ def test_more_tokens_win_back_more_and_beyond_the_trials_no_more() -> None:
     [
         (TOKENS[0], MILLIONS[0], None),
         (TOKENS[0] - 1, MILLIONS[0], f"these were on {TOKENS[0]:,} to {TOKENS[-1]:,} tokens"),
-        (10**8, MILLIONS[0], "tokens, and of more no more is expected"),
+        (10**8, MILLIONS[0], "tokens (more are expected to win no more)"),
         (TOKENS[0], 8000, f"of models of {MILLIONS[0]}"),
     ],
 )

@@ -64,10 +64,10 @@ def regained(form: str, tokens: int) -> float:
 def outside_trials(tokens: int, parameters: int) -> str | None:
     """What of a healing no trial was like, as the end of a sentence; None: nothing."""
     found = []
-    if not TOKENS[0] <= tokens <= TOKENS[-1]:
-        more = ", and of more no more is expected" if tokens > TOKENS[-1] else ""
-        found.append(f"on {TOKENS[0]:,} to {TOKENS[-1]:,} tokens{more}")
     if not MILLIONS[0] <= round(parameters / 1e6) <= MILLIONS[-1]:
         sizes = " to ".join(f"{number}" for number in dict.fromkeys(MILLIONS))
         found.append(f"of models of {sizes} million parameters")
-    return f"these were {', and '.join(found)}" if found else None
+    if not TOKENS[0] <= tokens <= TOKENS[-1]:
+        more = " (more are expected to win no more)" if tokens > TOKENS[-1] else ""
+        found.append(f"on {TOKENS[0]:,} to {TOKENS[-1]:,} tokens{more}")
+    return f"these were {' and '.join(found)}" if found else None

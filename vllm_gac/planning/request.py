@@ -84,7 +84,6 @@ class PlanRequest:
             "--heal-tokens",
             "plan for a model that is healed on N tokens: what counts is the loss that is left",
             kind="count",
-            group="first",
         ),
     )
     minimize: Minimized = field(
