@@ -33,14 +33,14 @@ METHODS = ("heads", "prune")
 
 
 def test_the_table_is_that_of_the_committed_trials() -> None:
-    rows = lines_of(QUALITY / "regain.jsonl")
+    rows = lines_of(QUALITY / "regain_h200.jsonl")
     found = fit(rows)
     assert tuple(found.tokens) == TOKENS
     assert {form: tuple(np.round(found.shares[form], 2)) for form in FORMS} == SHARES
     assert round(found.error, 2) == ERROR
     sizes = {round(row["parameters"] / 1e6) for row in rows}
     assert (min(sizes), max(sizes)) == MILLIONS
-    assert (QUALITY / "regain.md").read_text(encoding="utf-8") == page(rows)
+    assert (QUALITY / "regain_h200.md").read_text(encoding="utf-8") == page(rows)
 
 
 def test_more_tokens_win_back_more_and_beyond_the_trials_no_more() -> None:

@@ -1,6 +1,6 @@
 """What is left of expected losses after healing, by the project's own trials.
 
-The trials are benchmarks/results/quality/regain.md: models of the ladder, each compressed by one
+The trials are benchmarks/results/quality/regain_h200.md: models of the ladder, each compressed by one
 form and healed as `vllm-gac heal` does by default. tests/planning/test_regained.py derives the
 table from the numbers behind that page.
 """
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from vllm_gac.planning.losses import Losses
 
 # The share of what each form lost that the trials won back, by the tokens they were healed on.
-TOKENS = (100_000, 400_000)
+TOKENS = (100_000, 400_000, 1_600_000, 6_400_000)
 SHARES: Mapping[str, tuple[float, ...]] = {
-    "rotary heads": (0.15, 0.44),
-    "latent keys": (0.04, 0.11),
-    "MLP widths": (0.06, 0.23),
-    "low rank": (0.03, 0.14),
+    "rotary heads": (0.15, 0.44, 0.58, 0.69),
+    "latent keys": (0.04, 0.11, 0.21, 0.4),
+    "MLP widths": (0.06, 0.23, 0.38, 0.47),
+    "low rank": (0.03, 0.14, 0.3, 0.37),
 }
 # The standard deviation of a trial around the table.
-ERROR = 0.05
+ERROR = 0.08
 # Parameters of the smallest and of the largest model, in millions.
 MILLIONS = (30, 30)
 # By the beginning of the name of a curve of losses. Values shrank in the trials of both forms of
