@@ -1,7 +1,7 @@
 """What is left of expected losses after healing, by the project's own trials.
 
-The trials are benchmarks/results/quality/regain_h200.md: models of the ladder, each compressed by one
-form and healed as `vllm-gac heal` does by default. tests/planning/test_regained.py derives the
+The trials are benchmarks/results/quality/regain_h200.md: models of the ladder, each compressed by
+one form and healed as `vllm-gac heal` does by default. tests/planning/test_regained.py derives the
 table from the numbers behind that page.
 """
 
