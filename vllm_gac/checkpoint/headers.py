@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from vllm_gac.checkpoint.regular_files import unchanging
-from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json, read_bounded, read_json
+from vllm_gac.checkpoint.strict_json import MAX_BYTES, parse_json, read_json
 from vllm_gac.checkpoint.unsupported import CONSOLIDATED, lfs_pointer, without_weights
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
@@ -177,11 +177,11 @@ def _version(path: Path) -> tuple[int, int]:
 
 def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
     """The header of a file that safetensors accepts, and the position where its data begins."""
-    with open_safetensors(path, "a readable safetensors file"):
-        pass
-    start = 8 + _header_length(path)
+    with unchanging(path) as same, _accepted(path, same, "a readable safetensors file", "np"):
+        start = 8 + _header_length(path, same)
+        with same.open("rb") as file:
+            raw = file.read(start)[8:]
     # safetensors accepts a name twice and keeps the last; our parser refuses it.
-    raw = read_bounded(path, CheckpointError, start)[8:]
     return parse_json(raw, str(path), max_parts=_MAX_PARTS), start
 
 
@@ -192,21 +192,28 @@ def open_safetensors(path: Path, expected: str, framework: str = "np") -> Iterat
     The library checks dtypes and sizes, and that the tensors cover the data without overlap or
     gap. Raises CheckpointError if the file is not `expected`, e.g. "a statistics file".
     """
-    length = _header_length(path)
-    if length > MAX_BYTES:
-        raise CheckpointError(
-            f"{path}: not {expected} (its header would be {length} bytes, at most {MAX_BYTES} are "
-            "read)"
-        )
+    with unchanging(path) as same, _accepted(path, same, expected, framework) as file:
+        yield file
+
+
+@contextmanager
+def _accepted(path: Path, same: Path, expected: str, framework: str) -> Iterator[Any]:
+    """The file at `path`, which is opened by the name `same`, as the library opens it."""
     try:
-        with unchanging(path) as same, safe_open(same, framework=framework) as file:
+        if (length := _header_length(path, same)) > MAX_BYTES:
+            raise CheckpointError(
+                f"{path}: not {expected} (its header would be {length} bytes, at most {MAX_BYTES} "
+                "are read)"
+            )
+        with safe_open(same, framework=framework) as file:
             yield file
     except (OSError, SafetensorError) as e:
         raise CheckpointError(f"{path}: not {expected} ({e})") from e
 
 
-def _header_length(path: Path) -> int:
-    start = read_bounded(path, CheckpointError, 64)
+def _header_length(path: Path, same: Path) -> int:
+    with same.open("rb") as file:
+        start = file.read(64)
     if fault := lfs_pointer(start):
         raise CheckpointError(f"{path}: {fault}")
     return int.from_bytes(start[:8], "little")

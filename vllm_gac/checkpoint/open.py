@@ -145,8 +145,13 @@ def open_checkpoint(directory: str | Path, *, revision: str | None = None) -> Ch
         torch.Size([48])
     """
     directory = model_directory(directory, revision)
-    raw, where = read_config(directory), str(directory / "config.json")
-    config, layout = validate(HfConfig, raw, where), layout_of(raw, where)
+    return checkpoint_of(directory, read_config(directory))
+
+
+def checkpoint_of(directory: Path, raw: Mapping[str, Any]) -> Checkpoint:
+    """The checkpoint in `directory`, whose config.json is `raw`. Raises as `open_checkpoint`."""
+    where = str(directory / "config.json")
+    config, layout = validate(HfConfig, dict(raw), where), layout_of(raw, where)
     tensors: Mapping[str, TensorInfo] = tensor_headers(directory)
     if config.gac is None and not quantized(raw, directory):
         tensors = without_fused(directory, config.model_type, layout, tensors)

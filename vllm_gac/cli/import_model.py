@@ -103,10 +103,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _say_what_a_gpu_keeps(source: Path, written: "ModelLayout") -> None:
     """Say if an H100 or H200 cannot rebuild the latent keys, and what it keeps of `source`."""
-    from vllm_gac.checkpoint.open import read_config, tensor_headers
     from vllm_gac.errors import GacError
     from vllm_gac.gpu.decode_fit import check_layer, fits_decode_kernel
-    from vllm_gac.importers import palu
+    from vllm_gac.importers.open_any import open_any_format
 
     for index, layer in enumerate(written.layers):
         try:
@@ -116,7 +115,7 @@ def _say_what_a_gpu_keeps(source: Path, written: "ModelLayout") -> None:
             break
     else:
         return
-    there = palu.read(source, read_config(source), tensor_headers(source), fits_decode_kernel)
+    _, there = open_any_format(source, fits_decode_kernel)
     whole = 2 * written.num_key_value_heads * written.head_dim * len(written.layers)
     print(
         f"\nAn H100 or H200 cannot serve this: {fault}. Serve {quoted(source)} there: it then has "

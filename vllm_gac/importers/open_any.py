@@ -1,18 +1,25 @@
 """Opening a model directory in any format that can be served."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint, read_config, tensor_headers
+from vllm_gac.checkpoint.open import Checkpoint, checkpoint_of, read_config, tensor_headers
 from vllm_gac.checkpoint.unsupported import quantized
 from vllm_gac.errors import CheckpointError
-from vllm_gac.importers import recognize
+from vllm_gac.importers import palu, recognize
 from vllm_gac.importers.imported import Format as Format
 from vllm_gac.importers.imported import Source, dense_of, imported
 from vllm_gac.importers.pruned_shapes import infer_layout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
 
 
-def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
+def open_any_format(
+    directory: Path, fits: Callable[[ModelLayout, LayerLayout], bool] | None = None
+) -> tuple[Format, Checkpoint]:
     """The format of `directory`, and its checkpoint with the layout to serve it with.
+
+    `fits` says which forms of a layer the kernels can run, where palu leaves a choice; None: any.
 
     The formats: gac was compressed by this project. dense has the shapes that its config says.
     hf-pruned is a model whose tensors have other shapes, which give its layout. The other formats
@@ -22,9 +29,11 @@ def open_any_format(directory: Path) -> tuple[Format, Checkpoint]:
     directory = Path(directory)
     raw = read_config(directory)
     if importer := recognize(raw):
+        if importer is palu.read:
+            importer = partial(palu.read, fits=fits)
         written = importer(directory, raw, tensor_headers(directory))
         return written.format, written
-    checkpoint = open_checkpoint(directory)
+    checkpoint = checkpoint_of(directory, raw)
     if checkpoint.config.gac is None and (packed := quantized(raw, directory)):
         raise CheckpointError(packed)
     if importer := recognize(raw, checkpoint.tensors):

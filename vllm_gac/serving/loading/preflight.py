@@ -8,11 +8,10 @@ from typing import Any
 
 from vllm_gac.checkpoint.fused import without_fused
 from vllm_gac.checkpoint.headers import read_headers
-from vllm_gac.checkpoint.open import Checkpoint, faults, read_config
+from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.checkpoint.pickles.state_dicts import state_dict_files
 from vllm_gac.checkpoint.unsupported import quantized, without_weights
 from vllm_gac.errors import CheckpointError
-from vllm_gac.importers import palu
 from vllm_gac.importers.imported import Format, Imported
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import ModelLayout
@@ -36,7 +35,8 @@ def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
 
     if (fault := refused_to_serve(directory)) is not None:
         raise CheckpointError(f"{directory}: {fault}")
-    model_format, checkpoint = open_any_format(directory)
+    fits = fits_decode_kernel if current_platform.is_cuda() else None
+    model_format, checkpoint = open_any_format(directory, fits)
     is_made = isinstance(checkpoint, Imported) and not checkpoint.is_stored_as_served
     if is_made and quantized(checkpoint.raw_config, directory):
         raise CheckpointError(
@@ -44,9 +44,6 @@ def open_to_serve(directory: Path) -> tuple[Format, Checkpoint]:
             "a layer that skips a part, which packed tensors cannot be; run 'vllm-gac import' on "
             "the model that was quantized, and quantize what it writes"
         )
-    if model_format == "palu" and current_platform.is_cuda():
-        raw = read_config(directory)
-        return model_format, palu.read(directory, raw, checkpoint.tensors, fits_decode_kernel)
     return model_format, checkpoint
 
 
