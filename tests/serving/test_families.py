@@ -42,7 +42,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "qwen3 with yarn": {"head_dim": 64, "rope_parameters": YARN_ROPE},
 }
 # Their keys are normed, so that both forms are served in another way than those of the others.
-KEY_FORM = {"qwen3": "rotary", "qwen3 with yarn": "latent"}
+KEY_FORM = {"qwen3": "rotary", "qwen3 with yarn": "latent", "qwen3_moe": "latent"}
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Of a mixture of experts, heads alone are compressed: exactly, and all else is refused."""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vllm_gac.steps.compress_request import CompressRequest
 SIZE, HEADS, KV_HEADS = 32, 4, 2
 RAW = config(model_type="qwen3_moe", head_dim=SIZE)
 TOKENS = torch.arange(2 * 90).view(2, 90) * 37 % 128
+Read = Callable[[str], torch.Tensor]
 FEW = CompressRequest(max_tokens=1024, sequence_length=128)
 
 
@@ -45,9 +47,11 @@ def compressed(dense: Path, text: Path, out: Path, **asked: Any) -> Path:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"kv_ratio": 0.6, "value_group": 1},
-        {"kv_ratio": 0.4, "value_group": 2},
-        {"kv_ratio": 0.35, "align": "none"},
+        {"kv_ratio": 0.6, "value_group": 1, "key_form": "rotary"},
+        {"kv_ratio": 0.4, "value_group": 2, "key_form": "rotary"},
+        {"kv_ratio": 0.35, "align": "none", "key_form": "rotary"},
+        {"kv_ratio": 0.6, "key_form": "latent"},
+        {"kv_ratio": 0.35, "align": "none", "key_form": "latent"},
     ],
     ids=str,
 )
@@ -63,10 +67,10 @@ def test_every_form_is_transformers_model(
     assert any(layer.key.size < SIZE for layer in small.layout.layers)
     theirs = transformers.Qwen3MoeForCausalLM(transformers.AutoConfig.for_model(**RAW)).eval()
     with torch.inference_mode(), small.reader() as read, open_checkpoint(dense).reader() as before:
-        theirs.load_state_dict(in_transformers(_densified(small, read)))
+        theirs.load_state_dict(in_transformers(_densified(small, read, before)))
         for index, layer in enumerate(theirs.model.layers):
             for name in ("q_norm", "k_norm"):
-                weight = _norm(small, read, index, name)
+                weight = _norm(small, read, before, index, name)
                 getattr(layer.self_attn, name).weight = torch.nn.Parameter(weight)
         got, expected = logits(reference(small), read, TOKENS), theirs(TOKENS).logits
         experts = [name for name in small.tensors if ".mlp." in name]
@@ -76,18 +80,20 @@ def test_every_form_is_transformers_model(
     torch.testing.assert_close(got.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=2e-4)
 
 
-def _densified(model: Checkpoint, read: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
+def _densified(model: Checkpoint, read: Read, before: Read) -> dict[str, torch.Tensor]:
     """The weights of a dense model that computes the same, but for its norms of heads."""
     dense = {}
     for name in open_checkpoint(model.directory).layout.tensors():
         parts = name.split(".")
         part = parts[4] if "self_attn" in parts else ""
         layer = model.layout.layers[int(parts[2])] if part else None
-        tensor = read(name)
-        if part == "rope_inv_freq":
+        if part.endswith("_norm") or part in ("k_up_proj", "rope_inv_freq"):
             continue
-        if part.endswith("_norm"):
-            tensor = torch.ones(SIZE)  # the test sets it for each head
+        tensor = read(name)
+        if layer is not None and part == "k_proj" and layer.key.form == "latent":
+            norm = before(name.replace("k_proj", "k_norm"))
+            up = read(name.replace("k_proj", "k_up_proj")) / norm[:, None]
+            tensor = (up @ tensor.view(KV_HEADS, layer.key.size, -1)).flatten(0, 1)
         elif layer is not None and part in ("q_proj", "k_proj"):
             heads = HEADS if part == "q_proj" else KV_HEADS
             places = _places(model, read, int(parts[2])).repeat_interleave(heads // KV_HEADS, 0)
@@ -102,15 +108,17 @@ def _densified(model: Checkpoint, read: Callable[[str], torch.Tensor]) -> dict[s
             each = tensor.view(-1, HEADS, layer.value.size)
             tensor = _filled(each, 2, SIZE).flatten(1)
         dense[name] = tensor
+    for index, norm in product(range(len(model.layout.layers)), ("q_norm", "k_norm")):
+        # The test sets those of each head.
+        dense[f"model.layers.{index}.self_attn.{norm}.weight"] = torch.ones(SIZE)
     return dense
 
 
-def _norm(
-    model: Checkpoint, read: Callable[[str], torch.Tensor], index: int, name: str
-) -> torch.Tensor:
+def _norm(model: Checkpoint, read: Read, before: Read, index: int, name: str) -> torch.Tensor:
     """The weights of q_norm or k_norm [heads, SIZE]: 0 where a head has lost a pair."""
     heads = HEADS if name == "q_norm" else KV_HEADS
-    stored = read(f"model.layers.{index}.self_attn.{name}.weight")
+    is_rotary = model.layout.layers[index].key.form == "rotary"
+    stored = (read if is_rotary else before)(f"model.layers.{index}.self_attn.{name}.weight")
     if stored.ndim == 1:
         return stored.expand(heads, -1)
     places = _places(model, read, index)
@@ -120,7 +128,7 @@ def _norm(
     return whole.repeat_interleave(heads // KV_HEADS, 0)
 
 
-def _places(model: Checkpoint, read: Callable[[str], torch.Tensor], index: int) -> torch.Tensor:
+def _places(model: Checkpoint, read: Read, index: int) -> torch.Tensor:
     """For each key head and each of its rows, which row it is in a dense head, by frequencies."""
     whole = torch.arange(SIZE // 2)
     own = 10000.0 ** (-2 * whole / SIZE)
