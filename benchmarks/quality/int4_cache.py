@@ -1,6 +1,10 @@
-"""What a cache of four bits costs the demo model, and what makes it cost less.
+"""What a cache of four bits costs a model, and what makes it cost less.
 
     python -m benchmarks.quality.int4_cache [--out OUT]
+    python -m benchmarks.quality.int4_cache --run DIR --text TEXT --device cuda --out OUT
+
+The model is the demo, or one that `benchmarks.quality.ladder train` wrote in DIR, which also has to
+find a number in a long text and to copy text.
 
 Keys after RoPE and values pass through each format before attention reads them, in fp32, with a
 step and a base for each token and head, as kernels/int4_rows.py writes them. Statistics of keys
@@ -14,8 +18,10 @@ come from other text than what is scored. What costs no time when serving:
 A rotation of keys takes time, since RoPE lies between it and the weights.
 """
 
+import argparse
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +33,10 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.common.markdown import table_of_records
 from benchmarks.common.page import add_commit, documented, origin, provenance, save
+from benchmarks.quality.ladder.scores import task_scores
+from benchmarks.quality.ladder.text import read_tensor
 from vllm_gac import demo
+from vllm_gac.checkpoint.strict_json import read_json
 
 WINDOW, SCORED, OTHERS = 900, 9, 5  # tokens, and windows of them
 Change = Callable[[torch.Tensor, int], torch.Tensor]
@@ -68,20 +77,26 @@ def main() -> None:
     """Score the held-out text once for each format, and print the rows."""
     parser = documented(__doc__)
     parser.add_argument("--out", type=Path, help="path without suffix")
+    parser.add_argument("--run", type=Path, metavar="DIR", help="of the ladder; default: the demo")
+    parser.add_argument("--text", type=Path, help="what `ladder text` wrote")
+    parser.add_argument("--device", default="cpu")
     add_commit(parser)
     options = parser.parse_args()
+    asked = _of_ladder(options) if options.run else _of_demo()
     rows = []
-    for row in _rows():
+    for row in _rows(asked):
         rows.append(row)
         print(row, flush=True)
     if options.out:
         command = "python -m benchmarks.quality.int4_cache"
-        result = provenance(command, "cpu", options.commit) | {"rows": rows}
+        command += " --run DIR --text TEXT --device cuda" if options.run else ""
+        result = provenance(command, options.device, options.commit) | {"rows": rows}
+        count, length = asked.scored.shape
         page = [
-            "# What four bits in the cache cost the demo model",
+            f"# What four bits in the cache cost {asked.name}",
             "",
             f"{origin(result)}.",
-            f"{SCORED * WINDOW} held-out tokens in windows of {WINDOW}, fp32 but for the cache. "
+            f"{count * length} held-out tokens in windows of {length}, fp32 but for the cache. "
             "Lost: nats per token over the cache in fp32, and the standard error of the mean over "
             "tokens. Keys and values have a step and a base for each token and head. *Free* says "
             "whether it costs no time when serving.",
@@ -92,21 +107,47 @@ def main() -> None:
         save(options.out, result, "\n".join(page))
 
 
-def _rows() -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A model [directory], and the windows [count, length] of which it is scored or known."""
+
+    name: str
+    directory: Path
+    device: str
+    scored: torch.Tensor
+    others: torch.Tensor
+    has_tasks: bool
+
+
+def _of_demo() -> Asked:
+    tokenizer = Tokenizer.from_file(str(demo.MODEL / "tokenizer.json"))
+    ids = tokenizer.encode(demo.HELD_OUT.read_text()).ids[: WINDOW * (SCORED + OTHERS)]
+    windows = torch.tensor(ids).view(-1, WINDOW)
+    return Asked("the demo model", demo.MODEL, "cpu", windows[:SCORED], windows[SCORED:], False)
+
+
+def _of_ladder(options: argparse.Namespace) -> Asked:
+    run = read_json(options.run / "run.json")
+    windows = read_tensor(options.text, "heldout.safetensors", "windows").long()
+    parameters, tokens = run["parameters"] / 1e6, run["trained_tokens"] / 1e6
+    name = f"a model of {parameters:.0f} M parameters, trained on {tokens:.0f} M tokens"
+    where = options.run / "model"
+    return Asked(name, where, options.device, windows[OTHERS:], windows[:OTHERS], True)
+
+
+def _rows(asked: Asked) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(
-        demo.MODEL, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    tokenizer = Tokenizer.from_file(str(demo.MODEL / "tokenizer.json"))
-    ids = tokenizer.encode(demo.HELD_OUT.read_text()).ids
-    windows = [ids[i : i + WINDOW] for i in range(0, WINDOW * (SCORED + OTHERS), WINDOW)]
-    scored, others = windows[:SCORED], windows[SCORED:]
+        asked.directory, dtype=torch.float32, attn_implementation="eager"
+    )
+    model = model.eval().to(asked.device)
     known = Keys()
-    _nats(model, others, known.learn, _same)
-    whole = _nats(model, scored, _same, _same)
+    _nats(model, asked.others, known.learn, _same)
+    whole = _nats(model, asked.scored, _same, _same)
     centred = known.centred(_int4)
     scaled = known.centred(known.scaled(_int4, 0.3))
     formats: list[tuple[str, str, str, Change, Change]] = [
+        *([("fp32", "fp32", "yes", _same, _same)] if asked.has_tasks else []),
         ("FP8", "FP8", "yes", _fp8, _fp8),
         ("FP8", "4 bits", "yes", _fp8, _int4),
         ("fp32", "4 bits", "yes", _same, _int4),
@@ -127,22 +168,48 @@ def _rows() -> Iterator[dict[str, Any]]:
         ("4 bits, rotated", "4 bits, rotated", "no", _rotated(_int4), _rotated(_int4)),
     ]
     for keys, values, free, change_keys, change_values in formats:
-        lost = _nats(model, scored, change_keys, change_values) - whole
+        lost = _nats(model, asked.scored, change_keys, change_values) - whole
         error = float(lost.std()) / math.sqrt(len(lost))
+        tasks = _tasks(asked, model, change_keys, change_values) if asked.has_tasks else {}
         yield {
             "keys": keys,
             "values": values,
             "free": free,
             "lost": f"{float(lost.mean()):+.4f} ± {error:.4f}",
             "mean difference of a logprob": f"{float(lost.abs().mean()):.4f}",
+            **tasks,
         }
 
 
-@torch.no_grad()
+def _tasks(asked: Asked, model: torch.nn.Module, keys: Change, values: Change) -> dict[str, str]:
+    """The share of right tokens of the answers, by task and length."""
+    tokenizer = Tokenizer.from_file(str(asked.directory / "tokenizer.json"))
+    context = model.config.max_position_embeddings
+    with _cached_as(keys, values):
+        found = task_scores(lambda ids: _logits(model, ids), tokenizer, asked.scored, context)
+    return {task: f"{score['right']:.3f}" for task, score in found.items()}
+
+
 def _nats(
-    model: torch.nn.Module, windows: list[list[int]], keys: Change, values: Change
+    model: torch.nn.Module, windows: torch.Tensor, keys: Change, values: Change
 ) -> torch.Tensor:
     """The loss of every token of the windows, where attention reads changed keys and values."""
+    found = []
+    with _cached_as(keys, values):
+        for window in windows.to(model.device):
+            logprobs = _logits(model, window[None])[0, :-1].log_softmax(-1)
+            found.append(-logprobs.gather(1, window[1:, None])[:, 0])
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def _logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return model(ids.long().to(model.device)).logits
+
+
+@contextmanager
+def _cached_as(keys: Change, values: Change) -> Iterator[None]:
+    """Meanwhile attention reads changed keys and values."""
     attend = llama.eager_attention_forward
 
     def changed(
@@ -158,12 +225,7 @@ def _nats(
 
     llama.eager_attention_forward = changed
     try:
-        found = []
-        for window in windows:
-            ids = torch.tensor([window])
-            logprobs = model(ids).logits[0, :-1].log_softmax(-1)
-            found.append(-logprobs.gather(1, ids[0, 1:, None])[:, 0])
-        return torch.cat(found)
+        yield
     finally:
         llama.eager_attention_forward = attend
 
@@ -190,7 +252,7 @@ def _rotated(change: Change) -> Change:
     """`change` of numbers that a Hadamard matrix has mixed."""
 
     def both(x: torch.Tensor, layer: int) -> torch.Tensor:
-        matrix = torch.ones(1, 1)
+        matrix = x.new_ones(1, 1)
         while len(matrix) < x.shape[-1]:
             matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
         matrix = matrix / math.sqrt(len(matrix))
