@@ -20,6 +20,7 @@ from vllm_gac.checkpoint.layer_shards import read_layer
 from vllm_gac.compression.reference_model import (
     Reference,
     batches,
+    embed,
     layer_forward,
     unembed,
 )
@@ -125,7 +126,10 @@ class Distillation:
 
         The third is the distance of those that leave every layer, summed over layers and tokens.
         """
-        student, teacher = (_embedded(model, tokens) for model in (self.student, self.teacher))
+        student, teacher = (
+            embed(model.reference, model.weights.tensor, tokens)
+            for model in (self.student, self.teacher)
+        )
         total = torch.zeros((), device=student.device)
         for index in range(len(self.student.reference.layout.layers)):
             theirs, ours = (model.weights.layers[index] for model in (self.teacher, self.student))
@@ -191,12 +195,6 @@ class Distillation:
 def _activation_checkpoint(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function that keeps nothing for the backward pass, where it is called again."""
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-
-
-def _embedded(model: Model, tokens: Tensor) -> Tensor:
-    """Hidden states [count, length, hidden] that enter layer 0, in fp32."""
-    reference = model.reference
-    return model.weights.tensor("model.embed_tokens.weight")[tokens.to(reference.device)].float()
 
 
 def _distance(hidden: Tensor, target: Tensor) -> Tensor:
