@@ -13,7 +13,7 @@ from tests.planning.test_plan_file import DEMO, model
 from tests.support.measured_layers import made_up_losses
 from vllm_gac.errors import PlanError
 from vllm_gac.planning.like import OtherPlan, request_like
-from vllm_gac.planning.losses import Losses, loss_of
+from vllm_gac.planning.losses import Losses, after_healing, loss_of
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import best_plan, prior_plan
 from vllm_gac.planning.regained import (
@@ -21,7 +21,6 @@ from vllm_gac.planning.regained import (
     MILLIONS,
     SHARES,
     TOKENS,
-    after_healing,
     outside_trials,
     regained,
 )
@@ -75,6 +74,7 @@ def test_every_curve_is_scaled_by_its_form(tmp_path: Path) -> None:
         ("value1", "latent keys"),
         ("width", "MLP widths"),
         ("rank.mlp.up_proj", "low rank"),
+        ("rank.self_attn.q_proj", "low rank"),
     ):
         share = left[0][name][:-1] / losses[0][name][:-1]
         np.testing.assert_allclose(share, 1 - SHARES[form][-1], err_msg=name)

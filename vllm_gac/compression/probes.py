@@ -9,7 +9,7 @@ which has little noise; and the increase of the loss on the text, which is noisy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from tqdm import tqdm
@@ -36,6 +36,7 @@ from vllm_gac.layout.dims import (
 )
 
 Part: TypeAlias = Literal["rotary", "latent", "value", "width", "rank.self_attn", "rank.mlp"]
+PARTS: tuple[Part, ...] = get_args(Part)
 METHOD_PARTS: Mapping[str, tuple[Part, ...]] = {
     "heads": ("rotary", "latent", "value"),
     "prune": ("width",),

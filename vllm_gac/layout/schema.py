@@ -8,6 +8,7 @@ Our own formats forbid unknown keys, so that a typo is an error and not a silent
 
 import math
 import reprlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import (
@@ -68,6 +69,14 @@ Positive = Annotated[float, between(1e-6, 1e9)]
 # (alignment/rules.py).
 Method = Literal["heads", "prune", "lowrank"]
 METHODS: tuple[Method, ...] = get_args(Method)
+# Those of a plan that names none and has no loss to keep to.
+USUAL_METHODS: tuple[Method, ...] = ("heads", "prune")
+# The fields of a layer (layout/dims.py: LayerLayout) that each changes. None changes query_heads.
+CHANGED_BY: Mapping[Method, tuple[str, ...]] = {
+    "heads": ("key", "value"),
+    "prune": ("intermediate_size",),
+    "lowrank": ("ranks",),
+}
 Role = Literal["head", "rank", "width"]
 Strategy = Literal["none", "minimal", "optimal", "predefined", "measured"]
 # What the errors of a factorized linear are weighted by. kfac: the covariance of its input, and the

@@ -26,8 +26,8 @@ from vllm_gac.importers.factorized import check_linears
 from vllm_gac.importers.imported import Imported
 from vllm_gac.importers.open_source import open_source
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
-from vllm_gac.layout.schema import METHODS, Dim, validate
-from vllm_gac.planning.losses import Curve, Losses
+from vllm_gac.layout.schema import CHANGED_BY, METHODS, Dim, validate
+from vllm_gac.planning.losses import Curve, Losses, part_of
 from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.request import PlanRequest
 
@@ -113,13 +113,13 @@ def request_like(request: PlanRequest, other: OtherPlan) -> PlanRequest:
             "the other model says what its dims are worth, healed or not; leave out --heal-tokens"
         )
     dense, layers, whole = other.dense, other.layout.layers, other.dense.layers[0]
+    # As many query heads as before, but smaller ones: no method here removes query heads.
+    fields = {**CHANGED_BY, "heads": ("query_heads", *CHANGED_BY["heads"])}
     changed = {
-        "heads": any(
-            (x.query_heads, x.key, x.value) != (whole.query_heads, whole.key, whole.value)
-            for x in layers
-        ),
-        "prune": any(x.intermediate_size != whole.intermediate_size for x in layers),
-        "lowrank": any(x.ranks for x in layers),
+        method: any(
+            getattr(x, name) != getattr(whole, name) for x in layers for name in fields[method]
+        )
+        for method in METHODS
     }
     return replace(
         request,
@@ -149,7 +149,10 @@ def implied_losses(other: OtherPlan, methods: Sequence[str]) -> Losses:
     ]
     mean = sum(x for own in scales for x in own.values()) / sum(map(len, scales))
     return [
-        {name: curve * own[name.rstrip("12")] / mean for name, curve in curves.items()}
+        {
+            name: curve * own[name if name in own else part_of(name)] / mean
+            for name, curve in curves.items()
+        }
         for own, curves in zip(scales, plain, strict=True)
     ]
 
@@ -157,7 +160,7 @@ def implied_losses(other: OtherPlan, methods: Sequence[str]) -> Losses:
 def _scales(
     dense: ModelLayout, layer: LayerLayout, curves: Mapping[str, Curve]
 ) -> Iterator[tuple[str, float]]:
-    """(curves' common name, parameters of one number more by what they save) in a layer."""
+    """(part or linear, parameters of one number more by what they save) in a layer."""
     heads, size, whole = dense.num_key_value_heads, dense.head_dim, dense.layers[0]
     of_head = (whole.query_heads + heads) * dense.hidden_size
     key = layer.key.heads * layer.key.size / heads

@@ -17,15 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_gac.compression.measured import Measured
-from vllm_gac.compression.probes import Part, Probe, probes
+from vllm_gac.compression.probes import PARTS, Part, Probe, probes
 from vllm_gac.compression.statistics_file import read_errors, read_probes
-from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout
+from vllm_gac.layout.dims import LayerLayout, ModelLayout
+from vllm_gac.planning.regained import regained
 from vllm_gac.planning.request import RankLossSource
 
 # [full + 1]: the loss at a dim of 0, 1, ..., full. The last one is 0.
 Curve: TypeAlias = NDArray[np.float64]
-# Of each layer, curves by name: rotary1, latent2 or value1 by the size of a head made of so many,
-# width by the MLP's width, rank.mlp.up_proj by the rank of a linear.
+# Of each layer, curves by the name of the method that has them (`part_of`): rotary1, latent2 or
+# value1 by the size of a head made of so many, width by the MLP's width, rank.mlp.up_proj by the
+# rank of a linear.
 Losses: TypeAlias = Sequence[Mapping[str, Curve]]
 
 # Powers are clipped to this range, because two probes of a part are noisy.
@@ -34,6 +36,35 @@ _POWERS = (1.0, 2.0)
 # The correction is at most this factor, up or down.
 _CORRECTION = 2.0
 _SMALLEST = 1e-12
+# Which form's trials say what healing wins back of a part. Values shrank in the trials of both
+# forms of keys, and lost most beside latent ones.
+_HEALED_AS: Mapping[Part, str] = {
+    "rotary": "rotary heads",
+    "latent": "latent keys",
+    "value": "latent keys",
+    "width": "MLP widths",
+    "rank.self_attn": "low rank",
+    "rank.mlp": "low rank",
+}
+
+
+def part_of(name: str) -> Part:
+    """The part of a layer that a method compresses.
+
+    Args:
+        name: The method's name (`Compressor.name`), which is also that of its curves of errors and
+            of losses: the part, and then how many heads become one, or the linear.
+
+    Returns:
+        The part, which has probes.
+
+    Raises:
+        ValueError: There are no probes for the method, so that nothing says what its errors cost.
+    """
+    for part in PARTS:
+        if name.startswith(part):
+            return part
+    raise ValueError(f"{name}: begins with no part that has probes: {', '.join(PARTS)}")
 
 
 def read_losses(
@@ -87,6 +118,19 @@ def loss_of(dense: ModelLayout, losses: Losses, layers: Sequence[LayerLayout]) -
     return total
 
 
+def after_healing(losses: Losses, tokens: int) -> Losses:
+    """The losses that are expected to be left after a healing on so many tokens.
+
+    Args:
+        losses: What is expected to be lost by compression.
+        tokens: Tokens of the healing.
+    """
+    left = {part: 1 - regained(form, tokens) for part, form in _HEALED_AS.items()}
+    return [
+        {name: left[part_of(name)] * curve for name, curve in layer.items()} for layer in losses
+    ]
+
+
 def measured_losses(
     tried: Sequence[Probe],
     errors: Sequence[Mapping[str, Curve]],
@@ -120,17 +164,16 @@ def _layer_curves(
     for number in range(0, len(tried), 2):
         part, strong, weak = tried[number].part, losses[number], losses[number + 1]
         left, right = (_probed(errors, p.part, p.layer) for p in tried[number : number + 2])
+        own = {name: curve for name, curve in errors.items() if part_of(name) == part}
         if part.startswith("rank."):
             # The losses of linears are added, so they must be proportional to their errors.
             worth = np.sqrt(strong / left * weak / right)
-            names = [f"rank.{n}" for n in LINEARS if n.startswith(part.removeprefix("rank."))]
-            curves |= {name: worth * errors[name] for name in names}
+            curves |= {name: worth * curve for name, curve in own.items()}
             continue
         with np.errstate(divide="ignore", invalid="ignore"):  # two probes may lose the same
             power = np.log(strong / weak) / np.log(left / right)
         power = np.clip(np.nan_to_num(power, nan=1.0), *_POWERS)
-        for name in (name for name in errors if name.rstrip("12") == part):
-            curves[name] = strong * (errors[name] / left) ** power
+        curves |= {name: strong * (curve / left) ** power for name, curve in own.items()}
     return curves
 
 

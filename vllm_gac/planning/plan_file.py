@@ -19,7 +19,9 @@ from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layer_of
 from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.schema import (
+    CHANGED_BY,
     METHODS,
+    USUAL_METHODS,
     Count,
     LayerSection,
     Method,
@@ -61,7 +63,7 @@ class Plan(StrictModel):
     notes: dict[str, Any] = Field(default_factory=dict)
 
 
-def dense_plan(model: Checkpoint, methods: Sequence[str] = ("heads", "prune")) -> Plan:
+def dense_plan(model: Checkpoint, methods: Sequence[str] = USUAL_METHODS) -> Plan:
     """The plan that changes nothing in the dense `model`, and names `methods`."""
     dense = model.layout
     parameters = exact_budget(1.0, dense.parameters)
@@ -199,15 +201,10 @@ def _check_methods(
     dense: ModelLayout, layer: LayerLayout, methods: Sequence[str], where: str
 ) -> None:
     """Raise PlanError if `layer` needs a method that is not among `methods`."""
-    model = dense.layers[0]
-    for method, key, changed in (
-        ("heads", "key", layer.key != model.key),
-        ("heads", "value", layer.value != model.value),
-        ("prune", "intermediate_size", layer.intermediate_size != model.intermediate_size),
-        ("lowrank", "ranks", bool(layer.ranks)),
-    ):
-        if changed and method not in methods:
-            raise PlanError(
-                f"{where}.{key}: only the method {method} changes it, and the plan's methods are "
-                f"{list(methods)}"
-            )
+    for method, names in CHANGED_BY.items():
+        for name in names if method not in methods else ():
+            if getattr(layer, name) != getattr(dense.layers[0], name):
+                raise PlanError(
+                    f"{where}.{name}: only the method {method} changes it, and the plan's methods "
+                    f"are {list(methods)}"
+                )

@@ -17,11 +17,11 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.schema import METHODS, LayerSection
 from vllm_gac.planning.like import OtherPlan, implied_losses, read_other, request_like
-from vllm_gac.planning.losses import Losses, loss_of, read_losses
+from vllm_gac.planning.losses import Losses, after_healing, loss_of, read_losses
 from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.problem import Problem, Problems, Solution
-from vllm_gac.planning.regained import ERROR, after_healing
+from vllm_gac.planning.regained import ERROR
 from vllm_gac.planning.request import PlanRequest
 
 # Losses of other models predict those of this one no closer than this, in nats per token. Equal

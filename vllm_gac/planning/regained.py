@@ -6,12 +6,8 @@ table from the numbers behind that page.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from vllm_gac.planning.losses import Losses
 
 # The share of what each form lost that the trials won back, by the tokens they were healed on.
 TOKENS = (100_000, 400_000, 1_600_000, 6_400_000)
@@ -25,29 +21,6 @@ SHARES: Mapping[str, tuple[float, ...]] = {
 ERROR = 0.08
 # Parameters of the smallest and of the largest model, in millions.
 MILLIONS = (30, 30)
-# By the beginning of the name of a curve of losses. Values shrank in the trials of both forms of
-# keys, and lost most beside latent ones.
-_FORMS = {
-    "rotary": "rotary heads",
-    "latent": "latent keys",
-    "value": "latent keys",
-    "width": "MLP widths",
-    "rank": "low rank",
-}
-
-
-def after_healing(losses: "Losses", tokens: int) -> "Losses":
-    """The losses that are expected to be left after a healing on so many tokens.
-
-    Args:
-        losses: What is expected to be lost by compression.
-        tokens: Tokens of the healing.
-    """
-    left = {start: 1 - regained(form, tokens) for start, form in _FORMS.items()}
-    return [
-        {name: left[name.partition(".")[0].rstrip("12")] * curve for name, curve in layer.items()}
-        for layer in losses
-    ]
 
 
 def regained(form: str, tokens: int) -> float:

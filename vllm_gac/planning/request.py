@@ -14,7 +14,7 @@ from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.latency.missing import estimated_times
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import DEFAULT_GPU, read_profile
-from vllm_gac.layout.schema import METHODS, Strategy
+from vllm_gac.layout.schema import METHODS, USUAL_METHODS, Strategy
 from vllm_gac.options import option, refuse_unexpected
 from vllm_gac.planning.allowed_dims import AllowedDims
 from vllm_gac.planning.held_bytes import HeldBytes
@@ -251,7 +251,7 @@ class PlanRequest:
                 f"objective {self.objective} is for budgets alone; leave it out, or max_loss"
             )
         if not self.methods:
-            usual = ("heads", "prune") if self.max_loss is None else METHODS
+            usual = USUAL_METHODS if self.max_loss is None else METHODS
             object.__setattr__(self, "methods", usual)
 
     @property

@@ -1,0 +1,45 @@
+"""Each method has what it owes: the fields it changes, statistics, probes, and curves of losses."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from tests.support.dense_models import config
+from tests.support.measured_layers import made_up_losses
+from vllm_gac.compression.measured import covariances_of
+from vllm_gac.compression.methods.compress_layer import measurable_methods
+from vllm_gac.compression.probes import METHOD_PARTS, probes
+from vllm_gac.layout.dims import LayerLayout, layout_of
+from vllm_gac.layout.schema import CHANGED_BY, METHODS, Method
+from vllm_gac.planning.losses import after_healing, measured_losses, part_of
+from vllm_gac.planning.prior_losses import prior_losses
+from vllm_gac.planning.regained import TOKENS
+
+DENSE = layout_of(config())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_has_what_it_owes(method: Method) -> None:
+    parts, names = METHOD_PARTS[method], [c.name for c in measurable_methods(DENSE, [method], 2)]
+    assert {part_of(name) for name in names} == {*parts}
+    assert {probe.part for probe in probes(DENSE, [method])} == {*parts}
+    assert covariances_of([method])
+    for losses in (prior_losses(DENSE), made_up_losses(DENSE)):
+        left = after_healing(losses, TOKENS[-1])
+        for name in names:
+            assert left[0][name][0] < losses[0][name][0], name
+
+
+def test_one_method_changes_each_field_of_a_layer() -> None:
+    changed = [name for method in METHODS for name in CHANGED_BY[method]]
+    assert sorted([*changed, "query_heads"]) == sorted(field.name for field in fields(LayerLayout))
+
+
+def test_errors_without_probes_are_not_dropped() -> None:
+    tried = probes(DENSE, ["prune"])
+    measured = np.full((1, len(tried), 2), 0.1)
+    curve = np.linspace(1, 0, DENSE.layers[0].intermediate_size + 1)
+    assert measured_losses(tried, [{"width": curve}], measured)[0].keys() == {"width"}
+    with pytest.raises(ValueError, match="depth: begins with no part that has probes: rotary, "):
+        measured_losses(tried, [{"width": curve, "depth": curve}], measured)
