@@ -32,6 +32,7 @@ from vllm_gac.steps.evaluate import evaluate
 
 COMMAND = "python -m benchmarks.engines.families"
 REQUEST = PlanRequest(param_ratio=0.9, kv_ratio=0.6)
+OF_EXPERTS = PlanRequest(kv_ratio=0.6, methods=("heads",))
 LENGTH, BATCH = 64, 8
 CACHE_BYTES = 1 << 28
 _SHAPE: dict[str, Any] = {
@@ -48,10 +49,11 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-# A family with a head size of its own, and one with a window.
+# A head size of its own, a window, experts, and a token that the vocabulary has.
 _OWN: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 64},
     "qwen3": {"head_dim": 64},
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     "phi3": {"pad_token_id": None},
 }
 
@@ -72,7 +74,7 @@ def main() -> None:
             compress(
                 dense,
                 small,
-                REQUEST,
+                OF_EXPERTS if FAMILIES[family].has_experts else REQUEST,
                 CompressRequest(max_tokens=options.tokens, sequence_length=LENGTH),
                 calibration=[demo.CALIBRATION],
                 device=options.device,
@@ -204,7 +206,8 @@ def page(result: dict[str, Any]) -> str:
             "the perplexities compare rows of a family, and tell nothing about models that people "
             "use. The less a model has learnt, the less compression can make it worse. "
             f"Compressed to {REQUEST.param_ratio} of the parameters and {REQUEST.kv_ratio} of "
-            f"the KV cache. Perplexity of {result['tokens']:,} held-out tokens in windows of "
+            "the KV cache; of a mixture of experts, the cache alone. "
+            f"Perplexity of {result['tokens']:,} held-out tokens in windows of "
             f"{LENGTH}: by the fp32 reference, and by vLLM in bf16. The last two columns are the "
             f"blocks of vLLM's cache of {CACHE_BYTES >> 20} MiB, as vLLM says and as follows from "
             "the layout.",
