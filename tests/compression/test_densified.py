@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from tests.support.dense_models import config, fused, weights, write, write_text
+from tests.support.dense_models import config, fused, in_transformers, weights, write, write_text
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.layout.dims import LINEARS
@@ -20,7 +20,7 @@ from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress import compress
 from vllm_gac.steps.compress_request import CompressRequest
 
-RAW = {family: config(model_type=family, head_dim=32) for family in ("phi3", "qwen3")}
+RAW = {family: config(model_type=family, head_dim=32) for family in FAMILIES}
 WIDTH, HEADS, KV_HEADS, SIZE = 96, 4, 2, 32
 TOKENS = torch.arange(2 * 90).view(2, 90) * 37 % 128
 # Mixed pairs are left out: a frequency may have several pairs there, and has one in a dense head.
@@ -36,12 +36,17 @@ FORMS = {
     "all": PlanRequest(param_ratio=0.7, kv_ratio=0.6, methods=ALL, key_form="latent"),
 }
 # The heads of a dense Qwen3 have one norm, so that its keys cannot have other pairs for each.
-CASES = [("phi3", form) for form in FORMS] + [
-    ("qwen3", form) for form in ("latent", "prune", "lowrank", "all")
-]
+NORMED = ("latent", "prune", "lowrank", "all")
+FORMS_OF = dict.fromkeys(FAMILIES, ("selected pairs", "all")) | {
+    "phi3": tuple(FORMS),
+    "qwen3": NORMED,
+    "qwen3_moe": ("latent",),
+}
 
 
-@pytest.mark.parametrize(("family", "form"), CASES)
+@pytest.mark.parametrize(
+    ("family", "form"), [(family, form) for family, forms in FORMS_OF.items() for form in forms]
+)
 def test_every_form_is_what_transformers_computes(family: str, form: str, tmp_path: Path) -> None:
     raw = RAW[family]
     model, text = write(tmp_path / "dense", raw), write_text(tmp_path / "text.txt")
@@ -54,7 +59,8 @@ def test_every_form_is_what_transformers_computes(family: str, form: str, tmp_pa
     ).eval()
     with torch.inference_mode(), small.reader() as read:
         dense = densified(small, read)
-        theirs.load_state_dict(fused(dense) if family == "phi3" else dense)
+        dense = fused(dense) if FAMILIES[family].fused else dense
+        theirs.load_state_dict(in_transformers(dense))
         got, expected = logits(reference(small), read, TOKENS), theirs(TOKENS).logits
     assert got.std() > 0.1
     torch.testing.assert_close(got.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=2e-4)
@@ -69,6 +75,8 @@ def densified(model: Checkpoint, read: Callable[[str], torch.Tensor]) -> dict[st
             name = f"{prefix}{norm}_layernorm.weight"
             dense[name] = read(name)
         for name, weight in _linears(model, read, index).items():
+            if model.layout.qkv_bias and name[-6:] in ("q_proj", "k_proj", "v_proj"):
+                weight, dense[f"{prefix}{name}.bias"] = weight[:, :-1], weight[:, -1]
             dense[f"{prefix}{name}.weight"] = weight
     return dense
 
@@ -76,19 +84,25 @@ def densified(model: Checkpoint, read: Callable[[str], torch.Tensor]) -> dict[st
 def _linears(
     model: Checkpoint, read: Callable[[str], torch.Tensor], index: int
 ) -> dict[str, torch.Tensor]:
+    """The dense weights of a layer, with a bias of q, k and v as their last column."""
     layer, prefix = model.layout.layers[index], f"model.layers.{index}."
+    tensors = [name.removeprefix(prefix) for name, _ in model.layout.layer_tensors(index)]
     made = {}
     for name in LINEARS:
         stored = f"{prefix}{name}"
         if name in layer.ranks:
             made[name] = read(f"{stored}.B.weight") @ read(f"{stored}.A.weight")
-        else:
+        elif f"{name}.weight" in tensors:
             made[name] = read(f"{stored}.weight")
+        for bias in {f"{name}.bias", f"{name}.B.bias"}.intersection(tensors):
+            made[name] = torch.cat([made[name], read(prefix + bias)[:, None]], 1)
     q, k, v, o = (f"self_attn.{x}_proj" for x in "qkvo")
     keys = made[k].view(layer.key.heads, layer.key.size, -1)
     if model.layout.qk_norm:
         made |= {
-            f"self_attn.{x}_norm": weights(RAW["qwen3"])[f"{prefix}self_attn.{x}_norm.weight"]
+            f"self_attn.{x}_norm": weights(RAW[model.config.model_type])[
+                f"{prefix}self_attn.{x}_norm.weight"
+            ]
             for x in "qk"
         }
     if layer.key.form == "latent":
@@ -108,6 +122,9 @@ def _linears(
     values = values.repeat_interleave(KV_HEADS // layer.value.heads, 0)
     made[v] = _padded(values, 1, SIZE).flatten(0, 1)
     made[o] = _padded(made[o].view(-1, HEADS, layer.value.size), 2, SIZE).flatten(1)
+    if model.layout.experts:
+        experts = [name.removesuffix(".weight") for name in tensors if name.startswith("mlp.")]
+        return made | {name: read(f"{prefix}{name}.weight") for name in experts}
     for name, axis in (("gate", 0), ("up", 0), ("down", 1)):
         made[f"mlp.{name}_proj"] = _padded(made[f"mlp.{name}_proj"], axis, WIDTH)
     return made
