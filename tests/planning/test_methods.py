@@ -23,8 +23,15 @@ DENSE = layout_of(config())
 def test_a_method_has_what_it_owes(method: Method) -> None:
     parts, names = METHOD_PARTS[method], [c.name for c in measurable_methods(DENSE, [method], 2)]
     assert {part_of(name) for name in names} == {*parts}
-    assert {probe.part for probe in probes(DENSE, [method])} == {*parts}
     assert covariances_of([method])
+    tried = probes(DENSE, [method])
+    assert {probe.part for probe in tried} == {*parts}
+    assert all(probe.layer != DENSE.layers[0] for probe in tried)
+    errors = [{name: curve for name, curve in made_up_losses(DENSE)[0].items() if name in names}]
+    lost = np.array([[[0.1, 0.1], [0.02, 0.02]] * len(parts)])
+    measured = measured_losses(tried, errors, lost)[0]
+    assert measured.keys() == {*names}
+    assert all(0.1 <= curve[0] < 100 for name, curve in measured.items() if "rank" not in name)
     for losses in (prior_losses(DENSE), made_up_losses(DENSE)):
         left = after_healing(losses, TOKENS[-1])
         for name in names:
