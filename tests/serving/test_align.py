@@ -87,11 +87,15 @@ class ConfigStub(SimpleNamespace):
                 get_model_arch_config=lambda: hf_config.head_dim,
                 quantization=quantization,
                 quantization_config=None,
+                dtype=torch.bfloat16,
             ),
             load_config=LoadConfig(load_format="gac", model_loader_extra_config=options),
             parallel_config=SimpleNamespace(tensor_parallel_size=tp),
-            cache_config=SimpleNamespace(cache_dtype=cache_dtype),
+            cache_config=SimpleNamespace(
+                cache_dtype=cache_dtype, kv_cache_dtype_skip_layers=[], sliding_window=None
+            ),
             weight_transfer_config=trainer,
+            lora_config=None,
         )
 
     @property

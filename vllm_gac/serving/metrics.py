@@ -22,6 +22,7 @@ from vllm_gac.gpu.profile_files import profile_of_gpu
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout, layout_of
 from vllm_gac.layout.names import ARCHITECTURE, VERSION
+from vllm_gac.serving.config.token_bytes import kv_token_bytes
 from vllm_gac.serving.hf_layouts import layout_of_hf
 from vllm_gac.serving.planned_types import cost_of_other_types, planned_types
 from vllm_gac.serving.vllm_internals import is_first_api_server
@@ -54,7 +55,10 @@ class GacStatLogger(StatLoggerBase):
             return
         layout = layout_of_hf(model_config.hf_config)
         dense = _dense(model_config.hf_config.to_dict(), layout)
-        kv_bytes = _kv_bytes(layout, self.vllm_config), _kv_bytes(dense, self.vllm_config)
+        kv_bytes = (
+            kv_token_bytes(layout, self.vllm_config),
+            kv_token_bytes(dense, self.vllm_config),
+        )
         kernels = _kernels(layout, self.vllm_config)
         _publish(layout, dense, model, kv_bytes)
         _publish_kernels(kernels, model)
@@ -66,24 +70,6 @@ class GacStatLogger(StatLoggerBase):
 
     def record(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: no value changes from step to step."""
-
-
-def _kv_bytes(layout: ModelLayout, vllm_config: VllmConfig) -> int:
-    """Bytes of KV cache that one token takes in all layers of `layout`.
-
-    vLLM leaves the layers of --kv-cache-dtype-skip-layers in the model's dtype: those whose index
-    is listed, and with "sliding_window" all that have a window.
-    """
-    cache, model_dtype = vllm_config.cache_config, vllm_config.model_config.dtype
-    skipped = set(cache.kv_cache_dtype_skip_layers)
-    if "sliding_window" in skipped and cache.sliding_window is not None:
-        skipped |= set(map(str, range(len(layout.layers))))
-    own = model_dtype.itemsize
-    cached = {"auto": own, "float16": 2, "bfloat16": 2}.get(cache.cache_dtype, 1)
-    return sum(
-        layer.kv_elements * (own if str(index) in skipped else cached)
-        for index, layer in enumerate(layout.layers)
-    )
 
 
 def _dense(raw_config: Mapping[str, Any], layout: ModelLayout) -> ModelLayout:
@@ -101,6 +87,7 @@ def _other_types(layout: ModelLayout, dense: ModelLayout, vllm_config: VllmConfi
     # Not at the top: importing vLLM's layers is slow, and the front end needs them only here.
     from vllm.platforms import current_platform
 
+    from vllm_gac.serving.config.merging import unmergeable
     from vllm_gac.serving.config.quantization import quantizations
 
     names = quantizations(vllm_config.model_config)
@@ -109,7 +96,8 @@ def _other_types(layout: ModelLayout, dense: ModelLayout, vllm_config: VllmConfi
         "fp8" if vllm_config.cache_config.cache_dtype.startswith("fp8") else "bf16",
     )
     gpu = current_platform.get_device_name() if current_platform.is_cuda() else ""
-    return cost_of_other_types(planned, served, layout, dense, profile_of_gpu(gpu))
+    mergeable = unmergeable(vllm_config) is None
+    return cost_of_other_types(planned, served, layout, dense, profile_of_gpu(gpu), mergeable)
 
 
 def start_line(

@@ -12,6 +12,8 @@ from vllm_gac.gpu.latency.layer import BatchMix
 from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.layout.dims import ModelLayout
 
+MERGE_FACTORS = "--model-loader-extra-config '{\"merge_factors\": true}'"
+
 
 def planned_types(source: Mapping[str, Any]) -> Types | None:
     """The types that the `source` of config.json names; None if it names none that we know."""
@@ -27,6 +29,7 @@ def cost_of_other_types(
     layout: ModelLayout,
     dense: ModelLayout,
     profile: GpuProfile | None,
+    mergeable: bool,
 ) -> str | None:
     """A sentence if a model is served in other types than it was planned for; else None.
 
@@ -36,18 +39,25 @@ def cost_of_other_types(
         layout: The served layout.
         dense: The layout before compression.
         profile: The GPU, or None if its times are not known.
+        mergeable: Whether the loader may multiply the factors of low-rank linears out.
     """
     if served == planned:
         return None
     said = f"the model was planned for {_named(planned)}, and is served with {_named(served)}"
     advice = "plan with the --quantization and --kv-cache-dtype that serve"
+    merged = layout.without_ranks() if mergeable and layout.low_rank_linears else None
     ratios: list[float] = []
     if profile is not None:
         with suppress(ProfileError):  # it lacks times of such types
             ratios = [_of_dense(layout, dense, profile, types) for types in (served, planned)]
     if profile is None or not ratios:
+        if merged is not None and served.weights == "fp8":
+            advice += f", or serve with {MERGE_FACTORS}"
         return f"{said}: other dims may be faster; {advice}"
     mix = BatchMix()
+    if merged is not None and (time := _of_dense(merged, dense, profile, served)) < ratios[0]:
+        more = merged.parameters / layout.parameters - 1
+        advice += f", or serve with {MERGE_FACTORS}: {time:.2f} times, {more:+.0%} parameters"
     return (
         f"{said}: on a {profile.gpu}, {mix.decode_batch} sequences of {mix.decode_context:,} "
         f"tokens, a mean step is predicted to take {ratios[0]:.2f} times as long as the dense "

@@ -6,6 +6,7 @@ from vllm.logger import init_logger
 
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.errors import CheckpointError
+from vllm_gac.serving.config.merging import merged_layout
 from vllm_gac.serving.config.quantization import requested_quantization
 from vllm_gac.serving.hf_layouts import serve_as, stored_layout
 from vllm_gac.serving.loading.options import loader_options
@@ -29,6 +30,9 @@ def align_config(vllm_config: "VllmConfig") -> None:
     model_config = vllm_config.model_config
     options = loader_options(vllm_config.load_config.model_loader_extra_config)
     stored = stored_layout(model_config.hf_config)
+    if options.merge_factors:
+        stored = merged_layout(vllm_config, stored)
+        serve_as(model_config, stored)
     tp = vllm_config.parallel_config.tensor_parallel_size
     quantized = requested_quantization(vllm_config)
     padded = padded_layout(stored, options.align or "minimal", options.gpu, tp, quantized)

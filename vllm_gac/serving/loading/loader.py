@@ -35,6 +35,7 @@ from vllm_gac.layout.names import LOAD_FORMAT
 from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.layout.tensor_parallel import repeated_tensor, with_heads_of
 from vllm_gac.serving.hf_layouts import layout_of_hf, stored_layout
+from vllm_gac.serving.loading.merged_factors import check_has_factors, merged_tensors
 from vllm_gac.serving.loading.options import loader_options
 from vllm_gac.serving.loading.parallel_reads import read_in_parallel
 from vllm_gac.serving.loading.preflight import preflight, refused_to_serve
@@ -66,6 +67,9 @@ class GacModelLoader(DefaultModelLoader):
         """The model without weights. The checkpoint is checked before memory is allocated."""
         if self.options.weights == "checkpoint":
             self._preflight(model_config)
+        # A drafter gets the options of its gac model.
+        if self.options.merge_factors and model_config.runner_type != "draft":
+            check_has_factors(stored_layout(model_config.hf_config))
         return super().create_model(vllm_config, model_config, prefix)
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
@@ -82,7 +86,7 @@ class GacModelLoader(DefaultModelLoader):
     def get_all_weights(
         self, model_config: ModelConfig, model: nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """The tensors of the served layout, checked, padded and with repeated heads.
+        """The tensors of the served layout: checked, merged, padded and with repeated heads.
 
         vLLM calls this to load and to reload weights.
 
@@ -110,8 +114,12 @@ class GacModelLoader(DefaultModelLoader):
             checkpoint.reader() as read,
             closing(self._stored_tensors(checkpoint, names, read)) as stored,
         ):
+            before = checkpoint.layout
             tensors = _with_checked_rope(stored, model_config.hf_config)
-            for name, tensor in padded_tensors(checkpoint.layout, padded, served.rope, tensors):
+            if before.low_rank_linears and not padded.low_rank_linears:
+                before, finite_check = before.without_ranks(), self.options.finite_check
+                tensors = merged_tensors(tensors, model_config.dtype, finite_check)
+            for name, tensor in padded_tensors(before, padded, served.rope, tensors):
                 yield name, repeated_tensor(padded, repeated, name, tensor)
 
     def _stored_tensors(

@@ -22,6 +22,8 @@ class LoaderOptions(BaseModel):
     gpu: str | None = None
     finite_check: bool = True
     weights: Literal["checkpoint", "dummy"] = "checkpoint"
+    # Multiply the factors of low-rank linears out (serving/config/merging.py).
+    merge_factors: bool = False
     # Quantize inputs of FP8 linears in the kernels before them (serving/model/fp8_linear.py).
     fused_fp8: bool = True
     # None: on for our reads, off for tensors that vLLM's own loader reads.

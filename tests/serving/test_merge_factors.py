@@ -1,0 +1,221 @@
+"""`merge_factors`: low-rank linears are multiplied out while loading, and served as plain ones."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from vllm.config.load import LoadConfig
+
+from tests.importers.low_rank_models import RANKS, TOOLS, low_rank
+from tests.importers.tools import write
+from tests.serving.engines import OPTIONS, answers, assert_same, each_in_engine_process
+from tests.serving.models import layer, layout_with, write_model
+from tests.serving.parallel_engines import CPU_RANKS
+from tests.serving.stubs import ModelConfigStub
+from tests.serving.test_align import ConfigStub, aligned
+from tests.support.dense_models import config
+from vllm_gac.alignment.padded_layout import padded_layout
+from vllm_gac.alignment.zero_padding import padded_tensor
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.errors import CheckpointError
+from vllm_gac.importers.open_any import open_any_format
+from vllm_gac.serving.config import merging
+from vllm_gac.serving.loading.loader import GacModelLoader
+from vllm_gac.serving.loading.merged_factors import merged_tensors
+
+PLAIN = ("rotary", 4, 64), (4, 64)
+MLP = {"mlp.gate_proj": 104, "mlp.up_proj": 88, "mlp.down_proj": 96}
+LAYERS = [
+    layer(*PLAIN, 512, MLP | {"self_attn.q_proj": 96, "self_attn.o_proj": 120}),
+    layer(("latent", 4, 32), (2, 48), 256, {"self_attn.k_proj": 24, "self_attn.v_proj": 40}),
+    # Misaligned ranks, heads and width; and a whole q_proj beside two factors.
+    layer(("rotary", 4, 58), (2, 35), 250, {"self_attn.k_proj": 61, "mlp.up_proj": 37}),
+]
+# Both have biases: Qwen2 of q, k and v, this Llama of all linears.
+BIASED: dict[str, dict[str, Any]] = {
+    "qwen2": {"model_type": "qwen2"},
+    "llama": {"attention_bias": True, "mlp_bias": True},
+}
+MERGE = {"merge_factors": True}
+DUMMY = {"weights": "dummy"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_model(tmp_path / "model", LAYERS, **BIASED["llama"])
+    return tmp_path / "model"
+
+
+def streamed(stub: Any, **options: Any) -> dict[str, torch.Tensor]:
+    """What the loader hands to a model that is served in fp32."""
+    loader = GacModelLoader(LoadConfig(load_format="gac", model_loader_extra_config=options))
+    stub.dtype = torch.float32
+    return dict(loader.get_all_weights(stub, torch.nn.Module()))
+
+
+@pytest.mark.parametrize("strategy", ["none", "minimal", "predefined"])
+def test_the_loader_streams_padded_products_of_the_factors(model: Path, strategy: Any) -> None:
+    served = aligned(model, align=strategy, **MERGE)
+    on_disk, stored = open_checkpoint(model).layout, load_file(model / "model.safetensors")
+    merged = on_disk.without_ranks()
+    assert served.stored == on_disk
+    assert served.served == padded_layout(merged, strategy)
+    for threads in (1, 8):  # loading again makes a new loader, which has only the config
+        found = streamed(served.model_config, num_threads=threads, **MERGE)
+        for name in on_disk.without_ranks().tensors():
+            linear, _, kind = name.rpartition(".")
+            up, down = stored.get(f"{linear}.B.{kind}"), stored.get(f"{linear}.A.{kind}")
+            whole = stored.get(name, up)
+            if up is not None and down is not None:
+                whole = up.float() @ down.float()
+            assert whole is not None
+            expected = padded_tensor(merged, served.served, name, whole)
+            torch.testing.assert_close(found.pop(name).float(), expected.float())
+        assert all(name.endswith(".rope_inv_freq") for name in found)  # of keys that are padded
+
+
+def test_factors_stay_apart_without_the_option(model: Path) -> None:
+    served = aligned(model, align="none")
+    assert streamed(served.model_config).keys() == served.stored.tensors().keys()
+    assert served.stored.low_rank_linears == 9
+
+
+def test_what_is_decided_twice_is_the_same(model: Path) -> None:
+    served = aligned(model, **MERGE)
+    first = served.served
+    merging.merged_layout(served, served.stored)
+    assert (served.served, served.stored) == (first, open_checkpoint(model).layout)
+
+
+def test_the_price_is_logged_in_parameters_bytes_and_tokens(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(merging.logger, "info", lambda line, *said: lines.append(line % said))
+    asked = {"quantization": "fp8_per_tensor", "cache_dtype": "fp8"}
+    stored = aligned(model, asked, align="none", **MERGE).stored
+    more = stored.without_ranks().parameters - stored.parameters
+    percent, tokens = 100 * more / stored.parameters, more / stored.kv_elements
+    assert lines == [
+        f"Multiplying out the factors of 9 low-rank linears: {percent:+.2f} % parameters, "
+        f"{more / 1e9:+.2f} GB of weights, so {-tokens:+,.0f} tokens in the KV cache"
+    ]
+    aligned(model, align="none", **MERGE)  # two bytes a weight and two a cached number
+    assert lines[1].endswith(f"so {-tokens:+,.0f} tokens in the KV cache")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "they are quantized already"),
+        ({"weight_transfer_config": object()}, r"a trainer \(--weight-transfer-config\) sends"),
+        ({"lora_config": object()}, r"LoRA adapters \(--enable-lora\) of this model adapt each"),
+    ],
+)
+def test_factors_that_have_to_stay_apart_are_refused(
+    model: Path, change: dict[str, object], reason: str
+) -> None:
+    stub = ConfigStub(model, MERGE)
+    for name, value in change.items():
+        owner = stub.model_config.hf_config if name == "quantization_config" else stub
+        setattr(owner, name, value)
+    with pytest.raises(CheckpointError, match=f"merge_factors: cannot .*, because {reason}"):
+        merging.merged_layout(stub, stub.stored)  # type: ignore[arg-type]
+    assert stub.served == stub.stored
+
+
+def test_a_model_without_low_rank_is_refused(tmp_path: Path) -> None:
+    """A gac model before any worker starts, a dense one, of which our hook is not asked, in it."""
+    nothing = r"merge_factors: no linear of this model is low rank, .*; leave it out"
+    write_model(tmp_path / "gac", [layer(*PLAIN, 512)])
+    with pytest.raises(CheckpointError, match=nothing):
+        aligned(tmp_path / "gac", **MERGE)
+    extra = {"weights": "dummy", **MERGE}
+    loader = GacModelLoader(LoadConfig(load_format="gac", model_loader_extra_config=extra))
+    stub: Any = ModelConfigStub(tmp_path, config())
+    stub.runner_type = "generate"
+    with pytest.raises(CheckpointError, match=nothing):
+        loader.create_model(SimpleNamespace(), stub)  # type: ignore[arg-type]
+
+
+def test_a_product_that_overflows_is_refused() -> None:
+    def factors() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "model.layers.0.mlp.up_proj.B.weight", torch.full((3, 2), 300.0)
+        yield "model.layers.0.mlp.up_proj.A.weight", torch.full((2, 5), 300.0)
+
+    with pytest.raises(CheckpointError, match=r"0\.mlp\.up_proj: .* too large for torch\.float16"):
+        list(merged_tensors(factors(), torch.float16, finite_check=True))
+    for dtype, check in ((torch.float16, False), (torch.bfloat16, True)):
+        ((name, weight),) = merged_tensors(factors(), dtype, check)
+        assert (name, weight.shape) == ("model.layers.0.mlp.up_proj.weight", (3, 5))
+
+
+@pytest.mark.parametrize("tool", ["asvd", "svd-llm", "lems"])
+def test_models_of_other_tools_are_merged(tool: str, tmp_path: Path) -> None:
+    raw, tensors = low_rank(TOOLS[tool], config(), RANKS)
+    write(tmp_path / "model", raw, tensors, TOOLS[tool].rename)
+    checkpoint = open_any_format(tmp_path / "model")[1]
+    stub: Any = ModelConfigStub(tmp_path / "model", dict(checkpoint.raw_config))
+    apart = streamed(stub)
+    stub.hf_config.gac = checkpoint.layout.without_ranks().section()
+    stub.hf_config.gac_stored = checkpoint.layout.section()
+    stub.hf_config.gac_stored_kv_heads = checkpoint.layout.num_key_value_heads
+    found = streamed(stub)
+    assert found.keys() == checkpoint.layout.without_ranks().tensors().keys()
+    for linear in RANKS:
+        product = apart[f"{linear}.B.weight"].float() @ apart[f"{linear}.A.weight"].float()
+        torch.testing.assert_close(found[f"{linear}.weight"], product)
+
+
+@pytest.mark.slow
+def test_merged_factors_answer_as_the_factors_do(tmp_path: Path) -> None:
+    """With biases, misaligned dims and latent keys; before and after a reload; dummies, too."""
+    write_model(tmp_path / "model", LAYERS, **BIASED["qwen2"])
+    apart, merged, dummy = each_in_engine_process(
+        _served, [(str(tmp_path / "model"), extra) for extra in ({}, MERGE, MERGE | DUMMY)]
+    )
+    assert_same(merged["answers"], apart["answers"], 2e-4)
+    assert_same(merged["reloaded"], apart["answers"], 2e-4)
+    padded = padded_layout(layout_with(LAYERS, **BIASED["qwen2"]), "minimal")
+    more = padded.without_ranks().parameters - padded.parameters
+    for found in (merged, dummy):
+        assert found["parameters"] - apart["parameters"] == more
+        assert found["room"] == apart["room"] == 2**30 // (4 * padded.kv_elements)
+        assert found["compiled as"] != apart["compiled as"]
+
+
+@pytest.mark.slow
+def test_merged_factors_on_two_ranks_answer_as_the_factors_do(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", LAYERS, **BIASED["llama"])
+    model = str(tmp_path / "model")
+    (apart,) = each_in_engine_process(_served, [(model, {})])
+    (merged,) = each_in_engine_process(_served, [(model, MERGE, 2)], **CPU_RANKS)
+    assert_same(merged["answers"], apart["answers"], 2e-4)
+
+
+def _served(directory: str, extra: dict[str, Any], tp: int = 1) -> dict[str, Any]:
+    """What an fp32 engine answers, before and after a reload; and what it is made of."""
+    from vllm import LLM
+
+    llm = LLM(directory, model_loader_extra_config=extra, tensor_parallel_size=tp, **OPTIONS)
+    engine = llm.llm_engine.vllm_config
+    found = {
+        "answers": answers(llm),
+        "parameters": llm.collective_rpc(_parameters)[0],
+        "room": engine.cache_config.kv_cache_size_tokens,
+        "compiled as": engine.compute_hash(),
+    }
+    if extra == MERGE:
+        llm.collective_rpc("reload_weights")
+        llm.reset_prefix_cache()
+        found["reloaded"] = answers(llm)
+    return found
+
+
+def _parameters(worker: Any) -> int:
+    """Numbers that the model of a worker holds."""
+    return sum(parameter.numel() for parameter in worker.get_model().parameters())
