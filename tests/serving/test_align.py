@@ -90,7 +90,7 @@ class ConfigStub(SimpleNamespace):
                 dtype=torch.bfloat16,
             ),
             load_config=LoadConfig(load_format="gac", model_loader_extra_config=options),
-            parallel_config=SimpleNamespace(tensor_parallel_size=tp),
+            parallel_config=SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=1),
             cache_config=SimpleNamespace(
                 cache_dtype=cache_dtype, kv_cache_dtype_skip_layers=[], sliding_window=None
             ),

@@ -1,6 +1,7 @@
 """`merge_factors`: low-rank linears are multiplied out while loading, and served as plain ones."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +23,16 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.zero_padding import padded_tensor
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError
+from vllm_gac.gpu.profile import Types
 from vllm_gac.importers.open_any import open_any_format
+from vllm_gac.layout.tensor_parallel import repeated_heads, repeated_tensor
 from vllm_gac.serving.config import merging
+from vllm_gac.serving.config.padding import align_config
+from vllm_gac.serving.config.tensor_parallel import shard_config
 from vllm_gac.serving.loading.loader import GacModelLoader
 from vllm_gac.serving.loading.merged_factors import merged_tensors
+from vllm_gac.serving.metrics import _other_types
+from vllm_gac.serving.planned_types import MERGE_FACTORS
 
 PLAIN = ("rotary", 4, 64), (4, 64)
 MLP = {"mlp.gate_proj": 104, "mlp.up_proj": 88, "mlp.down_proj": 96}
@@ -33,7 +40,7 @@ LAYERS = [
     layer(*PLAIN, 512, MLP | {"self_attn.q_proj": 96, "self_attn.o_proj": 120}),
     layer(("latent", 4, 32), (2, 48), 256, {"self_attn.k_proj": 24, "self_attn.v_proj": 40}),
     # Misaligned ranks, heads and width; and a whole q_proj beside two factors.
-    layer(("rotary", 4, 58), (2, 35), 250, {"self_attn.k_proj": 61, "mlp.up_proj": 37}),
+    layer(("rotary", 4, 58), (2, 35), 252, {"self_attn.k_proj": 61, "mlp.up_proj": 37}),
 ]
 # Both have biases: Qwen2 of q, k and v, this Llama of all linears.
 BIASED: dict[str, dict[str, Any]] = {
@@ -58,24 +65,33 @@ def streamed(stub: Any, **options: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("strategy", ["none", "minimal", "predefined"])
-def test_the_loader_streams_padded_products_of_the_factors(model: Path, strategy: Any) -> None:
-    served = aligned(model, align=strategy, **MERGE)
-    on_disk, stored = open_checkpoint(model).layout, load_file(model / "model.safetensors")
+@pytest.mark.parametrize("tp", [1, 4])  # with 4, value heads are repeated
+def test_the_loader_streams_products_that_are_padded_and_repeated(
+    model: Path, strategy: Any, tp: int
+) -> None:
+    served = aligned(model, {"tp": tp}, align=strategy, **MERGE)
+    shard_config(served)
+    on_disk, factors = open_checkpoint(model).layout, load_file(model / "model.safetensors")
     merged = on_disk.without_ranks()
+    padded = padded_layout(merged, strategy, tp=tp)
     assert served.stored == on_disk
-    assert served.served == padded_layout(merged, strategy)
+    repeated = repeated_heads(padded, tp)
+    assert served.served == repeated
     for threads in (1, 8):  # loading again makes a new loader, which has only the config
         found = streamed(served.model_config, num_threads=threads, **MERGE)
-        for name in on_disk.without_ranks().tensors():
-            linear, _, kind = name.rpartition(".")
-            up, down = stored.get(f"{linear}.B.{kind}"), stored.get(f"{linear}.A.{kind}")
-            whole = stored.get(name, up)
-            if up is not None and down is not None:
-                whole = up.float() @ down.float()
-            assert whole is not None
-            expected = padded_tensor(merged, served.served, name, whole)
-            torch.testing.assert_close(found.pop(name).float(), expected.float())
+        for name in merged.tensors():
+            expected = padded_tensor(merged, padded, name, whole(factors, name))
+            expected = repeated_tensor(padded, repeated, name, expected)
+            torch.testing.assert_close(found.pop(name).float(), expected)
         assert all(name.endswith(".rope_inv_freq") for name in found)  # of keys that are padded
+
+
+def whole(factors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Tensor `name` of the merged model, in fp32."""
+    linear, _, kind = name.rpartition(".")
+    tensor = factors[name if name in factors else f"{linear}.B.{kind}"].float()
+    down = factors.get(f"{linear}.A.{kind}")
+    return tensor if down is None else tensor @ down.float()
 
 
 def test_factors_stay_apart_without_the_option(model: Path) -> None:
@@ -171,6 +187,21 @@ def test_models_of_other_tools_are_merged(tool: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found[f"{linear}.weight"], product)
 
 
+@pytest.mark.parametrize(
+    ("options", "lora", "recommended"), [({}, None, 1), ({}, object(), 0), (MERGE, None, 0)]
+)
+def test_the_option_is_recommended_in_fp8_if_it_is_off_and_can_be_taken(
+    model: Path, options: dict[str, Any], lora: object, recommended: int
+) -> None:
+    stub = ConfigStub(model, options, quantization="fp8_per_tensor")
+    stub.model_config.hf_config.gac["source"] = {"planned_for": asdict(Types())}
+    align_config(stub)  # type: ignore[arg-type]
+    stub.lora_config = lora
+    said = _other_types(stub.served, stub.served, stub)  # type: ignore[arg-type]
+    assert said is not None
+    assert said.count(MERGE_FACTORS) == recommended
+
+
 @pytest.mark.slow
 def test_merged_factors_answer_as_the_factors_do(tmp_path: Path) -> None:
     """With biases, misaligned dims and latent keys; before and after a reload; dummies, too."""
@@ -181,10 +212,12 @@ def test_merged_factors_answer_as_the_factors_do(tmp_path: Path) -> None:
     assert_same(merged["answers"], apart["answers"], 2e-4)
     assert_same(merged["reloaded"], apart["answers"], 2e-4)
     padded = padded_layout(layout_with(LAYERS, **BIASED["qwen2"]), "minimal")
+    blocks, block_size = apart["room"]
+    assert blocks == 2**30 // (block_size * 4 * padded.kv_elements)
     more = padded.without_ranks().parameters - padded.parameters
     for found in (merged, dummy):
-        assert found["parameters"] - apart["parameters"] == more
-        assert found["room"] == apart["room"] == 2**30 // (4 * padded.kv_elements)
+        assert found["weights"] - apart["weights"] == more
+        assert found["room"] == apart["room"]
         assert found["compiled as"] != apart["compiled as"]
 
 
@@ -205,8 +238,8 @@ def _served(directory: str, extra: dict[str, Any], tp: int = 1) -> dict[str, Any
     engine = llm.llm_engine.vllm_config
     found = {
         "answers": answers(llm),
-        "parameters": llm.collective_rpc(_parameters)[0],
-        "room": engine.cache_config.kv_cache_size_tokens,
+        "weights": llm.collective_rpc(_weights)[0],
+        "room": [engine.cache_config.num_gpu_blocks, engine.cache_config.block_size],
         "compiled as": engine.compute_hash(),
     }
     if extra == MERGE:
@@ -216,6 +249,9 @@ def _served(directory: str, extra: dict[str, Any], tp: int = 1) -> dict[str, Any
     return found
 
 
-def _parameters(worker: Any) -> int:
-    """Numbers that the model of a worker holds."""
-    return sum(parameter.numel() for parameter in worker.get_model().parameters())
+def _weights(worker: Any) -> int:
+    """Numbers in the linears of a worker's layers. vLLM may keep the weights elsewhere."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    modules = worker.get_model().model.layers.modules()
+    return sum(x.input_size * x.output_size for x in modules if isinstance(x, LinearBase))
