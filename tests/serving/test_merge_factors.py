@@ -1,5 +1,6 @@
 """`merge_factors`: low-rank linears are multiplied out while loading, and served as plain ones."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,9 @@ from tests.serving.models import layer, layout_with, write_model
 from tests.serving.parallel_engines import CPU_RANKS
 from tests.serving.stubs import ModelConfigStub
 from tests.serving.test_align import ConfigStub, aligned
+from tests.serving.test_imported import written_by
 from tests.support.dense_models import config
+from vllm_gac import demo
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.zero_padding import padded_tensor
 from vllm_gac.checkpoint.open import open_checkpoint
@@ -118,7 +121,7 @@ def test_the_price_is_logged_in_parameters_bytes_and_tokens(
     percent, tokens = 100 * more / stored.parameters, more / stored.kv_elements
     assert lines == [
         f"Multiplying out the factors of 9 low-rank linears: {percent:+.2f} % parameters, "
-        f"{more / 1e9:+.2f} GB of weights, so {-tokens:+,.0f} tokens in the KV cache"
+        f"about {more / 1e9:+.2f} GB of weights, so {-tokens:+,.0f} tokens in the KV cache"
     ]
     aligned(model, align="none", **MERGE)  # two bytes a weight and two a cached number
     assert lines[1].endswith(f"so {-tokens:+,.0f} tokens in the KV cache")
@@ -219,6 +222,18 @@ def test_merged_factors_answer_as_the_factors_do(tmp_path: Path) -> None:
         assert found["weights"] - apart["weights"] == more
         assert found["room"] == apart["room"]
         assert found["compiled as"] != apart["compiled as"]
+
+
+@pytest.mark.slow
+def test_a_directory_of_another_tool_is_served_with_merged_factors(tmp_path: Path) -> None:
+    raw, model, rename = written_by("svd-llm")
+    write(tmp_path / "model", raw, model, rename)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo.MODEL / name, tmp_path / "model")
+    calls = [(str(tmp_path / "model"), extra) for extra in ({}, MERGE)]
+    apart, merged = each_in_engine_process(_served, calls)
+    assert_same(merged["answers"], apart["answers"], 2e-4)
+    assert merged["weights"] > apart["weights"]
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Decides in the front-end process whether low-rank linears are served as their products.
 
 In FP8 two factors take longer than the linear that they replace
-(benchmarks/results/both_factors_h200.md), and no model is planned so for it. One that was planned
-for 16 bits is as fast as with whole linears if it is served with these. The price is their memory.
+(benchmarks/results/both_factors_h200.md). A model that was planned for 16 bits may have them all
+the same. Multiplied, they take the time of that linear, and its memory, which the KV cache lacks.
 """
 
 import re
@@ -37,8 +37,8 @@ def merged_layout(vllm_config: "VllmConfig", stored: ModelLayout) -> ModelLayout
     merged = stored.without_ranks()
     more = (merged.parameters - stored.parameters) * _weight_bits(vllm_config) / 8
     logger.info(
-        "Multiplying out the factors of %d low-rank linears: %+.2f %% parameters, %+.2f GB of "
-        "weights, so %s tokens in the KV cache",
+        "Multiplying out the factors of %d low-rank linears: %+.2f %% parameters, about %+.2f "
+        "GB of weights, so %s tokens in the KV cache",
         stored.low_rank_linears,
         100 * (merged.parameters / stored.parameters - 1),
         more / 1e9,

@@ -1,7 +1,7 @@
 """Low-rank linears multiplied out while loading: W = B @ A, in fp32, on the device that serves.
 
-The two factors arrive in any order, and near each other. One that arrives alone waits for the
-other, so that a few linears are held at once, never the model.
+The two factors of a linear are read one after the other, and arrive near each other in any order.
+The first waits for the second, so that few linears are held at once.
 """
 
 from collections.abc import Iterable, Iterator
