@@ -45,19 +45,20 @@ def cost_of_other_types(
         return None
     said = f"the model was planned for {_named(planned)}, and is served with {_named(served)}"
     advice = "plan with the --quantization and --kv-cache-dtype that serve"
-    merged = layout.without_ranks() if mergeable and layout.low_rank_linears else None
+    merged = layout.without_ranks() if mergeable else layout
+    forms = (layout, served), (layout, planned), (merged, served)
     ratios: list[float] = []
     if profile is not None:
         with suppress(ProfileError):  # it lacks times of such types
-            ratios = [_of_dense(layout, dense, profile, types) for types in (served, planned)]
+            ratios = [_of_dense(form, dense, profile, types) for form, types in forms]
     if profile is None or not ratios:
-        if merged is not None and served.weights == "fp8":
+        if merged != layout and served.weights == "fp8":
             advice += f", or serve with {MERGE_FACTORS}"
         return f"{said}: other dims may be faster; {advice}"
     mix = BatchMix()
-    if merged is not None and (time := _of_dense(merged, dense, profile, served)) < ratios[0]:
+    if ratios[2] < ratios[0]:
         more = merged.parameters / layout.parameters - 1
-        advice += f", or serve with {MERGE_FACTORS}: {time:.2f} times, {more:+.0%} parameters"
+        advice += f", or serve with {MERGE_FACTORS}: {ratios[2]:.2f} times, {more:+.0%} parameters"
     return (
         f"{said}: on a {profile.gpu}, {mix.decode_batch} sequences of {mix.decode_context:,} "
         f"tokens, a mean step is predicted to take {ratios[0]:.2f} times as long as the dense "

@@ -20,12 +20,13 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 def align_config(vllm_config: "VllmConfig") -> None:
     """Pad the layout in `vllm_config` as the loader's option `align` says; the default is minimal.
 
+    With the option `merge_factors` the factors of low-rank linears are multiplied first.
     Quantization while loading may need larger multiples; dims are padded for it as well.
     Tensors that a quantizer has packed cannot be padded. They keep their dims by default.
 
     Raises:
         CheckpointError: `align` is given for a model whose tensors are packed, or a trainer is to
-            send weights, which do not pass through our loader.
+            send weights, which do not pass through our loader; or factors cannot be multiplied.
     """
     model_config = vllm_config.model_config
     options = loader_options(vllm_config.load_config.model_loader_extra_config)
