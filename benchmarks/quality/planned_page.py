@@ -32,6 +32,11 @@ def comparison(rows: Sequence[Row], dense: Row, healed: str) -> Iterator[Block]:
     ]
     if not pairs:
         return
+    same = {
+        f"{row['budget']} ({row['tokens']:,} tokens)"
+        for row in rows
+        if row["form"] == FOR_HEALING and row.get("layers_sha256") in _without(rows, row)
+    }
     yield (
         "Planned for healing: two plans within equal limits, one for the least loss and one for "
         "the least loss that is left after a healing on these tokens, by what each form wins back; "
@@ -52,6 +57,15 @@ def comparison(rows: Sequence[Row], dense: Row, healed: str) -> Iterator[Block]:
             for row, other in sorted(pairs, key=lambda p: (p[0]["budget"], p[0]["tokens"]))
         ),
     )
+    if same:
+        yield f"At these limits the two plans are the same: {'; '.join(sorted(same))}."
+
+
+def _without(rows: Sequence[Row], planned: Row) -> Iterator[str]:
+    """The layers, in short, that are planned within the same limit without healing."""
+    for row in rows:
+        if (row["form"], row["budget"]) == (WITHOUT_HEALING, planned["budget"]):
+            yield row.get("layers_sha256", "none")
 
 
 def _cells(rows: Sequence[Row], healed: Row, dense: Row) -> Iterator[str | None]:

@@ -3,8 +3,8 @@
     python -m benchmarks.quality.regain OUT --device cuda [--sizes 30m 130m]
 
 Trains models of the ladder, compresses each by every form to two budgets, and heals each result on
-growing numbers of tokens, by `vllm-gac heal` as it is by default. A few are also healed layer by
-layer (local_distillation.py), on as many tokens. Every model is scored on held-out text.
+growing numbers of tokens, by `vllm-gac heal` as it is by default. Every model is scored on held-out
+text. Rows of models that were healed layer by layer are by commit 340d552, which can do that.
 
 Appends to OUT/regain.jsonl after each model, and writes OUT/regain.md anew. What is trained and
 compressed lies in --work. The same command goes on where it was stopped. With several GPUs, each
@@ -41,18 +41,12 @@ from benchmarks.common.page import arguments, machine, source
 from benchmarks.quality.ladder.scores import runner, window_losses
 from benchmarks.quality.ladder.sizes import SIZES
 from benchmarks.quality.ladder.text import read_tensor
-from benchmarks.quality.local_distillation import (
-    OnCompressedInputs,
-    OnDenseInputs,
-    minimizing,
-)
 from benchmarks.quality.planned_page import FOR_HEALING, WITHOUT_HEALING
 from benchmarks.quality.regain_page import COMPRESSED, DENSE, HEALED, page
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.errors import NotHealedError, PlanError
-from vllm_gac.healing.distillation import Distillation
 from vllm_gac.layout.dims import ModelLayout
 from vllm_gac.planning.planner import plan
 from vllm_gac.planning.request import PlanRequest
@@ -115,23 +109,14 @@ FORMS: Mapping[str, Sequence[Budget]] = {
 }
 # Within a time, heads and widths compete; within a size, all forms.
 _LIMITS = (
-    Budget(("heads",), kv=0.5),
-    Budget(_ALL, parameters=0.6, kv=0.5),
-    Budget(_ALL, time=0.8),
-    Budget(_ALL, time=0.65),
+    Budget(("heads",), kv=0.25),
+    Budget(_ALL, parameters=0.4, kv=0.25),
+    Budget(_ALL, time=0.5),
+    Budget(_ALL, time=0.4),
 )
 PLANNED: Mapping[str, Sequence[Budget]] = {WITHOUT_HEALING: _LIMITS, FOR_HEALING: _LIMITS}
 _EVERY = {**FORMS, **PLANNED}
 TOKENS = (100_000, 400_000, 1_600_000, 6_400_000)
-# What is minimized, one after the other, on equal shares of the tokens.
-WAYS: Mapping[str, Sequence[type[Distillation]]] = {
-    HEALED: (Distillation,),
-    "local, dense inputs": (OnDenseInputs,),
-    "local, compressed inputs": (OnCompressedInputs,),
-    "local, dense inputs, then healed": (OnDenseInputs, Distillation),
-}
-# The other ways heal these, to the second budget, on at most so many tokens.
-LOCAL_FORMS, LOCAL_TOKENS = ("MLP widths", "all methods"), 1_600_000
 _MINUTES = {"30m": 1.5, "130m": 5.0}
 _PACKAGES = ("torch", "transformers")
 # Processes that share a GPU: the models do not fill it.
@@ -233,7 +218,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="of each training (30m: 1.5, 130m: 5)")
     parser.add_argument("--forms", nargs="+", choices=_EVERY, default=list(FORMS))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--max-tokens", type=int, help="of calibration")
     parser.add_argument("--workers", type=int, default=_WORKERS, help="processes of each size")
     args = parser.parse_args()
@@ -249,7 +233,6 @@ def _command(args: argparse.Namespace) -> str:
         "minutes": None,
         "forms": list(FORMS),
         "tokens": list(TOKENS),
-        "ways": list(WAYS),
         "max_tokens": None,
     }
     words = ["python", "-m", "benchmarks.quality.regain", "OUT"]
@@ -318,14 +301,11 @@ def _compressed(task: Task, args: argparse.Namespace) -> list[Task]:
 def _healed(task: Task, args: argparse.Namespace) -> list[Task]:
     """The runs of few tokens first, and the last budget of each form before the others."""
     found = [
-        replace(task, form=form, budget=str(budget), way=way, tokens=tokens)
+        replace(task, form=form, budget=str(budget), way=HEALED, tokens=tokens)
         for tokens in sorted(args.tokens)
         for number in (3, 2, 1, 0)
-        for way in args.ways
         for form in args.forms
         for budget in _EVERY[form][number : number + 1]
-        if way == HEALED
-        or (form in LOCAL_FORMS and budget is FORMS[form][-1] and tokens <= LOCAL_TOKENS)
     ]
     return [task for task in found if task.compressed.exists()]  # else no plan was within it
 
@@ -388,19 +368,15 @@ def _planned(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _heal(task: Task) -> list[Path]:
-    """What each phase of the way has made; nothing of one that made the model no better."""
-    texts, phases, made = [task.text / "healing.txt"], WAYS[task.way], list[Path]()
-    request = HealRequest(tokens=task.tokens // len(phases))
+    """The healed model; nothing if healing made the model no better."""
+    out = task.work / _as_path(f"{task.form}-{task.budget}-{task.way}-{task.tokens}")
+    texts, request = [task.text / "healing.txt"], HealRequest(tokens=task.tokens)
     how: dict[str, Any] = {"device": task.device, "resume": True, "progress": False}
-    for number, distance in enumerate(phases):
-        model = made[-1] if made else task.compressed
-        name = f"{task.form}-{task.budget}-{task.way}-{task.tokens}-{number}"
-        out = task.work / _as_path(name)
-        with suppress(NotHealedError), minimizing(distance):
-            if not out.exists():
-                heal(model, task.dense, texts, out, request, **how)
-            made.append(out)
-    return made
+    with suppress(NotHealedError):
+        if not out.exists():
+            heal(task.compressed, task.dense, texts, out, request, **how)
+        return [out]
+    return []
 
 
 def _healing_of(model: Path) -> dict[str, Any]:

@@ -35,8 +35,9 @@ def write_adapter(model: Path, out: Path, merged: Path | None = None) -> None:
 def is_linear(name: str, tensor: torch.Tensor) -> bool:
     """Whether this tensor is the weight of a linear or of a factor in a layer."""
     is_norm = name.endswith("norm.weight")  # those of key heads have two dims
+    of_experts = ".mlp.gate." in name or ".experts." in name  # which adapters leave alone
     in_layer = name.startswith("model.layers.") and name.endswith(".weight")
-    return in_layer and tensor.ndim == 2 and not is_norm
+    return in_layer and tensor.ndim == 2 and not is_norm and not of_experts
 
 
 def write_factors(out: Path, factors: dict[str, torch.Tensor]) -> None:

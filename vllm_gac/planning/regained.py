@@ -12,15 +12,15 @@ import numpy as np
 # The share of what each form lost that the trials won back, by the tokens they were healed on.
 TOKENS = (100_000, 400_000, 1_600_000, 6_400_000)
 SHARES: Mapping[str, tuple[float, ...]] = {
-    "rotary heads": (0.15, 0.44, 0.58, 0.69),
-    "latent keys": (0.04, 0.11, 0.21, 0.4),
-    "MLP widths": (0.06, 0.23, 0.38, 0.47),
-    "low rank": (0.03, 0.14, 0.3, 0.37),
+    "rotary heads": (0.15, 0.44, 0.66, 0.69),
+    "latent keys": (0.04, 0.11, 0.16, 0.4),
+    "MLP widths": (0.06, 0.23, 0.41, 0.47),
+    "low rank": (0.03, 0.14, 0.36, 0.37),
 }
 # The standard deviation of a trial around the table.
 ERROR = 0.08
 # Parameters of the smallest and of the largest model, in millions.
-MILLIONS = (30, 30)
+MILLIONS = (30, 132)
 
 
 def regained(form: str, tokens: int) -> float:
