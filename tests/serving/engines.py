@@ -130,3 +130,17 @@ def scored_prompts(llm: Any) -> list[float]:
         for output in llm.generate(prompts, sampling, use_tqdm=False)
         for token, step in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
     ]
+
+
+def cache_scales(worker: Any) -> list[list[float]]:
+    """The scales of keys and values of each layer. Runs in the worker."""
+    layers = worker.get_model().model.layers
+    return [[float(x.self_attn.attn._k_scale), float(x.self_attn.attn._v_scale)] for x in layers]
+
+
+def linear_methods(worker: Any) -> list[str]:
+    """The quantization methods of the last layer's linears. Runs in the worker."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    linears = worker.get_model().model.layers[-1].modules()
+    return sorted({type(m.quant_method).__name__ for m in linears if isinstance(m, LinearBase)})

@@ -18,8 +18,10 @@ from vllm.model_executor.models.utils import WeightsMapper
 from tests.serving.engines import (
     GPU_OPTIONS,
     OPTIONS,
+    cache_scales,
     each_in_engine_process,
     in_engine_process,
+    linear_methods,
     scored_prompts,
 )
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
@@ -222,27 +224,23 @@ def _logprobs(model: str, options: dict[str, Any]) -> dict[str, Any]:
     """Logprobs of all prompt tokens; methods of the last layer's linears; scales of the cache."""
     from vllm import LLM, _custom_ops
     from vllm.model_executor.kernels.linear.scaled_mm import cpu
+    from vllm.platforms import current_platform
 
     # vLLM's int8 kernels for AMX support neither fp32 nor outputs that are not multiples of 32.
     cpu.check_cpu_sgl_kernel = lambda *arguments: False
     # vLLM has torch's FP8 products on a CPU, but not the kernel that rescales fused weights.
-    _custom_ops.scaled_fp8_quant = _scaled_to_fp8
+    if current_platform.is_cpu():
+        _custom_ops.scaled_fp8_quant = _scaled_to_fp8
     llm = LLM(model, **options)
     return {
-        "linears": llm.collective_rpc(_linear_methods)[0],
-        "cache_scales": llm.collective_rpc(_cache_scales)[0],
+        "linears": llm.collective_rpc(linear_methods)[0],
+        "cache_scales": llm.collective_rpc(cache_scales)[0],
         "logprobs": scored_prompts(llm),
     }
 
 
 def _scaled_to_fp8(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
-
-
-def _cache_scales(worker: Any) -> list[list[float]]:
-    """The scales of keys and values of each layer. Runs in the worker."""
-    layers = worker.get_model().model.layers
-    return [[float(x.self_attn.attn._k_scale), float(x.self_attn.attn._v_scale)] for x in layers]
 
 
 @pytest.mark.gpu
@@ -264,14 +262,6 @@ def test_a_misaligned_model_in_fp8_scores_text_as_in_bf16(
     plain = in_engine_process(_logprobs, str(tmp_path / "model"), GPU_OPTIONS)
     found = in_engine_process(_logprobs, str(tmp_path / "model"), GPU_OPTIONS | quantized)
     _assert_close(found["logprobs"], plain["logprobs"], 0.2)
-
-
-def _linear_methods(worker: Any) -> list[str]:
-    """The quantization methods of the last layer's linears. Runs in the worker."""
-    from vllm.model_executor.layers.linear import LinearBase
-
-    linears = worker.get_model().model.layers[-1].modules()
-    return sorted({type(m.quant_method).__name__ for m in linears if isinstance(m, LinearBase)})
 
 
 # ---- faults of a packed checkpoint, seen in its headers ---------------------------------------
