@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tests.kernels.head_scales import row_scales, spread
 from vllm_gac.kernels.decode.launch import decode_attention, decode_scratch
 from vllm_gac.kernels.decode.tiling import Tiling
 from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
@@ -91,7 +92,13 @@ def random_batch(seed: int, limits: Limits) -> Batch:
         size = geometry.query_size
         inv_freq = 1e4 ** (-torch.arange(0, size, 2, dtype=torch.float32)[None] / size)
         latent = LatentKeys(up.to(limits.device, query_dtype), inv_freq.to(limits.device))
-    scaled = dtype.itemsize == 1
+    window = rng.choice([None, None, 17, 64, 500])
+    k_scale = v_scale = None
+    if dtype.itemsize == 1:
+        by_head = rng.random() < 0.5
+        k_scale = spread(geometry.key_heads, 0.05) if by_head else torch.tensor([0.5])
+        v_scale = spread(geometry.value_heads, 0.5) if by_head else torch.tensor([1.5])
+        k_scale, v_scale = k_scale.to(limits.device), v_scale.to(limits.device)
     return Batch(
         geometry=geometry,
         query=query.to(limits.device, query_dtype),
@@ -100,10 +107,10 @@ def random_batch(seed: int, limits: Limits) -> Batch:
         query_start_loc=starts.int().to(limits.device),
         seq_lens=torch.tensor(lengths, dtype=torch.int32, device=limits.device),
         max_query_len=max_query_len,
-        window=rng.choice([None, None, 17, 64, 500]),
+        window=window,
         latent=latent,
-        k_scale=torch.tensor([0.5], device=limits.device) if scaled else None,
-        v_scale=torch.tensor([1.5], device=limits.device) if scaled else None,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
 
 
@@ -226,10 +233,7 @@ def tolerance(batch: Batch) -> float:
 def _dequantized(batch: Batch) -> torch.Tensor:
     if batch.k_scale is None or batch.v_scale is None:
         return batch.cache
-    cache = batch.cache.float()
-    cache[..., : batch.geometry.key_width] *= batch.k_scale
-    cache[..., batch.geometry.key_width :] *= batch.v_scale
-    return cache
+    return batch.cache.float() * row_scales(batch.geometry, batch.k_scale, batch.v_scale)
 
 
 if __name__ == "__main__":

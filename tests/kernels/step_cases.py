@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tests.kernels.head_scales import row_scales, spread
 from vllm_gac.kernels.cache_write import CacheTarget, write_cache
 from vllm_gac.kernels.rotate_and_cache import rotate_and_cache
 from vllm_gac.kernels.torch_reference import write_cache as write_cache_in_torch
@@ -31,7 +32,6 @@ class Case:
     key: torch.Tensor
     value: torch.Tensor
     cache: CacheTarget | None
-    scales: tuple[float, float]
 
 
 def random_case(seed: int, device: str) -> Case:
@@ -55,7 +55,7 @@ def random_case(seed: int, device: str) -> Case:
     fused = torch.randn(tokens, sum(widths), generator=generator).to(dtype)
     query, key, value, _ = fused.to(device).split(widths, dim=1)
     tables = rng.choice([1, g.key_heads])
-    cache, scales = None, (1.0, 1.0)
+    cache = None
     if rng.random() < 0.85:
         shape = (BLOCKS, g.value_heads, block_size, g.key_width + g.value_size)
         slots = torch.randperm(BLOCKS * block_size, generator=generator)[:tokens]
@@ -63,10 +63,15 @@ def random_case(seed: int, device: str) -> Case:
         slots = slots[: rng.choice([tokens, max(tokens - 3, 0)])].to(device)
         held = torch.full(shape, float("nan"), dtype=dtype, device=device)
         cache = CacheTarget(held, slots)
-        if rng.random() < 0.3 and device != "cpu":  # the interpreter cannot round to fp8
-            scales = (0.5 + rng.random(), 0.5 + rng.random())
-            ones = (torch.tensor(scale, device=device) for scale in scales)
-            cache = CacheTarget(held.to(torch.float8_e4m3fn), slots, *ones)
+        if rng.random() < 0.5:
+            by_head = rng.random() < 0.5
+            scales = [
+                spread(heads, 0.2 + rng.random()) if by_head else torch.tensor(0.5 + rng.random())
+                for heads in (g.key_heads, g.value_heads)
+            ]
+            if device != "cpu":  # the interpreter cannot round to fp8
+                held = held.to(torch.float8_e4m3fn)
+            cache = CacheTarget(held, slots, *(scale.to(device) for scale in scales))
     return Case(
         geometry=g,
         latent=latent,
@@ -76,7 +81,6 @@ def random_case(seed: int, device: str) -> Case:
         key=key,
         value=value,
         cache=cache,
-        scales=scales,
     )
 
 
@@ -122,12 +126,14 @@ def _check_cache(case: Case, key: torch.Tensor) -> None:
     assert case.cache is not None
     g, cache = case.geometry, case.cache
     tokens = cache.slots.shape[0]
-    key_rows = key[:tokens].reshape(-1, g.value_heads, g.key_width).float() / case.scales[0]
+    key_rows = key[:tokens].reshape(-1, g.value_heads, g.key_width).float()
     value_rows = case.value[:tokens].reshape(-1, g.value_heads, g.value_size).float()
     expected = torch.full(cache.kv_cache.shape, float("nan"), device=key.device)
-    write_cache_in_torch(key_rows, value_rows / case.scales[1], expected, cache.slots)
+    write_cache_in_torch(key_rows, value_rows, expected, cache.slots)
+    if cache.k_scale is not None and cache.v_scale is not None:
+        expected /= row_scales(g, cache.k_scale, cache.v_scale)
     expected = expected.to(cache.kv_cache.dtype).float()
-    _assert_close(cache.kv_cache.float(), expected, fp8=cache.k_scale is not None)
+    _assert_close(cache.kv_cache.float(), expected, fp8=cache.kv_cache.itemsize == 1)
 
 
 def _assert_close(got: torch.Tensor, expected: torch.Tensor, fp8: bool = False) -> None:

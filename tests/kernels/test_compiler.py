@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import starmap
 
 import pytest
@@ -57,7 +58,11 @@ def kind(
 ROTARY = CacheGeometry(32, 96, 8, 96, 8, 64)
 LATENT = CacheGeometry(32, 128, 8, 64, 4, 128)  # two latents for each value head
 ODD = CacheGeometry(8, 128, 1, 102, 1, 3)
-QUICK = [kind(ROTARY), kind(ROTARY, dtype=FP8), kind(LATENT, 1)]
+SCALED_BY_HEAD = [
+    replace(kind(LATENT, 1, FP8), scaled_by_head=True),
+    replace(kind(CacheGeometry(32, 64, 8, 64, 4, 128), dtype=FP8), scaled_by_head=True),
+]
+QUICK = [kind(ROTARY), kind(ROTARY, dtype=FP8), kind(LATENT, 1), *SCALED_BY_HEAD]
 # Kernels that a faulty ptxas may get wrong.
 QUICK_ON_HOPPER = [*QUICK, kind(ODD, 1, queries=8)]
 
@@ -96,8 +101,14 @@ def distinct(kinds: Iterable[DecodeKind], capability: tuple[int, int]) -> list[D
     return list(found.values())
 
 
+def scale_of(kind: DecodeKind) -> torch.Tensor | None:
+    if kind.cache_dtype != FP8:
+        return None
+    return torch.ones(kind.geometry.key_heads if kind.scaled_by_head else ())
+
+
 def launch_decode(kind: DecodeKind) -> None:
-    g, scale = kind.geometry, torch.ones(()) if kind.cache_dtype == FP8 else None
+    g, scale = kind.geometry, scale_of(kind)
     decode_attention(
         on_no_device(kind.max_query_len, g.query_heads, g.query_size),
         on_no_device(2, g.value_heads, 16, g.key_width + g.value_size, dtype=kind.cache_dtype),
@@ -118,7 +129,7 @@ def launch_decode(kind: DecodeKind) -> None:
 def launch_the_others(kind: DecodeKind) -> None:
     """Launch the other kernels for layers of these heads: cache, rotation, prefill, MLP."""
     g, latent, tokens = kind.geometry, kind.latent, 3
-    row, scale = g.key_width + g.value_size, torch.ones(()) if kind.cache_dtype == FP8 else None
+    row, scale = g.key_width + g.value_size, scale_of(kind)
     cache = on_no_device(2, g.value_heads, 16, row, dtype=kind.cache_dtype)
     target = CacheTarget(cache, torch.zeros(tokens, dtype=torch.int64), scale, scale)
     key = on_no_device(tokens, g.value_heads, g.key_width)

@@ -3,6 +3,7 @@
 Triton is stopped before it compiles, so these tests need no GPU.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,7 @@ KINDS = [
     kind(ROTARY, cache_dtype=torch.float8_e4m3fn),
     kind(LATENT, latent=True),
     kind(LATENT, latent=True, cache_dtype=torch.float8_e4m3fn, queries=3),
+    replace(kind(SHARED, cache_dtype=torch.float8_e4m3fn), scaled_by_head=True),
 ]
 
 
@@ -79,7 +81,10 @@ def launch(kind: DecodeKind, sequences: int, blocks: int) -> None:
     geometry, row = kind.geometry, kind.geometry.key_width + kind.geometry.value_size
     tokens = sequences * kind.max_query_len
     layers = torch.empty(3, 5, geometry.value_heads, kind.block_size, row, dtype=kind.cache_dtype)
-    quantized = kind.cache_dtype.itemsize == 1
+    scales: list[torch.Tensor | None] = [None, None]
+    if kind.cache_dtype.itemsize == 1:
+        heads = (geometry.key_heads, geometry.value_heads) if kind.scaled_by_head else (1, 1)
+        scales = [torch.ones(count) for count in heads]
     decode_attention(
         torch.empty(tokens + 5, geometry.query_heads, geometry.query_size, dtype=kind.dtype)[
             :tokens
@@ -95,8 +100,8 @@ def launch(kind: DecodeKind, sequences: int, blocks: int) -> None:
         max_query_len=kind.max_query_len,
         window=kind.window,
         latent=kind.latent,
-        k_scale=torch.tensor([0.5]) if quantized else None,
-        v_scale=torch.tensor([0.5]) if quantized else None,
+        k_scale=scales[0],
+        v_scale=scales[1],
     )
 
 

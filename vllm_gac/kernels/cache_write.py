@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_gac.kernels.cache_scales import is_by_head, scale_of
+
 _ROWS = 16  # tokens per program
 
 
@@ -16,8 +18,8 @@ class CacheTarget:
 
     kv_cache: [blocks, value_heads, block_size, key_width + value_size], rows contiguous.
     slots: int64 [tokens to write]; slots below 0 are padding and are not written.
-    k_scale, v_scale: fp32, one element each. If given, the cache is fp8 and holds key / k_scale and
-        value / v_scale.
+    k_scale, v_scale: fp32, one element each, or one for each key head and for each value head. If
+        given, the cache is fp8 and holds key / k_scale and value / v_scale.
     """
 
     kv_cache: torch.Tensor
@@ -29,6 +31,11 @@ class CacheTarget:
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """The tensors, in the order in which kernels take them."""
         return self.kv_cache, self.slots, self.k_scale, self.v_scale
+
+    @property
+    def is_by_head(self) -> bool:
+        """Whether each head has a scale of its own."""
+        return is_by_head(self.k_scale)
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -49,10 +56,13 @@ def write_cache(key: torch.Tensor, value: torch.Tensor, target: CacheTarget) -> 
         value: [tokens, value_heads, value_size], likewise.
         target: the cache and the slots to write.
     """
-    tokens = target.slots.shape[0]
+    tokens, heads = target.slots.shape[0], value.shape[1]
     if not tokens:
         return
-    _write[(triton.cdiv(tokens, _ROWS), value.shape[1])](
+    scales = 1 if target.k_scale is None else target.k_scale.numel()
+    parts = max(scales // heads, 1)
+    key_size = key.shape[2] // parts
+    _write[(triton.cdiv(tokens, _ROWS), heads)](
         key,
         value,
         *target.tensors,
@@ -61,9 +71,11 @@ def write_cache(key: torch.Tensor, value: torch.Tensor, target: CacheTarget) -> 
         value.stride(0),
         *target.strides,
         BLOCK_SIZE=target.block_size,
-        KEY_WIDTH=key.shape[2],
+        BY_HEAD=target.is_by_head,
+        PARTS=parts,
+        KEY_SIZE=key_size,
         VALUE_SIZE=value.shape[2],
-        KEY_LANES=triton.next_power_of_2(key.shape[2]),
+        KEY_LANES=triton.next_power_of_2(key_size),
         VALUE_LANES=triton.next_power_of_2(value.shape[2]),
         ROWS=_ROWS,
     )
@@ -84,28 +96,28 @@ def _write(
     head_stride,
     token_stride,
     BLOCK_SIZE: tl.constexpr,
-    KEY_WIDTH: tl.constexpr,
+    BY_HEAD: tl.constexpr,
+    PARTS: tl.constexpr,
+    KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     KEY_LANES: tl.constexpr,
     VALUE_LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """One program writes ROWS tokens of one head."""
+    """One program writes ROWS tokens of one value head, and its keys in PARTS of one scale each."""
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     head = tl.program_id(1)
     row, kept = cache_rows(
         kv_cache, slots, token, token < tokens, block_stride, token_stride, BLOCK_SIZE
     )
     row += head.to(tl.int64) * head_stride
-    copy_head(key + token * key_stride + head * KEY_WIDTH, row, kept, k_scale, KEY_WIDTH, KEY_LANES)
-    copy_head(
-        value + token * value_stride + head * VALUE_SIZE,
-        row + KEY_WIDTH,
-        kept,
-        v_scale,
-        VALUE_SIZE,
-        VALUE_LANES,
-    )
+    for part in tl.static_range(PARTS):
+        key_head = head * PARTS + part
+        source = key + token * key_stride + key_head * KEY_SIZE
+        target = row + part * KEY_SIZE
+        copy_head(source, target, kept, k_scale, key_head, BY_HEAD, KEY_SIZE, KEY_LANES)
+    source, target = value + token * value_stride + head * VALUE_SIZE, row + PARTS * KEY_SIZE
+    copy_head(source, target, kept, v_scale, head, BY_HEAD, VALUE_SIZE, VALUE_LANES)
 
 
 @triton.jit
@@ -119,17 +131,26 @@ def cache_rows(kv_cache, slots, token, there, block_stride, token_stride, BLOCK_
 
 
 @triton.jit
-def copy_head(source, row, kept, scale, WIDTH: tl.constexpr, LANES: tl.constexpr):
+def copy_head(
+    source,
+    row,
+    kept,
+    scale,
+    head,
+    BY_HEAD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
     """Copy the first WIDTH elements of some tokens into their rows of the cache."""
     column = tl.arange(0, LANES)[None, :]
     used = kept[:, None] & (column < WIDTH)
     x = tl.load(source[:, None] + column, mask=used, other=0.0)
-    tl.store(row[:, None] + column, as_cached(x, row, scale), mask=used)
+    tl.store(row[:, None] + column, as_cached(x, row, scale, head, BY_HEAD), mask=used)
 
 
 @triton.jit
-def as_cached(x, row, scale):
+def as_cached(x, row, scale, head, BY_HEAD: tl.constexpr):
     """x in the dtype of the cache; an fp8 cache has a scale, by which x is divided."""
     if scale is not None:
-        x = x.to(tl.float32) / tl.load(scale)
+        x = x.to(tl.float32) / scale_of(scale, head, BY_HEAD)
     return x.to(row.dtype.element_ty)

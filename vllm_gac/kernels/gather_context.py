@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from vllm_gac.kernels.cache_scales import is_by_head, scale_of
 from vllm_gac.kernels.torch_reference import LatentKeys
 from vllm_gac.layout.cache_geometry import CacheGeometry
 
@@ -27,7 +28,7 @@ class KeyValueSource:
     In a paged cache, keys are [blocks, value_heads, block_size, key_width], and block_table, int32
     [sequences, blocks], says which blocks belong to a sequence. Without a block table they are
     [tokens, value_heads, key_width], one sequence after the other. Values likewise. The scales of
-    an fp8 cache are fp32, one element each.
+    an fp8 cache are fp32, one element each, or one for each key head and for each value head.
     """
 
     keys: torch.Tensor
@@ -97,6 +98,7 @@ def gather_rows(
         *value_strides,
         rows.stride(0),
         rows.stride(1),
+        BY_HEAD=is_by_head(source.k_scale),
         PAGED=paged,
         BLOCK_SIZE=source.keys.shape[2] if paged else 1,
         PARTS=g.key_heads // g.value_heads,
@@ -145,6 +147,7 @@ def _gather(
     value_head_stride,
     row_token_stride,
     row_head_stride,
+    BY_HEAD: tl.constexpr,
     PAGED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PARTS: tl.constexpr,
@@ -186,7 +189,7 @@ def _gather(
             other=0.0,
         )
         if v_scale is not None:
-            value = value.to(tl.float32) * tl.load(v_scale)
+            value = value.to(tl.float32) * scale_of(v_scale, head, BY_HEAD)
         value = value.to(rows.dtype.element_ty)
         out = rows + (start + token).to(tl.int64)[:, None] * row_token_stride
         value_mask = present & (column < VALUE_OUT)
@@ -200,7 +203,7 @@ def _gather(
         for part in tl.static_range(PARTS):
             key = tl.load(key_row + part * KEY_SIZE + lane, mask=lane < KEY_SIZE, other=0.0)
             if k_scale is not None:
-                key = key.to(tl.float32) * tl.load(k_scale)
+                key = key.to(tl.float32) * scale_of(k_scale, head * PARTS + part, BY_HEAD)
             key = key.to(rows.dtype.element_ty)
             if REBUILT:
                 for member in tl.static_range(REBUILT):

@@ -52,10 +52,10 @@ def rotate_and_cache(
     tokens = query.shape[0]
     target: tuple[torch.Tensor | None, ...] = (None, None, None, None)
     strides: tuple[int, ...] = (0, 0, 0)
-    cached, block_size = 0, 1
+    cached, block_size, by_head = 0, 1, False
     if cache is not None:
         target, cached = cache.tensors, cache.slots.shape[0]
-        strides, block_size = cache.strides, cache.block_size
+        strides, block_size, by_head = cache.strides, cache.block_size, cache.is_by_head
     _rotate[(triton.cdiv(tokens, rows), g.key_heads)](
         positions,
         inv_freq,
@@ -76,6 +76,7 @@ def rotate_and_cache(
         PARTS=g.key_heads // g.value_heads,
         TABLES=inv_freq.shape[0],
         LATENT=latent,
+        BY_HEAD=by_head,
         KEY_SIZE=g.key_size,
         VALUE_SIZE=g.value_size,
         BLOCK_SIZE=block_size,
@@ -114,6 +115,7 @@ def _rotate(
     PARTS: tl.constexpr,
     TABLES: tl.constexpr,
     LATENT: tl.constexpr,
+    BY_HEAD: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -156,15 +158,17 @@ def _rotate(
         row += value_head.to(tl.int64) * head_stride
         if LATENT:
             source = key + token * key_stride + head * KEY_SIZE
-            copy_head(source, row + part * KEY_SIZE, kept, k_scale, KEY_SIZE, KEY_LANES)
+            to = row + part * KEY_SIZE
+            copy_head(source, to, kept, k_scale, head, BY_HEAD, KEY_SIZE, KEY_LANES)
         else:
             target = row[:, None] + part * KEY_SIZE + pair[None, :]
             used = kept[:, None] & (pair < PAIRS)[None, :]
-            tl.store(target, as_cached(first, row, k_scale), mask=used)
-            tl.store(target + PAIRS, as_cached(second, row, k_scale), mask=used)
+            tl.store(target, as_cached(first, row, k_scale, head, BY_HEAD), mask=used)
+            tl.store(target + PAIRS, as_cached(second, row, k_scale, head, BY_HEAD), mask=used)
         if part == 0:
             source = value + token * value_stride + value_head * VALUE_SIZE
-            copy_head(source, row + PARTS * KEY_SIZE, kept, v_scale, VALUE_SIZE, VALUE_LANES)
+            row += PARTS * KEY_SIZE
+            copy_head(source, row, kept, v_scale, value_head, BY_HEAD, VALUE_SIZE, VALUE_LANES)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from vllm.config import CacheConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from tests.kernels.head_scales import row_scales
 from vllm_gac.gpu.attention_choice import Kernels
 from vllm_gac.kernels.decode.launch import decode_scratch
 from vllm_gac.kernels.torch_reference import paged_attention, write_cache
@@ -21,7 +22,11 @@ from vllm_gac.serving.attention import gpu_backend
 from vllm_gac.serving.plugin import register
 
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 32, 16
-K_SCALE, V_SCALE = 0.5, 1.5
+# One of all heads, and one of each.
+SCALES = [
+    (torch.tensor(0.5), torch.tensor(1.5)),
+    (torch.tensor([0.2, 2.0]), torch.tensor([3.0, 0.3])),
+]
 QUERIES, CONTEXTS = [1, 1, 1], [37, 1, 20]
 
 
@@ -47,7 +52,7 @@ def layer_of(cache_dtype: Any, window: int | None = None) -> Attention:
         )
 
 
-def error_of(layer: Attention) -> float:
+def error_of(layer: Attention, scales: tuple[torch.Tensor, torch.Tensor] = SCALES[0]) -> float:
     """The error of a step of decoding requests against fp32, relative to the result."""
     generator = torch.Generator().manual_seed(0)
     quantized = layer.impl.quantized
@@ -61,8 +66,7 @@ def error_of(layer: Attention) -> float:
         write_cache(*rows, cache, slots)
     if quantized:
         cache = cache.to(torch.float8_e4m3fn)
-        layer._k_scale.fill_(K_SCALE)
-        layer._v_scale.fill_(V_SCALE)
+        layer._k_scale, layer._v_scale = scales  # as vLLM's loader of either kind leaves them
     else:
         cache = cache.half()
     tokens = sum(QUERIES)
@@ -91,8 +95,7 @@ def error_of(layer: Attention) -> float:
     layer.impl.forward(layer, query, unread, unread, held, builder.build(0, common), output)
     numbers = cache.float()
     if quantized:
-        numbers[..., :SIZE] *= K_SCALE
-        numbers[..., SIZE:] *= V_SCALE
+        numbers *= row_scales(geometry, *scales)
     expected = torch.zeros(output.shape, dtype=torch.float32)
     paged_attention(
         query, numbers, table, starts.tolist(), CONTEXTS, geometry, SIZE**-0.5, expected,
@@ -107,3 +110,6 @@ if __name__ == "__main__":
         error = error_of(layer_of(cache_dtype, window))
         assert error < 5e-3, error
         print("within half a percent", cache_dtype, window, error, flush=True)
+    error = error_of(layer_of("fp8"), SCALES[1])
+    assert error < 5e-3, error
+    print("within half a percent", "fp8, a scale of each head", error, flush=True)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import torch
 
+from tests.kernels.head_scales import row_scales, spread
 from vllm_gac.gpu.attention_choice import widths
 from vllm_gac.kernels.torch_reference import LatentKeys, paged_attention
 from vllm_gac.layout.cache_geometry import CacheGeometry
@@ -53,8 +54,9 @@ KERNELS = ["FA2", "FA3", "FA4"]
 class Case:
     """One prefill step.
 
-    `quantized` says whether the cache is fp8, `heads_first` whether pages are stored head by head.
-    `most_gathered` and `in_place` are described in serving/attention/prefill.py.
+    `quantized` says whether the cache is fp8, `by_head` whether each head then has its own scale,
+    `heads_first` whether pages are stored head by head. `most_gathered` and `in_place` are
+    described in serving/attention/prefill.py.
     """
 
     heads: Heads
@@ -62,6 +64,7 @@ class Case:
     chunks: tuple[tuple[int, int], ...] = tuple(CHUNKS)
     window: int | None = None
     quantized: bool = False
+    by_head: bool = False
     heads_first: bool = False
     most_gathered: int = 0
     in_place: str | None = None
@@ -85,11 +88,12 @@ def relative_error(case: Case, device: str, dtype: torch.dtype) -> float:
     scales: list[torch.Tensor | None] = [None, None]
     if case.quantized:
         scales = [torch.tensor([scale], device=device) for scale in (0.5, 1.5)]
+        if case.by_head:
+            scales = [spread(heads, 0.2).to(device) for heads in (g.key_heads, g.value_heads)]
         cache = cache.to(torch.float8_e4m3fn)
     real = cache.to(dtype)
     if case.quantized:
-        real[..., : g.key_width] *= 0.5
-        real[..., g.key_width :] *= 1.5
+        real = (cache.float() * row_scales(g, *scales)).to(dtype)
     key, value = torch.cat(
         [
             real[table[i, torch.arange(length - new, length) // BLOCK].long(), :, slots]
@@ -138,6 +142,7 @@ def cases(kernels: list[str]) -> list[Case]:
     # Gathered in parts of one or two sequences, whole prompts among them.
     found += [Case(HEADS[i], "FA4", most_gathered=224) for i in (1, 7)]
     found += [Case(HEADS[5], "FA3", most_gathered=224)]
+    found += [Case(HEADS[i], "FA3", quantized=True, by_head=True) for i in (0, 5, 7, 8)]
     found += [Case(HEADS[1], "FA4", window=50, most_gathered=100, quantized=True)]
     # Heads that a kernel which reads pages pads.
     found += [Case(heads, "FA4", in_place="FA3", most_gathered=224) for heads in HEADS[1:4]]

@@ -20,14 +20,24 @@ GEOMETRY = CacheGeometry(8, 120, 4, 120, 2, 80)
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
-    """Arguments of every prefill call, for a model of two equal layers."""
-    seen: list[tuple[Any, ...]] = []
+def layers() -> dict[str, SimpleNamespace]:
+    """Two equal layers."""
+    return {name: _layer(torch.bfloat16, torch.ones(())) for name in ("0", "1")}
+
+
+def _layer(cached: torch.dtype, k_scale: torch.Tensor) -> SimpleNamespace:
     impl = SimpleNamespace(
-        prefill_layer=PrefillLayer(GEOMETRY, "FA3", (9, 0), 0.1),
-        cached_dtype=lambda layer: torch.bfloat16,
+        prefill_layer=PrefillLayer(GEOMETRY, "FA3", (9, 0), 0.1), cached_dtype=lambda layer: cached
     )
-    layers = {name: SimpleNamespace(impl=impl) for name in ("0", "1")}
+    return SimpleNamespace(impl=impl, get_buffer={"_k_scale": k_scale}.__getitem__)
+
+
+@pytest.fixture
+def runs(
+    monkeypatch: pytest.MonkeyPatch, layers: dict[str, SimpleNamespace]
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Arguments of every prefill call, for a model of `layers`."""
+    seen: list[tuple[Any, ...]] = []
     monkeypatch.setattr(prefill_memory, "get_layers_from_vllm_config", lambda *_: layers)
     monkeypatch.setattr(prefill_warmup, "prefill_attention", lambda *args: seen.append(args))
     monkeypatch.setattr(prefill_warmup, "_compiled", set())
@@ -66,3 +76,12 @@ def test_every_class_compiles_once_without_and_with_a_past(
         assert cache.stride()[1:3] == strides
         assert scales == [None, None]
     assert pasts == [False, True]
+
+
+def test_so_does_every_kind_of_scales(
+    layers: dict[str, SimpleNamespace], runs: list[tuple[Any, ...]]
+) -> None:
+    scales = torch.ones(()), torch.ones(4), torch.ones(())
+    layers |= {str(i): _layer(torch.float8_e4m3fn, scale) for i, scale in enumerate(scales)}
+    _compile("LBHNC")
+    assert [[x.shape for x in run[-2:]] for run in runs] == [[()] * 2] * 2 + [[(4,)] * 2] * 2

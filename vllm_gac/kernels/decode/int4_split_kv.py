@@ -236,7 +236,7 @@ def int4_split_kv(
         store_result(
             output_row, partial_values, partial_log_sums, unit, row, used,
             row_max, row_sum, v_scale, (result + shift[:, None], acc0, acc0), GROUP * MAX_QUERIES,
-            V, VALUE_SIZE,
+            False, V, VALUE_SIZE,
         )  # fmt: skip
         position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
 

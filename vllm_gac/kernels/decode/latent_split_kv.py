@@ -90,6 +90,7 @@ def latent_split_kv(
     BLOCK_SIZE: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
+    BY_HEAD: tl.constexpr,
     PAIRED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     REBUILT: tl.constexpr,
@@ -110,7 +111,7 @@ def latent_split_kv(
     # e4m3 converts to fp16 in one instruction for two numbers; to bf16 it takes a dozen.
     fp8: tl.constexpr = kv_cache.dtype.element_ty.primitive_bitwidth == 8
     dtype: tl.constexpr = tl.float16 if fp8 else query.dtype.element_ty
-    if k_scale is not None:
+    if k_scale is not None and not BY_HEAD:
         scale *= tl.load(k_scale)
     row = tl.arange(0, ROWS)
     row_token, row_head = row // GROUP, row % GROUP
@@ -128,7 +129,13 @@ def latent_split_kv(
         )
         start = (unit.first + unit.skipped) * TILE
         known = used[:, None] & (pair < PAIRS)[None, :]
-        q_low, q_high = derotated_queries(query_row, known, pair, frequency, start, scale, PAIRS)
+        row_scale = scale
+        if BY_HEAD:
+            key_head = unit.head * PARTS + original // REBUILT
+            row_scale = (scale * tl.load(k_scale + key_head))[:, None]
+        q_low, q_high = derotated_queries(
+            query_row, known, pair, frequency, start, row_scale, PAIRS
+        )
         row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
 
         row_max = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
@@ -161,7 +168,7 @@ def latent_split_kv(
         store_result(
             output_row, partial_values, partial_log_sums, unit, row, used,
             row_max, row_sum, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
-            V, VALUE_SIZE,
+            BY_HEAD, V, VALUE_SIZE,
         )  # fmt: skip
         position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
 

@@ -17,6 +17,7 @@ import torch
 import triton
 
 from vllm_gac.errors import GacError
+from vllm_gac.kernels.cache_scales import is_by_head
 from vllm_gac.kernels.decode.latent_split_kv import latent_split_kv
 from vllm_gac.kernels.decode.merge import merge
 from vllm_gac.kernels.decode.schedule import sequence_bound
@@ -124,8 +125,8 @@ def decode_attention(
         window: tokens that a query sees, itself included; None for all.
         latent: what rebuilds latent keys. Queries are then as wide as the rebuilt keys. Its `up`
             must be contiguous and have the dtype of the queries.
-        k_scale, v_scale: fp32, one element each. An fp8 cache holds key / k_scale and
-            value / v_scale.
+        k_scale, v_scale: fp32, one element each, or one for each key head and for each value head.
+            An fp8 cache holds key / k_scale and value / v_scale.
         tiling: launch parameters other than those that tiling_of chooses.
         only_compile: compile the kernels for these arguments, but launch nothing. Of the sizes that
             differ between launches, only the number of sequences matters then.
@@ -133,6 +134,7 @@ def decode_attention(
     kernel: Any = split_kv
     own: tuple[torch.Tensor, ...] = ()
     own_constants: dict[str, object] = {
+        "BY_HEAD": is_by_head(k_scale),
         "PAIRED": is_paired(kv_cache, geometry),
         "ASSEMBLY": capability_of(query.device) is not None,
     }

@@ -4,6 +4,8 @@
 import triton
 import triton.language as tl
 
+from vllm_gac.kernels.cache_scales import scale_of
+
 
 @triton.jit
 def unit_rows(tensor, unit, row_token, row_head, token_stride, head_stride, GROUP: tl.constexpr):
@@ -50,6 +52,7 @@ def store_result(
     v_scale,
     acc,
     SLOT_ROWS: tl.constexpr,
+    BY_HEAD: tl.constexpr,
     V: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
 ):
@@ -64,7 +67,7 @@ def store_result(
     nonempty = row_sum > 0
     factor = tl.where(nonempty, 1 / row_sum, 0)
     if v_scale is not None:
-        factor *= tl.load(v_scale)
+        factor *= scale_of(v_scale, unit.head, BY_HEAD)
     if is_whole:
         _store_pieces(output_row, used, nonempty, factor, acc, V, VALUE_SIZE)
     else:

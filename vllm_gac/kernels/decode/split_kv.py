@@ -18,7 +18,8 @@ What both decode kernels call things (latent_split_kv.py adds a few more):
     block_table     [sequences, pages]: the pages of each sequence
     query_start_loc [sequences + 1]: the first query token of each sequence
     seq_lens        [sequences]: tokens in the context of each, the new ones included
-    k_scale         one number, or None: cached keys times k_scale are the keys. v_scale likewise
+    k_scale         one number, or one for each key head, or None: cached keys times k_scale are the
+                keys. v_scale likewise, of value heads
     output          [tokens, query_heads, VALUE_SIZE]
     partial_values, partial_log_sums    [slots, GROUP * MAX_QUERIES, VALUE_SIZE], and without the
                 last dim: normalized partial results, and log2 of their softmax denominators
@@ -36,6 +37,7 @@ What both decode kernels call things (latent_split_kv.py adds a few more):
     K, V        sizes of the three pieces of a row's keys and of its value
     STRIDE_UNIT 16 or 8 if all strides of the cache are multiples of it, else 1: the compiler then
                 knows how rows are aligned
+    BY_HEAD     whether each head has a scale of its own
     OVERLAP     whether the next kernel may start before this one ends
     PAIRED      whether two columns of an fp8 cache are read as one number (byte_pairs.py)
     ASSEMBLY    whether the GPU's own instructions may be used; not in Triton's interpreter
@@ -108,6 +110,7 @@ def split_kv(
     BLOCK_SIZE: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
+    BY_HEAD: tl.constexpr,
     PAIRED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
@@ -122,7 +125,7 @@ def split_kv(
     # e4m3 converts to fp16 in one instruction for two numbers; to bf16 it takes a dozen.
     fp8: tl.constexpr = kv_cache.dtype.element_ty.primitive_bitwidth == 8
     dtype: tl.constexpr = tl.float16 if fp8 else query.dtype.element_ty
-    if k_scale is not None:
+    if k_scale is not None and not BY_HEAD:
         scale *= tl.load(k_scale)
     row = tl.arange(0, ROWS)
     row_token, row_head = row // GROUP, row % GROUP
@@ -136,6 +139,9 @@ def split_kv(
         q = _query_pieces(query_row, used, part, KEY_SIZE, PARTS, K, dtype, PAIRED)
         row_end = tl.where(used, unit.length - unit.queries + row_token + 1, 0)
 
+        row_scale = scale
+        if BY_HEAD:
+            row_scale = (scale * tl.load(k_scale + unit.head * PARTS + part))[:, None]
         row_max = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see nothing yet
         row_sum = tl.zeros([ROWS], tl.float32)
         acc = no_values(ROWS, V, PAIRED)
@@ -148,7 +154,7 @@ def split_kv(
             # One step ahead in registers, so that the pipeline's stages are all left to rows.
             page, page_row = locate(token + TILE, unit, table, BLOCK_SIZE, WINDOW)
             cache_row = head_cache + (offset * STRIDE_UNIT)[:, None]
-            scores = _scores(q, cache_row, K, KEY_WIDTH, dtype, PAIRED, ASSEMBLY) * scale
+            scores = _scores(q, cache_row, K, KEY_WIDTH, dtype, PAIRED, ASSEMBLY) * row_scale
             scores = visible_scores(scores, token, row_end, 1, WINDOW)
             weights, rescale, row_max = online_softmax(scores, row_max, 1)
             row_sum = row_sum * rescale + tl.sum(weights, 1)
@@ -164,7 +170,7 @@ def split_kv(
         store_result(
             output_row, partial_values, partial_log_sums, unit, row, used,
             row_max, row_sum, v_scale, value_pieces(acc, PAIRED), GROUP * MAX_QUERIES,
-            V, VALUE_SIZE,
+            BY_HEAD, V, VALUE_SIZE,
         )  # fmt: skip
         position, sequence, before = leave_unit(unit, position, sequence, before, HEADS)
 

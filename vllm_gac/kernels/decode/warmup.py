@@ -24,6 +24,7 @@ class DecodeKind:
 
     `dtype` is that of queries and outputs, `cache_dtype` that of cached elements. `max_query_len`
     and `window` are arguments of decode_attention. Only the shapes of `latent` matter.
+    `scaled_by_head` says whether each head of an fp8 cache has a scale of its own.
     """
 
     geometry: CacheGeometry
@@ -33,6 +34,7 @@ class DecodeKind:
     max_query_len: int
     window: int | None
     latent: LatentKeys | None
+    scaled_by_head: bool = False
 
 
 def warmup(
@@ -67,7 +69,8 @@ def _compile(kind: DecodeKind, sequences: int, device: torch.device) -> None:
     geometry = kind.geometry
     row = geometry.key_width + geometry.value_size
     quantized = kind.cache_dtype.itemsize == 1
-    scale = torch.ones((), device=device) if quantized else None
+    scales = (geometry.key_heads,) if kind.scaled_by_head else ()
+    scale = torch.ones(scales, device=device) if quantized else None
 
     def empty(*shape: int, dtype: torch.dtype = kind.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -10,6 +10,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 
+from vllm_gac.kernels.cache_scales import is_by_head
 from vllm_gac.kernels.decode.warmup import DecodeKind, warmup
 from vllm_gac.kernels.gpu_limits import is_hopper
 from vllm_gac.layout.names import ARCHITECTURE
@@ -68,7 +69,8 @@ def _kinds(vllm_config: VllmConfig, block_size: int, max_query_len: int) -> list
             continue
         cache_dtype = impl.cached_dtype(layer)
         up_shape = None if impl.latent is None else impl.latent.up.shape
-        kinds[impl.geometry, up_shape, impl.window, cache_dtype] = DecodeKind(
+        by_head = is_by_head(layer.get_buffer("_k_scale"))
+        kinds[impl.geometry, up_shape, impl.window, cache_dtype, by_head] = DecodeKind(
             geometry=impl.geometry,
             dtype=vllm_config.model_config.dtype,
             cache_dtype=cache_dtype,
@@ -76,6 +78,7 @@ def _kinds(vllm_config: VllmConfig, block_size: int, max_query_len: int) -> list
             max_query_len=max_query_len,
             window=impl.window,
             latent=impl.latent,
+            scaled_by_head=by_head,
         )
     return list(kinds.values())
 

@@ -371,3 +371,7 @@ class GacBackend(AttentionBackend):
     @classmethod
     def supports_sliding_window(cls) -> bool:
         return True
+
+    @classmethod
+    def supports_per_head_quant_scales(cls) -> bool:
+        return True

@@ -38,17 +38,18 @@ def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: to
     for layer, prefill in prefill_layers(vllm_config):
         dtype, cache_dtype = vllm_config.model_config.dtype, layer.impl.cached_dtype(layer)
         up = None if prefill.latent is None else prefill.latent.up.shape
+        scale = torch.ones_like(layer.get_buffer("_k_scale"))
         heads = prefill.geometry, prefill.kernel, prefill.in_place, prefill.window, up
-        kind = heads, dtype, cache_dtype, block_size, layout, device
+        kind = heads, dtype, cache_dtype, scale.shape, block_size, layout, device
         if kind not in _compiled:
             _compiled.add(kind)
             geometry = prefill.geometry
             row = geometry.key_width + geometry.value_size
             shape = (1, geometry.value_heads, block_size, row)
             cache = zero_pages(layout, shape, cache_dtype, device)
-            _run(prefill, dtype, cache)
+            _run(prefill, dtype, cache, scale)
             if prefill.in_place is not None:
-                _run(replace(prefill, in_place=None), dtype, cache)
+                _run(replace(prefill, in_place=None), dtype, cache, scale)
     seconds = time.perf_counter() - start
     if seconds > 1:
         logger.info(
@@ -56,14 +57,14 @@ def compile_prefill_kernels(vllm_config: VllmConfig, block_size: int, device: to
         )
 
 
-def _run(layer: PrefillLayer, dtype: torch.dtype, cache: torch.Tensor) -> None:
+def _run(layer: PrefillLayer, dtype: torch.dtype, cache: torch.Tensor, scale: torch.Tensor) -> None:
     """Prefill with `layer` on `cache`, which has one page: without a past, then with one."""
     geometry, device, block_size = layer.geometry, cache.device, cache.shape[2]
 
     def zeros(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    scale = torch.ones((), device=device) if cache.itemsize == 1 else None
+    scales = (scale, scale) if cache.itemsize == 1 else (None, None)
     for past in (0, block_size - _TOKENS // 2):
         tokens = _TOKENS if not past else _TOKENS // 2
         lengths = torch.tensor([past + tokens])
@@ -81,6 +82,5 @@ def _run(layer: PrefillLayer, dtype: torch.dtype, cache: torch.Tensor) -> None:
             cache,
             batch,
             zeros(tokens, geometry.query_heads, geometry.value_size),
-            scale,
-            scale,
+            *scales,
         )
