@@ -133,9 +133,9 @@ def scored_prompts(llm: Any) -> list[float]:
 
 
 def cache_scales(worker: Any) -> list[list[float]]:
-    """The scales of keys and values of each layer. Runs in the worker."""
-    layers = worker.get_model().model.layers
-    return [[float(x.self_attn.attn._k_scale), float(x.self_attn.attn._v_scale)] for x in layers]
+    """The scales of keys, then of values, of each layer. Runs in the worker."""
+    layers = [layer.self_attn.attn for layer in worker.get_model().model.layers]
+    return [[*x._k_scale.reshape(-1).tolist(), *x._v_scale.reshape(-1).tolist()] for x in layers]
 
 
 def linear_methods(worker: Any) -> list[str]:

@@ -24,6 +24,7 @@ from compressed_tensors.quantization.utils import calculate_qparams, generate_gp
 from safetensors.torch import load_file, save_file
 
 from tests.serving.adapters import is_linear
+from vllm_gac.layout.dims import ModelLayout
 
 INPUT_SCALE = 0.05  # of a static scheme
 FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
@@ -50,7 +51,8 @@ def write_quantized(
         left_alone: Regex of linears that are not quantized.
         ignore: Regex of linears that the config lists as not quantized; default is `left_alone`.
         group_size: Replaces that of the preset.
-        cache_scales: Scales of an FP8 cache by name, which the config announces.
+        cache_scales: Scales of an FP8 cache by name, of all heads or of each, which the config
+            announces.
     """
     preset = preset_name_to_scheme(scheme, ["Linear"])
     assert preset.weights is not None
@@ -68,12 +70,14 @@ def write_quantized(
             packed |= {f"{module}.{key}": value for key, value in linear.state_dict().items()}
             decompress_module(linear)
             values[name] = linear.weight.to(tensor.dtype)
+    by_head = any(scale.numel() > 1 for scale in (cache_scales or {}).values())
+    strategy = "attn_head" if by_head else "tensor"
     config = QuantizationConfig(
         config_groups={"config_group_0": preset},
         ignore=["lm_head", f"re:{left_alone if ignore is None else ignore}"],
         quantization_status="compressed",
         format=preset.format,
-        kv_cache_scheme=FP8_CACHE if cache_scales else None,
+        kv_cache_scheme=FP8_CACHE | {"strategy": strategy} if cache_scales else None,
     )
     section = {"version": "0.17.0", "transform_config": {}} | config.model_dump(mode="json")
     _write(model, out, packed, {"quantization_config": section})
@@ -133,6 +137,17 @@ def scales_of_layers(layers: int, name: str) -> dict[str, torch.Tensor]:
         f"model.layers.{layer}.self_attn.{name.replace('{}', kind)}": torch.tensor([0.01 * number])
         for number, (layer, kind) in enumerate(((i, k) for i in range(layers) for k in "kv"), 1)
     }
+
+
+def scales_by_head(layout: ModelLayout) -> dict[str, torch.Tensor]:
+    """Scales of each head's queries, keys and values; in a layer they differ by a factor of ten."""
+    scales = {}
+    for index, layer in enumerate(layout.layers):
+        heads = {"q": layer.query_heads, "k": layer.key.heads, "v": layer.value.heads}
+        for kind, count in heads.items():
+            spread = 10 ** torch.linspace(-2, -1, count)
+            scales[f"model.layers.{index}.self_attn.{kind}_scale"] = spread.view(-1, 1, 1)
+    return scales
 
 
 def _tensors(model: Path) -> dict[str, torch.Tensor]:

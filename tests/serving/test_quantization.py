@@ -25,7 +25,13 @@ from tests.serving.engines import (
     scored_prompts,
 )
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
-from tests.serving.quantized import scales_of_layers, write_modelopt_fp8, write_quantized
+from tests.serving.quantized import (
+    FP8_CACHE,
+    scales_by_head,
+    scales_of_layers,
+    write_modelopt_fp8,
+    write_quantized,
+)
 from tests.serving.stubs import ModelConfigStub
 from tests.support.dense_models import config as dense_config
 from tests.support.dense_models import write
@@ -115,6 +121,22 @@ def test_what_llm_compressor_packs_scores_text_as_its_rounded_weights(
     assert found["cache_scales"] == EXPECTED_SCALES
     rounded = in_engine_process(_logprobs, str(tmp_path / "rounded"), IN_16_BITS)
     _assert_close(found["logprobs"], rounded["logprobs"], noise)
+
+
+@pytest.mark.slow
+def test_every_head_gets_its_own_scale_of_the_cache(tmp_path: Path) -> None:
+    """In layers whose heads differ in number; here, the cache does not use them."""
+    layout = write_model(tmp_path / "model", ALIGNED)
+    paths = [tmp_path / name for name in ("model", "packed", "rounded")]
+    scales = scales_by_head(layout)
+    write_quantized(*paths, "W4A16", group_size=32, cache_scales=scales)
+    found = in_engine_process(_logprobs, str(paths[1]), IN_16_BITS)
+    for index, layer_scales in enumerate(found["cache_scales"]):
+        names = [f"model.layers.{index}.self_attn.{kind}_scale" for kind in "kv"]
+        expected = torch.cat([scales[name].flatten() for name in names])
+        assert layer_scales == pytest.approx(expected.tolist())
+    rounded = in_engine_process(_logprobs, str(paths[2]), IN_16_BITS)
+    _assert_close(found["logprobs"], rounded["logprobs"], 0.02)
 
 
 @pytest.mark.slow
@@ -413,22 +435,83 @@ def test_a_cache_scale_for_each_head_is_refused(name: str, packed: Path, tmp_pat
         _check(tmp_path, packed)
 
 
-def test_a_cache_scheme_with_a_scale_for_each_head_is_refused(packed: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scheme": "tensor"}, None),
+        ({"scheme": "attn_head"}, None),
+        ({"scheme": "channel"}, r"strategy is channel; .* with the strategy tensor or attn_head"),
+        ({"scheme": "attn_head", "method": "modelopt"}, r"is attn_head; .* the strategy tensor$"),
+    ],
+)
+def test_cache_schemes_that_no_layer_has_are_refused(
+    changes: dict[str, str], message: str | None, packed: Path
+) -> None:
     """In the front-end process, also for a model on the Hub."""
     hf_config = AutoConfig.from_pretrained(packed)
     check_cache_scheme(hf_config)
-    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
-    hf_config.quantization_config["kv_cache_scheme"] = scheme
-    check_cache_scheme(hf_config)
-    hf_config.quantization_config["kv_cache_scheme"] = scheme | {"strategy": "attn_head"}
+    hf_config.quantization_config |= {
+        "quant_method": changes.get("method", "compressed-tensors"),
+        "kv_cache_scheme": FP8_CACHE | {"strategy": changes["scheme"]},
+    }
     model_config: Any = SimpleNamespace(
         hf_config=hf_config,
         runner_type="generate",
         convert_type="none",
         model_class_overrides={},
     )
-    with pytest.raises(CheckpointError, match=r"kv_cache_scheme: its strategy is attn_head, but"):
+    if message is None:
         GacConfigHook.verify_and_update_model_config(model_config)
+        return
+    with pytest.raises(CheckpointError, match=message):
+        GacConfigHook.verify_and_update_model_config(model_config)
+
+
+BAD_NUMBERS = [0.0, -0.5, float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize("bad", BAD_NUMBERS)
+def test_a_cache_scale_is_a_finite_number_above_zero(
+    bad: float, packed: Path, tmp_path: Path
+) -> None:
+    name = "model.layers.1.self_attn.v_scale"
+    scales = scales_of_layers(4, "{}_scale") | {name: torch.tensor([bad])}
+    said = rf"model\.safetensors: {name}: holds {bad}, expected finite numbers above 0"
+    with pytest.raises(CheckpointError, match=said):
+        _check_scales(packed, tmp_path, scales, FP8_CACHE)
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "message"),
+    [
+        ("k_scale", [0.5] * 4, None),
+        ("k_scale", [0.5], "1 scales, expected 4, one for each head"),
+        ("v_scale", [0.5] * 8, "8 scales, expected 4, one for each head"),
+        ("q_scale", [0.5] * 4, "4 scales, expected 8, one for each head"),
+        *(("k_scale", [1, bad, 1, 1], f"holds {bad}, expected finite") for bad in BAD_NUMBERS),
+    ],
+)
+def test_every_head_has_such_a_scale_if_the_scheme_says_so(
+    name: str, found: list[float], message: str | None, packed: Path, tmp_path: Path
+) -> None:
+    scheme = FP8_CACHE | {"strategy": "attn_head"}
+    scales = scales_by_head(layout_of(json.loads((packed / "config.json").read_text())))
+    name = f"model.layers.1.self_attn.{name}"
+    scales[name] = torch.tensor(found).view(-1, 1, 1)
+    if message is None:
+        _check_scales(packed, tmp_path, scales, scheme)
+        return
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: {name}: {message}"):
+        _check_scales(packed, tmp_path, scales, scheme)
+
+
+def _check_scales(
+    packed: Path, out: Path, scales: dict[str, torch.Tensor], scheme: dict[str, Any]
+) -> None:
+    raw = json.loads((packed / "config.json").read_text())
+    tensors = load_file(packed / "model.safetensors") | scales
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    check_packed(out, layout_of(raw), raw["quantization_config"] | {"kv_cache_scheme": scheme})
 
 
 def _stream(directory: Path) -> list[str]:

@@ -10,10 +10,12 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_gac.checkpoint.headers import TensorInfo, read_headers
+from vllm_gac.checkpoint.tensor_files import ShardFiles
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
 from vllm_gac.layout.dims import ModelLayout
@@ -30,12 +32,13 @@ _EIGHT_BITS = ("I8", "U8", "F8_E4M3", "F8_E5M2")
 _PACKED = ("weight_packed", "qweight")
 _SCALES = ("weight_scale", "weight_scale_inv", "scales")
 # What LLM Compressor and ModelOpt name a layer's scales of queries, keys and values, which vLLM
-# loads into the layer's attention; and the only strategy that we serve.
+# loads into the layer's attention; and the strategies that we serve: one scale of all heads, or one
+# of each.
 _CACHE_SCALE = re.compile(
     r"model\.layers\.(\d{1,9})\.self_attn\.(?:attn\.|[kv]_proj\.)?"
     r"([qkv]_scale|kv_scale|[qkv]_zero_point)"
 )
-_CACHE_STRATEGY = "tensor"
+_ONE_SCALE, _SCALES_BY_HEAD = "tensor", "attn_head"
 
 
 def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str, Any]) -> None:
@@ -61,7 +64,7 @@ def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str
         _missing_or_misshapen(tensors, layout),
         _misshapen_packed(tensors, layout, _group_sizes(quantization)),
         _unscaled(tensors),
-        _scaled_by_head(tensors),
+        _faulty_cache_scales(directory, tensors, layout, quantization.get("kv_cache_scheme")),
         _layers_without_scales(tensors, layout),
         _unknown_tensors(tensors, layout),
     )
@@ -71,15 +74,26 @@ def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str
 
 
 def check_cache_scheme(hf_config: "PreTrainedConfig") -> None:
-    """Raise CheckpointError if the config gives the KV cache other scales than one per tensor."""
+    """Raise CheckpointError if the config gives the KV cache scales that no gac layer has."""
     packed = getattr(hf_config, "quantization_config", None) or {}
-    strategy = (packed.get("kv_cache_scheme") or {}).get("strategy", _CACHE_STRATEGY)
-    if strategy != _CACHE_STRATEGY:
+    strategy = _strategy(packed.get("kv_cache_scheme"))
+    served = [_ONE_SCALE]
+    if packed.get("quant_method") == "compressed-tensors":
+        served.append(_SCALES_BY_HEAD)
+    if strategy not in served:
         raise CheckpointError(
-            f"config.json: quantization_config.kv_cache_scheme: its strategy is {strategy}, but a "
-            "gac layer has one scale for its cached keys and one for its values; quantize with "
-            f"the strategy {_CACHE_STRATEGY}"
+            f"config.json: quantization_config.kv_cache_scheme: its strategy is {strategy}; "
+            f"quantize with the strategy {' or '.join(served)}"
         )
+
+
+def is_scaled_by_head(scheme: Mapping[str, Any] | None) -> bool:
+    """Whether a `kv_cache_scheme` gives the keys and values of each head a scale of their own."""
+    return _strategy(scheme) == _SCALES_BY_HEAD
+
+
+def _strategy(scheme: Mapping[str, Any] | None) -> object:
+    return (scheme or {}).get("strategy", _ONE_SCALE)
 
 
 def packed_alike(
@@ -176,11 +190,31 @@ def _unscaled(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
             yield f"{info.file}: {shown(name)}: has dtype {info.dtype}, but no scale"
 
 
-def _scaled_by_head(tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
-    """Cache scales that are not one number for all heads."""
-    for name, info in tensors.items():
-        if _CACHE_SCALE.fullmatch(name) and (count := math.prod(info.shape)) != 1:
-            yield f"{info.file}: {name}: {count} scales, expected one for all heads"
+def _faulty_cache_scales(
+    directory: Path,
+    tensors: Mapping[str, TensorInfo],
+    layout: ModelLayout,
+    scheme: Mapping[str, Any] | None,
+) -> Iterator[str]:
+    """Cache scales of which there are too few or too many, and those that numbers cannot have."""
+    with closing(ShardFiles(directory)) as files:
+        for name, info in tensors.items():
+            found = _CACHE_SCALE.fullmatch(name)
+            if found is None or int(found[1]) >= len(layout.layers):
+                continue
+            count, heads = math.prod(info.shape), 1
+            if is_scaled_by_head(scheme):
+                layer = layout.layers[int(found[1])]
+                by_kind = {"q": layer.query_heads, "k": layer.key.heads, "v": layer.value.heads}
+                heads = by_kind[found[2][0]]
+            if count != heads:
+                expected = "one for all heads" if heads == 1 else f"{heads}, one for each head"
+                yield f"{info.file}: {name}: {count} scales, expected {expected}"
+            elif found[2].endswith("_scale"):
+                scales = files.tensor(name, info).float()
+                bad = scales[~(scales.isfinite() & (scales > 0))]
+                if len(bad):
+                    yield f"{info.file}: {name}: holds {bad[0]}, expected finite numbers above 0"
 
 
 def _layers_without_scales(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:

@@ -22,6 +22,7 @@ from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
 from vllm_gac.layout.schema import HfConfig, RopeParameters
 from vllm_gac.serving.attention.layer import GacAttention, announce, attention_kernels
 from vllm_gac.serving.config.engine_options import asks_for_gac
+from vllm_gac.serving.loading.quantized_checkpoint import is_scaled_by_head
 from vllm_gac.serving.model.fp8_linear import Fp8Linear
 from vllm_gac.serving.model.linear import Shards, add_column_parallel, project, row_parallel
 
@@ -72,6 +73,8 @@ class GacSelfAttention(nn.Module):
         self.fp8_qkv = Fp8Linear(self.qkv_proj) if self.is_fused else None
         self.fp8_o = Fp8Linear(self.o_proj)
         self.attn = self._attention(cache_config, f"{prefix}.attn")
+        if is_scaled_by_head(getattr(quant_config, "kv_cache_scheme", None)):
+            self._add_head_scales()
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """positions [tokens], hidden_states [tokens, hidden] -> [tokens, hidden]."""
@@ -195,6 +198,19 @@ class GacSelfAttention(nn.Module):
         self.register_buffer("rope_inv_freq", torch.empty(shape, dtype=torch.float32))
         set_weight_attrs(self.rope_inv_freq, {"weight_loader": load_own_heads})
 
+    def _add_head_scales(self) -> None:
+        """Add parameters for the cache's scales of each head.
+
+        Those that vLLM adds are for as many key heads as value heads, and as many in all layers.
+        Its attention takes one scale for the queries of each value head.
+        """
+        geometry = self.geometry
+        value_heads = geometry.value_heads
+        for kind, heads in {"q": value_heads, "k": geometry.key_heads, "v": value_heads}.items():
+            scales = nn.Parameter(torch.ones(heads, dtype=torch.float32), requires_grad=False)
+            set_weight_attrs(scales, {"weight_loader": load_head_scales})
+            setattr(self.attn, f"{kind}_scale", scales)
+
     def _attention(self, cache_config: CacheConfig | None, prefix: str) -> nn.Module:
         geometry = self.geometry
         common: dict[str, Any] = {
@@ -293,3 +309,15 @@ def load_own_heads(param: torch.Tensor, loaded: torch.Tensor) -> None:
     if loaded.shape[0] > 1:
         loaded = loaded.narrow(0, get_tensor_model_parallel_rank() * heads, heads)
     param.data.copy_(loaded)
+
+
+def load_head_scales(param: torch.Tensor, loaded: torch.Tensor) -> None:
+    """Weight loader for scales [heads]: copies this rank's.
+
+    Args:
+        param: The scales of this rank.
+        loaded: The scales of all ranks, [heads, 1, 1]. Of several for each head, which only queries
+            have, the largest counts, as in vLLM.
+    """
+    heads = param.shape[0] * get_tensor_model_parallel_world_size()
+    load_own_heads(param, loaded.reshape(heads, -1).amax(1))
