@@ -4,6 +4,7 @@ What is expected is computed on the CPU: the reference model, in fp32, of the ro
 keys and values are exact.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tests.serving.engines import (
     linear_methods,
     scored_prompts,
 )
-from tests.serving.models import layer, write_model
+from tests.serving.models import QUERY_HEADS, layer, write_model
 from tests.serving.quantized import write_modelopt_fp8, write_quantized
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
@@ -42,6 +43,7 @@ QWEN3 = [
     layer(("rotary", 4, 48), (4, 48), 512),
     layer(("rotary", 4, 64), (4, 64), 512),
 ]
+DENSE = [layer(("rotary", 4, 64), (4, 64), 512)] * 3
 # The largest number of a head whose mean square is 1 is below 8; 448 is FP8's largest.
 SCALE = 8 / 448
 # What keys and values are multiplied by, so that an FP8 cache without scales loses both: keys fall
@@ -69,11 +71,32 @@ def test_with_scales_of_one_it_would_be_wrong(tmp_path: Path) -> None:
     """So the test above can fail."""
     packed, rounded = _packed(tmp_path, LLAMA, "W4A16", SMALL_KEYS, LARGE_VALUES)
     tensors = load_file(packed / "model.safetensors")
-    for kind in ("k_scale", "v_scale"):
-        tensors |= {name: torch.ones(1) for name in _scales(len(LLAMA), kind, 1)}
+    own = (".self_attn.k_scale", ".self_attn.v_scale")
+    tensors |= {name: torch.ones(1) for name in tensors if name.endswith(own)}
     save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
     found = in_engine_process(_answers, str(packed), GPU_OPTIONS)
     assert min(_errors(found, rounded)) > 2 * FP8_NOISE
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layers", [LLAMA, DENSE], ids=["gac", "dense"])
+def test_every_head_needs_and_gets_its_own_scales(
+    layers: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """In layers whose heads differ in number, and by our attention in vLLM's own model."""
+    packed, rounded = _packed(tmp_path, layers, "W4A16", SMALL_KEYS, LARGE_VALUES, by_head=True)
+    options = GPU_OPTIONS
+    if layers is DENSE:
+        options = options | {"load_format": "auto", "attention_backend": "GAC"}
+        for model in (packed, rounded):
+            _call_dense(model)
+    found = in_engine_process(_answers, str(packed), options)
+    for made, scales in zip(layers, found["scales"], strict=True):
+        keys, values = _factors(made, SMALL_KEYS, LARGE_VALUES, by_head=True)
+        assert scales == pytest.approx((SCALE * torch.cat([keys, values])).tolist())
+    if layers is DENSE:
+        assert found["attention"] == ["GacImpl"]
+    _assert_close(found, rounded, FP8_NOISE)
 
 
 @pytest.mark.gpu
@@ -120,6 +143,7 @@ def _packed(
     scheme: str,
     keys: float,
     values: float,
+    by_head: bool = False,
     **config: Any,
 ) -> tuple[Path, Path]:
     """A quantized model with scales of its cache, and the same model with rounded weights.
@@ -128,44 +152,76 @@ def _packed(
         directory: Gets both.
         layers: The layers of the model.
         scheme: What is done to its weights.
-        keys: What its keys are multiplied by, and its queries divided by. `values` likewise.
+        keys: What its keys are multiplied by, and its queries divided by.
+        values: The same of values, and of o_proj.
+        by_head: Whether each head has another factor, and a scale of its own.
         config: What its config.json says beside.
     """
     model, packed, rounded = (directory / name for name in ("model", "packed", "rounded"))
     write_model(model, layers, **config)
-    tensors = _multiplied(load_file(model / "model.safetensors"), keys, values)
+    tensors, scales = load_file(model / "model.safetensors"), {}
+    for index, made in enumerate(layers):
+        own = f"model.layers.{index}.self_attn."
+        of_keys, of_values = _factors(made, keys, values, by_head)
+        of_queries = (1 / of_keys).repeat_interleave(QUERY_HEADS // len(of_keys))
+        for name in [name for name in tensors if name.startswith(own)]:
+            factors = {"q": of_queries, "k": of_keys, "v": of_values}
+            tensors[name] = _multiplied(tensors[name], name.removeprefix(own), factors)
+        if scheme == "ModelOpt":
+            kinds = {"k_proj.k": of_keys, "v_proj.v": of_values}
+        else:  # vLLM's own attention quantizes queries, too
+            kinds = {"q": of_queries, "k": of_keys, "v": of_values}
+        for kind, factor in kinds.items():
+            scale = SCALE * factor
+            scales[f"{own}{kind}_scale"] = scale.view(-1, 1, 1) if by_head else scale[:1].clone()
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    count = len(layers)
     if scheme == "ModelOpt":
-        scales = _scales(count, "k_proj.k_scale", keys) | _scales(count, "v_proj.v_scale", values)
         write_modelopt_fp8(model, packed, rounded, scales, inline=False)
         return packed, rounded
-    scales = _scales(count, "k_scale", keys) | _scales(count, "v_scale", values)
-    scales |= _scales(count, "q_scale", 1 / keys)  # vLLM's own attention quantizes queries, too
     group_size = 32 if scheme.startswith("W4") else None
     write_quantized(model, packed, rounded, scheme, group_size=group_size, cache_scales=scales)
     return packed, rounded
 
 
+def _factors(
+    made: dict[str, Any], keys: float, values: float, by_head: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the keys and values of each head of a layer are multiplied by.
+
+    By head, each factor of keys is eight times that of the head before, and of values an eighth.
+    """
+    step = 8.0 if by_head else 1.0
+    return (
+        keys * step ** torch.arange(made["key"]["heads"]),
+        values / step ** torch.arange(made["value"]["heads"]),
+    )
+
+
 def _multiplied(
-    tensors: Mapping[str, torch.Tensor], keys: float, values: float
-) -> dict[str, torch.Tensor]:
-    """A model's tensors with other keys and values, which give the same logits."""
-    factors = {"q_proj": 1 / keys, "k_proj": keys, "v_proj": values, "o_proj": 1 / values}
-    return {
-        name: tensor * next((f for part, f in factors.items() if _is_last(name, part)), 1)
-        for name, tensor in tensors.items()
-    }
+    tensor: torch.Tensor, name: str, factors: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """A tensor of an attention, for other queries, keys and values that give the same output.
+
+    Args:
+        tensor: The weight of a linear, or one of its factors; what else there is stays.
+        name: Its name within the attention.
+        factors: What each head of q, k and v is multiplied by.
+    """
+    for kind, by_head in factors.items():
+        if name in (f"{kind}_proj.weight", f"{kind}_proj.B.weight"):
+            rows = by_head.repeat_interleave(len(tensor) // len(by_head))
+            return (tensor * rows[:, None]).to(tensor.dtype)
+    if name in ("o_proj.weight", "o_proj.A.weight"):
+        columns = (1 / factors["v"]).repeat_interleave(tensor.shape[1] // len(factors["v"]))
+        return (tensor * columns).to(tensor.dtype)
+    return tensor
 
 
-def _is_last(name: str, linear: str) -> bool:
-    """Whether it is the weight of `linear`, or the second of its two factors."""
-    return name.endswith((f".{linear}.weight", f".{linear}.B.weight"))
-
-
-def _scales(layers: int, name: str, factor: float) -> dict[str, torch.Tensor]:
-    names = [f"model.layers.{index}.self_attn.{name}" for index in range(layers)]
-    return {name: torch.tensor([SCALE * factor]) for name in names}
+def _call_dense(model: Path) -> None:
+    """Make the config that of a Llama that nobody compressed."""
+    raw = json.loads((model / "config.json").read_text())
+    del raw["gac"]
+    (model / "config.json").write_text(json.dumps(raw | {"architectures": ["LlamaForCausalLM"]}))
 
 
 def _answers(model: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -177,6 +233,7 @@ def _answers(model: str, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "linears": llm.collective_rpc(linear_methods)[0],
         "scales": llm.collective_rpc(cache_scales)[0],
+        "attention": sorted({type(layer.impl).__name__ for layer in context.values()}),
         "cached bytes": sorted({layer.kv_cache.element_size() for layer in context.values()}),
         "answers": [answers(llm), answers(llm)],
         "prompts": scored_prompts(llm),
