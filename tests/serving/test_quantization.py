@@ -48,6 +48,7 @@ from vllm_gac.serving.loading.quantized_checkpoint import (
     check_packed,
     packed_alike,
 )
+from vllm_gac.serving.model import self_attention
 from vllm_gac.steps.repair import repair
 
 # Without VNNI, oneDNN adds products of 8 bits in pairs of 16 bits, and large ones saturate.
@@ -503,6 +504,20 @@ def test_every_head_has_such_a_scale_if_the_scheme_says_so(
         return
     with pytest.raises(CheckpointError, match=rf"model\.safetensors: {name}: {message}"):
         _check_scales(packed, tmp_path, scales, scheme)
+
+
+@pytest.mark.parametrize(
+    ("stored", "own"), [([1, 2, 3, 4], [3, 4]), ([1, 8, 2, 7, 3, 6, 5, 4], [6, 5])]
+)
+def test_each_gpu_gets_the_scales_of_its_heads(
+    stored: list[float], own: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several query heads of one value head, as in the second case, the largest scale counts."""
+    monkeypatch.setattr(self_attention, "get_tensor_model_parallel_world_size", lambda: 2)
+    monkeypatch.setattr(self_attention, "get_tensor_model_parallel_rank", lambda: 1)
+    scales = torch.ones(2)
+    self_attention.load_head_scales(scales, torch.tensor(stored).view(-1, 1, 1))
+    assert scales.tolist() == own
 
 
 def _check_scales(

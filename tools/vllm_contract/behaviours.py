@@ -43,6 +43,7 @@ _PARSER = "vllm.transformers_utils.config"
 _ATTENTION = "vllm.model_executor.layers.attention.attention"
 _LLAMA = "vllm.model_executor.models.llama"
 _LOADERS = "vllm.model_executor.model_loader"
+_COMPRESSED = "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors"
 _FA = "vllm.vllm_flash_attn"
 _CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 
@@ -179,6 +180,18 @@ BEHAVIOURS = (
     _one(_ATTENTION, "set_default_quant_scales", "'_k_scale'", "fp8 caches have a scale of keys"),
     _one(_ATTENTION, "set_default_quant_scales", "'_v_scale'", "fp8 caches have a scale of values"),
     _one(
+        _COMPRESSED,
+        "CompressedTensorsKVCacheMethod.process_weights_after_loading",
+        "layer.register_buffer('_k_scale', layer.k_scale.detach())",
+        "the scales of each head are those that were loaded",
+    ),
+    _one(
+        "vllm.v1.attention.backends.flash_attn",
+        "FlashAttentionImpl.forward",
+        "k_descale = layer._k_scale.expand(descale_shape)",
+        "vLLM's own attention takes a scale of each head, too",
+    ),
+    _one(
         "vllm.v1.attention.backends.utils",
         "split_decodes_and_prefills",
         "return (num_decodes, num_prefills, num_decode_tokens, num_prefill_tokens)",
@@ -232,8 +245,8 @@ BEHAVIOURS = (
 OVERRIDDEN = {
     ("vllm.v1.attention.backend", "AttentionBackend"): (
         "get_name get_impl_cls get_builder_cls get_supported_kernel_block_sizes "
-        "supports_sliding_window supported_kv_cache_layouts supported_dtypes "
-        "supported_kv_cache_dtypes forward_includes_kv_cache_update"
+        "supports_sliding_window supports_per_head_quant_scales supported_kv_cache_layouts "
+        "supported_dtypes supported_kv_cache_dtypes forward_includes_kv_cache_update"
     ),
     ("vllm.v1.attention.backend", "AttentionMetadataBuilder"): (
         "build build_for_drafting _cudagraph_support reorder_batch_threshold "
