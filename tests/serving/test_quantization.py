@@ -468,6 +468,17 @@ def test_cache_schemes_that_no_layer_has_are_refused(
         GacConfigHook.verify_and_update_model_config(model_config)
 
 
+@pytest.mark.parametrize(("kept", "missing"), [(r".*\.k_scale", "v_scale"), (r"none", "k_scale")])
+def test_scales_that_the_config_announces_are_there(
+    kept: str, missing: str, packed: Path, tmp_path: Path
+) -> None:
+    scales = scales_of_layers(4, "{}_scale")
+    found = {name: scale for name, scale in scales.items() if re.fullmatch(kept, name)}
+    said = rf"layers\.0\.self_attn: has no {missing}, which config\.json's kv_cache_scheme"
+    with pytest.raises(CheckpointError, match=said):
+        _check_scales(packed, tmp_path, found, FP8_CACHE)
+
+
 BAD_NUMBERS = [0.0, -0.5, float("nan"), float("inf")]
 
 

@@ -38,6 +38,7 @@ _CACHE_SCALE = re.compile(
     r"model\.layers\.(\d{1,9})\.self_attn\.(?:attn\.|[kv]_proj\.)?"
     r"([qkv]_scale|kv_scale|[qkv]_zero_point)"
 )
+_BY_COMPRESSOR = "compressed-tensors"
 _ONE_SCALE, _SCALES_BY_HEAD = "tensor", "attn_head"
 
 
@@ -65,7 +66,7 @@ def check_packed(directory: Path, layout: ModelLayout, quantization: Mapping[str
         _misshapen_packed(tensors, layout, _group_sizes(quantization)),
         _unscaled(tensors),
         _faulty_cache_scales(directory, tensors, layout, quantization.get("kv_cache_scheme")),
-        _layers_without_scales(tensors, layout),
+        _layers_without_scales(tensors, layout, quantization),
         _unknown_tensors(tensors, layout),
     )
     shown = list(itertools.islice(faults, MAX_FAULTS_SHOWN))
@@ -78,7 +79,7 @@ def check_cache_scheme(hf_config: "PreTrainedConfig") -> None:
     packed = getattr(hf_config, "quantization_config", None) or {}
     strategy = _strategy(packed.get("kv_cache_scheme"))
     served = [_ONE_SCALE]
-    if packed.get("quant_method") == "compressed-tensors":
+    if packed.get("quant_method") == _BY_COMPRESSOR:
         served.append(_SCALES_BY_HEAD)
     if strategy not in served:
         raise CheckpointError(
@@ -217,15 +218,25 @@ def _faulty_cache_scales(
                     yield f"{info.file}: {name}: holds {bad[0]}, expected finite numbers above 0"
 
 
-def _layers_without_scales(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
-    """Layers that lack a cache scale that others have. vLLM would take 1 for it."""
-    layers = defaultdict(set)
+def _layers_without_scales(
+    tensors: Mapping[str, TensorInfo], layout: ModelLayout, quantization: Mapping[str, Any]
+) -> Iterator[str]:
+    """Layers that lack a cache scale that others have, or the config. vLLM would take 1 for it."""
+    layers: dict[str, set[int]] = defaultdict(set)
+    scheme = quantization.get("kv_cache_scheme")
+    if scheme and not scheme.get("dynamic") and quantization.get("quant_method") == _BY_COMPRESSOR:
+        layers = defaultdict(set, k_scale=set(), v_scale=set())
     for name in tensors:
         if found := _CACHE_SCALE.fullmatch(name):
             layers[found[2]].add(int(found[1]))
     for kind, having in layers.items():
         for index in sorted({*range(len(layout.layers))} - having):
-            yield f"model.layers.{index}.self_attn: has no {kind}, as layer {min(having)} has"
+            others = (
+                f"as layer {min(having)} has"
+                if having
+                else "which config.json's kv_cache_scheme announces; calibrate it, or remove that"
+            )
+            yield f"model.layers.{index}.self_attn: has no {kind}, {others}"
 
 
 def _unknown_tensors(tensors: Mapping[str, TensorInfo], layout: ModelLayout) -> Iterator[str]:
