@@ -4,10 +4,12 @@ import json
 from importlib import metadata
 
 import pytest
+import torch
 
 from benchmarks.common.page import origin, provenance
 from benchmarks.paper import reported_numbers as paper
 from benchmarks.paper.__main__ import DIMS, SMALL_K, gain, overhead, page
+from benchmarks.paper.runtime_padding import CASES, as_it_is, padded
 from vllm_gac.alignment.rules import align
 from vllm_gac.layout.schema import Strategy
 
@@ -56,3 +58,11 @@ def test_the_page_has_the_numbers_of_both_gpus() -> None:
 def test_a_page_names_the_compiler_of_its_kernels() -> None:
     about = provenance("python -m x", "cpu", "abc")
     assert origin(about).endswith(f"triton {metadata.version('triton')}, commit abc, `python -m x`")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_padding_in_each_call_changes_no_result(name: str) -> None:
+    layer, _, inputs = CASES[name]
+    shapes = [(3, 42), *[(13, 42)] * inputs, (42, 13)]
+    weights = tuple(torch.randn(shape) for shape in shapes)
+    torch.testing.assert_close(layer(weights, padded), layer(weights, as_it_is))
