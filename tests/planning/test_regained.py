@@ -13,6 +13,7 @@ from tests.planning.test_plan_file import DEMO, model
 from tests.support.measured_layers import made_up_losses
 from vllm_gac.errors import PlanError
 from vllm_gac.planning.like import OtherPlan, request_like
+from vllm_gac.planning.loss_range import expected_for
 from vllm_gac.planning.losses import Losses, after_healing, loss_of
 from vllm_gac.planning.plan_file import Plan, planned_layout
 from vllm_gac.planning.planner import best_plan, prior_plan
@@ -113,7 +114,7 @@ def test_a_plan_for_healing_is_the_better_one_after_it_and_the_worse_one_before(
 def test_an_asked_loss_is_the_one_after_healing_once(tmp_path: Path) -> None:
     """A plan for healing may lose more before it, and is faster; what is left is within."""
     without, healed, _ = plans(tmp_path, max_loss=0.05)
-    allowed = np.log1p(0.05) / 1.8
+    allowed = expected_for(0.05)
     left = healed.notes["healing"]["expected_loss"]
     assert 0.8 * allowed < left <= allowed < healed.expected_loss
     assert without.expected_loss <= allowed
