@@ -20,7 +20,6 @@ from vllm_gac.layout.dims import (
 )
 
 strategies = st.sampled_from(STRATEGIES)
-RULES = ["minimal", "optimal", "predefined"]
 
 
 @given(models(), strategies, st.sampled_from([1, 2, 3]))

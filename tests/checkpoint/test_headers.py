@@ -21,8 +21,6 @@ from tests.support.model_files import (
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
 
-DOWN = "model.layers.0.mlp.down_proj.weight"
-
 
 def test_what_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import MISTRAL, assert_same_logits, write
@@ -127,9 +126,6 @@ def test_values_are_rebuilt_where_o_proj_would_outgrow_what_the_cache_saves() ->
         layer = _cheapest(llama3, {**keys, v.name: v}, 0)
         assert layer.key.form == form
         assert layer.value.size == (128 if (rank, keys) == (488, {}) else rank)
-
-
-Tensors = dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize(

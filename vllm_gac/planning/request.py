@@ -28,7 +28,6 @@ Minimized: TypeAlias = Literal["time", "bytes"]
 # The options that describe the steps of a deployment. `BatchMix` has the same names.
 _BATCH_MIX = ("decode_batch", "decode_context", "prefill_tokens")
 
-_16_BIT = Types()
 # Quantizations that profiles have times of: e4m3 weights and activations.
 _MEASURED_FP8 = ("fp8_per_tensor", "fp8_per_channel")
 

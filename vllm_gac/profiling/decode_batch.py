@@ -28,7 +28,6 @@ class DecodeBatch:
         head_dim: if given, keys are latent and rebuilt to heads of this size.
         kv_heads: number of rebuilt heads; by default one per latent key head.
         only_compiled: all sequences share one page, which is enough to compile the kernel.
-        tokens_first: whether a page stores tokens before heads in memory.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class DecodeBatch:
         head_dim: int | None = None,
         kv_heads: int | None = None,
         only_compiled: bool = False,
-        tokens_first: bool = False,
     ) -> None:
         self.geometry, self.context = geometry, context
         self.scale = (head_dim or geometry.key_size) ** -0.5
@@ -53,11 +51,8 @@ class DecodeBatch:
         pages = torch.randperm(self.copies * sequences * blocks, device=DEVICE).int()
         if only_compiled:
             pages.zero_()
-        heads_and_tokens = (geometry.value_heads, block_size)
-        in_memory = reversed(heads_and_tokens) if tokens_first else heads_and_tokens
-        shape = (1 if only_compiled else len(pages), *in_memory, row)
-        cache = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_().to(dtype)
-        self.cache = cache.transpose(1, 2) if tokens_first else cache
+        shape = (1 if only_compiled else len(pages), geometry.value_heads, block_size, row)
+        self.cache = torch.empty(shape, device=DEVICE, dtype=torch.bfloat16).normal_().to(dtype)
         self._tables = itertools.cycle(pages.view(self.copies, sequences, blocks).unbind(0))
         self.seq_lens = torch.full((sequences,), context, dtype=torch.int32, device=DEVICE)
         self.query_start_loc = torch.arange(sequences + 1, dtype=torch.int32, device=DEVICE)
