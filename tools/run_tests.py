@@ -12,7 +12,7 @@ from pathlib import Path
 
 CACHE = Path("build/pytest_cache")
 # More failures than these are no accidents, and running them one by one would take long.
-MOST = 20
+MAX_RETRIED = 20
 
 
 def run_tests(options: list[str]) -> int:
@@ -27,7 +27,7 @@ def run_tests(options: list[str]) -> int:
     pytest = [sys.executable, "-m", "pytest", "-o", f"cache_dir={CACHE}", *options]
     status = subprocess.run([*pytest, "--cache-clear", "--maxfail=0"], check=False).returncode
     failed = _failed() if status == 1 else []
-    if not 0 < len(failed) <= MOST:
+    if not 0 < len(failed) <= MAX_RETRIED:
         return status
     print(f"\n{len(failed)} failed. Once more, alone:", flush=True)
     status = subprocess.run([*pytest, "-n", "0", *failed], check=False).returncode

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import psutil
 
-LONGEST = 2.0  # seconds that a process is stopped, and seconds that all of them then run
+MAX_STOP = 2.0  # seconds that a process is stopped, and seconds that all of them then run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,13 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _disturb(tests: subprocess.Popen[bytes], chance: random.Random) -> int:
     """Stop processes of `tests` until they have ended. Returns how often one was stopped."""
     suite, stops = psutil.Process(tests.pid), 0
-    while not _ends_within(tests, chance.uniform(0.0, LONGEST)):
+    while not _ends_within(tests, chance.uniform(0.0, MAX_STOP)):
         with contextlib.suppress(psutil.NoSuchProcess):
             victim = chance.choice([suite, *suite.children(recursive=True)])
             victim.suspend()
             stops += 1
             try:
-                time.sleep(chance.uniform(0.0, LONGEST))
+                time.sleep(chance.uniform(0.0, MAX_STOP))
             finally:
                 victim.resume()
     return stops

@@ -13,7 +13,7 @@ import numpy as np
 from loadtest.report.intervals import Floats, Ints
 from loadtest.runs.run import Run
 
-_LEAST = 20.0  # seconds; simulated: shorter ones cover less even where the memory is short
+_MIN_SECONDS = 20.0  # seconds; simulated: shorter ones cover less even where the memory is short
 _MEMORIES = 4.0
 _STEP = 0.5
 _END = 0.05  # the correlation below which the rest is noise
@@ -38,7 +38,7 @@ def memory(runs: Sequence[Run], windows: Sequence[tuple[float, float]]) -> float
 
 def block_seconds(window: float, remembers: float) -> float:
     """The length of a block in a window of `window` seconds, of which it is a whole part."""
-    wished = max(_LEAST, _MEMORIES * remembers)
+    wished = max(_MIN_SECONDS, _MEMORIES * remembers)
     return window / max(int(window / wished + 0.25), 1)
 
 

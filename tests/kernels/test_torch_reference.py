@@ -70,7 +70,7 @@ def test_padded_heads_give_the_same_bits(
     up = random(g.key_heads, GROUP * HEAD_DIM, g.key_size)
 
     halves = 1 if latent else 2
-    with mock.patch.object(torch_reference, "_LARGEST", largest):
+    with mock.patch.object(torch_reference, "_MAX_ELEMENTS", largest):
         expected = attention(g, queries, keys, values, up if latent else None, window)
         padded = attention(
             grown,
@@ -150,7 +150,7 @@ def test_tiles_of_any_size_give_the_same_numbers(
     keys, values = (random(tokens, *heads) for heads in ((4, g.key_size), (2, g.value_size)))
     up = random(g.key_heads, GROUP * HEAD_DIM, g.key_size) if latent else None
     whole = attention(g, queries, keys, values, up, window)
-    with mock.patch.multiple(torch_reference, _LARGEST=largest, _ROWS=rows):
+    with mock.patch.multiple(torch_reference, _MAX_ELEMENTS=largest, _ROWS=rows):
         in_tiles = attention(g, queries, keys, values, up, window)
     # Scores reach the hundreds: fp32 rounds their exponentials by 1e-5.
     torch.testing.assert_close(in_tiles, whole, rtol=1e-4, atol=1e-4)

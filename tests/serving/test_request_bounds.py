@@ -20,7 +20,7 @@ from vllm_gac.serving.request_bounds import (
     refused,
 )
 
-MOST = 8
+MAX_SEQUENCES = 8
 LARGE = "x" * SCHEMA_BYTES
 
 
@@ -42,7 +42,7 @@ def asked(**body: Any) -> bytes:
     ],
 )
 def test_more_sequences_than_half_a_batch_are_refused(body: dict[str, Any], sequences: str) -> None:
-    assert refused(asked(**body), MOST) == (
+    assert refused(asked(**body), MAX_SEQUENCES) == (
         f"The request asks for {sequences}, and one request may have 8: send several requests."
     )
 
@@ -60,15 +60,15 @@ def test_more_sequences_than_half_a_batch_are_refused(body: dict[str, Any], sequ
 def test_several_sequences_do_not_get_the_whole_queue_of_tokens(
     body: dict[str, Any], sequences: int
 ) -> None:
-    refusal = refused(asked(**body), MOST, 100)
+    refusal = refused(asked(**body), MAX_SEQUENCES, 100)
     assert refusal is not None
     assert f"{sequences} sequences have 102 characters or token ids" in refusal
-    assert refused(asked(**body), MOST, 102) is None
-    assert refused(asked(**body), MOST) is None
+    assert refused(asked(**body), MAX_SEQUENCES, 102) is None
+    assert refused(asked(**body), MAX_SEQUENCES) is None
 
 
 def test_one_sequence_is_bounded_by_the_context_alone() -> None:
-    assert refused(asked(prompt=[7] * 101), MOST, 100) is None
+    assert refused(asked(prompt=[7] * 101), MAX_SEQUENCES, 100) is None
 
 
 GRAMMAR = "x" * GRAMMAR_BYTES
@@ -92,7 +92,7 @@ GRAMMAR = "x" * GRAMMAR_BYTES
 def test_large_schemas_are_refused_wherever_they_stand_and_grammars_sooner(
     body: dict[str, Any], most: str
 ) -> None:
-    refusal = refused(asked(prompt="x", **body), MOST)
+    refusal = refused(asked(prompt="x", **body), MAX_SEQUENCES)
     assert refusal is not None
     assert f"one request may have {most}: simplify them" in refusal
 
@@ -117,7 +117,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": MANY}}
 def test_repeats_are_refused_where_answers_must_follow_them(
     body: dict[str, Any], is_refused: bool
 ) -> None:
-    refusal = refused(asked(prompt="x", **body), MOST)
+    refusal = refused(asked(prompt="x", **body), MAX_SEQUENCES)
     assert (refusal is not None and "9,999 times" in refusal) == is_refused
 
 
@@ -139,14 +139,14 @@ def test_repeats_are_refused_where_answers_must_follow_them(
     ids=range(11),
 )
 def test_the_rest_is_left_to_vllm(body: bytes) -> None:
-    assert refused(body, MOST) is None
+    assert refused(body, MAX_SEQUENCES) is None
 
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
     """An application that reads bodies as vLLM's does."""
     app = FastAPI()
-    scheduler = SimpleNamespace(max_num_seqs=2 * MOST, max_num_queued_tokens=1 << 21)
+    scheduler = SimpleNamespace(max_num_seqs=2 * MAX_SEQUENCES, max_num_queued_tokens=1 << 21)
     app.state.vllm_config = SimpleNamespace(scheduler_config=scheduler)
     app.add_middleware(RequestBounds)
 
@@ -159,7 +159,7 @@ def client() -> TestClient:
 
 
 def test_what_is_within_bounds_arrives_as_it_was_sent(client: TestClient) -> None:
-    body = {"prompt": ["ä" * 100_000] * MOST}
+    body = {"prompt": ["ä" * 100_000] * MAX_SEQUENCES}
     assert client.post("/v1/completions", json=body).json() == body
     # In pieces, as a slow client sends it.
     sent = json.dumps(body).encode()
@@ -169,7 +169,7 @@ def test_what_is_within_bounds_arrives_as_it_was_sent(client: TestClient) -> Non
 
 
 def test_what_is_not_is_answered_with_400(client: TestClient) -> None:
-    answer = client.post("/v1/completions", json={"prompt": ["x"] * (MOST + 1)})
+    answer = client.post("/v1/completions", json={"prompt": ["x"] * (MAX_SEQUENCES + 1)})
     assert answer.status_code == 400
     assert "one request may have 8" in answer.text
     answer = client.post("/v1/completions", json={"prompt": ["x" * (1 << 20), "y"]})

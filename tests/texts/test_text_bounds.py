@@ -23,7 +23,7 @@ from vllm_gac.texts.token_text import calibration_sequences, windows
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of a few kilobytes reach the bounds."""
     monkeypatch.setattr(text_share, "_FREE", 1 << 18)
-    monkeypatch.setattr(text_records, "LONGEST", 1 << 18)
+    monkeypatch.setattr(text_records, "MAX_RECORD", 1 << 18)
     monkeypatch.setattr(text_records, "_MEMORY", 1 << 26)
 
 
@@ -95,7 +95,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.texts import text_records
 from vllm_gac.texts.token_text import calibration_sequences, windows
 
-text_records.LONGEST, text_records._MEMORY = 1 << 18, 1 << 26
+text_records.MAX_RECORD, text_records._MEMORY = 1 << 18, 1 << 26
 model, text = map(Path, sys.argv[1:])
 for read in (windows, calibration_sequences):
     try:

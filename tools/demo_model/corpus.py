@@ -33,14 +33,14 @@ _EXCLUDED_PREFIXES = (
     "lib2to3/tests/data/",
 )
 _EXCLUDED_PART = "badsyntax"
-_SMALLEST = 400  # characters; smaller modules are package markers and stubs
+_MIN_SIZE = 400  # characters; smaller modules are package markers and stubs
 
 # Sizes of splits, in thousandths of all modules.
 _HELD_OUT, _VALIDATION = 14, 24
 # Larger modules are always in the training split, so that none makes up most of a small split.
-_LARGEST_HELD_OUT = 32_000
+_MAX_HELD_OUT = 32_000
 _CALIBRATION_SIZE = 350_000
-_LARGEST_CALIBRATION = 24_000
+_MAX_CALIBRATION = 24_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Document:
     @property
     def split(self) -> Split:
         """The split of the document. It depends only on the path, unless the module is large."""
-        return "train" if len(self.source) > _LARGEST_HELD_OUT else split_of(self.path)
+        return "train" if len(self.source) > _MAX_HELD_OUT else split_of(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def documents_of(files: Iterable[tuple[str, bytes]]) -> Iterator[Document]:
         except UnicodeDecodeError:
             continue  # modules that test other source encodings
         source = source.replace("\r\n", "\n").strip("\n") + "\n"
-        if len(source) >= _SMALLEST:
+        if len(source) >= _MIN_SIZE:
             yield Document(path, source)
 
 
@@ -170,7 +170,7 @@ def excerpts(corpus: Corpus) -> tuple[str, str]:
     )
     calibration, size = [], 0
     for document in by_hash:
-        if len(document.source) <= _LARGEST_CALIBRATION and size < _CALIBRATION_SIZE:
+        if len(document.source) <= _MAX_CALIBRATION and size < _CALIBRATION_SIZE:
             calibration.append(document)
             size += len(document.text)
     return join(calibration), join(corpus.split("heldout"))

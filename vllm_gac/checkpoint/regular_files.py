@@ -14,7 +14,7 @@ from vllm_gac.errors import CheckpointError, GacError
 # file above this size, at least one byte in eight must be stored. Weights that are all zeros are
 # stored, except on file systems that compress them to holes, as ZFS does.
 _ANY_SIZE = 64 << 20
-_FEWEST_STORED = 8
+_MIN_STORED = 8
 # How many pieces of a file are looked at, at most.
 _MAX_PIECES = 10_000
 
@@ -93,7 +93,7 @@ def _refuse_hole(path: Path, descriptor: int, error: type[GacError]) -> None:
                 return
             break  # the rest of the file is a hole
         stored += at - start
-        if stored * _FEWEST_STORED >= size:
+        if stored * _MIN_STORED >= size:
             return
     raise error(
         f"{path}: {size} bytes long, of which {stored} are stored, the rest is a hole; "

@@ -8,14 +8,14 @@ from typing import Any
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
 
-_MOST = 10**15
+_MAX_COUNT = 10**15
 
 
 def check_count(flag: str, value: Any, least: int) -> None:
     """Raise CheckpointError unless `value` is None or a whole number from `least` on."""
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MAX_COUNT:
         raise CheckpointError(
             f"{flag} {shown(repr(value))}: expected a whole number, {least} or more"
         )

@@ -9,7 +9,7 @@ the covariance fits that token. So tokens above a multiple of the usual size are
 import torch
 
 # Tokens may have so many times the median norm before they are scaled down.
-_MOST = 8.0
+_MAX_TIMES_USUAL = 8.0
 
 
 def size_limit(rows: torch.Tensor) -> torch.Tensor:
@@ -18,7 +18,7 @@ def size_limit(rows: torch.Tensor) -> torch.Tensor:
     It is infinity if most of the tokens are zero.
     """
     usual = rows.norm(dim=1).median()
-    return torch.where(usual > 0, _MOST * usual, torch.inf)
+    return torch.where(usual > 0, _MAX_TIMES_USUAL * usual, torch.inf)
 
 
 def shares(rows: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:

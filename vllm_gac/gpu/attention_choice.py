@@ -30,7 +30,7 @@ PREFILL_KERNELS = ("FA2", "FA3", "FA4", "xformers")
 _GATHERED = "xformers"
 
 # What every prefill kernel takes, of queries and of values.
-LARGEST_HEAD = 256
+MAX_HEAD_SIZE = 256
 # By major compute capability: the head sizes that FlashAttention runs without padding.
 _STOCK_SIZES = {8: (32, 64, 96, 128, 192, 256), 9: (64, 128, 192, 256)}
 
@@ -116,7 +116,7 @@ def widths(kernel: str, sizes: Sizes, capability: tuple[int, int]) -> Sizes | No
     """
     r_k, r_v = sizes
     widest, major = max(sizes), capability[0]
-    if widest > LARGEST_HEAD or r_k % GRANULE or r_v % GRANULE:
+    if widest > MAX_HEAD_SIZE or r_k % GRANULE or r_v % GRANULE:
         return None
     if kernel == "FA2" and major >= 8:
         return widest, widest
@@ -147,7 +147,7 @@ def _fits_fa4(sizes: Sizes) -> bool:
 def stock_takes(heads: CacheGeometry) -> bool:
     """Whether vLLM's own backend supports a layer with these heads."""
     equal = heads.key_size == heads.value_size and heads.key_size % GRANULE == 0
-    return heads.is_plain and equal and heads.key_size <= LARGEST_HEAD
+    return heads.is_plain and equal and heads.key_size <= MAX_HEAD_SIZE
 
 
 @cache

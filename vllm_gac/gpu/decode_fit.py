@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vllm_gac.errors import GacError
-from vllm_gac.gpu.attention_choice import LARGEST_HEAD
+from vllm_gac.gpu.attention_choice import MAX_HEAD_SIZE
 from vllm_gac.kernels.gpu_limits import HOPPER
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -22,7 +22,7 @@ def fits_decode_kernel(
         check_layer(layout, layer, capability)
     except GacError:
         return False
-    return max(layout.query_size(layer), round_up(layer.value.size, _PADDED)) <= LARGEST_HEAD
+    return max(layout.query_size(layer), round_up(layer.value.size, _PADDED)) <= MAX_HEAD_SIZE
 
 
 def check_layer(

@@ -25,7 +25,7 @@ from vllm_gac.healing.part import Part
 Tensor = torch.Tensor
 _VARIABLES = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # The first process writes to disk while the others wait.
-_LONGEST_WAIT = timedelta(hours=2)
+_MAX_WAIT = timedelta(hours=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def together(device: str) -> Iterator[Processes]:
     if rank:
         log.setLevel(logging.ERROR)
     backend, bound = ("nccl", own) if own.type == "cuda" else ("gloo", None)
-    dist.init_process_group(backend, timeout=_LONGEST_WAIT, device_id=bound)
+    dist.init_process_group(backend, timeout=_MAX_WAIT, device_id=bound)
     try:
         mesh = init_device_mesh(own.type, (int(count),))
         yield Processes(own, int(count), rank, here, mesh)

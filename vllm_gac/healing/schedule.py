@@ -26,8 +26,8 @@ _STEPS = 256
 _OF_WEIGHTS, _OF_ADAPTERS = (1e-4, 3e-5), (4e-4, 8e-5)
 # A quarter of the steps warm up, as far as that is few: Adam's second moments are of few
 # gradients then. In a long run it is a twentieth.
-_WARM_UP, _LONGEST_WARM_UP = 12, 100
-_SMALLEST_BATCH, _LARGEST_BATCH = 1 << 11, 1 << 16
+_WARM_UP, _MAX_WARM_UP = 12, 100
+_MIN_BATCH, _MAX_BATCH = 1 << 11, 1 << 16
 _EVALUATIONS = 16
 
 
@@ -70,7 +70,7 @@ class Schedule:
     @property
     def _warm_up(self) -> int:
         few = min(_WARM_UP, self.steps // 4)
-        return max(1, min(_LONGEST_WARM_UP, max(few, self.steps // 20)))
+        return max(1, min(_MAX_WARM_UP, max(few, self.steps // 20)))
 
 
 def schedule(
@@ -117,7 +117,7 @@ def schedule(
             f"--batch-tokens {batch_tokens}: one step takes whole sequences of {length} tokens; "
             f"give {least} or more, or a smaller --sequence-length"
         )
-    wanted = batch_tokens or min(max(tokens // _STEPS, _SMALLEST_BATCH), _LARGEST_BATCH, tokens)
+    wanted = batch_tokens or min(max(tokens // _STEPS, _MIN_BATCH), _MAX_BATCH, tokens)
     batch = max(1, wanted // length)
     if batch % processes:
         even = math.ceil(batch / processes) * processes

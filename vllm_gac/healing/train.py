@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Tokens that run forward and backward at once.
 MICRO_TOKENS = 1 << 13
-_LARGEST_GRADIENT = 1.0
+_MAX_GRADIENT_NORM = 1.0
 # Saving takes at most one part in so many of the time.
 _SAVING = 20
 
@@ -133,9 +133,9 @@ class Healing:
         """Scale gradients down if their norm is too large; False if it is not finite."""
         square = get_total_norm(list(gradients.values())).double().square()
         norm = math.sqrt(float(self._processes.summed(square)))
-        if norm > _LARGEST_GRADIENT:
+        if norm > _MAX_GRADIENT_NORM:
             for gradient in gradients.values():
-                gradient.mul_(_LARGEST_GRADIENT / norm)
+                gradient.mul_(_MAX_GRADIENT_NORM / norm)
         return math.isfinite(norm)
 
     def _decide(self, step: int, guard: Guard, finite: bool) -> bool:

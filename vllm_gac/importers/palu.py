@@ -39,7 +39,7 @@ from vllm_gac.layout.schema import Dim, validate
 # Tokens in the cache of a GPU under load. Beside an 8B model in 16 bits, an 80 GB GPU has room for
 # several times as many tokens.
 CACHED_TOKENS = 1 << 17
-LARGEST_LATENT = 1024  # of our format (schema.HeadSize)
+MAX_LATENT_SIZE = 1024  # of our format (schema.HeadSize)
 
 _Ranks = Annotated[list[Dim], Field(min_length=1, max_length=1024)]
 
@@ -167,7 +167,7 @@ def _cheapest(
     candidates = [
         replace(layer, key=key, value=value)
         for key, value in itertools.product(keys, values)
-        if key.heads % value.heads == 0 and max(key.size, value.size) <= LARGEST_LATENT
+        if key.heads % value.heads == 0 and max(key.size, value.size) <= MAX_LATENT_SIZE
     ]
     runnable = [c for c in candidates if c == layer or fits is None or fits(dense, c)]
     return min(runnable, key=partial(_decode_cost, dense))

@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from vllm_gac.kernels.gpu_limits import HOPPER
 
 FP8 = torch.float8_e4m3fn
-_LARGEST = tl.constexpr(448.0)  # in e4m3
+_MAX_E4M3 = tl.constexpr(448.0)  # in e4m3
 # Smaller scales are not used, as in vLLM's own kernel.
 _MIN_SCALE = tl.constexpr(1 / (448.0 * 512))
 
@@ -170,9 +170,9 @@ def _quantized_rows(x, out, scales, width, COLUMNS: tl.constexpr, OVERLAP: tl.co
 @triton.jit
 def _store(values, common, target, scales, inside):
     """Store a row, [COLUMNS] numbers that are to be multiplied by `common`, and its scale."""
-    scale = tl.maximum(tl.max(tl.abs(values), 0) * common / _LARGEST, _MIN_SCALE)
+    scale = tl.maximum(tl.max(tl.abs(values), 0) * common / _MAX_E4M3, _MIN_SCALE)
     tl.store(scales + tl.program_id(0), scale)
     # A quotient may be past the largest number by rounding, which the conversion does not expect.
     quotient = values * (common / scale)
-    quotient = tl.minimum(tl.maximum(quotient, -_LARGEST), _LARGEST)
+    quotient = tl.minimum(tl.maximum(quotient, -_MAX_E4M3), _MAX_E4M3)
     tl.store(target, quotient.to(target.dtype.element_ty), mask=inside)

@@ -21,7 +21,7 @@ _WHOLE = 64
 # The most elements in any tensor that attention makes, whatever heads, chunk and context are:
 # 16 MiB in fp32, and fewer than eight such tensors live at once. And the most query tokens in a
 # tile.
-_LARGEST, _ROWS = 1 << 22, 256
+_MAX_ELEMENTS, _ROWS = 1 << 22, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +148,19 @@ class _Context:
 def _tiles(context: _Context) -> tuple[int, int]:
     """How many query tokens and how many context tokens a tile has.
 
-    Queries, rows, scores and results then stay within _LARGEST. Sizes are counted as padded by
+    Queries, rows, scores and results then stay within _MAX_ELEMENTS. Sizes are counted as padded by
     `_pad_to_whole`, so that a layer and its padded copy have the same tiles.
     """
     g, latent = context.geometry, context.latent
     rebuilt = g.key_heads if latent is None else g.key_heads * latent.up.shape[1] // g.query_size
     query_size, key_size, value_size = map(_round_up, (g.query_size, g.key_size, g.value_size))
-    rows = min(_ROWS, max(1, _LARGEST // (g.query_heads * max(query_size, value_size))))
+    rows = min(_ROWS, max(1, _MAX_ELEMENTS // (g.query_heads * max(query_size, value_size))))
     token = max(  # elements of one token of the context
         g.query_heads * rows,
         rebuilt * query_size,
         g.key_heads * key_size + g.value_heads * value_size,
     )
-    return rows, max(1, _LARGEST // token)
+    return rows, max(1, _MAX_ELEMENTS // token)
 
 
 def _attend(

@@ -16,7 +16,7 @@ _STEPS: dict[Role, tuple[tuple[int, ...], int]] = {
     "rank": ((16, 8), 4),
 }
 # At most this many dims are tried. Without alignment there are more, and some are left out.
-_MOST: dict[Role, int] = {"head": 24, "width": 1 << 16, "rank": 1 << 16}
+_MAX_DIMS: dict[Role, int] = {"head": 24, "width": 1 << 16, "rank": 1 << 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _allowed_dims(
         step *= parallel if role == "width" else 1
         dims = {d for d in dims if d % step == 0 or d == full}
     rising = sorted(dims)
-    return tuple(evenly_spread(rising, _MOST[role]))
+    return tuple(evenly_spread(rising, _MAX_DIMS[role]))
 
 
 def evenly_spread(rising: Sequence[int], most: int) -> list[int]:

@@ -35,7 +35,7 @@ from vllm_gac.planning.request import PlanRequest
 _RATIO_UNIT = 10**12
 # What the last numbers of a dim lose is next to nothing. So a dim that a tool kept nearly whole is
 # worth as much as if it had kept this share.
-_MOST = Fraction(15, 16)
+_MAX_SHARE = Fraction(15, 16)
 # What the methods change, of ModelLayout; nothing else may differ.
 _SAME = {
     "hidden_size": "hidden states of",
@@ -181,7 +181,7 @@ def _scales(
 
 def _slope(curve: Curve, dim: float, full: float) -> float:
     """What one number more saves at `dim`, of at most `full`."""
-    at = max(1, min(round(dim), int(_MOST * Fraction(full))))
+    at = max(1, min(round(dim), int(_MAX_SHARE * Fraction(full))))
     return float(curve[at - 1] - curve[at + 1]) / 2
 
 

@@ -35,7 +35,7 @@ _POWERS = (1.0, 2.0)
 # The increase of the loss on the text, summed over the layers, corrects the divergences of a part.
 # The correction is at most this factor, up or down.
 _CORRECTION = 2.0
-_SMALLEST = 1e-12
+_MIN_LOSS = 1e-12
 # Which form's trials say what healing wins back of a part. Values shrank in the trials of both
 # forms of keys, and lost most beside latent ones.
 _HEALED_AS: Mapping[Part, str] = {
@@ -144,14 +144,14 @@ def measured_losses(
         measured: [layers, probes, 2] the divergence and the increase of the loss, in nats per
             token.
     """
-    losses = np.maximum(measured[:, :, 0] * _corrections(measured), _SMALLEST)
+    losses = np.maximum(measured[:, :, 0] * _corrections(measured), _MIN_LOSS)
     return [_layer_curves(tried, layer, lost) for layer, lost in zip(errors, losses, strict=True)]
 
 
 def _corrections(measured: NDArray[np.float64]) -> NDArray[np.float64]:
     """[probes]: by part, the increase of the loss on the text relative to the divergence."""
     total = measured[:, ::2].sum(0)  # the stronger probes: [parts, 2]
-    ratio = total[:, 1] / np.maximum(total[:, 0], _SMALLEST)
+    ratio = total[:, 1] / np.maximum(total[:, 0], _MIN_LOSS)
     corrections: NDArray[np.float64] = np.clip(ratio, 1 / _CORRECTION, _CORRECTION).repeat(2)
     return corrections
 
@@ -188,4 +188,4 @@ def _probed(errors: Mapping[str, Curve], part: Part, layer: LayerLayout) -> floa
             error = errors["width"][layer.intermediate_size]
         case _:
             error = sum(errors[f"rank.{name}"][rank] for name, rank in layer.ranks.items())
-    return max(float(error), _SMALLEST)
+    return max(float(error), _MIN_LOSS)

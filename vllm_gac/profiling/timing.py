@@ -9,7 +9,7 @@ import torch
 # Data that is read in turn must be larger than any L2 cache (H200: 60 MB).
 MORE_THAN_L2 = 160_000_000
 _WARM_SECONDS = 0.5
-_LONGEST_REST = 0.05
+_MAX_REST = 0.05
 
 
 def microseconds(call: Callable[[], object], calls: int = 5, replays: int = 9) -> float:
@@ -27,7 +27,7 @@ def replay_microseconds(call: Callable[[], object], calls: int, replays: int) ->
     for _ in range(2):
         graph.replay()
     times = [_milliseconds(graph.replay) for _ in range(replays)]
-    time.sleep(min(sum(times) * 1e-3, _LONGEST_REST))
+    time.sleep(min(sum(times) * 1e-3, _MAX_REST))
     return [time * 1e3 / calls for time in times]
 
 

@@ -18,11 +18,11 @@ from vllm_gac.checkpoint.strict_json import read_bounded, read_json
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.limited_process import LimitedProcess
 
-_LARGEST = 1 << 20  # bytes of a template
+_MAX_TEMPLATE = 1 << 20  # bytes of a template
 # Of a template's process: CPU seconds to begin with, for each conversation and for each of its
 # bytes, additional bytes of memory, and characters of one text.
 _SECONDS, _SECONDS_EACH, _SECONDS_A_BYTE = 1.0, 0.01, 1e-6
-_MEMORY, _LONGEST = 1 << 26, 1 << 22
+_MEMORY, _MAX_CHARACTERS = 1 << 26, 1 << 22
 
 
 class ChatTemplate:
@@ -79,10 +79,10 @@ def _template(model: Path, texts: Path) -> tuple[str, dict[str, str]]:
     file = model / "chat_template.jinja"
     if file.exists():
         refuse_escape(model, file)
-        raw = read_bounded(file, CheckpointError, _LARGEST + 1)
-        if len(raw) > _LARGEST:
+        raw = read_bounded(file, CheckpointError, _MAX_TEMPLATE + 1)
+        if len(raw) > _MAX_TEMPLATE:
             raise CheckpointError(
-                f"{file}: larger than {_LARGEST} bytes, the largest chat template that is read"
+                f"{file}: larger than {_MAX_TEMPLATE} bytes, the largest chat template that is read"
             )
         source = raw.decode("utf-8", "replace")
     if not isinstance(source, str):
@@ -125,6 +125,6 @@ def _rendered(
         return None, "out of memory"
     except Exception as e:  # a template may raise anything
         return None, str(e)[:200]
-    if len(text) > _LONGEST:
-        return None, f"it makes {len(text)} characters of them, at most {_LONGEST} are taken"
+    if len(text) > _MAX_CHARACTERS:
+        return None, f"it makes {len(text)} characters of them, at most {_MAX_CHARACTERS} are taken"
     return str(text), None

@@ -15,7 +15,7 @@ from vllm_gac.texts.limited_process import LimitedProcess
 from vllm_gac.texts.text_share import TextShare
 
 # Bytes of one record. As Python's strings, they may take four times as many.
-LONGEST = 1 << 23
+MAX_RECORD = 1 << 23
 # Rows that are in memory at once, and the bytes of memory to read them with. A few kilobytes of
 # a .parquet file may be a page of two gigabytes, or a row that repeats one text a million times.
 _ROWS, _MEMORY = 16, 1 << 29
@@ -32,11 +32,11 @@ def json_lines(path: Path, share: TextShare) -> Iterator[tuple[str, Mapping[str,
         try:
             number = 0
             lines = _unpacked(path, file)
-            while line := lines.readline(LONGEST + 1):
+            while line := lines.readline(MAX_RECORD + 1):
                 number += 1
                 where = f"{path}:{number}"
-                if len(line) > LONGEST:
-                    raise CheckpointError(f"{where}: a line of more than {LONGEST} bytes")
+                if len(line) > MAX_RECORD:
+                    raise CheckpointError(f"{where}: a line of more than {MAX_RECORD} bytes")
                 share.read(len(line))
                 if line.strip():
                     yield where, parse_json(line, where)
@@ -125,7 +125,7 @@ def _rows(path: Path, file: BinaryIO) -> Iterator[tuple[str, int, Mapping[str, A
         for index in range(len(column)):
             number += 1
             where = f"{path}: row {number}"
-            if (size := column.slice(index, 1).nbytes) > LONGEST:
-                raise CheckpointError(f"{where}: more than {LONGEST} bytes")
+            if (size := column.slice(index, 1).nbytes) > MAX_RECORD:
+                raise CheckpointError(f"{where}: more than {MAX_RECORD} bytes")
             value = column[index].as_py()
             yield where, size, None if value is None else {columns[0]: value}

@@ -16,7 +16,7 @@ from vllm_gac.checkpoint.strict_json import read_bounded
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.hub_texts import local_texts
 from vllm_gac.texts.text_files import blocks
-from vllm_gac.texts.tokenizer_growth import MOST, growth
+from vllm_gac.texts.tokenizer_growth import MAX_GROWTH, growth
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -167,10 +167,10 @@ def _tokenizer(path: Path) -> "Tokenizer":
     with _faults_named(path):
         tokenizer = Tokenizer.from_buffer(raw)
         grown = growth(tokenizer)
-    if grown > MOST:
+    if grown > MAX_GROWTH:
         raise CheckpointError(
             f"{path}: its steps may make a text {grown:.3g} times as long, at most "
-            f"{MOST} times is accepted"
+            f"{MAX_GROWTH} times is accepted"
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 # The most that is accepted. In known tokenizers the worst cases of all steps multiply to 8.
-MOST = 32
+MAX_GROWTH = 32
 
 
 def growth(tokenizer: "Tokenizer") -> float:

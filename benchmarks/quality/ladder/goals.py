@@ -15,7 +15,7 @@ from vllm_gac.steps.perplexity_ratio import shown
 
 RUNG = "130m"
 # At most so much perplexity over the dense model's, for models of the rung RUNG.
-MOST: Mapping[str, float] = {
+MAX_PERPLEXITY: Mapping[str, float] = {
     "low rank .8": 1.02,
     "heads + MLP .8, KV .75": 1.04,
     "all methods .8, KV .5": 1.03,
@@ -32,7 +32,7 @@ def reached(models: Sequence[Model]) -> list[str]:
     for model in models:
         if model.run["size"] != RUNG:
             continue
-        cells = [_goal(model, name, most) for name, most in MOST.items()]
+        cells = [_goal(model, name, most) for name, most in MAX_PERPLEXITY.items()]
         met = sum(cell[-1] == "yes" for cell in cells)
         measured = sum(cell[-1] != "not measured" for cell in cells)
         lines += [

@@ -41,11 +41,11 @@ from vllm_gac.errors import GacError
 # What is scored: windows of WINDOW tokens, each within one document, at most MAX_WINDOWS of it.
 WINDOW, WINDOWS, MAX_WINDOWS = 1024, 256, 3
 VALIDATION_TOKENS = 1 << 17
-CALIBRATIONS, _CALIBRATION_CHARACTERS, _LARGEST_CALIBRATION = 3, 600_000, 24_000
+CALIBRATIONS, _CALIBRATION_CHARACTERS, _MAX_CALIBRATION = 3, 600_000, 24_000
 _HEALING_CHARACTERS = 30_000_000
 _SUFFIXES = (".py", ".md", ".rst", ".txt")
 # Larger files are tables and generated code.
-_LARGEST = 200_000
+_MAX_FILE = 200_000
 _READERS = 16
 _CHUNK_CHARACTERS = 2_000_000
 _NO_TEXT = re.compile(r"(^|/)(top_level|entry_points|namespace_packages|RECORD|SOURCES)[^/]*$")
@@ -165,7 +165,7 @@ def _files(package: metadata.Distribution) -> Iterator[tuple[str, bytes]]:
         if not path.endswith(_SUFFIXES) or path.startswith("..") or _NO_TEXT.search(path):
             continue
         place = Path(str(file.locate()))
-        if place.is_file() and place.stat().st_size <= _LARGEST:
+        if place.is_file() and place.stat().st_size <= _MAX_FILE:
             yield f"site-packages/{path}", place.read_bytes()
     description = package.metadata.get_payload()
     if isinstance(description, str):
@@ -242,7 +242,7 @@ def _training_texts(corpus: Corpus) -> Iterator[tuple[str, list[Document]]]:
 
     No document is in two calibration texts; the text to heal on begins with all of them.
     """
-    small = [d for d in corpus.split("train") if len(d.source) <= _LARGEST_CALIBRATION]
+    small = [d for d in corpus.split("train") if len(d.source) <= _MAX_CALIBRATION]
     ordered = sorted(small, key=_hash)
     left = iter(ordered)
     for number in range(CALIBRATIONS):

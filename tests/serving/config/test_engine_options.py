@@ -15,7 +15,7 @@ from vllm.platforms.interface import DeviceCapability
 
 from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
-from vllm_gac.gpu.attention_choice import LARGEST_HEAD
+from vllm_gac.gpu.attention_choice import MAX_HEAD_SIZE
 from vllm_gac.layout.dims import KeyLayout, ModelLayout, ValueLayout, layout_of
 from vllm_gac.serving.config import engine_options
 from vllm_gac.serving.loading import decode_fit
@@ -270,5 +270,5 @@ def test_heads_that_no_prefill_kernel_takes_do_not_fit(monkeypatch: pytest.Monke
     _on_a_gpu(monkeypatch, (9, 0))
     fitting = _latents(1, 96)
     assert decode_fit.fits_decode_kernel(fitting, fitting.layers[1])
-    larger = replace(fitting, head_dim=LARGEST_HEAD + 64)
+    larger = replace(fitting, head_dim=MAX_HEAD_SIZE + 64)
     assert not decode_fit.fits_decode_kernel(larger, larger.layers[1])

@@ -26,7 +26,7 @@ from vllm_gac.serving.attention.prefill_kernels import kernel_bytes
 # Gathered rows take at most 1/128 of the GPU's memory, or one context.
 _MEMORY_SHARE = 128
 # FlashAttention 4 reads pages of 128 tokens or more, but the reservation must not depend on that.
-_SMALLEST_PAGE = 16
+_MIN_PAGE = 16
 
 
 def prefill_layers(vllm_config: VllmConfig) -> Iterator[tuple[Attention, PrefillLayer]]:
@@ -75,7 +75,7 @@ def tokens_at_once(row: int, memory: int, longest: int, sequences: int) -> int:
 
 def row_bytes(layer: PrefillLayer, quantized: bool, dtype: torch.dtype) -> int:
     """Bytes of a token's gathered row; 0 if the layer's kernel reads pages."""
-    if layer.reads(layer.kernel, _SMALLEST_PAGE, quantized):
+    if layer.reads(layer.kernel, _MIN_PAGE, quantized):
         return 0
     heads, numbers = row_shape(layer.geometry, layer.latent)
     return heads * numbers * dtype.itemsize
