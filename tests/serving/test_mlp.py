@@ -12,8 +12,8 @@ from vllm.config import KernelConfig, LoRAConfig, VllmConfig, set_current_vllm_c
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from vllm_gac.kernels import swiglu
+from vllm_gac.serving.model.fused_linears import is_plain
 from vllm_gac.serving.model.llama import GacMLP
-from vllm_gac.serving.model.one_launch import is_plain
 
 
 def _is_plain(

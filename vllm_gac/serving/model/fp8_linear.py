@@ -16,7 +16,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.platforms import current_platform
 
 from vllm_gac.serving.loading.options import loader_options
-from vllm_gac.serving.model.one_launch import runs_as_written
+from vllm_gac.serving.model.fused_linears import is_eager_cuda
 from vllm_gac.serving.vllm_internals import fp8_kernel_of
 
 Quantized = tuple[torch.Tensor, torch.Tensor]  # as kernels/fp8_rows.py returns it
@@ -32,7 +32,7 @@ class Fp8Linear(nn.Module):
 
     def takes_quantized(self, x: torch.Tensor) -> bool:
         """Whether `multiply` may take the place of the linear, for an input of the type of `x`."""
-        return self.is_fp8 and runs_as_written(x) and x.is_contiguous()
+        return self.is_fp8 and is_eager_cuda(x) and x.is_contiguous()
 
     def multiply(self, quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
         """The linear of [tokens, in] in FP8 and scales by token; [tokens, out] in `dtype`."""

@@ -9,7 +9,7 @@ they are not fused: the config lists the linears to skip by their own names, and
 those to a fused linear.
 
 Factors that only multiply are computed by our own kernel where it is faster
-(serving/model/one_launch.py).
+(serving/model/fused_linears.py).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.platforms import current_platform
 
 from vllm_gac.layout.rounding import GRANULE
-from vllm_gac.serving.model.one_launch import OneLaunch
+from vllm_gac.serving.model.fused_linears import FusedLinears
 
 # By name of a checkpoint's linear: the fused linear that it is loaded into, and its shard there.
 Shards = dict[str, tuple[str, str | int]]
@@ -44,14 +44,14 @@ class LowRankLinear(nn.Module):
         super().__init__()
         self.A: nn.Module = down
         self.B: nn.Module = up
-        self.down_launch, self.up_launch = OneLaunch(down), OneLaunch(up)
+        self.down_launch, self.up_launch = FusedLinears(down), FusedLinears(up)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The output, and None in place of a bias, which has been added; as vLLM's linears do."""
-        latents = self.down_launch.at_once(x)
+        latents = self.down_launch.try_run(x)
         if latents is None:
             latents, _ = self.A(x)
-        out = self.up_launch.at_once(latents)
+        out = self.up_launch.try_run(latents)
         return (self.B(latents)[0] if out is None else out), None
 
 
@@ -116,8 +116,8 @@ def add_column_parallel(
         disable_tp=True,  # replicated
     )
     owner.add_module(_DOWN_FACTORS, down)
-    owner.add_module(_DOWN_LAUNCH, OneLaunch(down))
-    owner.add_module(_UP_LAUNCH, OneLaunch(*ups, is_gated=is_gated))
+    owner.add_module(_DOWN_LAUNCH, FusedLinears(down))
+    owner.add_module(_UP_LAUNCH, FusedLinears(*ups, is_gated=is_gated))
     return {f"{name}.A": (_DOWN_FACTORS, shard) for shard, name in enumerate(fused)}
 
 
@@ -158,7 +158,7 @@ def project_gated(
     if not all(isinstance(linear, UpFactor) for linear in linears):
         return activation(torch.cat(project(owner, names, x), dim=-1))
     launch, latents = _up_launch(owner), _latents(owner, x)
-    gated = launch.gated_at_once(latents)
+    gated = launch.try_run_gated(latents)
     if gated is not None:
         return gated
     gate, up = _each_up_output(owner, linears, latents)
@@ -173,14 +173,14 @@ def _fuses(owner: nn.Module) -> bool:
     return hasattr(owner, _DOWN_FACTORS)
 
 
-def _up_launch(owner: nn.Module) -> OneLaunch:
-    launch: OneLaunch = getattr(owner, _UP_LAUNCH)
+def _up_launch(owner: nn.Module) -> FusedLinears:
+    launch: FusedLinears = getattr(owner, _UP_LAUNCH)
     return launch
 
 
 def _latents(owner: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The latents of the fused linears beside each other, [tokens, sum of the ranks]."""
-    latents: torch.Tensor | None = getattr(owner, _DOWN_LAUNCH).at_once(x)
+    latents: torch.Tensor | None = getattr(owner, _DOWN_LAUNCH).try_run(x)
     return getattr(owner, _DOWN_FACTORS)(x)[0] if latents is None else latents
 
 
@@ -192,7 +192,7 @@ def _up_outputs(
     They may be columns of one tensor.
     """
     launch = _up_launch(owner)
-    beside = launch.at_once(latents)
+    beside = launch.try_run(latents)
     if beside is None:
         return _each_up_output(owner, linears, latents)
     return list(beside.split([up.weight.shape[0] for up in launch.linears], dim=-1))

@@ -29,6 +29,7 @@ from vllm_gac.layout.schema import HfConfig, validate
 from vllm_gac.serving.hf_layouts import layout_of_hf
 from vllm_gac.serving.loading.quantized_checkpoint import packed_alike
 from vllm_gac.serving.model.fp8_linear import Fp8Linear, Quantized, normed
+from vllm_gac.serving.model.fused_linears import is_eager_cuda, is_plain, warmup
 from vllm_gac.serving.model.linear import (
     Shards,
     add_column_parallel,
@@ -36,7 +37,6 @@ from vllm_gac.serving.model.linear import (
     row_parallel,
 )
 from vllm_gac.serving.model.lora import fit_adapters
-from vllm_gac.serving.model.one_launch import is_plain, runs_as_written, warmup
 from vllm_gac.serving.model.self_attention import GacSelfAttention
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class GacMLP(nn.Module):
         """silu(gate) * up, [tokens, width]."""
         if not self.is_fused:
             return project_gated(self, GATE_AND_UP, x, self.act_fn)
-        if self.is_plain and runs_as_written(x):
+        if self.is_plain and is_eager_cuda(x):
             from vllm_gac.kernels.swiglu import is_faster, swiglu_linear
 
             if is_faster(x, self.gate_up_proj.weight):

@@ -13,9 +13,9 @@ from vllm.model_executor.model_loader import reload
 
 from vllm_gac.kernels import silu_mul
 from vllm_gac.kernels.few_tokens import launch as kernel
-from vllm_gac.serving.model import one_launch
+from vllm_gac.serving.model import fused_linears
+from vllm_gac.serving.model.fused_linears import FusedLinears
 from vllm_gac.serving.model.linear import LowRankLinear, UpFactor, project, project_gated
-from vllm_gac.serving.model.one_launch import OneLaunch
 
 SHAPES = ((6, 8), (4, 16), (5, 24))
 
@@ -33,7 +33,7 @@ class _Linear(nn.Module):
 
 
 def _launch(*shapes: tuple[int, int]) -> Any:
-    return OneLaunch(*(_Linear(*shape) for shape in shapes))  # type: ignore[arg-type]
+    return FusedLinears(*(_Linear(*shape) for shape in shapes))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append(f"gated by {tiling}")
         return _swiglu(linears(x, [gate, up], tiling, None))
 
-    monkeypatch.setattr(one_launch, "runs_as_written", lambda x: True)
+    monkeypatch.setattr(fused_linears, "is_eager_cuda", lambda x: True)
     monkeypatch.setattr(kernel, "linears", linears)
     monkeypatch.setattr(kernel, "gated_linears", gated)
     return calls
@@ -81,7 +81,7 @@ def test_plain_linears_take_one_launch_if_that_is_faster(
     launch = _launch(*shapes)
     launch.is_plain = plain
     x = torch.randn(3, sum(in_size for _, in_size in shapes))
-    beside = launch.at_once(x)
+    beside = launch.try_run(x)
     if not plain or tiling is None:
         assert beside is None
         assert on_a_gpu == []
@@ -95,14 +95,14 @@ def test_without_a_gpu_linears_are_vllms_own() -> None:
     assert not launch.is_plain
     assert launch.counters.numel() == 0
     assert list(launch.parameters()) == []  # they stay their owner's
-    assert launch.at_once(torch.randn(3, 48)) is None
+    assert launch.try_run(torch.randn(3, 48)) is None
 
 
 def test_counters_are_nothing_that_vllm_waits_for_when_it_loads_weights_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(one_launch, "is_plain", lambda linear: True)
-    monkeypatch.setattr(type(one_launch.current_platform), "is_cuda", lambda self: True)
+    monkeypatch.setattr(fused_linears, "is_plain", lambda linear: True)
+    monkeypatch.setattr(type(fused_linears.current_platform), "is_cuda", lambda self: True)
     launch = _launch(*SHAPES)
     counters = launch.counters
     assert counters.numel() > 0
@@ -123,8 +123,8 @@ class _Fused(nn.Module):
         self.down_factors.output_sizes = [8, 16]
         gate, up = _Linear(features, 8), _Linear(features, 16)
         self.gate, self.up, self.k = UpFactor(gate), UpFactor(up), _Linear(5, 10)  # type: ignore[arg-type]
-        self.down_launch: Any = OneLaunch(self.down_factors)
-        self.up_launch: Any = OneLaunch(gate, up)  # type: ignore[arg-type]
+        self.down_launch: Any = FusedLinears(self.down_factors)
+        self.up_launch: Any = FusedLinears(gate, up)  # type: ignore[arg-type]
         self.down_launch.is_plain = self.up_launch.is_plain = plain
 
 
@@ -163,7 +163,7 @@ def test_fused_projections_are_right_by_whatever_kernel(
 def test_gate_and_up_are_right_for_any_number_of_tokens(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_launch, "is_plain", lambda linear: True)
+    monkeypatch.setattr(fused_linears, "is_plain", lambda linear: True)
     torch.manual_seed(tokens)
     owner, x = _Fused(True, features=328).cuda(), torch.randn(tokens, 10, device="cuda")
     gate, up = owner.down_factors(x)[0].split([8, 16], dim=1)

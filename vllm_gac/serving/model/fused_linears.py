@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its own
 
 
-class OneLaunch(nn.Module):
+class FusedLinears(nn.Module):
     """Linears, each of its own columns of one input. It does not own them.
 
     Its owner calls its own linears where this gives None: vLLM may have wrapped them since.
@@ -51,9 +51,9 @@ class OneLaunch(nn.Module):
 
     def may_compute(self, x: torch.Tensor) -> bool:
         """Whether kernels of ours may take the place of these linears and of what follows them."""
-        return self.is_plain and runs_as_written(x)
+        return self.is_plain and is_eager_cuda(x)
 
-    def at_once(self, x: torch.Tensor) -> torch.Tensor | None:
+    def try_run(self, x: torch.Tensor) -> torch.Tensor | None:
         """The outputs beside each other by one launch; None if that is not faster.
 
         Args:
@@ -73,7 +73,7 @@ class OneLaunch(nn.Module):
             out = tensor_model_parallel_all_reduce(out)
         return out
 
-    def gated_at_once(self, x: torch.Tensor) -> torch.Tensor | None:
+    def try_run_gated(self, x: torch.Tensor) -> torch.Tensor | None:
         """silu(gate) * up of two linears, [tokens, features]; None if one launch is not faster."""
         tiling = self._tiling(x, is_gated=True)
         if tiling is None:
@@ -96,7 +96,7 @@ def warmup(model: nn.Module, most_tokens: int) -> None:
 
     Otherwise the first request with so many tokens would wait, or the capture of its CUDA graph.
     """
-    launches = [x for x in model.modules() if isinstance(x, OneLaunch) and x.is_plain]
+    launches = [x for x in model.modules() if isinstance(x, FusedLinears) and x.is_plain]
     if not launches:
         return
     from vllm_gac.kernels.few_tokens.warmup import LaunchKind, warmup
@@ -127,6 +127,6 @@ def is_plain(linear: LinearBase) -> bool:
     )
 
 
-def runs_as_written(x: torch.Tensor) -> bool:
+def is_eager_cuda(x: torch.Tensor) -> bool:
     """Whether what we call now runs on a GPU as it stands, and torch.compile does not trace it."""
     return x.is_cuda and not torch.compiler.is_compiling()
