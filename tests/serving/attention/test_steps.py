@@ -83,7 +83,7 @@ def test_a_mixed_batch_is_split(backend: ModuleType) -> None:
     assert prefill.context_starts.tolist() == [0, 20, 50]
     assert prefill.lengths.tolist() == [20, 30]
     assert prefill.block_table.tolist() == [[8, 9, 10, 11], [12, 13, 14, 15]]
-    assert (prefill.longest_query, prefill.longest_context) == (20, 30)
+    assert (prefill.max_seqlen_q, prefill.max_seqlen_k) == (20, 30)
     assert prefill.context_tokens == 50
 
 

@@ -49,8 +49,8 @@ class PrefillBatch:
     context_starts: torch.Tensor
     lengths: torch.Tensor
     block_table: torch.Tensor
-    longest_query: int
-    longest_context: int
+    max_seqlen_q: int
+    max_seqlen_k: int
     context_tokens: int
     has_past: bool  # whether any sequence had tokens cached before
     queries_per_key: float  # new tokens that attend to a context token, averaged over those
@@ -126,8 +126,8 @@ def prefill_batch(
         context_starts=on_device[1],
         lengths=lengths,
         block_table=block_table,
-        longest_query=int(query_lengths.max()),
-        longest_context=int(context_lengths.max()),
+        max_seqlen_q=int(query_lengths.max()),
+        max_seqlen_k=int(context_lengths.max()),
         context_tokens=tokens,
         has_past=bool((context_lengths > query_lengths).any()),
         queries_per_key=float((query_lengths.double() * context_lengths).sum()) / max(tokens, 1),
@@ -212,7 +212,7 @@ def prefill_attention(
     elif from_pages:
         keys = values = kv_cache.transpose(1, 2)  # [block, token, head, row]
         context = ContextLayout(
-            batch.longest_context, lengths=batch.lengths, block_table=batch.block_table
+            batch.max_seqlen_k, lengths=batch.lengths, block_table=batch.block_table
         )
     else:
         keys = values = _gathered_rows(layer, key, value, kv_cache, batch, k_scale, v_scale)
@@ -230,7 +230,7 @@ def prefill_attention(
         keys[..., :kernel_key_size],
         values[..., values.shape[-1] - kernel_value_size :],
         batch.query_starts,
-        batch.longest_query,
+        batch.max_seqlen_q,
         context,
         layer.scale,
         layer.window,
@@ -253,7 +253,7 @@ def kernel_for(layer: PrefillLayer, batch: PrefillBatch, block_size: int, quanti
 
 
 def _contiguous_context(batch: PrefillBatch) -> ContextLayout:
-    return ContextLayout(batch.longest_context, starts=batch.context_starts)
+    return ContextLayout(batch.max_seqlen_k, starts=batch.context_starts)
 
 
 def _gathered_rows(
@@ -279,7 +279,7 @@ def _gathered_rows(
         source,
         batch.context_starts,
         batch.context_tokens,
-        batch.longest_context,
+        batch.max_seqlen_k,
         geometry,
         key.dtype,
         layer.latent,

@@ -81,7 +81,7 @@ def attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     query_starts: torch.Tensor,
-    longest_query: int,
+    max_seqlen_q: int,
     context: ContextLayout,
     scale: float,
     window: int | None,
@@ -98,7 +98,7 @@ def attend(
             `context` is in pages.
         values: As `keys`, with the value size.
         query_starts: Cumulative numbers of query tokens, int32 [sequences + 1]; the first is 0.
-        longest_query: Most query tokens of a sequence.
+        max_seqlen_q: Most query tokens of a sequence.
         context: Where the keys and values of each sequence lie.
         scale: The softmax scale.
         window: Tokens that a query sees, itself included; None for all.
@@ -106,7 +106,7 @@ def attend(
     """
     if kernel == "xformers":
         _memory_efficient(
-            query, keys, values, query_starts, longest_query, context, scale, window, output
+            query, keys, values, query_starts, max_seqlen_q, context, scale, window, output
         )
         return
     # Not at the top: vLLM defines the name on GPUs only.
@@ -119,7 +119,7 @@ def attend(
         v=values,
         out=output,
         cu_seqlens_q=query_starts,
-        max_seqlen_q=max(longest_query, _FULL_TILE) if version == 4 else longest_query,
+        max_seqlen_q=max(max_seqlen_q, _FULL_TILE) if version == 4 else max_seqlen_q,
         cu_seqlens_k=context.starts,
         seqused_k=context.lengths,
         max_seqlen_k=context.longest,
@@ -127,17 +127,17 @@ def attend(
         softmax_scale=scale,
         causal=True,
         window_size=None if window is None else [window - 1, 0],
-        num_splits={3: fa3_splits(query, values, longest_query), 4: 1}.get(version, 0),
+        num_splits={3: fa3_splits(query, values, max_seqlen_q), 4: 1}.get(version, 0),
         fa_version=version,
     )
 
 
-def fa3_splits(query: torch.Tensor, values: torch.Tensor, longest_query: int) -> int:
+def fa3_splits(query: torch.Tensor, values: torch.Tensor, max_seqlen_q: int) -> int:
     """The most parts into which FlashAttention 3 may split a context; 0 leaves it the choice."""
     tokens, heads = query.shape[:2]
     kv_heads, value_size = values.shape[-2:]
     part_bytes = _part_bytes(tokens, heads, value_size)
-    tiles = kv_heads * ceil_div(longest_query * (heads // kv_heads), _QUERY_TILE)
+    tiles = kv_heads * ceil_div(max_seqlen_q * (heads // kv_heads), _QUERY_TILE)
     parts_by_default = ceil_div(MULTIPROCESSORS, tiles)
     if parts_by_default * part_bytes <= _SPLIT_BYTES:
         return 0
@@ -167,7 +167,7 @@ def _memory_efficient(
     keys: torch.Tensor,
     values: torch.Tensor,
     query_starts: torch.Tensor,
-    longest_query: int,
+    max_seqlen_q: int,
     context: ContextLayout,
     scale: float,
     window: int | None,
@@ -188,7 +188,7 @@ def _memory_efficient(
             None,
             query_starts,
             context.starts,
-            longest_query,
+            max_seqlen_q,
             context.longest,
             0.0,
             _BOTTOM_RIGHT,
