@@ -226,11 +226,13 @@ def _row(trial: Trial, run: Run, truth: Truth) -> str:
         (said.latency["itl"][99.0].value * 1e3, truth.itl_p99 * 1e3, ".1f"),
         (said.latency["gap"][99.0].value * 1e3, truth.gap_p99 * 1e3, ".1f"),
     ]
-    cells = [f"{_shown(reported, form)} / {_shown(true, form)}" for reported, true, form in pairs]
+    cells = [
+        f"{_describe(reported, form)} / {_describe(true, form)}" for reported, true, form in pairs
+    ]
     return "| " + " | ".join([trial.name, verdict, *cells]) + " |"
 
 
-def _shown(number: float, form: str) -> str:
+def _describe(number: float, form: str) -> str:
     return "∞" if math.isinf(number) else format(number, form)
 
 

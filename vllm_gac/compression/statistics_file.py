@@ -109,7 +109,7 @@ def check_stats(
         expected = (dtype_of(name), shape)
         if found.get(name) != expected:
             raise CheckpointError(
-                f"{path}: {name}: {_said(found.get(name))}, expected {_said(expected)}; "
+                f"{path}: {name}: {_describe(found.get(name))}, expected {_describe(expected)}; "
                 "calibrate again"
             )
     return measured
@@ -255,5 +255,5 @@ def _entry(tensor: Any) -> tuple[str, tuple[int, ...]]:
     return tensor.get_dtype(), tuple(tensor.get_shape())
 
 
-def _said(entry: tuple[str, tuple[int, ...]] | None) -> str:
+def _describe(entry: tuple[str, tuple[int, ...]] | None) -> str:
     return "missing" if entry is None else f"{entry[0]} {list(entry[1])}"

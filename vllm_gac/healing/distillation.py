@@ -181,7 +181,7 @@ class Distillation:
         return (norm, unembedding) if dtype is None else (norm.to(dtype), unembedding.to(dtype))
 
     def _pieces(self, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """The rows of the parts, whose last dimension is no row, so many at once as a piece has."""
+        """Rows of the parts (all dims but the last), in chunks that bound the memory of logits."""
         rows = max(1, PIECE // self.student.reference.layout.vocab_size)
         flat = (p.flatten(0, -2) if p.ndim > 1 else p for p in parts)
         return zip(*(torch.split(part, rows) for part in flat), strict=True)

@@ -93,7 +93,7 @@ class Processes:
         precision = MixedPrecisionPolicy(gathered, torch.float32, cast_forward_inputs=False)
         fully_shard(part, mesh=self.mesh, reshard_after_forward=True, mp_policy=precision)
 
-    def share_out_rest(self, rest: Part, student: Sequence[Part], teacher: Sequence[Part]) -> None:
+    def shard_rest(self, rest: Part, student: Sequence[Part], teacher: Sequence[Part]) -> None:
         """Shard what is beside the layers, and prefetch each layer while others compute."""
         if self.mesh is None:
             return

@@ -87,7 +87,7 @@ class Healing:
                         continue
                     if not self._decide(step, guard, finite):
                         break
-                    bar.set_postfix_str(_shown(guard))
+                    bar.set_postfix_str(_describe(guard))
                     self._save(step, guard)
             self._student.restore(self._best)
         return guard
@@ -208,7 +208,7 @@ def _best(guard: Guard) -> str:
     return f"{guard.best.divergence:.4f}"
 
 
-def _shown(guard: Guard) -> str:
+def _describe(guard: Guard) -> str:
     """The best weights on the held-out text: divergence and loss, in nats per token."""
     before, best = guard.before, guard.best
     return (

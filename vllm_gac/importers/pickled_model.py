@@ -127,8 +127,8 @@ def _model_of(file: TorchFile) -> tuple[Instance, Instance | None]:
     if type(root) is dict:
         if "model" not in root:
             raise CheckpointError(
-                f"{file.path}: holds no whole model but {_shown(root)}; if these are weights, save "
-                "them with save_pretrained(safe_serialization=True) and serve that directory"
+                f"{file.path}: holds no whole model but {_describe(root)}; if these are weights, "
+                "save them with save_pretrained(safe_serialization=True) and serve that directory"
             )
         root, tokenizer = root["model"], root.get("tokenizer")
     if type(root) is not Instance:
@@ -136,7 +136,7 @@ def _model_of(file: TorchFile) -> tuple[Instance, Instance | None]:
     return root, tokenizer if type(tokenizer) is Instance else None
 
 
-def _shown(root: dict[Any, Any]) -> str:
+def _describe(root: dict[Any, Any]) -> str:
     names = [repr(key)[:60] for key in list(root)[:3]]
     return f"{len(root)} entries ({', '.join(names)}, ...)" if names else "nothing"
 

@@ -54,7 +54,7 @@ def _keys(dense: ModelLayout, dims: AllowedDims, form: str, group: int) -> Itera
             yield KeyLayout("latent", heads, size)
 
 
-def paying_ranks(
+def ranks_below_breakeven(
     dense: ModelLayout, layer: LayerLayout, linear: str, dims: AllowedDims
 ) -> list[int]:
     """The allowed ranks, in rising order, whose factors have fewer parameters than the linear."""

@@ -30,7 +30,7 @@ from vllm_gac.gpu.profile import GpuProfile, Types
 from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, ModelLayout, breakeven_rank
 from vllm_gac.planning.allowed_dims import AllowedDims, evenly_spread
-from vllm_gac.planning.candidates import attention_candidates, paying_ranks
+from vllm_gac.planning.candidates import attention_candidates, ranks_below_breakeven
 from vllm_gac.planning.knapsack.instance import Ints
 from vllm_gac.planning.losses import Curve
 from vllm_gac.planning.request import PlanRequest
@@ -126,7 +126,7 @@ def part_candidates(
         widths = dims.up_to(layer.intermediate_size, "width")
         layers = [replace(layer, intermediate_size=width) for width in widths]
         if timed is not None:
-            layers = _worth_their_time(dense, layers, mlp_microseconds, timed)
+            layers = _drop_slower_than_larger(dense, layers, mlp_microseconds, timed)
         own = [name for name in linears if name.startswith("mlp.")]
         each = [_factorized(dense, name, dims, _MAX_RANKS[3], timed) for name in own]
         parts.append(_mlp_or_linears(dense, "mlp.", [*layers, *_combined(layer, each)], weigh))
@@ -142,7 +142,7 @@ def part_candidates(
     return parts
 
 
-def _worth_their_time(
+def _drop_slower_than_larger(
     dense: ModelLayout,
     layers: Sequence[LayerLayout],
     time: Callable[[ModelLayout, LayerLayout, BatchMix, GpuProfile, Types], float],
@@ -185,12 +185,12 @@ def _factorized(
 ) -> list[LayerLayout]:
     """The dense layer with linear `name` of each of at most `most` ranks, in rising order."""
     layer = dense.layers[0]
-    ranks = evenly_spread(paying_ranks(dense, layer, name, dims), most)
+    ranks = evenly_spread(ranks_below_breakeven(dense, layer, name, dims), most)
     layers = [replace(layer, ranks=MappingProxyType({name: rank})) for rank in ranks]
     if deployment is None:
         return layers
     time = attention_microseconds if name.startswith("self_attn.") else mlp_microseconds
-    return _worth_their_time(dense, layers, time, deployment)
+    return _drop_slower_than_larger(dense, layers, time, deployment)
 
 
 def _combined(layer: LayerLayout, each: Sequence[Sequence[LayerLayout]]) -> list[LayerLayout]:
@@ -207,7 +207,7 @@ def _rank_variants(
     if not linears:
         return [attention]
     found: dict[tuple[tuple[str, int], ...], LayerLayout] = {(): attention}
-    paying = {name: paying_ranks(dense, attention, name, dims) for name in linears}
+    paying = {name: ranks_below_breakeven(dense, attention, name, dims) for name in linears}
     for share in _SHARES:
         ranks = {}
         for name in linears:

@@ -56,7 +56,7 @@ def given_files(given: Sequence[str | Path]) -> list[Path]:
 
 
 def sha256_of(text: Path) -> str:
-    """The SHA-256 of a text, by which a run that goes on knows it again."""
+    """The SHA-256 of a text, which identifies it on --resume."""
     with opened(text) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

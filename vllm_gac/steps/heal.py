@@ -200,7 +200,7 @@ def _models(
     with student.reader() as read, dense.reader() as read_teacher:
         weights = Student(student.layout, read, processes, request.lora_rank)
         fixed = Teacher(dense.layout, read_teacher, processes)
-    processes.share_out_rest(weights.rest, weights.layers, fixed.layers)
+    processes.shard_rest(weights.rest, weights.layers, fixed.layers)
     target = str(processes.device)
     distillation = Distillation(
         student=Model(reference(student, device=target), weights),

@@ -32,7 +32,7 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
-    """Room for the partial results of one launch. Layers may share it, CUDA streams may not.
+    """Workspace for the partial results of one launch. Layers may share it, CUDA streams may not.
 
     values: fp32 [programs, 2, rows, value_size], flat; a smaller geometry uses a prefix.
     log_sums: fp32 [programs, 2, rows], flat: base-2 logarithms of the softmax denominators.
@@ -52,7 +52,7 @@ def decode_scratch(
 ) -> DecodeScratch:
     """Scratch for decode_attention of this geometry, at most `max_query_len` tokens a sequence.
 
-    It does for every dtype of the cache that the GPU has room for.
+    It is large enough for every dtype of the cache that the GPU has room for.
 
     Raises:
         GacError: the GPU's shared memory cannot hold a tile of such rows in any dtype.

@@ -15,7 +15,7 @@ from vllm_gac.kernels.few_tokens.share import fetch, own_tile
 @triton.jit(
     do_not_specialize=[
         "tokens",
-        "x_eighths",
+        "x_stride_div8",
         "k0_div8",
         "k1_div8",
         "k2_div8",
@@ -34,7 +34,7 @@ def skinny_gemm(
     partial,
     counters,
     tokens,
-    x_eighths,
+    x_stride_div8,
     k0_div8,
     k1_div8,
     k2_div8,
@@ -74,7 +74,7 @@ def skinny_gemm(
         gdc_wait()  # until here, nothing was read or written that the launch before may write
     token = block * ROWS + tl.arange(0, ROWS)
     there = (token < tokens)[None, :]
-    of_token = x + x_column + token.to(tl.int64)[None, :] * (x_eighths * 8)
+    of_token = x + x_column + token.to(tl.int64)[None, :] * (x_stride_div8 * 8)
     sums = tl.zeros([FEATURES, ROWS], tl.float32)
     ups = tl.zeros([FEATURES, ROWS], tl.float32)
     for start in tl.range(begin, last, STEP, num_stages=STAGES):
