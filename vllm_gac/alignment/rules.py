@@ -9,8 +9,8 @@ A dim has a role: `head` (size of a key or value head), `rank` (of a factorized 
     predefined  head sizes that attention kernels are compiled for; for other roles like optimal
     measured    the fastest nearby dim according to the GPU's profile (see fastest_dim.py)
 
-Quantization adds multiples of its own (`QuantizationMultiples`): rows of 16 bytes hold more numbers
-in smaller types, and a block of weights that shares one scale must be whole.
+Quantization adds multiples of its own (`QuantizationMultiples`): rows of 16 bytes hold more
+elements in smaller types, and a block of weights that shares one scale must be whole.
 """
 
 import math

@@ -223,7 +223,7 @@ def _stored_faults(checkpoint: Checkpoint, finite: bool, progress: bool) -> Iter
 
 
 def _stored_numbers(checkpoint: Checkpoint) -> int:
-    """How many numbers the files can hold at most; tensors of a pickle may share storage."""
+    """How many elements the files can hold at most; tensors of a pickle may share storage."""
     files = {checkpoint.directory / info.file for info in checkpoint.tensors.values()}
     return sum(map(_size_of, files)) // _MIN_WEIGHT_BYTES
 

@@ -1,7 +1,7 @@
 """Linears that are stored as two factors under a tool's own names, as most low-rank tools do.
 
 W [out, in] = up [out, rank] @ down [rank, in]. A linear is served as its factors if they hold fewer
-numbers than W, and as W otherwise. lm_head is always served as W.
+elements than W, and as W otherwise. lm_head is always served as W.
 """
 
 from collections.abc import Callable, Mapping

@@ -174,7 +174,7 @@ def _cheapest(
 
 
 def _decode_cost(dense: ModelLayout, layer: LayerLayout) -> int:
-    """How many numbers a decode step reads for `layer`."""
+    """How many elements a decode step reads for `layer`."""
     shapes = dict(replace(dense, layers=(layer,)).layer_tensors(0)).values()
     return sum(math.prod(shape) for shape in shapes) + CACHED_TOKENS * layer.kv_elements
 

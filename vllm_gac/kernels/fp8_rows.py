@@ -169,7 +169,7 @@ def _quantized_rows(x, out, scales, width, COLUMNS: tl.constexpr, OVERLAP: tl.co
 
 @triton.jit
 def _store(values, common, target, scales, inside):
-    """Store a row, [COLUMNS] numbers that are to be multiplied by `common`, and its scale."""
+    """Store a row, [COLUMNS] elements that are to be multiplied by `common`, and its scale."""
     scale = tl.maximum(tl.max(tl.abs(values), 0) * common / _MAX_E4M3, _MIN_SCALE)
     tl.store(scales + tl.program_id(0), scale)
     # A quotient may be past the largest number by rounding, which the conversion does not expect.

@@ -1,7 +1,7 @@
 """Gathers the context of prefilling sequences as rows [token, KV head, key | value].
 
 Any attention kernel can read such rows. They come from the paged cache, or from a step's own keys
-and values. fp8 numbers are converted; latent keys are rebuilt and rotated (PaLU); a value that
+and values. fp8 elements are converted; latent keys are rebuilt and rotated (PaLU); a value that
 several key heads share is written beside each key; and sizes are padded with zeros to multiples of
 8. Everything is read and written once.
 """

@@ -12,7 +12,7 @@ class CacheGeometry:
     """How one rank's rows of a layer's cache are packed.
 
     The cache is [blocks, value_heads, block_size, row]; the row of a value head holds the key
-    parts of its key_heads / value_heads key heads, `key_size` numbers each, then its value.
+    parts of its key_heads / value_heads key heads, `key_size` elements each, then its value.
     Rotary keys are cached after RoPE, and `query_size` equals `key_size`. Latent keys are cached
     as latents, and `query_size` is the size of the heads that are rebuilt from them.
     """

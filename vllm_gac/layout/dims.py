@@ -36,7 +36,7 @@ class KeyLayout:
         form: `rotary` keys are cached after RoPE; `latent` keys are cached before up-projection
             to `head_dim` and RoPE (PaLU).
         heads: number of key heads.
-        size: numbers cached per head and token.
+        size: elements cached per head and token.
         rope_table: whether the layer stores RoPE frequencies of its own.
     """
 
@@ -48,7 +48,7 @@ class KeyLayout:
 
 @dataclass(frozen=True, slots=True)
 class ValueLayout:
-    """Values of a layer: `heads` value heads, of which `size` numbers each are cached per token."""
+    """Values of a layer: `heads` value heads; `size` elements of each are cached per token."""
 
     heads: int
     size: int
@@ -122,7 +122,7 @@ class ModelLayout:
         >>> from pathlib import Path
         >>> import vllm_gac
         >>> layout = vllm_gac.open_checkpoint(Path("llama")).layout
-        >>> layout.parameters, layout.kv_elements  # weights; numbers cached per token
+        >>> layout.parameters, layout.kv_elements  # weights; elements cached per token
         (57744, 128)
         >>> layout.layers[0].value
         ValueLayout(heads=2, size=16)

@@ -35,7 +35,7 @@ def norm_latents(latents: torch.Tensor, head_dim: int, eps: float) -> torch.Tens
     """Norm latents as the heads that they give are normed.
 
     A head is an orthonormal matrix times its latent, so both have the same sum of squares, of which
-    the mean is over the numbers of the head.
+    the mean is over the elements of the head.
 
     Args:
         latents: [..., heads, size]; each head has its own.

@@ -106,7 +106,7 @@ class StrictModel(BaseModel):
 
 
 class KeySection(StrictModel):
-    """Keys of one layer: `heads` cached key heads of `size` numbers each per token."""
+    """Keys of one layer: `heads` cached key heads of `size` elements each per token."""
 
     form: Literal["rotary", "latent"]
     heads: Heads
@@ -114,7 +114,7 @@ class KeySection(StrictModel):
 
 
 class ValueSection(StrictModel):
-    """Values of one layer: `heads` cached value heads of `size` numbers each per token."""
+    """Values of one layer: `heads` cached value heads of `size` elements each per token."""
 
     heads: Heads
     size: HeadSize

@@ -55,7 +55,7 @@ class PartCandidates:
     Attributes:
         prefix: The names of the part's linears begin with this, or with one of these.
         layers: The candidates. Each is a dense layer in which only this part is changed.
-        costs: [candidates, budgets] the parameters of the part, its numbers in the KV cache per
+        costs: [candidates, budgets] the parameters of the part, its elements in the KV cache per
             token and, if the request weighs time or bytes, those of the layer minus those of the
             dense layer, in nanoseconds or bytes (mostly below 0).
         losses: A function from the curves of a layer (planning/losses.py) to the loss of every

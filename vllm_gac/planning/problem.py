@@ -74,7 +74,7 @@ class Problem:
         deployment: The deployment whose time is predicted, or None.
         microseconds: The budget of time, in microseconds, or None.
         parameters: The budget of parameters.
-        kv_elements: The budget of numbers in the KV cache per token.
+        kv_elements: The budget of elements in the KV cache per token.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ def proportional_layers(
         methods: The methods that the plan may use.
         form: The form of smaller keys, rotary or latent.
         parameters: The budget of parameters.
-        kv_elements: The budget of numbers in the KV cache per token.
+        kv_elements: The budget of elements in the KV cache per token.
 
     Returns:
         The layers of the model.

@@ -53,7 +53,7 @@ class TorchFile:
         return TensorInfo(self.path.name, tensor.storage.dtype, tensor.shape, start, version)
 
     def bytes_of(self, tensor: StoredTensor) -> int:
-        """How many bytes the numbers of `tensor` take."""
+        """How many bytes the elements of `tensor` take."""
         return math.prod(tensor.shape) * DTYPES[tensor.storage.dtype].bytes
 
     @contextmanager

@@ -41,7 +41,7 @@ class StorageType:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """`count` numbers of type `dtype` somewhere in the file, identified by `key`."""
+    """`count` elements of type `dtype` somewhere in the file, identified by `key`."""
 
     key: str
     dtype: str
@@ -50,7 +50,7 @@ class Storage:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StoredTensor:
-    """A strided view within the bounds of a storage; offset and stride count numbers."""
+    """A strided view within the bounds of a storage; offset and stride count elements."""
 
     storage: Storage
     offset: int
@@ -59,7 +59,7 @@ class StoredTensor:
 
     @property
     def span(self) -> int:
-        """How many numbers of the storage it spans, from its first to its last."""
+        """How many elements of the storage it spans, from its first to its last."""
         if 0 in self.shape:
             return 0
         steps = zip(self.shape, self.stride, strict=True)

@@ -35,7 +35,7 @@ class Keys:
         self.name = f"{form}{group}"
 
     def full(self, dense: ModelLayout) -> int:
-        """All numbers of the heads that become one."""
+        """All elements of the heads that become one."""
         return self.group * dense.head_dim
 
     def errors(self, layer: MeasuredLayer) -> torch.Tensor:

@@ -14,7 +14,7 @@ def latent_keys(
     group: int,
     size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latents of `size` numbers for each `group` of the model's `key_heads`.
+    """Latents of `size` elements for each `group` of the model's `key_heads`.
 
     query [query_heads * D, hidden] and key [key_heads * D, hidden] with input covariance
     [hidden, hidden] -> down [key_heads / group * size, hidden], which replaces k_proj, and up

@@ -72,7 +72,7 @@ def select_normed_pairs(
 
 
 def normed_latents(layer: MeasuredLayer, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A latent of `size` numbers for each key head.
+    """A latent of `size` elements for each key head.
 
     Returns:
         down [key heads * size, hidden], which replaces k_proj, and up [key heads, D, size], from

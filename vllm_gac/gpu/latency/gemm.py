@@ -91,7 +91,7 @@ def _has_fp8(profile: GpuProfile) -> bool:
 
 
 def moving_microseconds(elements: float, profile: GpuProfile) -> float:
-    """Time of a kernel that only reads and writes `elements` 16-bit numbers.
+    """Time of a kernel that only reads and writes so many 16-bit `elements`.
 
     With few of them it is the time of a launch: that of the fastest measured GEMM, which is hardly
     more. Raises ProfileError as `gemm_microseconds` does.
@@ -117,7 +117,7 @@ class Roofline:
         return 2 * m * n * k / self.peak
 
     def moving(self, elements: float) -> float:
-        """Microseconds of reading or writing `elements` 16-bit numbers."""
+        """Microseconds of reading or writing so many 16-bit `elements`."""
         return _BYTES * elements / self.bandwidth
 
 
@@ -125,7 +125,7 @@ class Roofline:
 def roofline(profile: GpuProfile, dtype: Dtype = "bf16") -> Roofline:
     """The profile's ceilings for GEMMs of `dtype`. Raises ProfileError if it has none.
 
-    Tensor cores multiply FP8 numbers twice as fast as 16-bit ones, unless the profile knows better.
+    Tensor cores multiply FP8 twice as fast as 16-bit types, unless the profile knows better.
     """
     if profile.ceilings is None:
         raise ProfileError(

@@ -14,7 +14,7 @@ from vllm_gac.gpu.latency.gemm import moving_microseconds, roofline
 from vllm_gac.gpu.latency.interpolation import extrapolate, interpolate
 from vllm_gac.gpu.profile import GpuProfile
 
-# 16-bit numbers that each kernel moves for each number of its output.
+# 16-bit elements that each kernel moves for each element of its output.
 _MOVED = {"quantize": 1.5, "swiglu": 3.0}
 # The same of our kernels, whose output is in FP8. A norm reads and writes the residual, too.
 _MOVED_FUSED = {"norm": 3.5, "quantize": 1.5, "swiglu": 2.5}

@@ -1,7 +1,7 @@
 """Tiles of an fp8 cache, read as pairs of neighbouring columns. Device functions.
 
 The instruction that brings a tile from shared memory to the registers for the tensor cores, and
-transposes it if needed, moves 16-bit numbers only. Each 8-bit number would need a load of its own.
+transposes it if needed, moves 16-bit elements only. Each 8-bit one would need a load of its own.
 So two columns travel as one number. Even and odd columns are then two matrices: a product that sums
 over columns is the sum of two, and columns of results are interleaved at the end.
 """
@@ -24,7 +24,7 @@ def even_and_odd(
     pair_row = cache_row.to(tl.pointer_type(tl.uint16))
     pairs = cache_piece(pair_row, START // 2, SIZE // 2, END // 2)
     if ASSEMBLY:
-        # One instruction converts two numbers. A register holds two pairs, one behind the other.
+        # One instruction converts two elements. A register holds two pairs, one behind the other.
         return tl.inline_asm_elementwise(
             """{
             .reg .b32 sorted;

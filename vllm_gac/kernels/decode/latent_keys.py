@@ -1,6 +1,6 @@
 """Keys of a tile, rebuilt from latents and rotated. Device functions.
 
-A head's rotary pairs are split into their low halves (the first numbers) and high halves, each
+A head's rotary pairs are split into their low halves (the first elements) and high halves, each
 padded from PAIRS to PADDED, a power of two.
 """
 
@@ -125,7 +125,7 @@ def cos_sin(angle, ASSEMBLY: tl.constexpr):
 
 @triton.jit
 def rotate(low, high, cos, sin, ASSEMBLY: tl.constexpr):
-    """Rotate pairs (low, high) of fp32 forward; the result is fp16. Two numbers an instruction."""
+    """Rotate pairs (low, high) of fp32 forward; the result is fp16. Two elements an instruction."""
     if ASSEMBLY:
         return tl.inline_asm_elementwise(
             """{

@@ -6,7 +6,7 @@ rotated backward by the position of that first token instead: q R(-n0) . R(j) k 
 So no table of cosines is read for the tokens.
 
 Scores have tokens along the first dim, as the matrix unit leaves them, so that only the weights are
-transposed, of which there are few. Keys are rotated and multiplied in fp16, two numbers an
+transposed, of which there are few. Keys are rotated and multiplied in fp16, two elements an
 instruction; fp16 is finer than bf16 and holds keys up to 65,504.
 
 Names are those of split_kv.py, and these:
@@ -108,7 +108,7 @@ def latent_split_kv(
         query_start_loc, seq_lens, programs, multiprocessors, sequences,
         HEADS, SEQUENCES, TILE, WINDOW, MIN_TILES,
     )  # fmt: skip
-    # e4m3 converts to fp16 in one instruction for two numbers; to bf16 it takes a dozen.
+    # e4m3 converts to fp16 in one instruction for two elements; to bf16 it takes a dozen.
     fp8: tl.constexpr = kv_cache.dtype.element_ty.primitive_bitwidth == 8
     dtype: tl.constexpr = tl.float16 if fp8 else query.dtype.element_ty
     if k_scale is not None and not BY_HEAD:

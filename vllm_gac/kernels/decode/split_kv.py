@@ -122,7 +122,7 @@ def split_kv(
         HEADS, SEQUENCES, TILE, WINDOW, MIN_TILES,
     )  # fmt: skip
     KEY_WIDTH: tl.constexpr = PARTS * KEY_SIZE
-    # e4m3 converts to fp16 in one instruction for two numbers; to bf16 it takes a dozen.
+    # e4m3 converts to fp16 in one instruction for two elements; to bf16 it takes a dozen.
     fp8: tl.constexpr = kv_cache.dtype.element_ty.primitive_bitwidth == 8
     dtype: tl.constexpr = tl.float16 if fp8 else query.dtype.element_ty
     if k_scale is not None and not BY_HEAD:

@@ -74,7 +74,7 @@ def zero_pages(
     Args:
         layout: The order of the dims in memory.
         shape: (blocks, heads, tokens in a page, row).
-        dtype: Dtype of the cached numbers.
+        dtype: Dtype of the cached elements.
         device: Where the cache lies.
 
     Returns:
