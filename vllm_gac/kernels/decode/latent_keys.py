@@ -1,10 +1,12 @@
 """Keys of a tile, rebuilt from latents and rotated. Device functions.
 
 A head's rotary pairs are split into their low halves (the first elements) and high halves, each
-padded from PAIRS to PADDED, a power of two.
+padded to a power of two.
 """
 
-# ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+# ruff: noqa: N803, N806 -- Triton's convention: compile-time constants in capitals.
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -12,98 +14,101 @@ from vllm_gac.kernels.decode.byte_pairs import even_and_odd
 from vllm_gac.kernels.decode.rows import cache_piece
 
 
-@triton.jit
-def load_latents(
-    latent_row, KEY_SIZE: tl.constexpr, K: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.constexpr
-):
-    """A tile's latents in `dtype`, in pieces [TILE, K[i]]; latent_row [TILE, 1] points to them.
+class Rebuilt(NamedTuple):
+    """What latents are rebuilt to. All fields are compile-time constants.
 
-    Pieces of size 0 are there in name only: they repeat the first.
+    heads: original KV heads that one latent gives keys to. pairs: rotary pairs of a head, half its
+    size. padded: `pairs` rounded up to a power of two, PADDED in shapes.
     """
-    latent0 = _in_registers(cache_piece(latent_row, 0, K[0], KEY_SIZE).to(dtype), ASSEMBLY)
+
+    heads: int
+    pairs: int
+    padded: int
+
+
+@triton.jit
+def load_latents(latent_row, CACHE: tl.constexpr, dtype: tl.constexpr):
+    """A tile's latents in `dtype`, in pieces [TILE, key_pieces[i]].
+
+    latent_row [TILE, 1] points to them. Pieces of size 0 are there in name only: they repeat the
+    first.
+    """
+    K: tl.constexpr = CACHE.key_pieces
+    latent0 = _latent_piece(latent_row, 0, K[0], CACHE, dtype)
     latent1 = latent0
     latent2 = latent0
     if K[1] > 0:
-        latent1 = _in_registers(cache_piece(latent_row, K[0], K[1], KEY_SIZE).to(dtype), ASSEMBLY)
+        latent1 = _latent_piece(latent_row, K[0], K[1], CACHE, dtype)
     if K[2] > 0:
-        latent2 = cache_piece(latent_row, K[0] + K[1], K[2], KEY_SIZE).to(dtype)
-        latent2 = _in_registers(latent2, ASSEMBLY)
+        latent2 = _latent_piece(latent_row, K[0] + K[1], K[2], CACHE, dtype)
     return latent0, latent1, latent2
 
 
 @triton.jit
-def load_latent_pairs(latent_row, KEY_SIZE: tl.constexpr, K: tl.constexpr, ASSEMBLY: tl.constexpr):
+def _latent_piece(
+    latent_row, START: tl.constexpr, SIZE: tl.constexpr, CACHE: tl.constexpr, dtype: tl.constexpr
+):
+    piece = cache_piece(latent_row, START, SIZE, CACHE.key_size)
+    return _in_registers(piece.to(dtype), CACHE.assembly)
+
+
+@triton.jit
+def load_latent_pairs(latent_row, CACHE: tl.constexpr):
     """As load_latents, of an fp8 cache: the even and the odd columns of each piece, in fp16."""
-    even0, odd0 = even_and_odd(latent_row, 0, K[0], KEY_SIZE, ASSEMBLY)
+    K: tl.constexpr = CACHE.key_pieces
+    even0, odd0 = even_and_odd(latent_row, 0, K[0], CACHE.key_size, CACHE.assembly)
     even1, odd1 = even0, odd0
     even2, odd2 = even0, odd0
     if K[1] > 0:
-        even1, odd1 = even_and_odd(latent_row, K[0], K[1], KEY_SIZE, ASSEMBLY)
+        even1, odd1 = even_and_odd(latent_row, K[0], K[1], CACHE.key_size, CACHE.assembly)
     if K[2] > 0:
-        even2, odd2 = even_and_odd(latent_row, K[0] + K[1], K[2], KEY_SIZE, ASSEMBLY)
+        even2, odd2 = even_and_odd(latent_row, K[0] + K[1], K[2], CACHE.key_size, CACHE.assembly)
     return even0, odd0, even1, odd1, even2, odd2
 
 
 @triton.jit
-def rebuild_from_pairs(
-    latent,
-    up_head,
-    PAIRS: tl.constexpr,
-    PADDED: tl.constexpr,
-    KEY_SIZE: tl.constexpr,
-    K: tl.constexpr,
-):
+def rebuild_from_pairs(latent, up_head, CACHE: tl.constexpr, REBUILT: tl.constexpr):
     """As rebuild_keys, of pieces as load_latent_pairs returns them."""
-    even, odd = _up_pair(up_head, PAIRS, PADDED, 0, K[0], KEY_SIZE)
+    K: tl.constexpr = CACHE.key_pieces
+    even, odd = _up_pair(up_head, 0, K[0], CACHE, REBUILT)
     key = tl.dot(latent[0], even)
     key = tl.dot(latent[1], odd, key)
     if K[1] > 0:
-        even, odd = _up_pair(up_head, PAIRS, PADDED, K[0], K[1], KEY_SIZE)
+        even, odd = _up_pair(up_head, K[0], K[1], CACHE, REBUILT)
         key = tl.dot(latent[2], even, key)
         key = tl.dot(latent[3], odd, key)
     if K[2] > 0:
-        even, odd = _up_pair(up_head, PAIRS, PADDED, K[0] + K[1], K[2], KEY_SIZE)
+        even, odd = _up_pair(up_head, K[0] + K[1], K[2], CACHE, REBUILT)
         key = tl.dot(latent[4], even, key)
         key = tl.dot(latent[5], odd, key)
-    return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, PADDED]), 0, 2, 1))
+    return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, REBUILT.padded]), 0, 2, 1))
 
 
 @triton.jit
 def _up_pair(
-    up_head,
-    PAIRS: tl.constexpr,
-    PADDED: tl.constexpr,
-    START: tl.constexpr,
-    SIZE: tl.constexpr,
-    KEY_SIZE: tl.constexpr,
+    up_head, START: tl.constexpr, SIZE: tl.constexpr, CACHE: tl.constexpr, REBUILT: tl.constexpr
 ):
-    piece = tl.trans(_up_piece(up_head, PAIRS, PADDED, START, SIZE, KEY_SIZE))
-    even, odd = tl.split(tl.reshape(piece.to(tl.float16), [2 * PADDED, SIZE // 2, 2]))
+    piece = tl.trans(_up_piece(up_head, START, SIZE, CACHE, REBUILT))
+    even, odd = tl.split(tl.reshape(piece.to(tl.float16), [2 * REBUILT.padded, SIZE // 2, 2]))
     return tl.trans(even), tl.trans(odd)
 
 
 @triton.jit
-def rebuild_keys(
-    latent,
-    up_head,
-    PAIRS: tl.constexpr,
-    PADDED: tl.constexpr,
-    KEY_SIZE: tl.constexpr,
-    K: tl.constexpr,
-):
+def rebuild_keys(latent, up_head, CACHE: tl.constexpr, REBUILT: tl.constexpr):
     """A tile's keys of one original head, not yet rotated: fp32 [TILE, PADDED], low and high.
 
     latent: pieces as load_latents returns them; up_head points to the head's up-projection.
     """
+    K: tl.constexpr = CACHE.key_pieces
     dtype: tl.constexpr = latent[0].dtype
-    key = tl.dot(latent[0], _up_piece(up_head, PAIRS, PADDED, 0, K[0], KEY_SIZE).to(dtype))
+    key = tl.dot(latent[0], _up_piece(up_head, 0, K[0], CACHE, REBUILT).to(dtype))
     if K[1] > 0:
-        piece = _up_piece(up_head, PAIRS, PADDED, K[0], K[1], KEY_SIZE).to(dtype)
+        piece = _up_piece(up_head, K[0], K[1], CACHE, REBUILT).to(dtype)
         key = tl.dot(latent[1], piece, key)
     if K[2] > 0:
-        piece = _up_piece(up_head, PAIRS, PADDED, K[0] + K[1], K[2], KEY_SIZE).to(dtype)
+        piece = _up_piece(up_head, K[0] + K[1], K[2], CACHE, REBUILT).to(dtype)
         key = tl.dot(latent[2], piece, key)
-    return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, PADDED]), 0, 2, 1))
+    return tl.split(tl.trans(tl.reshape(key, [key.shape[0], 2, REBUILT.padded]), 0, 2, 1))
 
 
 @triton.jit
@@ -191,20 +196,15 @@ def _in_registers(x, ASSEMBLY: tl.constexpr):
 
 @triton.jit
 def _up_piece(
-    up_head,
-    PAIRS: tl.constexpr,
-    PADDED: tl.constexpr,
-    START: tl.constexpr,
-    SIZE: tl.constexpr,
-    KEY_SIZE: tl.constexpr,
+    up_head, START: tl.constexpr, SIZE: tl.constexpr, CACHE: tl.constexpr, REBUILT: tl.constexpr
 ):
     """Columns START..START + SIZE of one head's up-projection, transposed: [SIZE, 2 * PADDED].
 
     The low halves of all pairs come first, then the high halves, each padded to PADDED by zeros.
     """
-    output = tl.arange(0, 2 * PADDED)
-    half, pair = output // PADDED, output % PADDED
+    output = tl.arange(0, 2 * REBUILT.padded)
+    half, pair = output // REBUILT.padded, output % REBUILT.padded
     column = START + tl.arange(0, SIZE)
-    mask = (pair < PAIRS)[:, None] & (column < KEY_SIZE)[None, :]
-    offset = (half * PAIRS + pair)[:, None] * KEY_SIZE + column[None, :]
+    mask = (pair < REBUILT.pairs)[:, None] & (column < CACHE.key_size)[None, :]
+    offset = (half * REBUILT.pairs + pair)[:, None] * CACHE.key_size + column[None, :]
     return tl.trans(tl.load(up_head + offset, mask=mask, other=0.0))

@@ -18,9 +18,11 @@ import triton
 
 from vllm_gac.errors import GacError
 from vllm_gac.kernels.cache_scales import is_by_head
+from vllm_gac.kernels.decode.latent_keys import Rebuilt
 from vllm_gac.kernels.decode.latent_split_kv import latent_split_kv
 from vllm_gac.kernels.decode.merge import merge
-from vllm_gac.kernels.decode.schedule import sequence_bound
+from vllm_gac.kernels.decode.rows import CacheRow, Queries
+from vllm_gac.kernels.decode.schedule import Tiles, sequence_bound
 from vllm_gac.kernels.decode.split_kv import split_kv
 from vllm_gac.kernels.decode.tiling import Tiling, tiling_of
 from vllm_gac.kernels.gpu_limits import HOPPER
@@ -133,19 +135,12 @@ def decode_attention(
     """
     kernel: Any = split_kv
     own: tuple[torch.Tensor, ...] = ()
-    own_constants: dict[str, object] = {
-        "BY_HEAD": is_by_head(k_scale),
-        "PAIRED": is_paired(kv_cache, geometry),
-        "ASSEMBLY": capability_of(query.device) is not None,
-    }
+    own_constants: dict[str, object] = {}
     if latent is not None:
         pairs = latent.inv_freq.shape[-1]
         kernel, own = latent_split_kv, (latent.up, latent.inv_freq)
-        own_constants |= {
-            "REBUILT": _group_of(latent),
-            "PAIRS": pairs,
-            "PADDED": triton.next_power_of_2(pairs),
-        }
+        padded = triton.next_power_of_2(pairs)
+        own_constants["REBUILT"] = Rebuilt(_group_of(latent), pairs, padded)
     split_and_merge(
         kernel,
         own,
@@ -164,6 +159,7 @@ def decode_attention(
         window=window,
         k_scale=k_scale,
         v_scale=v_scale,
+        paired=is_paired(kv_cache, geometry),
         only_compile=only_compile,
     )
 
@@ -187,6 +183,7 @@ def split_and_merge(
     window: int | None,
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
+    paired: bool,
     only_compile: bool,
 ) -> None:
     """Launch a split-KV kernel, and merge the results of units that programs shared.
@@ -196,6 +193,7 @@ def split_and_merge(
         own: What it takes behind these arguments.
         own_constants: The constants that it takes beside.
         tiling: Launch parameters.
+        paired: Whether two columns of the cache are read as one number.
 
     The others are those of decode_attention.
     """
@@ -206,14 +204,18 @@ def split_and_merge(
     # Whether a kernel may start before the one it depends on has ended.
     overlap = gpu is not None and gpu >= HOPPER
     constants = {
-        "HEADS": geometry.value_heads,
-        "GROUP": group,
-        "MAX_QUERIES": max_query_len,
-        "VALUE_SIZE": geometry.value_size,
-        "SEQUENCES": sequence_bound(sequences),
-        "TILE": tiling.tile,
-        "WINDOW": window or 0,
-        "MIN_TILES": tiling.min_tiles,
+        "TILES": Tiles(
+            heads=geometry.value_heads,
+            sequences=sequence_bound(sequences),
+            tile=tiling.tile,
+            window=window or 0,
+            min_tiles=tiling.min_tiles,
+        ),
+        "QUERIES": Queries(
+            group=group,
+            max_query_len=max_query_len,
+            rows=max(16, triton.next_power_of_2(group * max_query_len)),
+        ),
         "OVERLAP": overlap,
     }
     programs = scratch.multiprocessors * tiling.programs_per_multiprocessor
@@ -245,13 +247,18 @@ def split_and_merge(
         *own,
         **constants,
         **own_constants,
-        PARTS=geometry.key_heads // geometry.value_heads,
-        KEY_SIZE=geometry.key_size,
-        K=tiling.key_pieces,
-        V=tiling.value_pieces,
-        ROWS=max(16, triton.next_power_of_2(group * max_query_len)),
-        BLOCK_SIZE=kv_cache.shape[2],
-        STRIDE_UNIT=stride_unit,
+        CACHE=CacheRow(
+            parts=geometry.key_heads // geometry.value_heads,
+            key_size=geometry.key_size,
+            value_size=geometry.value_size,
+            key_pieces=tiling.key_pieces,
+            value_pieces=tiling.value_pieces,
+            block_size=kv_cache.shape[2],
+            stride_unit=stride_unit,
+            paired=paired,
+            by_head=is_by_head(k_scale),
+            assembly=gpu is not None,
+        ),
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )
@@ -264,6 +271,7 @@ def split_and_merge(
         *partial,
         *output_strides,
         **constants,
+        VALUE_SIZE=geometry.value_size,
         WIDTH=triton.next_power_of_2(geometry.value_size),
         num_warps=1,
         **({"launch_pdl": True} if overlap else {}),

@@ -20,26 +20,21 @@ def merge(
     sequences,
     output_token_stride,
     output_head_stride,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    MAX_QUERIES: tl.constexpr,
+    TILES: tl.constexpr,
+    QUERIES: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    MIN_TILES: tl.constexpr,
     WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """One program: the partial results of one query head of one sequence, merged in order."""
     PARTIALS: tl.constexpr = 16
     sequence = tl.program_id(0)
-    head, row_head = tl.program_id(1) // GROUP, tl.program_id(1) % GROUP
-    counts = tile_counts(query_start_loc, seq_lens, sequences, SEQUENCES, TILE, WINDOW)
-    share, _ = tiles_per_program(counts, programs, multiprocessors, HEADS, MIN_TILES)
-    index = tl.arange(0, SEQUENCES)
+    head, row_head = tl.program_id(1) // QUERIES.group, tl.program_id(1) % QUERIES.group
+    counts = tile_counts(query_start_loc, seq_lens, sequences, TILES)
+    share, _ = tiles_per_program(counts, programs, multiprocessors, TILES)
+    index = tl.arange(0, TILES.sequences)
     count = tl.sum(tl.where(index == sequence, counts, 0))
-    start = tl.sum(tl.where(index < sequence, counts, 0)) * HEADS + head * count
+    start = tl.sum(tl.where(index < sequence, counts, 0)) * TILES.heads + head * count
     first_program, last_program = start // share, (start + count - 1) // share
     if OVERLAP:
         # This kernel starts before the kernel that writes the parts has ended. All programs wait,
@@ -50,14 +45,15 @@ def merge(
     query_start = tl.load(query_start_loc + sequence)
     queries = tl.load(query_start_loc + sequence + 1) - query_start
     column = tl.arange(0, WIDTH)
-    for token in range(0, tl.minimum(queries, MAX_QUERIES)):
+    for token in range(0, tl.minimum(queries, QUERIES.max_query_len)):
         row_max = tl.full([], -1e30, tl.float32)
         row_sum = tl.zeros([], tl.float32)
         acc = tl.zeros([WIDTH], tl.float32)
         for chunk in range(first_program, last_program + 1, PARTIALS):
             program = chunk + tl.arange(0, PARTIALS)
             slot = 2 * program + (program == first_program).to(tl.int32)
-            slot_row = slot * (GROUP * MAX_QUERIES) + token * GROUP + row_head
+            query_row = token * QUERIES.group + row_head
+            slot_row = slot * (QUERIES.group * QUERIES.max_query_len) + query_row
             mask = program <= last_program
             log_sum = tl.load(partial_log_sums + slot_row, mask=mask, other=float("-inf"))
             values = tl.load(

@@ -1,21 +1,59 @@
 """Rows in device memory: of queries, of the paged cache, of results. Device functions."""
 
-# ruff: noqa: N803 -- Triton's convention: compile-time constants in capitals.
+# ruff: noqa: N803, N806 -- Triton's convention: compile-time constants in capitals.
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from vllm_gac.kernels.cache_scales import scale_of
 
 
+class Queries(NamedTuple):
+    """The queries of a unit. All fields are compile-time constants.
+
+    group: query heads of one value head. max_query_len: query tokens of a sequence, at most. rows:
+    group * max_query_len, rounded up to a power of two that tensor cores take.
+    """
+
+    group: int
+    max_query_len: int
+    rows: int
+
+
+class CacheRow(NamedTuple):
+    """A row of the cache, and how it is read. All fields are compile-time constants.
+
+    parts: key heads, or latents, of one value head. key_size: elements of each. value_size: those
+    of the value. key_pieces, value_pieces: sizes of the three pieces of the keys (of one latent)
+    and of the value. block_size: tokens of a page. stride_unit: 16 or 8 if all strides of the cache
+    are multiples of it, else 1: the compiler then knows how rows are aligned. paired: whether two
+    columns of an fp8 cache are read as one number (byte_pairs.py). by_head: whether each head has a
+    scale of its own. assembly: whether the GPU's own instructions may be used; not in Triton's
+    interpreter.
+    """
+
+    parts: int
+    key_size: int
+    value_size: int
+    key_pieces: tuple[int, int, int]
+    value_pieces: tuple[int, int, int]
+    block_size: int
+    stride_unit: int
+    paired: bool
+    by_head: bool
+    assembly: bool
+
+
 @triton.jit
-def unit_rows(tensor, unit, row_token, row_head, token_stride, head_stride, GROUP: tl.constexpr):
+def unit_rows(tensor, unit, row_token, row_head, token_stride, head_stride, QUERIES: tl.constexpr):
     """Pointers [ROWS] to a unit's rows in `tensor`, which is [tokens, query_heads, size].
 
     row_token, row_head [ROWS]: of each row the query token among the sequence's, and the query head
     among the value head's.
     """
     token = (unit.query_start + row_token).to(tl.int64) * token_stride
-    return tensor + token + (unit.head * GROUP + row_head) * head_stride
+    return tensor + token + (unit.head * QUERIES.group + row_head) * head_stride
 
 
 @triton.jit
@@ -51,39 +89,38 @@ def store_result(
     row_sum,
     v_scale,
     acc,
-    SLOT_ROWS: tl.constexpr,
-    BY_HEAD: tl.constexpr,
-    V: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    CACHE: tl.constexpr,
 ):
     """Store what a program found for a unit: the output if it read all its tiles, else its part.
 
-    output_row [ROWS]: pointers to rows of the output. A slot has SLOT_ROWS rows, `row` [ROWS] is
-    the index in it. The other names are those of the kernels.
+    output_row [ROWS]: pointers to rows of the output. `row` [ROWS] is the index in a slot. The
+    other names are those of the kernels.
     """
     slot = 2 * tl.program_id(0) + (unit.skipped == 0).to(tl.int32)
-    slot_row = slot * SLOT_ROWS + row
+    slot_row = slot * (QUERIES.group * QUERIES.max_query_len) + row
     is_whole = unit.here == unit.tiles
     nonempty = row_sum > 0
     factor = tl.where(nonempty, 1 / row_sum, 0)
     if v_scale is not None:
-        factor *= scale_of(v_scale, unit.head, BY_HEAD)
+        factor *= scale_of(v_scale, unit.head, CACHE.by_head)
     if is_whole:
-        _store_pieces(output_row, used, nonempty, factor, acc, V, VALUE_SIZE)
+        _store_pieces(output_row, used, nonempty, factor, acc, CACHE)
     else:
         log_sum = tl.where(nonempty, row_max + tl.log2(row_sum), float("-inf"))
         tl.store(partial_log_sums + slot_row, log_sum, mask=used)
-        partial_row = partial_values + slot_row.to(tl.int64) * VALUE_SIZE
-        _store_pieces(partial_row, used, nonempty, factor, acc, V, VALUE_SIZE)
+        partial_row = partial_values + slot_row.to(tl.int64) * CACHE.value_size
+        _store_pieces(partial_row, used, nonempty, factor, acc, CACHE)
 
 
 @triton.jit
-def _store_pieces(row, used, nonempty, factor, acc, V: tl.constexpr, END: tl.constexpr):
-    _store_piece(row, used, nonempty, factor, acc[0], 0, V[0], END)
+def _store_pieces(row, used, nonempty, factor, acc, CACHE: tl.constexpr):
+    V: tl.constexpr = CACHE.value_pieces
+    _store_piece(row, used, nonempty, factor, acc[0], 0, V[0], CACHE.value_size)
     if V[1] > 0:
-        _store_piece(row, used, nonempty, factor, acc[1], V[0], V[1], END)
+        _store_piece(row, used, nonempty, factor, acc[1], V[0], V[1], CACHE.value_size)
     if V[2] > 0:
-        _store_piece(row, used, nonempty, factor, acc[2], V[0] + V[1], V[2], END)
+        _store_piece(row, used, nonempty, factor, acc[2], V[0] + V[1], V[2], CACHE.value_size)
 
 
 @triton.jit

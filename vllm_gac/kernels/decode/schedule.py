@@ -15,7 +15,9 @@ import triton.language as tl
 
 # Arguments of the kernels that differ between launches, or that are unknown when the kernels are
 # compiled ahead (warmup.py). Specializing on them would gain nothing: where offsets into the
-# cache are multiples of 8, the kernels know it from STRIDE_UNIT.
+# cache are multiples of 8, the kernels know it from CacheRow.stride_unit.
+# These and other arguments of a launch are positional, while constants are NamedTuples: in a tuple,
+# Triton 3.6 to 3.9 specializes on every number, and a launch takes 3 us more of the CPU's time.
 NOT_SPECIALIZED = (
     "programs",
     "multiprocessors",
@@ -25,6 +27,22 @@ NOT_SPECIALIZED = (
     "cache_head_stride",
     "cache_token_stride",
 )
+
+
+class Tiles(NamedTuple):
+    """How a batch is cut into tiles. All fields are compile-time constants.
+
+    heads: value heads. sequences: an upper bound of the batch's sequences, as sequence_bound gives
+    it. tile: tokens of a tile. window: tokens that a query sees, itself included; 0 without a
+    sliding window. min_tiles: the fewest tiles that a program takes: merging more parts costs more
+    than it gains.
+    """
+
+    heads: int
+    sequences: int
+    tile: int
+    window: int
+    min_tiles: int
 
 
 class Unit(NamedTuple):
@@ -47,7 +65,7 @@ class Unit(NamedTuple):
 
 
 def sequence_bound(sequences: int) -> int:
-    """The kernels' SEQUENCES for a batch of `sequences`: a power of four, at least 16.
+    """Tiles.sequences for a batch of `sequences`: a power of four, at least 16.
 
     There are few different values because each needs one more kernel to be compiled.
     """
@@ -56,65 +74,47 @@ def sequence_bound(sequences: int) -> int:
 
 
 @triton.jit
-def tile_range(length, queries, TILE: tl.constexpr, WINDOW: tl.constexpr):
+def tile_range(length, queries, TILES: tl.constexpr):
     """The first tile, and one past the last, that the last `queries` tokens of a context see.
 
     The range is never empty: some program has to write the output of an empty sequence, too.
     """
     first = length * 0
-    if WINDOW > 0:
-        first = tl.maximum(length - queries - WINDOW + 1, 0) // TILE
-    return first, tl.maximum((length + TILE - 1) // TILE, first + 1)
+    if TILES.window > 0:
+        first = tl.maximum(length - queries - TILES.window + 1, 0) // TILES.tile
+    return first, tl.maximum((length + TILES.tile - 1) // TILES.tile, first + 1)
 
 
 @triton.jit
-def tile_counts(
-    query_start_loc,
-    seq_lens,
-    sequences,
-    SEQUENCES: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
-    """Tiles per value head of every sequence, [SEQUENCES]; 0 past `sequences`."""
-    index = tl.arange(0, SEQUENCES)
+def tile_counts(query_start_loc, seq_lens, sequences, TILES: tl.constexpr):
+    """Tiles per value head of every sequence, [TILES.sequences]; 0 past `sequences`."""
+    index = tl.arange(0, TILES.sequences)
     present = index < sequences
     length = tl.load(seq_lens + index, mask=present, other=0)
     queries = length * 0
-    if WINDOW > 0:
+    if TILES.window > 0:
         queries = tl.load(query_start_loc + index + 1, mask=present, other=0)
         queries -= tl.load(query_start_loc + index, mask=present, other=0)
-    first, last = tile_range(length, queries, TILE, WINDOW)
+    first, last = tile_range(length, queries, TILES)
     return tl.where(present, last - first, 0)
 
 
 @triton.jit
-def tiles_per_program(
-    counts, programs, multiprocessors, HEADS: tl.constexpr, MIN_TILES: tl.constexpr
-):
+def tiles_per_program(counts, programs, multiprocessors, TILES: tl.constexpr):
     """How many tiles each program takes, and how many there are in all.
 
     A small batch is divided among two programs per multiprocessor, a larger one among all programs.
-    No program takes fewer than MIN_TILES: one more part to merge costs as much as a few tiles.
+    No program takes fewer than min_tiles: one more part to merge costs as much as a few tiles.
     """
-    total = tl.sum(counts) * HEADS
+    total = tl.sum(counts) * TILES.heads
     share = (total + programs - 1) // programs
     few = 2 * multiprocessors
-    return tl.maximum(share, tl.minimum((total + few - 1) // few, MIN_TILES)), total
+    return tl.maximum(share, tl.minimum((total + few - 1) // few, TILES.min_tiles)), total
 
 
 @triton.jit
 def program_share(
-    query_start_loc,
-    seq_lens,
-    programs,
-    multiprocessors,
-    sequences,
-    HEADS: tl.constexpr,
-    SEQUENCES: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    MIN_TILES: tl.constexpr,
+    query_start_loc, seq_lens, programs, multiprocessors, sequences, TILES: tl.constexpr
 ):
     """Where this program's tiles are in the line of all tiles.
 
@@ -122,32 +122,23 @@ def program_share(
     which its first tile belongs; and `before`, the tiles of all earlier sequences. The program has
     no tiles if position >= end.
     """
-    counts = tile_counts(query_start_loc, seq_lens, sequences, SEQUENCES, TILE, WINDOW)
-    share, total = tiles_per_program(counts, programs, multiprocessors, HEADS, MIN_TILES)
+    counts = tile_counts(query_start_loc, seq_lens, sequences, TILES)
+    share, total = tiles_per_program(counts, programs, multiprocessors, TILES)
     position = tl.program_id(0) * share
     end = tl.minimum(position + share, total)
-    index = tl.arange(0, SEQUENCES)
-    sequence = tl.sum((tl.cumsum(counts, 0) * HEADS <= position).to(tl.int32))
-    before = tl.sum(tl.where(index < sequence, counts, 0)) * HEADS
+    index = tl.arange(0, TILES.sequences)
+    sequence = tl.sum((tl.cumsum(counts, 0) * TILES.heads <= position).to(tl.int32))
+    before = tl.sum(tl.where(index < sequence, counts, 0)) * TILES.heads
     return position, end, sequence, before
 
 
 @triton.jit
-def next_unit(
-    query_start_loc,
-    seq_lens,
-    position,
-    end,
-    sequence,
-    before,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
+def next_unit(query_start_loc, seq_lens, position, end, sequence, before, TILES: tl.constexpr):
     """The unit that the tile at `position` belongs to, and what this program reads of it."""
     length = tl.load(seq_lens + sequence)
     query_start = tl.load(query_start_loc + sequence)
     queries = tl.load(query_start_loc + sequence + 1) - query_start
-    first, last = tile_range(length, queries, TILE, WINDOW)
+    first, last = tile_range(length, queries, TILES)
     tiles = last - first
     head = (position - before) // tiles
     skipped = position - before - head * tiles
@@ -165,10 +156,10 @@ def next_unit(
 
 
 @triton.jit
-def leave_unit(unit, position, sequence, before, HEADS: tl.constexpr):
+def leave_unit(unit, position, sequence, before, TILES: tl.constexpr):
     """`position`, `sequence` and `before` of the tile that follows what was read of `unit`."""
     position += unit.here
-    if position - before == unit.tiles * HEADS:
+    if position - before == unit.tiles * TILES.heads:
         before = position
         sequence += 1
     return position, sequence, before

@@ -51,12 +51,9 @@ def add_latent_tile(
     sums,
     acc,
     value_row,
-    V: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
+    CACHE: tl.constexpr,
     WINDOW: tl.constexpr,
     dtype: tl.constexpr,
-    PAIRED: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
 ):
     """Take up a tile whose scores are [TILE, ROWS], as those of latent keys are.
 
@@ -69,22 +66,23 @@ def add_latent_tile(
     sums = sums * rescale[None, :] + weights
     weights = tl.trans(weights.to(dtype))
     rescale = tl.reshape(rescale[None, :], [scores.shape[1], 1])
-    acc = accumulate_values(acc, weights, rescale, value_row, V, VALUE_SIZE, PAIRED, ASSEMBLY)
+    acc = accumulate_values(acc, weights, rescale, value_row, CACHE)
     return row_max, sums, acc
 
 
 @triton.jit
-def no_values(ROWS: tl.constexpr, V: tl.constexpr, PAIRED: tl.constexpr):
+def no_values(ROWS: tl.constexpr, CACHE: tl.constexpr):
     """Sums of weighted values before the first tile: zeros.
 
-    Three pieces [ROWS, V[i]]; if PAIRED, three with the even columns of each and three with the
-    odd ones, [ROWS, V[i] / 2]. What is absent gets 16 columns, which nothing reads.
+    Three pieces [ROWS, value_pieces[i]]; if the row is paired, three with the even columns of each
+    and three with the odd ones, half as wide. What is absent gets 16 columns, which nothing reads.
     """
-    HALVES: tl.constexpr = 2 if PAIRED else 1
+    V: tl.constexpr = CACHE.value_pieces
+    HALVES: tl.constexpr = 2 if CACHE.paired else 1
     acc0 = _zeros(ROWS, V[0] // HALVES)
     acc1 = _zeros(ROWS, V[1] // HALVES)
     acc2 = _zeros(ROWS, V[2] // HALVES)
-    if PAIRED:
+    if CACHE.paired:
         return acc0, acc1, acc2, acc0, acc1, acc2
     else:
         nothing = _zeros(ROWS, 0)
@@ -97,33 +95,19 @@ def _zeros(ROWS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def accumulate_values(
-    acc,
-    weights,
-    rescale,
-    value_row,
-    V: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    PAIRED: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-):
+def accumulate_values(acc, weights, rescale, value_row, CACHE: tl.constexpr):
     """acc * rescale + weights @ values, for `acc` as no_values returns it.
 
     weights [ROWS, TILE] in the dtype in which values are multiplied; rescale [ROWS, 1]; value_row
     [TILE, 1] points to the tile's values.
     """
+    V: tl.constexpr = CACHE.value_pieces
     acc0, acc1, acc2, odd0, odd1, odd2 = acc
-    acc0, odd0 = _add_piece(
-        acc0, odd0, weights, rescale, value_row, 0, V[0], VALUE_SIZE, PAIRED, ASSEMBLY
-    )
+    acc0, odd0 = _add_piece(acc0, odd0, weights, rescale, value_row, 0, V[0], CACHE)
     if V[1] > 0:
-        acc1, odd1 = _add_piece(
-            acc1, odd1, weights, rescale, value_row, V[0], V[1], VALUE_SIZE, PAIRED, ASSEMBLY
-        )
+        acc1, odd1 = _add_piece(acc1, odd1, weights, rescale, value_row, V[0], V[1], CACHE)
     if V[2] > 0:
-        acc2, odd2 = _add_piece(
-            acc2, odd2, weights, rescale, value_row, V[0] + V[1], V[2], VALUE_SIZE, PAIRED, ASSEMBLY
-        )
+        acc2, odd2 = _add_piece(acc2, odd2, weights, rescale, value_row, V[0] + V[1], V[2], CACHE)
     return acc0, acc1, acc2, odd0, odd1, odd2
 
 
@@ -136,24 +120,22 @@ def _add_piece(
     value_row,
     START: tl.constexpr,
     SIZE: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    PAIRED: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
+    CACHE: tl.constexpr,
 ):
-    if PAIRED:
-        values, odd_values = even_and_odd(value_row, START, SIZE, VALUE_SIZE, ASSEMBLY)
+    if CACHE.paired:
+        values, odd_values = even_and_odd(value_row, START, SIZE, CACHE.value_size, CACHE.assembly)
         odd = tl.dot(weights, odd_values, odd * rescale)
     else:
-        values = cache_piece(value_row, START, SIZE, VALUE_SIZE)
+        values = cache_piece(value_row, START, SIZE, CACHE.value_size)
     acc = tl.dot(weights, values.to(weights.dtype), acc * rescale)
     return acc, odd
 
 
 @triton.jit
-def value_pieces(acc, PAIRED: tl.constexpr):
-    """The three pieces [ROWS, V[i]] of what accumulate_values has summed up."""
+def value_pieces(acc, CACHE: tl.constexpr):
+    """The three pieces [ROWS, value_pieces[i]] of what accumulate_values has summed up."""
     acc0, acc1, acc2, odd0, odd1, odd2 = acc
-    if PAIRED:
+    if CACHE.paired:
         acc0, acc1, acc2 = (
             tl.interleave(acc0, odd0),
             tl.interleave(acc1, odd1),
