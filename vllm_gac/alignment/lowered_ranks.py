@@ -24,7 +24,7 @@ class Lowered:
 def lower_ranks(
     weights: dict[str, torch.Tensor], layer: LayerLayout, lowered: LayerLayout
 ) -> list[Lowered]:
-    """Replace the factors in `weights` of those linears whose rank is lower in `lowered`."""
+    """Replace the factors in `weights` of those linear layers whose rank is lower in `lowered`."""
     changes = []
     for name, rank in layer.ranks.items():
         if lowered.ranks[name] != rank:

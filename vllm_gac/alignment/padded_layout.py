@@ -33,7 +33,7 @@ def padded_layout(
     the result. A rank never exceeds the full rank of its padded linear, which is misaligned only
     if the hidden size is. Rotary keys whose size differs from the model's heads get their own RoPE
     table. Padding a padded layout changes nothing. `quantized` is how weights and cache will be
-    quantized; for the sides of linears, all heads on a GPU count together.
+    quantized; for the sides of linear layers, all heads on a GPU count together.
 
     Raises ProfileError if `strategy` is measured and there is no profile of `gpu`, and
     CheckpointError if the dims are so small that most of the model would be padding.

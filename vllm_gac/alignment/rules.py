@@ -59,7 +59,7 @@ class QuantizationMultiples:
 
 NOT_QUANTIZED = QuantizationMultiples()
 # Keys are vLLM's names for quantization at load time. CUTLASS can pad other dims of FP8, but then
-# it pads the activations in every step. Two fused linears must not share the scale of a block.
+# it pads the activations in every step. No two fused linear layers may share a block's scale.
 LINEAR_MULTIPLES = {
     "fp8_per_tensor": 16,
     "fp8_per_channel": 16,

@@ -40,8 +40,8 @@ class Measured:
 
     Attributes:
         methods: The methods that can be planned with it: heads, prune, lowrank.
-        covariances: The linears whose input covariances are kept.
-        metrics: The linears whose metrics are kept.
+        covariances: The linear layers whose input covariances are kept.
+        metrics: The linear layers whose metrics are kept.
         value_group: How many neighbouring value heads the input of o_proj spans.
         tokens: Of the text.
         sequence_length: Tokens of each of its sequences.
@@ -162,13 +162,13 @@ def layer_shapes(layout: ModelLayout, value_group: int) -> dict[str, tuple[int, 
 
 
 def covariances_of(methods: Sequence[str]) -> list[str]:
-    """The linears whose input covariances `methods` need."""
+    """The linear layers whose input covariances `methods` need."""
     needed = {name for method in methods for name in _NEEDED_BY[method]}
     return [name for name in STATISTICS if name in needed]
 
 
 def covariances_for(dense: ModelLayout, layout: ModelLayout) -> list[str]:
-    """The linears whose input covariances are needed to make `layout` from `dense`."""
+    """The linear layers whose input covariances are needed to make `layout` from `dense`."""
     needed = set()
     for before, after in zip(dense.layers, layout.layers, strict=True):
         if after.key != before.key:
@@ -191,12 +191,12 @@ def metric_shapes(layout: ModelLayout) -> dict[str, tuple[int, int]]:
 
 
 def metrics_of(methods: Sequence[str]) -> list[str]:
-    """The linears whose metrics `methods` need."""
+    """The linear layers whose metrics `methods` need."""
     return list(LINEARS) if "lowrank" in methods else []
 
 
 def metrics_for(layout: ModelLayout) -> list[str]:
-    """The linears whose metrics are needed to make `layout` of a dense model."""
+    """The linear layers whose metrics are needed to make `layout` of a dense model."""
     return [name for name in LINEARS if any(name in layer.ranks for layer in layout.layers)]
 
 

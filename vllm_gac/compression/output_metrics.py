@@ -1,4 +1,4 @@
-"""The metrics of linears' outputs: how much the loss grows if an output is wrong.
+"""The metrics of linear layers' outputs: how much the loss grows if an output is wrong.
 
 If the output of a linear is wrong by e, the model's predictions diverge by about 1/2 e^T G e nats,
 where G = E[g g^T] is the second moment of the gradient of the loss by the output, for next tokens
@@ -65,7 +65,7 @@ def _backward(
     incoming: torch.Tensor,
     linears: Sequence[str],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The gradient by the layer's input, and the metrics of its linears."""
+    """The gradient by the layer's input, and the metrics of its linear layers."""
     outgoing: list[torch.Tensor] = []
     sums: dict[str, torch.Tensor] = {}
     for states, gradient in zip(batches(hidden), batches(incoming), strict=True):

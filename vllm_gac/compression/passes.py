@@ -1,10 +1,11 @@
 """Run calibration text through a dense model, layer by layer, and keep what the methods need.
 
-If linears may be factorized, a first pass over fewer tokens measures what errors of their outputs
-cost (output_metrics.py). In the pass that measures everything else, memory holds the weights and
-statistics of one layer, and the hidden states of the calibration sequences. After each layer its
-statistics and the hidden states are on disk, so that a run that was stopped continues with the next
-layer. A third pass measures by how much the loss grows if a part of a layer shrinks (probes.py).
+If linear layers may be factorized, a first pass over fewer tokens measures what errors of their
+outputs cost (output_metrics.py). In the pass that measures everything else, memory holds the
+weights and statistics of one layer, and the hidden states of the calibration sequences. After each
+layer its statistics and the hidden states are on disk, so that a run that was stopped continues
+with the next layer. A third pass measures by how much the loss grows if a part of a layer shrinks
+(probes.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -126,8 +126,8 @@ def layer_forward(
 
     `weights` are as `layer_weights` returns them. `observe` gets the input of q_proj (which k_proj
     and v_proj share), o_proj, gate_proj (shared by up_proj) and down_proj. `observe_output` gets
-    the outputs of all seven linears, and of q_norm and k_norm where there are any, as the tensors
-    of the autograd graph.
+    the outputs of all seven linear layers, and of q_norm and k_norm where there are any, as the
+    tensors of the autograd graph.
     """
     observe, seen = observe or _ignore, observe_output or _ignore
     attended = attended_values(model, layer, weights, hidden, observe, seen)

@@ -1,9 +1,10 @@
 """Refit a compressed layer on what the compressed layers before it really feed it.
 
 The methods fit a layer on the inputs that it has in the dense model. In the compressed model its
-inputs are others. So the linears that write to the residual stream, o_proj and then down_proj, are
-fitted once more by least squares, so that the stream comes as close to that of the dense model as
-it can: what the layers before have lost is made up for as far as the layer's own inputs tell of it.
+inputs are others. So the linear layers that write to the residual stream, o_proj and then
+down_proj, are fitted once more by least squares, so that the stream comes as close to that of the
+dense model as it can: what the layers before have lost is made up for as far as the layer's own
+inputs tell of it.
 
 The fit is a ridge regression towards the weights that are there. How strong the ridge is, and
 whether anything changes at all, is decided on sequences that the fit has not seen.

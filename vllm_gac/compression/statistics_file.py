@@ -18,7 +18,7 @@ probes                    [layers, probes, 2] by how much the loss grows (probes
 tokens                    int32 [count, length], the text itself: compressed layers are refitted on
                           what they get for it (refit.py)
 
-In the metadata, "format" is 3; "covariances" and "metrics" name the linears that have them.
+In the metadata, "format" is 3; "covariances" and "metrics" name the linear layers that have them.
 
 statistics_writer.py writes it. Here it is read, and nothing of it is believed.
 """
@@ -64,8 +64,8 @@ def check_stats(
         layout: The dense model's layout.
         config_sha256: SHA-256 of the dense model's config.json.
         value_group: How many value heads are to be merged into one.
-        needed: The linears whose input covariances are needed.
-        factorized: The linears whose metrics are needed.
+        needed: The linear layers whose input covariances are needed.
+        factorized: The linear layers whose metrics are needed.
 
     Raises:
         CheckpointError: The statistics are unreadable, incomplete, of another model, or lack what

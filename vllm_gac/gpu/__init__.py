@@ -1,1 +1,1 @@
-"""What a profile says about a GPU: times of linears and attention, and the fastest kernels."""
+"""What a profile says about a GPU: times of linear layers and attention, and fastest kernels."""

@@ -105,7 +105,7 @@ class PassTime(StrictModel):
 
 
 class FusedPasses(StrictModel):
-    """Our kernels between the FP8 linears of a layer (kernels/fp8_rows.py), all four together.
+    """Our kernels between FP8 linear layers (kernels/fp8_rows.py), all four of a layer together.
 
     Two norm and quantize [tokens, hidden_size], one quantizes [tokens, attended], which attention
     gives, and one computes SwiGLU and quantizes [tokens, width].
@@ -134,7 +134,7 @@ class SustainedTime(StrictModel):
 
 
 class LowRankTime(StrictModel):
-    """Low-rank linears of one input as a server runs them: both factors, and SwiGLU if gated.
+    """Low-rank linear layers of one input as a server runs them: both factors, and SwiGLU if gated.
 
     `tokens` get y = B A x by each linear, with A [rank, in_size] and B [out_size, rank]. Two are
     gate and up if `is_gated`. It is timed as `LinearSweep` is.

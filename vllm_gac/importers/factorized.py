@@ -1,4 +1,4 @@
-"""Linears that are stored as two factors under a tool's own names, as most low-rank tools do.
+"""Linear layers that are stored as two factors under a tool's own names, as most low-rank tools do.
 
 W [out, in] = up [out, rank] @ down [rank, in]. A linear is served as its factors if they hold fewer
 elements than W, and as W otherwise. lm_head is always served as W.
@@ -46,7 +46,7 @@ def suffixed(down: str, up: str, bias: str) -> FactorNames:
 
 @dataclass(frozen=True, slots=True)
 class Factorized:
-    """A model some of whose linears were factorized.
+    """A model some of whose linear layers were factorized.
 
     Attributes:
         config: config.json of the model before.
@@ -64,7 +64,7 @@ class Factorized:
 
 
 def linear_names(layout: ModelLayout) -> list[str]:
-    """Full names of the linears of a model, lm_head last."""
+    """Full names of the linear layers of a model, lm_head last."""
     layers = range(len(layout.layers))
     return [*(f"model.layers.{i}.{name}" for i in layers for name in LINEARS), LM_HEAD]
 
@@ -112,7 +112,7 @@ def import_factorized(
 
 
 def _served_ranks(model: Factorized, index: int) -> dict[str, int]:
-    """The ranks of those linears of a layer whose factors are smaller than the linear."""
+    """The ranks of those linear layers of a layer whose factors are smaller than the linear."""
     served = {}
     for name in LINEARS:
         rank = model.ranks.get(f"model.layers.{index}.{name}")

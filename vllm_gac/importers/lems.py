@@ -1,4 +1,4 @@
-"""LEMS: a wrapper model around a dense one whose linears were factorized.
+"""LEMS: a wrapper model around a dense one whose linear layers were factorized.
 
 config.json holds the dense model's under `base_config`, and `rank_dict` {linear: rank}; every
 tensor's name begins with `wrapped_model.`; W = mod_b @ mod_a, the bias is the linear's own.

@@ -8,7 +8,7 @@ that give the keys, and the value of one token and one value head (layout/cache_
     gather_context, copy_columns    bring context and heads into the form that prefill kernels take
     swiglu                          gate and up projections of a small batch, with their activation
     swiglu_limits                   for which of them that is faster
-    few_tokens/                     linears of a few tokens: low-rank factors, several in one launch
+    few_tokens/                     linear layers of a few tokens: low-rank factors, several at once
     silu_mul                        the activation of gate and up that are two tensors
     gpu_limits                      what a kernel may use of a GPU
     torch_reference                 the same attention in torch: for CPUs, and to test against

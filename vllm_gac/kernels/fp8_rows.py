@@ -1,4 +1,4 @@
-"""What is between the FP8 linears of a layer, in one kernel with the quantization that follows.
+"""What is between FP8 linear layers, in one kernel with the quantization that follows.
 
 A linear in FP8 takes numbers in e4m3 and one scale for each token. Its input is a row that a norm
 or SwiGLU has just computed: quantizing it in the same program saves a launch, and a row is neither

@@ -44,7 +44,7 @@ def shared_memory(capability: tuple[int, int]) -> SharedMemory:
 
 @functools.cache
 def is_hopper(device: "torch.device") -> bool:
-    """Whether the GPU is a Hopper: our kernels of linears were measured on one of these."""
+    """Whether the GPU is a Hopper: our kernels of linear layers were measured on one of these."""
     import torch
 
     is_nvidias = device.type == "cuda" and torch.version.hip is None

@@ -110,7 +110,7 @@ class ModelLayout:
         tie_word_embeddings: Whether the embedding is also the unembedding.
         qkv_bias: Whether q_proj, k_proj and v_proj have biases.
         output_bias: Whether o_proj has a bias.
-        mlp_bias: Whether the linears of MLPs have biases.
+        mlp_bias: Whether the linear layers of MLPs have biases.
         qk_norm: Whether query heads and key heads have an RMSNorm before RoPE. It is over whole
             heads of `head_dim`, so q_proj and k_proj stay as large, however small rotary keys are.
             Latents are normed themselves; their k_up_proj has the weight of the norm.

@@ -1,11 +1,11 @@
 """The candidates for each part of a layer: its attention, its MLP, or a single linear.
 
 A candidate for the attention fixes everything about it: the form of the keys, the heads, r_k, r_v,
-and the ranks of its linears if the plan may factorize them. A candidate for an MLP that may be
-pruned is narrower or has factorized linears. If nothing else of attention or MLP may change, every
-linear is a part of its own; under a budget of time, the linears of one input are one part, because
-they are computed together. All layers of a dense model have the same dims. So costs are counted
-once, and only the losses differ from layer to layer.
+and the ranks of its linear layers if the plan may factorize them. A candidate for an MLP that may
+be pruned is narrower or has factorized linear layers. If nothing else of attention or MLP may
+change, every linear is a part of its own; under a budget of time, the linear layers of one input
+are one part, because they are computed together. All layers of a dense model have the same dims. So
+costs are counted once, and only the losses differ from layer to layer.
 """
 
 import math
@@ -41,7 +41,7 @@ _SHARES = tuple(i / 16 for i in range(15, 3, -1))
 # where two or three are chosen together, in all combinations.
 _MAX_RANKS = {1: 48, 2: 24, 3: 12}
 
-# The beginning of linears' names, or several, as str.startswith takes them.
+# The beginning of linear layers' names, or several, as str.startswith takes them.
 Prefix: TypeAlias = str | tuple[str, ...]
 # Of a layer in which only the attention (True) or only the MLP (False) differs from the dense one:
 # nanoseconds of that half, or bytes of the whole.
@@ -53,14 +53,14 @@ class PartCandidates:
     """The candidates for one part of a layer. They are the same in every layer.
 
     Attributes:
-        prefix: The names of the part's linears begin with this, or with one of these.
+        prefix: The names of the part's linear layers begin with this, or with one of these.
         layers: The candidates. Each is a dense layer in which only this part is changed.
         costs: [candidates, budgets] the parameters of the part, its elements in the KV cache per
             token and, if the request weighs time or bytes, those of the layer minus those of the
             dense layer, in nanoseconds or bytes (mostly below 0).
         losses: A function from the curves of a layer (planning/losses.py) to the loss of every
             candidate [candidates], in nats per token.
-        fields: What of a layer belongs to the part, beside the ranks of its linears.
+        fields: What of a layer belongs to the part, beside the ranks of its linear layers.
     """
 
     prefix: Prefix
@@ -75,7 +75,7 @@ class PartCandidates:
         return (self.prefix if isinstance(self.prefix, str) else ", ".join(self.prefix)).strip(".")
 
     def changed(self, dense: ModelLayout, layer: LayerLayout) -> set[str]:
-        """The fields of the part, and the names of its linears, that are not whole in `layer`."""
+        """The fields of the part, and names of its linear layers, that are not whole in `layer`."""
         fields = {x for x in self.fields if getattr(layer, x) != getattr(dense.layers[0], x)}
         return fields | {name for name in layer.ranks if name.startswith(self.prefix)}
 
@@ -203,7 +203,7 @@ def _combined(layer: LayerLayout, each: Sequence[Sequence[LayerLayout]]) -> list
 def _rank_variants(
     dense: ModelLayout, attention: LayerLayout, linears: Sequence[str], dims: AllowedDims
 ) -> list[LayerLayout]:
-    """The layer with whole attention linears, and with linears factorized to each of `_SHARES`."""
+    """The layer with attention whole, and with linear layers factorized to each of `_SHARES`."""
     if not linears:
         return [attention]
     found: dict[tuple[tuple[str, int], ...], LayerLayout] = {(): attention}
@@ -243,7 +243,7 @@ def _mlp_or_linears(
     layers: Sequence[LayerLayout],
     weigh: Weigh | None,
 ) -> PartCandidates:
-    """The candidates for the MLP, narrower or with factorized linears, or for linears alone."""
+    """The candidates for the MLP, narrower or factorized, or for linear layers alone."""
     fields = ("intermediate_size",) if prefix == "mlp." else ()
     widths = [layer.intermediate_size for layer in layers]
     ranks = {
@@ -299,7 +299,7 @@ def _weigher(
 
 
 def part_parameters(dense: ModelLayout, layer: LayerLayout, prefix: Prefix) -> int:
-    """The number of parameters in the linears of `layer` whose names begin with `prefix`."""
+    """The number of parameters in the linear layers of `layer` whose names begin with `prefix`."""
     model = replace(dense, layers=(layer,))
     return sum(
         math.prod(shape)

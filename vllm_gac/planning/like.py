@@ -81,7 +81,7 @@ def read_other(like: str | Path, model: Checkpoint) -> OtherPlan:
         model: The dense model.
 
     Raises:
-        CheckpointError: The files are broken, or name linears that the model does not have.
+        CheckpointError: The files are broken, or name linear layers that the model does not have.
         PlanError: The tool changed what no method of ours changes, or nothing at all.
     """
     path, dense = Path(like), model.layout

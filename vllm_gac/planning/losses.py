@@ -5,8 +5,8 @@ these errors (compression/probes.py). The loss at a dim is
 `strong * (error / error of the stronger probe) ** power`, where `strong` is the loss of the
 stronger probe. The weaker probe determines the power, which is at least 1. Errors are convex, so
 losses are convex too, and no plan removes everything from one layer. The errors of low-rank
-linears are losses by themselves, as far as the metrics of their outputs tell
-(compression/methods/lowrank.py); probes correct them by one factor for all linears of a part.
+linear layers are losses by themselves, as far as the metrics of their outputs tell
+(compression/methods/lowrank.py); probes correct them by one factor for all linear layers of a part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -166,7 +166,7 @@ def _layer_curves(
         left, right = (_probed(errors, p.part, p.layer) for p in tried[number : number + 2])
         own = {name: curve for name, curve in errors.items() if part_of(name) == part}
         if part.startswith("rank."):
-            # The losses of linears are added, so they must be proportional to their errors.
+            # The losses of linear layers are added, so they must be proportional to their errors.
             worth = np.sqrt(strong / left * weak / right)
             curves |= {name: worth * curve for name, curve in own.items()}
             continue

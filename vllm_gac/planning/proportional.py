@@ -63,7 +63,7 @@ def within_window(
 ) -> bool:
     """Whether each dim of a part of `layer` differs by at most WINDOW from that of `near`.
 
-    The part is the one whose linears' names begin with `prefix`.
+    The part is the one whose linear layers' names begin with `prefix`.
     """
     pairs = zip(_kept_shares(dense, layer, prefix), _kept_shares(dense, near, prefix), strict=True)
     return all(abs(one - other) <= WINDOW for one, other in pairs)

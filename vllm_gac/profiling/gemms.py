@@ -48,7 +48,7 @@ _QUICK_BATCHES = (1, 64, 2048)
 _FP8_BATCHES = (64, 1, 2048, 16, 256, 128, 8192, 512)
 _FP8_CLASSES = (16, 32)
 _FP8_COARSE = (64, 256, 1024, 2048, 4096, 14336, 28672)
-# For the rate that GEMMs hold for long: [n, k] of Llama-3-8B's linears, in chunks of many prompts.
+# For the rate that GEMMs hold for long: [n, k] of Llama-3-8B's linear layers, in chunks of prompts.
 _SUSTAINED_SHAPES = ((28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096))
 _SUSTAINED_BATCH = 8192
 _LONG = 1024  # from here on, one call is long enough to be timed alone
@@ -130,7 +130,7 @@ class Gemms:
         if self.dtype == "bf16":
             y = self.outputs[: m * n].view(m, n)
             return lambda: torch.mm(x, next(turn), out=y), copies
-        # Imported here, because 16-bit linears can be measured without vLLM.
+        # Imported here, because 16-bit linear layers can be measured without vLLM.
         from vllm_gac.profiling.stock_fp8 import fp8_multiply
 
         multiply = fp8_multiply(x)

@@ -1,4 +1,4 @@
-"""Times of low-rank linears of one input with few tokens, computed as the server does."""
+"""Times of low-rank linear layers of one input with few tokens, computed as the server does."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _QUICK_TOKENS = (1, 16, 64, MAX_TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class LowRankShape:
-    """Low-rank linears of one input. Two are gate and up if they are gated."""
+    """Low-rank linear layers of one input. Two are gate and up if they are gated."""
 
     in_size: int
     out_sizes: tuple[int, ...]
@@ -29,7 +29,7 @@ class LowRankShape:
     is_gated: bool = False
 
 
-# Llama-3-8B's linears, with ranks that keep about 80, 50 and 25 % of their parameters. The first
+# Llama-3-8B's linear layers, with ranks that keep about 80, 50 and 25 % of parameters. The first
 # four are those of benchmarks/results/low_rank_h200.md.
 _SHAPES = (
     LowRankShape(4096, (4096, 1024, 1024), (1600, 640, 640)),
@@ -75,7 +75,7 @@ def measure_low_rank(
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Low-rank linears of one input.
+    """Low-rank linear layers of one input.
 
     down: [sum of the ranks, in]. ups: [out, rank] of each. is_gated: whether they are gate and up.
     """
@@ -95,7 +95,7 @@ class Factors:
         return self.down.nbytes + sum(up.nbytes for up in self.ups)
 
     def served(self, x: torch.Tensor, counters: torch.Tensor) -> object:
-        """What serving/model/linear.py does with plain linears, without vLLM's modules.
+        """What serving/model/linear.py does with plain linear layers, without vLLM's modules.
 
         Args:
             x: [tokens, in].

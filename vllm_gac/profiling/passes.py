@@ -10,7 +10,7 @@ from vllm_gac.profiling.timing import microseconds
 
 _TOKENS = (1, 16, 64, 256, 1024, 2048, 8192)
 _QUICK_TOKENS = (1, 64, 2048)
-# Inputs of linears: of attention and low-rank factors, and of an MLP.
+# Inputs of linear layers: of attention and low-rank factors, and of an MLP.
 _WIDTHS = {
     "quantize": (512, 1024, 2048, 4096, 8192, 14336),
     "swiglu": (4096, 10240, 14336),

@@ -1,4 +1,4 @@
-"""vLLM's kernels of linears in FP8, called as its linears and its layers call them."""
+"""vLLM's kernels of linear layers in FP8, called as its linear layers and its layers call them."""
 
 from collections.abc import Callable
 

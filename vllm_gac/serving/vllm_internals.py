@@ -203,7 +203,7 @@ def fit_before_validation(manager: "LoRAModelManager", fit: "Callable[[LoRAModel
     setattr(manager, name, fit_and_validate)
 
 
-# ---- linears in FP8 --------------------------------------------------------------------------
+# ---- linear layers in FP8 --------------------------------------------------------------------
 
 
 def fp8_kernel_of(linear: Any) -> Any:

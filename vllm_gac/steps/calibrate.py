@@ -51,8 +51,8 @@ class Kept:
 
     Attributes:
         methods: The methods that may be planned with it.
-        covariances: The linears whose input covariances [in, in] it keeps.
-        metrics: The linears of which it keeps the metrics of the outputs.
+        covariances: The linear layers whose input covariances [in, in] it keeps.
+        metrics: The linear layers of which it keeps the metrics of the outputs.
         value_group: How many value heads may be merged into one at most.
         probe_tokens: About how many of the tokens sensitivities are measured on.
     """

@@ -1,7 +1,7 @@
 """Choose which ranks of a model go down to an allowed one, so that the others may be padded.
 
 Padding is exact and costs parameters. A rank that goes down saves some, and loses the smallest
-singular values of the linear's product. An exact knapsack chooses, for all low-rank linears
+singular values of the linear's product. An exact knapsack chooses, for all low-rank linear layers
 together: at most as many parameters as before, and the least loss, as the sum of the squared shares
 of their Frobenius norms. No rank goes further than to the next allowed one, up or down: what the
 factors dropped is not in them, so that more rank would be zeros.

@@ -125,7 +125,7 @@ def _stored(
     stored = {}
     for full_name, shape in layout.layer_tensors(index):
         name = full_name.removeprefix(f"model.layers.{index}.")
-        # Factors and up-projections, which are new, get the dtype of the dense linears.
+        # Factors and up-projections, which are new, get the dtype of the dense linear layers.
         origin = weights.get(name.replace(".B.bias", ".bias"), weights["self_attn.k_proj.weight"])
         dtype = torch.float32 if name.endswith("rope_inv_freq") else origin.dtype
         tensor = smaller[name].to("cpu", dtype).contiguous()

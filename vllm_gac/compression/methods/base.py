@@ -19,7 +19,7 @@ class MeasuredLayer:
     Attributes:
         layout: The dense model's layout.
         weights: The layer's tensors by their names within the layer.
-        covariances: fp64 covariances of the inputs of linears, and what else was measured
+        covariances: fp64 covariances of the inputs of linear layers, and what else was measured
             (statistics_file.py).
         inv_freq: The model's RoPE frequencies, [head_dim / 2].
     """

@@ -116,7 +116,7 @@ def _changed(
 def _selected(
     layer: MeasuredLayer, rows: Mapping[str, torch.Tensor | None]
 ) -> dict[str, torch.Tensor]:
-    """The statistics where only `rows` of some linears stay, or where rows were mixed: None."""
+    """The statistics where only `rows` of linear layers stay, or where rows were mixed: None."""
     statistics = dict(layer.covariances)
     for linear, stay in rows.items():
         if stay is None:

@@ -1,4 +1,4 @@
-"""Low-rank linears: one linear as two factors."""
+"""Low-rank linear layers: one linear as two factors."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from vllm_gac.compression.methods.output_metric import metric_of, of_input
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.schema import Whitening
 
-# Linears that share their input with another one, under whose name the covariance is kept.
+# Linear layers that share their input with another one, under whose name the covariance is kept.
 _INPUT_OF = {
     "self_attn.k_proj": "self_attn.q_proj",
     "self_attn.v_proj": "self_attn.q_proj",
@@ -73,7 +73,7 @@ class LowRank:
         """Covariance of the linear's input.
 
         What is kept may be larger: o_proj's may span several value heads, and that of biased
-        linears has a 1, which the bias, kept as it is, does not need.
+        linear layers has a 1, which the bias, kept as it is, does not need.
         """
         covariance = layer.covariances[input_of(self.linear)]
         width = layer.weights[f"{self.linear}.weight"].shape[1]

@@ -1,1 +1,1 @@
-"""Predicted times of linears, attention and whole decoder layers, from a GPU profile."""
+"""Predicted times of linear layers, attention and whole decoder layers, from a GPU profile."""

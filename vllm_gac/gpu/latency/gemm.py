@@ -72,7 +72,7 @@ def gemm_microseconds(
 
 
 def has_gemms(profile: GpuProfile, dtype: Dtype) -> bool:
-    """Whether the profile has times of linears of this type."""
+    """Whether the profile has times of linear layers of this type."""
     return any(sweep.dtype == dtype for sweep in profile.linear)
 
 

@@ -34,7 +34,7 @@ class LaunchTimes:
 
     Args:
         measured: by number of tokens.
-        what: the linears, as an error names them.
+        what: the linear layers, as an error names them.
         gpu: the GPU.
 
     Raises:

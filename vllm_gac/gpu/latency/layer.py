@@ -24,7 +24,7 @@ _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _16_BIT = Types()
 _O, _DOWN = ("self_attn.o_proj",), ("mlp.down_proj",)
-# Linears that share an input. They are computed together, so the time of one depends on the others.
+# Linear layers that share an input. They are computed together: the time of one depends on all.
 ONE_INPUT = (_QKV, _O, _GATE_UP, _DOWN)
 
 
@@ -183,10 +183,10 @@ class _Kernels:
     served: ServedBy
 
     def linears(self, tokens: int, names: tuple[str, ...], is_prefill: bool) -> float:
-        """Microseconds of linears that share one input; gate and up with SwiGLU, if vLLM's.
+        """Microseconds of linear layers that share one input; gate and up with SwiGLU, if vLLM's.
 
         Where prompts are prefilled under load, one long GEMM follows another; while sequences
-        decode, linears wait for memory, and the GPU stays below its power limit.
+        decode, linear layers wait for memory, and the GPU stays below its power limit.
         """
         return linears_microseconds(
             tokens,
@@ -200,7 +200,7 @@ class _Kernels:
         )
 
     def norm(self, tokens: int, names: tuple[str, ...]) -> float:
-        """Microseconds of RMSNorm with residual addition before the linears `names`."""
+        """Microseconds of RMSNorm with residual addition before the linear layers `names`."""
         width = self.dense.hidden_size
         if self._fuses(names):
             return fused_microseconds("norm", tokens, width, self.profile)
@@ -208,7 +208,7 @@ class _Kernels:
         return moving_microseconds(4 * tokens * width, self.profile)
 
     def quantizing(self, tokens: int, names: tuple[str, ...]) -> float:
-        """Microseconds of our kernel that only quantizes the input of the linears `names`."""
+        """Microseconds of our kernel that only quantizes the input of the linear layers `names`."""
         if not self._fuses(names):
             return 0.0
         return fused_microseconds("quantize", tokens, self._of(names)[0].in_size, self.profile)
@@ -224,7 +224,7 @@ class _Kernels:
         return self._fuses(_GATE_UP) and self._fuses(_DOWN)
 
     def _fuses(self, names: tuple[str, ...]) -> bool:
-        """Whether a kernel of ours quantizes the input of the linears `names`."""
+        """Whether a kernel of ours quantizes the input of the linear layers `names`."""
         return (
             self.types.weights == "fp8"
             and self.served.model == GAC

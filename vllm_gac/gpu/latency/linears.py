@@ -1,13 +1,13 @@
-"""Predicted time of linears that share one input, whole or of low rank.
+"""Predicted time of linear layers that share one input, whole or of low rank.
 
-Whole linears are one GEMM. The two factors of a low-rank linear are GEMMs, too. But a server runs
-some of them by our own kernels if there are few tokens: factors by kernels/few_tokens/, which
+Whole linear layers are one GEMM. The two factors of a low-rank linear are GEMMs, too. But a server
+runs some of them by our own kernels if there are few tokens: factors by kernels/few_tokens/, which
 computes several at once, and whole gate and up with SwiGLU by kernels/swiglu.py. Their times follow
-a law (launch_times.py) that is fitted to what a profile has measured of linears as served. Of
-low-rank linears, what cuBLAS computes is subtracted before.
+a law (launch_times.py) that is fitted to what a profile has measured of linear layers as served. Of
+low-rank linear layers, what cuBLAS computes is subtracted before.
 
 In FP8, vLLM's kernels multiply: each factor is a GEMM whose input is quantized before. Of whole
-linears, a kernel of ours does it that computes the input, too (kernels/fp8_rows.py).
+linear layers, a kernel of ours does it that computes the input, too (kernels/fp8_rows.py).
 """
 
 from collections import defaultdict
@@ -43,7 +43,7 @@ class Linear:
 
 
 def take_quantized(linears: Sequence[Linear]) -> bool:
-    """Whether linears of one input in FP8 get it quantized by the kernel before (fp8_linear.py)."""
+    """Whether the kernel before linear layers in FP8 quantizes their input (fp8_linear.py)."""
     together = sum(linear.out_size for linear in linears)
     plain = not any(linear.has_bias or linear.rank is not None for linear in linears)
     return plain and fp8_limits.takes(linears[0].in_size, together)
@@ -60,7 +60,7 @@ def linears_microseconds(
     is_quantized: bool = False,
     is_stock: bool = False,
 ) -> float:
-    """Time of linears of one input as served, with SwiGLU if they are gated.
+    """Time of linear layers of one input as served, with SwiGLU if they are gated.
 
     Args:
         tokens: rows of the input.
@@ -83,7 +83,7 @@ def linears_microseconds(
     return _in_16_bits(tokens, tuple(linears), profile, is_gated, is_sustained, is_stock)
 
 
-# A planner asks for the same linears with every choice of other dims, and for every set of methods.
+# A planner asks for the same linear layers with each choice of other dims, and each set of methods.
 @lru_cache(maxsize=1 << 18)
 def _in_16_bits(
     tokens: int,
@@ -93,7 +93,7 @@ def _in_16_bits(
     is_sustained: bool,
     is_stock: bool,
 ) -> float:
-    """Microseconds of linears in 16 bits, by cuBLAS or by our kernels."""
+    """Microseconds of linear layers in 16 bits, by cuBLAS or by our kernels."""
     swiglu = roofline(profile).moving(3 * tokens * linears[0].out_size) if is_gated else 0.0
     kernel, time = _kernel_times(profile), 0.0
     if all(linear.rank is None for linear in linears):
@@ -123,7 +123,7 @@ def _in_fp8(
     is_sustained: bool,
     is_quantized: bool,
 ) -> float:
-    """Microseconds of linears in FP8: whole ones are one GEMM, factors one each."""
+    """Microseconds of linear layers in FP8: whole ones are one GEMM, factors one each."""
     is_whole = all(linear.rank is None for linear in linears)
     shapes = [(sum(linear.out_size for linear in linears), linears[0].in_size)]
     if not is_whole:
@@ -174,7 +174,7 @@ class _Launch:
 
 
 def _launches(linears: Sequence[Linear], is_gated: bool) -> Iterator[_Launch]:
-    """What computes linears of which at least one has low rank (serving/model/linear.py).
+    """What computes linear layers of which at least one has low rank (serving/model/linear.py).
 
     The down factors of several are one matrix if their ranks are aligned, and their up factors are
     computed at once, if that is faster.

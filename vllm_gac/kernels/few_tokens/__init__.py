@@ -1,10 +1,11 @@
-"""Linears of a few tokens, in one launch: of one input, beside each other, or gate and up.
+"""Linear layers of a few tokens, in one launch: of one input, beside each other, or gate and up.
 
 A linear of a few tokens takes as long as reading its weights, if all multiprocessors read all the
-time. A low-rank linear is two small linears, and most of the time of a small linear is lost around
-the reading: before the first and after the last weights arrive, and between two launches. Here
+time. A low-rank linear is two small linear layers, and most of the time of a small linear is lost
+around the reading: before the first and after the last weights arrive, and between two launches.
+Here
 
-- linears that belong together are one launch: the three up factors of queries, keys and values, or
+- linear layers that belong together are one launch: the up factors of queries, keys, values, or
   those of gate and up with SwiGLU on top;
 - several programs share the input features of a linear that has too few output features for all
   multiprocessors. The last of them adds up what the others left in the L2 cache;

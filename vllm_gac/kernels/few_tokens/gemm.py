@@ -1,4 +1,4 @@
-"""Linears of a few tokens on the tensor cores.
+"""Linear layers of a few tokens on the tensor cores.
 
 The weights are the first operand, so a tile of 64 features suits Hopper's matrix instructions with
 as few as 16 tokens.

@@ -1,4 +1,4 @@
-"""Linears of one token, without tensor cores.
+"""Linear layers of one token, without tensor cores.
 
 Every element of the weights is used once. So it goes from memory to a register without a stop in
 shared memory, and a program of two or four features has all of its weights under way at a time.

@@ -1,4 +1,4 @@
-"""Launches linears of a few tokens, and says which linears it is faster for than cuBLAS."""
+"""Launches linear layers of a few tokens, and says for which that is faster than cuBLAS."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from vllm_gac.kernels.gpu_limits import is_hopper
 def faster_tiling(
     x: torch.Tensor, weights: Sequence[torch.Tensor], is_gated: bool
 ) -> Tiling | None:
-    """How to launch these linears, if the kernel accepts them and is faster on this GPU."""
+    """How to launch these linear layers, if the kernel accepts them and is faster on this GPU."""
     accepted = (
         x.dim() == 2
         and x.shape[0] > 0
@@ -47,22 +47,22 @@ def linears(
     *,
     only_compile: bool = False,
 ) -> torch.Tensor:
-    """Several linears, each of its own columns of x, written beside each other.
+    """Several linear layers, each of its own columns of x, written beside each other.
 
     Sums are in fp32 and rounded once, at the end.
 
     Args:
-        x: [tokens, sum of the linears' inputs], the elements of a token contiguous.
-        weights: [out, in] of each of at most MAX_LINEARS linears, contiguous. Every `in` is a
+        x: [tokens, sum of the linear layers' inputs], the elements of a token contiguous.
+        weights: [out, in] of each of at most MAX_LINEARS linear layers, contiguous. Every `in` is a
             multiple of 8.
         tiling: how programs share the work.
         counters: int32 zeros, at least `tiling.tiles(...)`; they are zeros again afterwards. No
             other launch may use them at the same time.
         only_compile: compile the kernel for these arguments, but launch nothing. No size matters
-            then but the number of linears.
+            then but the number of linear layers.
 
     Returns:
-        [tokens, sum of the linears' outputs]; with `only_compile` its elements are undefined.
+        [tokens, sum of the linear layers' outputs]; with `only_compile` its elements are undefined.
     """
     out = x.new_empty(x.shape[0], sum(weight.shape[0] for weight in weights))
     _launch(x, weights, out, tiling, counters, is_gated=False, only_compile=only_compile)

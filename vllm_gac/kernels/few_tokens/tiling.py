@@ -1,4 +1,4 @@
-"""How programs share linears of a few tokens, and for which linears that is faster than cuBLAS."""
+"""How programs share linear layers of a few tokens, and for which that is faster than cuBLAS."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Tiling:
     ahead: int = 256
 
     def feature_tiles(self, features: Sequence[int]) -> int:
-        """Programs side by side for linears of these output features."""
+        """Programs side by side for linear layers of these output features."""
         return sum(ceil_div(count, self.features) for count in features)
 
     def tiles(self, features: Sequence[int], tokens: int) -> int:
@@ -52,11 +52,11 @@ class Tiling:
 def faster_than_cublas(
     tokens: int, features: Sequence[int], widths: Sequence[int], is_gated: bool
 ) -> Tiling | None:
-    """The tiling by which linears are faster than by cuBLAS on an H200; None if none is.
+    """The tiling by which linear layers are faster than by cuBLAS on an H200; None if none is.
 
-    Measured for the factors of Llama-3-8B's linears (benchmarks/results/low_rank_h200.md), whose
-    down factors have wide inputs and whose up factors have narrow ones. Beyond the limits, cuBLAS
-    is faster, or nothing was measured.
+    Measured for the factors of Llama-3-8B's linear layers (benchmarks/results/low_rank_h200.md),
+    whose down factors have wide inputs and whose up factors have narrow ones. Beyond the limits,
+    cuBLAS is faster, or nothing was measured.
 
     Args:
         tokens: rows of the input.

@@ -1,4 +1,4 @@
-"""Compiles the linears of few tokens before the first request needs them."""
+"""Compiles the linear layers of few tokens before the first request needs them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vllm_gac.kernels.on_all_cores import compiling_on_all_cores
 
 @dataclass(frozen=True, slots=True)
 class LaunchKind:
-    """Linears that are one launch.
+    """Linear layers that are one launch.
 
     features, widths: outputs and inputs of each. is_gated: whether they are gate and up, with
     SwiGLU on top.
@@ -35,7 +35,8 @@ class LaunchKind:
 def warmup(kinds: Iterable[LaunchKind], most_tokens: int, device: torch.device) -> int:
     """Compile what launches of 1..most_tokens tokens of each of `kinds` run; return how many.
 
-    Many kinds share their kernels, because a kernel does not depend on the sizes of the linears.
+    Many kinds share their kernels, because a kernel does not depend on the sizes of the linear
+    layers.
     """
     needed = {
         (len(kind.features), kind.is_gated, kind.dtype, tiling)

@@ -33,7 +33,7 @@ def settle_cache_dtype(vllm_config: "VllmConfig") -> None:
 
 
 def quantizations(model_config: "ModelConfig") -> set[str]:
-    """vLLM's names of all quantizations that are applied to linears while loading."""
+    """vLLM's names of all quantizations that are applied to linear layers while loading."""
     names = {model_config.quantization or ""}
     requested = model_config.quantization_config
     if requested is None or isinstance(requested, dict):

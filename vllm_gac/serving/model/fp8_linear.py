@@ -1,4 +1,4 @@
-"""Linears in FP8 whose input the kernel before has quantized, instead of one of its own.
+"""Linear layers in FP8 whose input the kernel before has quantized, instead of one of its own.
 
 vLLM quantizes the input of every linear in a launch. What runs before it, a norm or SwiGLU, can do
 that itself (kernels/fp8_rows.py). Compiled models leave it to Inductor.

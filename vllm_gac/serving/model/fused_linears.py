@@ -1,7 +1,8 @@
-"""Linears that one launch of our kernel computes, where that is faster than vLLM's own linears.
+"""Linear layers that one launch of our kernel computes, where that is faster than vLLM's own.
 
-Ours only multiplies: linears that are quantized, have biases or are adapted by LoRA stay vLLM's.
-So do all linears if the model is compiled, because Inductor decides about launches then.
+Ours only multiplies: linear layers that are quantized, have biases or are adapted by LoRA stay
+vLLM's. So do all linear layers if the model is compiled, because Inductor decides about launches
+then.
 """
 
 import time
@@ -26,15 +27,15 @@ logger = init_logger(f"vllm.{__name__}")  # vLLM configures loggers below its ow
 
 
 class FusedLinears(nn.Module):
-    """Linears, each of its own columns of one input. It does not own them.
+    """Linear layers, each of its own columns of one input. It does not own them.
 
-    Its owner calls its own linears where this gives None: vLLM may have wrapped them since.
+    Its owner calls its own linear layers where this gives None: vLLM may have wrapped them since.
     """
 
     counters: torch.Tensor  # int32, what programs of one launch count with; always zeros
 
     def __init__(self, *linears: LinearBase, is_gated: bool = False) -> None:
-        """`is_gated` says that the linears are gate and up, with SwiGLU on top."""
+        """`is_gated` says that the linear layers are gate and up, with SwiGLU on top."""
         super().__init__()
         self.linears = linears  # in a tuple, where torch does not look for submodules
         self.is_gated = is_gated
@@ -50,7 +51,7 @@ class FusedLinears(nn.Module):
         self.counters.weight_loader_numel = 0  # type: ignore[attr-defined]
 
     def may_compute(self, x: torch.Tensor) -> bool:
-        """Whether kernels of ours may take the place of these linears and of what follows them."""
+        """Whether kernels of ours may take the place of these and of what follows them."""
         return self.is_plain and is_eager_cuda(x)
 
     def try_run(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -74,7 +75,7 @@ class FusedLinears(nn.Module):
         return out
 
     def try_run_gated(self, x: torch.Tensor) -> torch.Tensor | None:
-        """silu(gate) * up of two linears, [tokens, features]; None if one launch is not faster."""
+        """silu(gate) * up, [tokens, features]; None if one launch is not faster."""
         tiling = self._tiling(x, is_gated=True)
         if tiling is None:
             return None
@@ -92,7 +93,7 @@ class FusedLinears(nn.Module):
 
 
 def warmup(model: nn.Module, most_tokens: int) -> None:
-    """Compile what the linears of `model` run on with up to `most_tokens` tokens.
+    """Compile what the linear layers of `model` run on with up to `most_tokens` tokens.
 
     Otherwise the first request with so many tokens would wait, or the capture of its CUDA graph.
     """

@@ -1,12 +1,12 @@
-"""Low-rank linears W ~ B A, built from vLLM's linears: quantization and TP see plain linears.
+"""Low-rank linear layers W ~ B A, built from vLLM's own: quantization and TP see plain ones.
 
 A column-parallel linear replicates its A (down) factor and shards B. A row-parallel linear shards
 A, all-reduces the latent, which is narrower than the output, and replicates B.
 
-Where several column-parallel linears of one input are low rank, their A factors are fused into one
-GEMM, because at decode a skinny GEMM takes no longer than its launch. Under a quantization config
-they are not fused: the config lists the linears to skip by their own names, and vLLM cannot match
-those to a fused linear.
+Where several column-parallel linear layers of one input are low rank, their A factors are fused
+into one GEMM, because at decode a skinny GEMM takes no longer than its launch. Under a quantization
+config they are not fused: the config lists the linear layers to skip by their own names, and vLLM
+cannot match those to a fused linear.
 
 Factors that only multiply are computed by our own kernel where it is faster
 (serving/model/fused_linears.py).
@@ -47,7 +47,7 @@ class LowRankLinear(nn.Module):
         self.down_launch, self.up_launch = FusedLinears(down), FusedLinears(up)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The output, and None in place of a bias, which has been added; as vLLM's linears do."""
+        """The output, and None in place of a bias, which has been added; as vLLM's layers do."""
         latents = self.down_launch.try_run(x)
         if latents is None:
             latents, _ = self.A(x)
@@ -73,16 +73,16 @@ def add_column_parallel(
     *,
     is_gated: bool = False,
 ) -> Shards:
-    """Add column-parallel linears of one input to `owner`. `project` applies them.
+    """Add column-parallel linear layers of one input to `owner`. `project` applies them.
 
-    The A factors of low-rank linears are fused, except with LoRA, which adapts each linear by
+    The A factors of low-rank linear layers are fused, except with LoRA, which adapts each linear by
     itself, with quantization, which may treat each differently, or if a rank is misaligned.
 
     Args:
-        owner: The module that gets the linears, under their names.
+        owner: The module that gets the linear layers, under their names.
         shapes: (out, in) of each linear by name, over all ranks.
         ranks: Rank of each low-rank linear by name.
-        bias: Whether the linears have a bias.
+        bias: Whether the linear layers have a bias.
         quant_config: vLLM's quantization config, if any.
         prefix: Name of `owner` in the model.
         is_gated: Whether they are gate and up, which `project_gated` applies.
@@ -122,11 +122,11 @@ def add_column_parallel(
 
 
 def project(owner: nn.Module, names: Iterable[str], x: torch.Tensor) -> list[torch.Tensor]:
-    """Apply linears that `add_column_parallel` added to `owner`.
+    """Apply linear layers that `add_column_parallel` added to `owner`.
 
     Args:
         owner: Their module.
-        names: The linears to apply.
+        names: The linear layers to apply.
         x: [tokens, in].
 
     Returns:
@@ -143,7 +143,7 @@ def project_gated(
     x: torch.Tensor,
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Apply gate and up, the linears `names` of `owner`, and SwiGLU.
+    """Apply gate and up, the linear layers `names` of `owner`, and SwiGLU.
 
     Args:
         owner: Their module, to which `add_column_parallel` added them.
@@ -179,7 +179,7 @@ def _up_launch(owner: nn.Module) -> FusedLinears:
 
 
 def _latents(owner: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The latents of the fused linears beside each other, [tokens, sum of the ranks]."""
+    """The latents of the fused linear layers beside each other, [tokens, sum of the ranks]."""
     latents: torch.Tensor | None = getattr(owner, _DOWN_LAUNCH).try_run(x)
     return getattr(owner, _DOWN_FACTORS)(x)[0] if latents is None else latents
 
@@ -201,7 +201,7 @@ def _up_outputs(
 def _each_up_output(
     owner: nn.Module, linears: Iterable[nn.Module], latents: torch.Tensor
 ) -> list[torch.Tensor]:
-    """As `_up_outputs`, by vLLM's linears: each output is a contiguous tensor of its own."""
+    """As `_up_outputs`, by vLLM's linear layers: each output is a contiguous tensor of its own."""
     ups: list[LinearBase] = [linear.B for linear in linears if isinstance(linear, UpFactor)]
     parts = latents.split(getattr(owner, _DOWN_FACTORS).output_sizes, dim=-1)
     # cuBLAS takes strided rows. Other kernels may need contiguous ones.

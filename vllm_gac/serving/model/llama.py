@@ -189,7 +189,7 @@ class GacModel(LlamaModel):
     """vLLM's Llama model with our decoder layers."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load checkpoint tensors into the linears that each layer has, fused or not."""
+        """Load checkpoint tensors into the linear layers that each layer has, fused or not."""
         mapper = WeightsMapper(orig_to_new_stacked=self._stacked_names())
         checked = packed_alike(weights, dict(self.named_parameters()), mapper)
         return AutoWeightsLoader(self).load_weights(checked, mapper=mapper)
@@ -212,7 +212,7 @@ class GacLlamaForCausalLM(LlamaForCausalLM):
 
     @property
     def lora_manager(self) -> "LoRAModelManager":
-        """vLLM's manager of LoRA adapters, which sets this after it has wrapped our linears.
+        """vLLM's manager of LoRA adapters, which sets this after it has wrapped our linear layers.
 
         The setter makes the manager fit each adapter before it validates it.
         """

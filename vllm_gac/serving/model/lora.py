@@ -1,7 +1,7 @@
 """LoRA adapters of a gac model: padded to the served dims, or refused.
 
-vLLM copies an adapter's factors into the corner of buffers of the served size, and skips linears
-that it does not find. An adapter for other dims would give wrong results without an error.
+vLLM copies an adapter's factors into the corner of buffers of the served size, and skips linear
+layers that it does not find. An adapter for other dims would give wrong results without an error.
 """
 
 import re
@@ -48,7 +48,7 @@ def fit_adapter(adapter: "LoRAModel", stored: ModelLayout, served: ModelLayout) 
         served: The layout that is served.
 
     Raises:
-        CheckpointError: The adapter has other linears or shapes than `stored`.
+        CheckpointError: The adapter has other linear layers or shapes than `stored`.
     """
     for name, factors in adapter.loras.items():
         if name in _OUTSIDE:

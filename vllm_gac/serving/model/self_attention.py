@@ -154,7 +154,8 @@ class GacSelfAttention(nn.Module):
         """Build the q, k and v projections, as one GEMM unless one of them is low rank.
 
         With --fully-sharded-loras, vLLM has a class that adapts q, k and v as one GEMM only for
-        equal heads. Others stay separate: vLLM leaves linears unadapted for which it has none.
+        equal heads. Others stay separate: vLLM leaves linear layers unadapted for which it has
+        none.
         """
         layout, layer, geometry = self.layout, self.layer, self.geometry
         linears = {name: f"self_attn.{name}" for name in PROJECTIONS}
