@@ -256,7 +256,7 @@ class ModelLayout:
 
     @property
     def low_rank_linears(self) -> int:
-        """Number of linears that are stored as two factors."""
+        """Number of linear layers that are stored as two factors."""
         return sum(len(layer.ranks) for layer in self.layers)
 
     def without_ranks(self) -> "ModelLayout":
