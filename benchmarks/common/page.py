@@ -5,13 +5,11 @@ import json
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from benchmarks.common.markdown import table_of_records
 
 # What compiles and runs kernels, as results name it. Only a result of an engine names vLLM.
 _SOFTWARE = ("vllm", "torch", "triton")
@@ -82,34 +80,3 @@ def save(out: Path, result: Mapping[str, Any], page: str) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     out.with_suffix(".md").write_text(page)
-
-
-def measure_rows(
-    doc: str, command: str, title: str, about: str, rows: Iterable[dict[str, Any]]
-) -> None:
-    """The command line of a benchmark of kernels that yields the rows of one table.
-
-    Warms the GPU up, then prints each row as it is measured. With --out, writes all rows.
-
-    Args:
-        doc: Docstring of the command; --help shows its first line.
-        command: Module of the command.
-        title: Title of the page.
-        about: What the page says about the table.
-        rows: Measures while it is iterated.
-    """
-    from vllm_gac.profiling.timing import warm_up
-
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="path without suffix")
-    add_commit(parser)
-    options = parser.parse_args()
-    warm_up()
-    measured = []
-    for row in rows:
-        measured.append(row)
-        print(row, flush=True)
-    if options.out is not None:
-        result = provenance(f"python -m {command}", "cuda", options.commit) | {"rows": measured}
-        page = [f"# {title}", "", f"{origin(result)}.", about, "", *table_of_records(measured), ""]
-        save(options.out, result, "\n".join(page))

@@ -118,7 +118,8 @@ class DecodeBatch:
         expected = torch.zeros(self.output[:few].shape, device=DEVICE)
         paged_attention(
             self.query[:few],
-            *self._held(table[:few]),
+            self.cache,
+            table[:few],
             range(few + 1),
             [self.context] * few,
             self.geometry,
@@ -127,10 +128,6 @@ class DecodeBatch:
             latent=self.latent,
         )
         return float((self.output[:few].float() - expected).norm() / expected.norm())
-
-    def _held(self, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A cache in plain numbers, and the block table that finds the pages of `table` in it."""
-        return self.cache, table
 
 
 def _latent(geometry: CacheGeometry, head_dim: int, shared: int) -> LatentKeys:

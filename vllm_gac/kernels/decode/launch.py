@@ -9,7 +9,6 @@ part of its own key head. This costs little: grouped queries leave rows of a ten
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,18 +68,11 @@ def decode_scratch(
             programs.append(tiling.programs_per_multiprocessor)
     if not programs:
         raise refusals[-1]
-    return scratch_for(geometry, max_query_len, device, max(programs))
-
-
-def scratch_for(
-    geometry: CacheGeometry, max_query_len: int, device: torch.device, programs: int
-) -> DecodeScratch:
-    """Scratch for at most `programs` on each multiprocessor."""
     multiprocessors = 1
     if device.type == "cuda":
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     group = geometry.query_heads // geometry.value_heads
-    rows = 2 * multiprocessors * programs * group * max_query_len
+    rows = 2 * multiprocessors * max(programs) * group * max_query_len
     return DecodeScratch(
         torch.empty(rows * geometry.value_size, dtype=torch.float32, device=device),
         torch.empty(rows, dtype=torch.float32, device=device),
@@ -133,70 +125,8 @@ def decode_attention(
         only_compile: compile the kernels for these arguments, but launch nothing. Of the sizes that
             differ between launches, only the number of sequences matters then.
     """
-    kernel: Any = split_kv
-    own: tuple[torch.Tensor, ...] = ()
-    own_constants: dict[str, object] = {}
-    if latent is not None:
-        pairs = latent.inv_freq.shape[-1]
-        kernel, own = latent_split_kv, (latent.up, latent.inv_freq)
-        padded = triton.next_power_of_2(pairs)
-        own_constants["REBUILT"] = Rebuilt(_group_of(latent), pairs, padded)
-    split_and_merge(
-        kernel,
-        own,
-        own_constants,
-        query,
-        kv_cache,
-        block_table,
-        query_start_loc,
-        seq_lens,
-        geometry,
-        scale,
-        output,
-        scratch,
-        tiling or _tiling(geometry, max_query_len, kv_cache.itemsize, latent, query.device),
-        max_query_len=max_query_len,
-        window=window,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        paired=is_paired(kv_cache, geometry),
-        only_compile=only_compile,
-    )
-
-
-def split_and_merge(
-    kernel: Any,
-    own: Sequence[object],
-    own_constants: Mapping[str, object],
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    geometry: CacheGeometry,
-    scale: float,
-    output: torch.Tensor,
-    scratch: DecodeScratch,
-    tiling: Tiling,
-    *,
-    max_query_len: int,
-    window: int | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    paired: bool,
-    only_compile: bool,
-) -> None:
-    """Launch a split-KV kernel, and merge the results of units that programs shared.
-
-    Args:
-        kernel: The kernel; it takes the arguments and constants of split_kv.
-        own: What it takes behind these arguments.
-        own_constants: The constants that it takes beside.
-        tiling: Launch parameters.
-        paired: Whether two columns of the cache are read as one number.
-
-    The others are those of decode_attention.
-    """
+    if tiling is None:
+        tiling = _tiling(geometry, max_query_len, kv_cache.itemsize, latent, query.device)
     run = _compile if only_compile else _launch
     sequences = seq_lens.shape[0]
     group = geometry.query_heads // geometry.value_heads
@@ -221,9 +151,28 @@ def split_and_merge(
     programs = scratch.multiprocessors * tiling.programs_per_multiprocessor
     partial = (scratch.values, scratch.log_sums, programs, scratch.multiprocessors, sequences)
     output_strides = (output.stride(0), output.stride(1))
-    cache_strides = kv_cache.stride()[:3]
     stride_unit = _stride_unit(kv_cache)
-    arguments = (
+    row = CacheRow(
+        parts=geometry.key_heads // geometry.value_heads,
+        key_size=geometry.key_size,
+        value_size=geometry.value_size,
+        key_pieces=tiling.key_pieces,
+        value_pieces=tiling.value_pieces,
+        block_size=kv_cache.shape[2],
+        stride_unit=stride_unit,
+        paired=_is_paired(kv_cache, geometry),
+        by_head=is_by_head(k_scale),
+        assembly=gpu is not None,
+    )
+    kernel: Any = split_kv
+    own: tuple[torch.Tensor, ...] = ()
+    own_constants: dict[str, object] = {"CACHE": row}
+    if latent is not None:
+        kernel, own = latent_split_kv, (latent.up, latent.inv_freq)
+        own_constants["REBUILT"] = _rebuilt(latent)
+    run(
+        kernel,
+        (programs,),
         query,
         kv_cache,
         block_table,
@@ -237,28 +186,11 @@ def split_and_merge(
         query.stride(0),
         query.stride(1),
         block_table.stride(0),
-        *(stride // stride_unit for stride in cache_strides),
+        *(stride // stride_unit for stride in kv_cache.stride()[:3]),
         *output_strides,
-    )
-    run(
-        kernel,
-        (programs,),
-        *arguments,
         *own,
         **constants,
         **own_constants,
-        CACHE=CacheRow(
-            parts=geometry.key_heads // geometry.value_heads,
-            key_size=geometry.key_size,
-            value_size=geometry.value_size,
-            key_pieces=tiling.key_pieces,
-            value_pieces=tiling.value_pieces,
-            block_size=kv_cache.shape[2],
-            stride_unit=stride_unit,
-            paired=paired,
-            by_head=is_by_head(k_scale),
-            assembly=gpu is not None,
-        ),
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )
@@ -298,10 +230,15 @@ def _stride_unit(kv_cache: torch.Tensor) -> int:
     return 1
 
 
-def is_paired(kv_cache: torch.Tensor, geometry: CacheGeometry) -> bool:
+def _is_paired(kv_cache: torch.Tensor, geometry: CacheGeometry) -> bool:
     """Whether the cache is e4m3 and every key and value has its elements in whole pairs."""
     is_even = geometry.key_size % 2 == geometry.value_size % 2 == 0
     return kv_cache.dtype == torch.float8_e4m3fn and is_even and _stride_unit(kv_cache) > 1
+
+
+def _rebuilt(latent: LatentKeys) -> Rebuilt:
+    pairs = latent.inv_freq.shape[-1]
+    return Rebuilt(_group_of(latent), pairs, triton.next_power_of_2(pairs))
 
 
 def _group_of(latent: LatentKeys | None) -> int:
