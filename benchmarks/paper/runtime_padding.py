@@ -9,13 +9,16 @@ Is Slower" (Xin et al., 2026) leaves padding at run time against repair open.
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch.nn.functional import pad, silu
 
-from benchmarks.common.page import measure_rows
+from benchmarks.common.markdown import table_of_records
+from benchmarks.common.page import add_commit, documented, origin, provenance, save
 from vllm_gac.alignment.rules import align
+from vllm_gac.profiling.timing import warm_up
 from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn
 
 HIDDEN, TOKENS = 4096, (1, 64, 2048)
@@ -52,14 +55,22 @@ def padded(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    """Measure, and write the page with --out."""
+    """Measure, and write OUT.json and OUT.md."""
+    parser = documented(__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
+    add_commit(parser)
+    options = parser.parse_args()
+    warm_up()
+    rows = list(_rows())
+    command = "python -m benchmarks.paper.runtime_padding"
+    result = provenance(command, "cuda", options.commit) | {"rows": rows}
     about = (
         "bf16, weights out of the L2, medians of CUDA graphs. Microseconds: as it is; both "
         "operands of each product padded in each call; compiled by torch.compile with Inductor's "
         "`shape_padding`; and repaired, with weights stored padded to a multiple of 8."
     )
-    assert __doc__
-    measure_rows(__doc__, "benchmarks.paper.runtime_padding", "Padding at run time", about, _rows())
+    page = ["# Padding at run time", "", f"{origin(result)}.", "", about, ""]
+    save(options.out, result, "\n".join([*page, *table_of_records(rows), ""]))
 
 
 def _rows() -> Iterator[dict[str, Any]]:
