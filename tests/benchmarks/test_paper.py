@@ -64,5 +64,5 @@ def test_a_page_names_the_compiler_of_its_kernels() -> None:
 def test_padding_in_each_call_changes_no_result(name: str) -> None:
     layer, _, inputs = CASES[name]
     shapes = [(3, 42), *[(13, 42)] * inputs, (42, 13)]
-    weights = tuple(torch.randn(shape) for shape in shapes)
+    weights = tuple(torch.randn(shape, dtype=torch.float64) for shape in shapes)
     torch.testing.assert_close(layer(weights, padded), layer(weights, as_it_is))
