@@ -1,4 +1,4 @@
-"""What is left of expected losses after healing, by the project's own trials.
+"""The share of a loss that healing wins back, by the project's own trials.
 
 The trials are benchmarks/results/quality/regain_h200.md: models of the ladder, each compressed by
 one form and healed as `vllm-gac heal` does by default. tests/planning/test_regained.py derives the

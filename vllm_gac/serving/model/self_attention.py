@@ -53,9 +53,11 @@ class GacSelfAttention(nn.Module):
         if layout.qk_norm:
             eps = config.rms_norm_eps
             self.q_norm = HeadNorm(layout, layer, self.geometry, eps)
-            self.k_norm: nn.Module = HeadNorm(layout, layer, self.geometry, eps)
-            if self.is_latent:
-                self.k_norm = LatentNorm(layout.head_dim, layer.key.size, eps)
+            self.k_norm = (
+                LatentNorm(layout.head_dim, layer.key.size, eps)
+                if self.is_latent
+                else HeadNorm(layout, layer, self.geometry, eps)
+            )
         if self.is_latent:
             heads_per_latent = layout.num_key_value_heads // layer.key.heads
             self.k_up_proj = KeyUpProjection(
