@@ -93,6 +93,13 @@ def test_it_is_taken_for_every_family_and_cached_head_by_head(
     assert _hooked(_asked(cache_dtype=dtype, architecture=architecture)) == "LBHNC"
 
 
+def test_a_cache_that_the_checkpoint_scales_is_checked_as_fp8() -> None:
+    packed = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}
+    asked = _asked(cache_dtype="auto", hf_config=SimpleNamespace(quantization_config=packed))
+    _hooked(asked)
+    assert asked.cache_config.cache_dtype == "fp8"
+
+
 def test_nothing_changes_where_nobody_asks() -> None:
     for other in (None, "FLASH_ATTN"):
         assert _hooked(_asked(other, dtype=torch.float32)) is None

@@ -51,9 +51,11 @@ class ForeignCodeHook:
             check_backends,
             check_own_attention,
         )
+        from vllm_gac.serving.config.quantization import settle_cache_dtype
 
         check_backends(vllm_config)
         if asks_for_gac(vllm_config):
+            settle_cache_dtype(vllm_config)  # what is checked depends on it
             check_own_attention(vllm_config)
             choose_cache_layout(vllm_config)
 
