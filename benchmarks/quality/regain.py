@@ -4,19 +4,15 @@
 
 Trains models of the ladder, compresses each by every form to two budgets, and heals each result on
 growing numbers of tokens, by `vllm-gac heal` as it is by default. Every model is scored on held-out
-text. Rows of models that were healed layer by layer are by commit 340d552, which can do that.
+text. Rows of models that were healed layer by layer are by commit 340d552, which can do that;
+commit bdbe9b4 can compare plans for healing.
 
 Appends to OUT/regain.jsonl after each model, and writes OUT/regain.md anew. What is trained and
 compressed lies in --work. The same command goes on where it was stopped. With several GPUs, each
 size has its own.
-
-With `--forms 'planned without healing' 'planned for healing'`, plans within equal limits are
-compared instead: one for the least loss, the other for what healing on the same tokens leaves.
 """
 
 import argparse
-import hashlib
-import json
 import math
 import multiprocessing
 import os
@@ -41,7 +37,6 @@ from benchmarks.common.page import arguments, machine, source
 from benchmarks.quality.ladder.scores import runner, window_losses
 from benchmarks.quality.ladder.sizes import SIZES
 from benchmarks.quality.ladder.text import read_tensor
-from benchmarks.quality.planned_page import FOR_HEALING, WITHOUT_HEALING
 from benchmarks.quality.regain_page import COMPRESSED, DENSE, HEALED, page
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.checkpoint.strict_json import read_json
@@ -59,35 +54,27 @@ from vllm_gac.steps.heal_request import HealRequest
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a form keeps.
-
-    It is a share of the KV cache, of the parameters that its methods change, and of the predicted
-    time.
-    """
+    """What a form keeps: shares of the KV cache and of the parameters that its methods change."""
 
     methods: Sequence[str]
     parameters: float = 1.0
     kv: float = 1.0
-    time: float = 1.0
     key_form: str = "auto"
 
     def __str__(self) -> str:
         """As a row names it."""
         kept = {"layers" if self.methods != _PRUNE else "MLP": self.parameters, "KV": self.kv}
-        kept["time"] = self.time
         return ", ".join(f"{name} {share}" for name, share in kept.items() if share < 1)
 
-    def request(self, dense: ModelLayout, heal_tokens: int | None = None) -> PlanRequest:
-        """The same as shares of a model, which may be healed on so many tokens."""
+    def request(self, dense: ModelLayout) -> PlanRequest:
+        """The same as shares of a model."""
         inside = ".mlp." if self.methods == _PRUNE else ".layers."
         changed = sum(math.prod(s) for name, s in dense.tensors().items() if inside in name)
         return PlanRequest(
             param_ratio=1 - (1 - self.parameters) * changed / dense.parameters,
             kv_ratio=self.kv,
-            latency_ratio=self.time if self.time < 1 else None,
             methods=self.methods,
             key_form=self.key_form,
-            heal_tokens=heal_tokens,
         )
 
 
@@ -107,15 +94,6 @@ FORMS: Mapping[str, Sequence[Budget]] = {
     "low rank": (Budget(("lowrank",), parameters=0.6), Budget(("lowrank",), parameters=0.4)),
     "all methods": (Budget(_ALL, parameters=0.6, kv=0.5), Budget(_ALL, parameters=0.4, kv=0.25)),
 }
-# Within a time, heads and widths compete; within a size, all forms.
-_LIMITS = (
-    Budget(("heads",), kv=0.25),
-    Budget(_ALL, parameters=0.4, kv=0.25),
-    Budget(_ALL, time=0.5),
-    Budget(_ALL, time=0.4),
-)
-PLANNED: Mapping[str, Sequence[Budget]] = {WITHOUT_HEALING: _LIMITS, FOR_HEALING: _LIMITS}
-_EVERY = {**FORMS, **PLANNED}
 TOKENS = (100_000, 400_000, 1_600_000, 6_400_000)
 _MINUTES = {"30m": 1.5, "130m": 5.0}
 _PACKAGES = ("torch", "transformers")
@@ -149,13 +127,7 @@ class Task:
     @property
     def compressed(self) -> Path:
         """The compressed model."""
-        tokens = "" if self.heal_tokens is None else f"-{self.heal_tokens}"
-        return self.work / _as_path(f"{self.form}-{self.budget}{tokens}")
-
-    @property
-    def heal_tokens(self) -> int | None:
-        """What its plan says that it is healed on."""
-        return self.tokens if self.form == FOR_HEALING else None
+        return self.work / _as_path(f"{self.form}-{self.budget}")
 
 
 @dataclass(slots=True)
@@ -216,7 +188,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["30m"])
     parser.add_argument("--minutes", type=float, help="of each training (30m: 1.5, 130m: 5)")
-    parser.add_argument("--forms", nargs="+", choices=_EVERY, default=list(FORMS))
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
     parser.add_argument("--max-tokens", type=int, help="of calibration")
     parser.add_argument("--workers", type=int, default=_WORKERS, help="processes of each size")
@@ -289,12 +261,10 @@ def _measure(size: str, gpu: str, text: Path, rows: Rows, args: argparse.Namespa
 
 
 def _compressed(task: Task, args: argparse.Namespace) -> list[Task]:
-    """One model of each budget, but for each number of tokens if it is planned for healing."""
     return [
-        replace(task, form=form, budget=str(budget), way=COMPRESSED, tokens=tokens)
+        replace(task, form=form, budget=str(budget), way=COMPRESSED)
         for form in args.forms
-        for budget in _EVERY[form]
-        for tokens in (args.tokens if form == FOR_HEALING else [0])
+        for budget in FORMS[form]
     ]
 
 
@@ -303,9 +273,9 @@ def _healed(task: Task, args: argparse.Namespace) -> list[Task]:
     found = [
         replace(task, form=form, budget=str(budget), way=HEALED, tokens=tokens)
         for tokens in sorted(args.tokens)
-        for number in (3, 2, 1, 0)
+        for number in (1, 0)
         for form in args.forms
-        for budget in _EVERY[form][number : number + 1]
+        for budget in [FORMS[form][number]]
     ]
     return [task for task in found if task.compressed.exists()]  # else no plan was within it
 
@@ -331,7 +301,7 @@ def _row(task: Task) -> dict[str, Any]:
     try:
         if task.way == COMPRESSED:
             made = [_compress(task)]
-            found |= _planned(read_json(made[0] / "plan.json"))
+            found["expected_loss"] = read_json(made[0] / "plan.json")["expected_loss"]
         elif task.way != DENSE:
             made = _heal(task)
             found["heals"] = [_healing_of(model) for model in made]
@@ -347,24 +317,13 @@ def _row(task: Task) -> dict[str, Any]:
 
 def _compress(task: Task) -> Path:
     if not task.compressed.exists():
-        budget = next(b for b in _EVERY[task.form] if str(b) == task.budget)
-        request = budget.request(open_checkpoint(task.dense).layout, task.heal_tokens)
+        budget = next(b for b in FORMS[task.form] if str(b) == task.budget)
+        request = budget.request(open_checkpoint(task.dense).layout)
         stats = task.work / "stats.safetensors"
         how: dict[str, Any] = {"device": task.device, "resume": True, "progress": False}
         made = plan(task.dense, request, stats)
         compress(task.dense, task.compressed, made, stats=stats, **how)
     return task.compressed
-
-
-def _planned(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan expects, of a healing and of time if it is for these, and its layers in short."""
-    layers = hashlib.sha256(json.dumps(plan["layers"]).encode()).hexdigest()
-    found = {"expected_loss": plan["expected_loss"], "layers_sha256": layers}
-    if (healing := plan["notes"].get("healing")) is not None:
-        found["expected_after"] = healing["expected_loss"]
-    if (time := plan["nanoseconds"]) is not None:
-        found["time"] = round(time["used"] / time["dense"], 4)
-    return found
 
 
 def _heal(task: Task) -> list[Path]:

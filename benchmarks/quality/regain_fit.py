@@ -1,5 +1,6 @@
-"""What each form wins back by healing, of all models that were measured: the planner's table."""
+"""What healing wins back, of all models that were measured: the planner's table."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -10,7 +11,7 @@ from benchmarks.common.markdown import Block, table
 
 Row: TypeAlias = Mapping[str, Any]
 
-# The forms that a plan weighs against each other: no mixtures of them.
+# The forms that plans mix, each alone.
 FORMS = ("rotary heads", "latent keys", "MLP widths", "low rank")
 
 
@@ -20,39 +21,36 @@ class Fit:
 
     Attributes:
         tokens: Those that every form was healed on, in rising order.
-        shares: Of each form, by the tokens; never falling.
-        error: The standard deviation of a run around them, of the form where it is largest.
+        of_forms: Of each form, by the tokens.
+        shares: The means of the forms, by the tokens: what plans count on.
+        error: The standard deviation of a run around the means.
     """
 
     tokens: Sequence[int]
-    shares: Mapping[str, Sequence[float]]
+    of_forms: Mapping[str, Sequence[float]]
+    shares: Sequence[float]
     error: float
 
 
 def fit(rows: Sequence[Row]) -> Fit:
     """Pool what was lost and won back over models and budgets, by form and tokens.
 
-    Plans add losses up, so a run counts by what was lost before it. A healing that made nothing
-    better has won nothing.
+    Plans add losses up, so within a form a run counts by what was lost before it. What forms a plan
+    will mix is not known, so forms count alike, and so do runs in the error. A healing that made
+    nothing better has won nothing.
 
     Args:
         rows: Lines of regain.jsonl.
     """
-    runs = {form: list(_runs(rows, form)) for form in FORMS}
+    runs = {form: list(runs_of(rows, form)) for form in FORMS}
     tokens = sorted(set.intersection(*({count for count, _, _ in of} for of in runs.values())))
-    shares, errors = dict[str, list[float]](), []
-    for form, of in runs.items():
-        pooled = [
-            sum(won for count, _, won in of if count == wanted)
-            / sum(lost for count, lost, _ in of if count == wanted)
-            for wanted in tokens
-        ]
-        shares[form] = np.maximum.accumulate([0.0, *pooled])[1:].tolist()
-        expected = dict(zip(tokens, shares[form], strict=True))
-        apart = [(lost, won / lost - expected[count]) for count, lost, won in of if count in tokens]
-        squared = sum(lost * share**2 for lost, share in apart) / sum(lost for lost, _ in apart)
-        errors.append(float(np.sqrt(squared)))
-    return Fit(tokens, shares, max(errors))
+    of_forms = {form: [_pooled(of, count) for count in tokens] for form, of in runs.items()}
+    shares = np.mean(list(of_forms.values()), axis=0)
+    mean = dict(zip(tokens, shares, strict=True))
+    every = [run for of in runs.values() for run in of if run[0] in mean]
+    off = [won / lost - mean[count] for count, lost, won in every]
+    error = math.sqrt(sum(share**2 for share in off) / len(off))
+    return Fit(tokens, of_forms, shares.tolist(), error)
 
 
 def about_fit(rows: Sequence[Row]) -> Iterator[Block]:
@@ -61,20 +59,28 @@ def about_fit(rows: Sequence[Row]) -> Iterator[Block]:
         found = fit(rows)
     except ZeroDivisionError:
         return
-    yield "## What plans for healing go by"
+    yield "## What plans count on"
     yield (
         "Shares in % of the loss that was won back, of all models above and of both budgets, each "
-        "by what was lost before. A run is off by "
-        f"{100 * found.error:.0f} points (one standard deviation, by losses, of the form where it "
-        "is largest)."
+        "by what was lost before. Plans count on the mean of the forms, which a run is off by "
+        f"{100 * found.error:.0f} points (one standard deviation)."
     )
     yield table(
         ["form", *(f"{count:,} tokens" for count in found.tokens)],
-        [[form, *(f"{100 * x:.0f}" for x in found.shares[form])] for form in FORMS],
+        [
+            [form, *(f"{100 * share:.0f}" for share in shares)]
+            for form, shares in {**found.of_forms, "mean": found.shares}.items()
+        ],
     )
 
 
-def _runs(rows: Sequence[Row], form: str) -> Iterator[tuple[int, float, float]]:
+def _pooled(runs: Sequence[tuple[int, float, float]], tokens: int) -> float:
+    """The share that runs on so many tokens won back of all that was lost before them."""
+    same = [(lost, won) for count, lost, won in runs if count == tokens]
+    return sum(won for _, won in same) / sum(lost for lost, _ in same)
+
+
+def runs_of(rows: Sequence[Row], form: str) -> Iterator[tuple[int, float, float]]:
     """Of each healing of a form: its tokens, and what was lost before it and won by it, in nats."""
     for healed in rows:
         if healed["form"] != form or healed["way"] != "healed":

@@ -7,7 +7,6 @@ import numpy as np
 
 from benchmarks.common.markdown import Block, document, table
 from benchmarks.common.page import origin
-from benchmarks.quality.planned_page import FOR_HEALING, WITHOUT_HEALING, comparison
 from benchmarks.quality.regain_fit import about_fit
 from vllm_gac.steps.perplexity_ratio import RESAMPLES, ratio
 
@@ -41,8 +40,6 @@ def page(rows: Sequence[Row]) -> str:
 
 def _blocks(rows: Sequence[Row], dense: Row) -> Iterator[Block]:
     """What there is of one model."""
-    planned = [row for row in rows if row["form"] in (WITHOUT_HEALING, FOR_HEALING)]
-    rows = [row for row in rows if row not in planned]
     tokens = sorted({row["tokens"] for row in rows if row["way"] == HEALED})
     compressed = [row for row in rows if row["way"] == COMPRESSED]
     compressed.sort(key=lambda row: (row["form"], row["budget"]))
@@ -52,9 +49,6 @@ def _blocks(rows: Sequence[Row], dense: Row) -> Iterator[Block]:
         f"{len(dense['losses'])} windows of {len(set(dense['document']))} documents. "
         f"{origin(dense)}."
     )
-    yield from comparison(planned, dense, HEALED)
-    if not rows[1:]:
-        return
     columns = [f"{count:,} tokens" for count in tokens]
     yield table(
         ["form", "budget", "perplexity over dense", *columns],

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.quality.planned_page import FOR_HEALING, WITHOUT_HEALING
 from benchmarks.quality.regain import FORMS
 from benchmarks.quality.regain_page import COMPRESSED, DENSE, HEALED, page, regained
 from tests.support.dense_models import config
@@ -51,33 +50,6 @@ def test_the_page_tells_shares_of_the_loss() -> None:
 def test_a_page_of_a_run_that_was_stopped_lacks_what_was_not_measured() -> None:
     assert "| MLP widths | MLP 0.3 | +22.14 % (+22.14 to +22.14) |\n" in page(ROWS[:2])
     assert "##" not in page(ROWS[1:])
-
-
-def test_plans_for_healing_are_compared_after_it_with_those_of_the_same_limit() -> None:
-    def plan(form: str, *others: dict[str, Any]) -> list[dict[str, Any]]:
-        return [one | {"form": form, "budget": "time 0.8"} for one in others]
-
-    before, after = [2.2] * 6, [2.1] * 6
-    rows = [
-        ROWS[0],
-        *plan(
-            WITHOUT_HEALING,
-            row(COMPRESSED, 0, *before, time=0.8, layers_sha256="a"),
-            row(HEALED, 1000, *after),
-        ),
-        *plan(
-            FOR_HEALING,
-            row(COMPRESSED, 1000, *[2.3] * 6, time=0.79, layers_sha256="b"),
-            row(HEALED, 1000, *[2.0] * 6),
-            row(COMPRESSED, 4000, *[2.3] * 6, time=0.79, layers_sha256="a"),
-            row(HEALED, 4000, *[2.0] * 6),  # nothing to compare with
-        ),
-    ]
-    (line,) = [line for line in page(rows).splitlines() if line.startswith("| time 0.8")]
-    without, planned = "0.800 | 1.2214 | 1.1052", "0.790 | 1.3499 | 1.0000"
-    over = "0.9048 (0.9048 to 0.9048)"
-    assert line == f"| time 0.8 | 1,000 | {without} | {planned} | {over} |"
-    assert "At these limits the two plans are the same: time 0.8 (4,000 tokens)." in page(rows)
 
 
 def test_nothing_is_a_share_of_a_loss_that_may_be_noise() -> None:

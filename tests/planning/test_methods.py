@@ -12,9 +12,8 @@ from vllm_gac.compression.methods.compress_layer import measurable_methods
 from vllm_gac.compression.probes import METHOD_PARTS, probes
 from vllm_gac.layout.dims import LayerLayout, layout_of
 from vllm_gac.layout.schema import CHANGED_BY, METHODS, Method
-from vllm_gac.planning.losses import after_healing, measured_losses, part_of
+from vllm_gac.planning.losses import measured_losses, part_of
 from vllm_gac.planning.prior_losses import prior_losses
-from vllm_gac.planning.regained import TOKENS
 
 DENSE = layout_of(config())
 
@@ -32,10 +31,7 @@ def test_a_method_has_what_it_owes(method: Method) -> None:
     measured = measured_losses(tried, errors, lost)[0]
     assert measured.keys() == {*names}
     assert all(0.1 <= curve[0] < 100 for name, curve in measured.items() if "rank" not in name)
-    for losses in (prior_losses(DENSE), made_up_losses(DENSE)):
-        left = after_healing(losses, TOKENS[-1])
-        for name in names:
-            assert left[0][name][0] < losses[0][name][0], name
+    assert {*names} <= prior_losses(DENSE)[0].keys()
 
 
 def test_one_method_changes_each_field_of_a_layer() -> None:

@@ -108,10 +108,6 @@ def request_like(request: PlanRequest, other: OtherPlan) -> PlanRequest:
     """
     if not request.keeps_everything or request.methods != PlanRequest().methods:
         raise PlanError("budgets and methods are those of the other model; leave them out")
-    if request.heal_tokens is not None:
-        raise PlanError(
-            "the other model says what its dims are worth, healed or not; leave out --heal-tokens"
-        )
     dense, layers, whole = other.dense, other.layout.layers, other.dense.layers[0]
     # As many query heads as before, but smaller ones: no method here removes query heads.
     fields = {**CHANGED_BY, "heads": ("query_heads", *CHANGED_BY["heads"])}

@@ -20,7 +20,6 @@ from vllm_gac.compression.measured import Measured
 from vllm_gac.compression.probes import PARTS, Part, Probe, probes
 from vllm_gac.compression.statistics_file import read_errors, read_probes
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.planning.regained import regained
 from vllm_gac.planning.request import RankLossSource
 
 # [full + 1]: the loss at a dim of 0, 1, ..., full. The last one is 0.
@@ -36,16 +35,6 @@ _POWERS = (1.0, 2.0)
 # The correction is at most this factor, up or down.
 _CORRECTION = 2.0
 _MIN_LOSS = 1e-12
-# Which form's trials say what healing wins back of a part. Values shrank in the trials of both
-# forms of keys, and lost most beside latent ones.
-_HEALED_AS: Mapping[Part, str] = {
-    "rotary": "rotary heads",
-    "latent": "latent keys",
-    "value": "latent keys",
-    "width": "MLP widths",
-    "rank.self_attn": "low rank",
-    "rank.mlp": "low rank",
-}
 
 
 def part_of(name: str) -> Part:
@@ -93,41 +82,6 @@ def read_losses(
     return [
         {**layer, **{name: of[name] for name in of if name.startswith("rank.")}}
         for layer, of in zip(losses, errors, strict=True)
-    ]
-
-
-def loss_of(dense: ModelLayout, losses: Losses, layers: Sequence[LayerLayout]) -> float:
-    """What all `layers` are expected to lose, in nats per token.
-
-    Args:
-        dense: The dense model.
-        losses: The expected loss of every dim of every layer; of parts that are whole, there may
-            be none.
-        layers: The layers of a plan.
-    """
-    heads, whole, total = dense.num_key_value_heads, dense.layers[0], 0.0
-    for curves, layer in zip(losses, layers, strict=True):
-        dims = {f"rank.{name}": rank for name, rank in layer.ranks.items()}
-        if layer.key != whole.key:
-            dims[f"{layer.key.form}{heads // layer.key.heads}"] = layer.key.size
-        if layer.value != whole.value:
-            dims[f"value{heads // layer.value.heads}"] = layer.value.size
-        if layer.intermediate_size != whole.intermediate_size:
-            dims["width"] = layer.intermediate_size
-        total += sum(float(curves[name][dim]) for name, dim in dims.items())
-    return total
-
-
-def after_healing(losses: Losses, tokens: int) -> Losses:
-    """The losses that are expected to be left after a healing on so many tokens.
-
-    Args:
-        losses: What is expected to be lost by compression.
-        tokens: Tokens of the healing.
-    """
-    left = {part: 1 - regained(form, tokens) for part, form in _HEALED_AS.items()}
-    return [
-        {name: left[part_of(name)] * curve for name, curve in layer.items()} for layer in losses
     ]
 
 

@@ -17,11 +17,11 @@ from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.names import VERSION
 from vllm_gac.layout.schema import METHODS, LayerSection
 from vllm_gac.planning.like import OtherPlan, implied_losses, read_other, request_like
-from vllm_gac.planning.losses import Losses, after_healing, loss_of, read_losses
+from vllm_gac.planning.losses import Losses, read_losses
 from vllm_gac.planning.plan_file import Plan, PlanBudget
 from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.problem import Problem, Problems, Solution
-from vllm_gac.planning.regained import ERROR
+from vllm_gac.planning.regained import ERROR, left_after
 from vllm_gac.planning.request import PlanRequest
 
 # Losses of other models predict those of this one no closer than this, in nats per token. Equal
@@ -131,6 +131,11 @@ def prior_plan(model: Checkpoint, request: PlanRequest, other: OtherPlan | None 
     if request.needs_statistics:
         raise PlanError(f"{request.needs_statistics}: needs statistics; give them with --stats")
     if other is not None:
+        if request.heal_tokens is not None:
+            raise PlanError(
+                "--heal-tokens: another model's dims do not say what is lost, nor what healing "
+                "leaves of it; give --stats, too"
+            )
         problems, notes = Problems(model, other.layout.layers), {"losses": "implied"} | other.notes
         losses = implied_losses(other, request.methods)
         found = best_plan(model, losses, request, notes, _PRIOR_TOLERANCE, problems)
@@ -152,8 +157,6 @@ def best_plan(
 ) -> Plan:
     """Make the plan with the least loss within the budgets, or least time or bytes within a loss.
 
-    If the request is for a model that is healed, it is the loss that is left after that.
-
     Args:
         model: The dense model.
         losses: The expected loss of every dim of every layer, before healing.
@@ -167,9 +170,7 @@ def best_plan(
         PlanError: If no plan fits. The message gives the smallest feasible value of the option.
     """
     problems = problems or Problems(model)
-    left = losses if (tokens := request.heal_tokens) is None else after_healing(losses, tokens)
-    problem, found, about = _no_slower_solution(request, model, left, tolerance, problems)
-    lost = found.loss if tokens is None else loss_of(model.layout, losses, found.layers)
+    problem, found, about = _no_slower_solution(request, model, losses, tolerance, problems)
     layout = replace(model.layout, layers=tuple(found.layers))
     time, about_time = _time_budget(request, problem, found.layers, model.layout)
     return Plan(
@@ -183,7 +184,7 @@ def best_plan(
         parameters=problem.parameters.model_copy(update={"used": layout.parameters}),
         kv_elements=problem.kv_elements.model_copy(update={"used": layout.kv_elements}),
         nanoseconds=time,
-        expected_loss=round(lost, 6),
+        expected_loss=round(found.loss, 6),
         layers=[LayerSection.model_validate(layer.section()) for layer in found.layers],
         notes={
             "planner": "knapsack",
@@ -196,7 +197,7 @@ def best_plan(
         | about_time
         | _about_loss(request, problem, found.layers, model.layout)
         | ({"times": about} if about else {})
-        | _about_healing(tokens, lost, found.loss)
+        | _about_healing(request.heal_tokens, found.loss)
         | dict(notes or {}),
     )
 
@@ -214,12 +215,12 @@ def _about_loss(
     return about
 
 
-def _about_healing(tokens: int | None, lost: float, left: float) -> dict[str, Any]:
+def _about_healing(tokens: int | None, lost: float) -> dict[str, Any]:
     """What the notes say of a healing: the loss that it is expected to leave, and how surely."""
     if tokens is None:
         return {}
-    error = round(ERROR * lost, 6)
-    return {"healing": {"tokens": tokens, "expected_loss": round(left, 6), "error": error}}
+    left, error = round(left_after(tokens) * lost, 6), round(ERROR * lost, 6)
+    return {"healing": {"tokens": tokens, "expected_loss": left, "error": error}}
 
 
 def _no_slower_solution(

@@ -41,7 +41,7 @@ class PlanRequest:
     (in microseconds) or `latency_ratio` is given. With `max_loss`, the plan is the fastest one that
     is expected to lose at most this share of the perplexity, and ratios are further budgets; if
     `minimize` is "bytes", it is the one with the fewest bytes of weights and cache. With
-    `heal_tokens`, a loss is what a healing on so many tokens is expected to leave of it. The
+    `heal_tokens`, this is the loss that a healing on so many tokens is expected to leave. The
     deployment is known if `gpu`, one of these three or an option of the batch is given. In that
     case the plan has no dim that takes as long as a larger one, unless it is to have the fewest
     bytes.
@@ -81,7 +81,8 @@ class PlanRequest:
         kw_only=True,
         metadata=option(
             "--heal-tokens",
-            "plan for a model that is healed on N tokens: what counts is the loss that is left",
+            "tokens of a healing: plans say what loss it is expected to leave, and --max-loss is "
+            "the loss after it",
             kind="count",
         ),
     )

@@ -218,8 +218,8 @@ def _announced(checkpoint: Checkpoint, request: PlanRequest) -> str:
     if (tokens := request.heal_tokens) is not None:
         outside = outside_trials(tokens, checkpoint.layout.parameters)
         healed = (
-            f", each after a healing on {tokens:,} tokens, and planned by what that wins back in "
-            f"the project's trials{'' if outside is None else f' ({outside})'}"
+            f", each after a healing on {tokens:,} tokens, and planned to lose more before it by "
+            f"what the project's trials won back{'' if outside is None else f' ({outside})'}"
         )
     return (
         f"the {sought} model whose perplexity is at most {request.max_loss:.2%} higher: one "

@@ -167,8 +167,8 @@ def _healed_on(given: Sequence[str | Path], tokens: int | None, by_loss: bool) -
         )
     if tokens is not None and not given:
         raise CheckpointError(
-            "--heal-tokens: give --heal FILE, too; 'vllm-gac plan --heal-tokens' makes a plan for "
-            "a model that is healed later"
+            "--heal-tokens: give --heal FILE, too; 'vllm-gac plan --heal-tokens' says what a later "
+            "healing is expected to leave of the loss"
         )
     if given and tokens is None:
         raise CheckpointError(
