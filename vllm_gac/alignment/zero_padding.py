@@ -96,8 +96,8 @@ def axes(layout: ModelLayout, layer: LayerLayout, name: str) -> tuple[Blocks, ..
         case ["self_attn", "rope_inv_freq"]:
             return Blocks(1, key.heads), Blocks(1, key.size // 2)
         case ["self_attn", "k_up_proj", "weight"]:
-            group = layout.num_key_value_heads // key.heads
-            return Blocks(1, key.heads), Blocks(1, group * layout.head_dim), Blocks(1, key.size)
+            rebuilt = layout.kv_heads_per(key) * layout.head_dim
+            return Blocks(1, key.heads), Blocks(1, rebuilt), Blocks(1, key.size)
         case ["self_attn", "q_norm" | "k_norm", "weight"]:
             if not key.rope_table:
                 return (Blocks(1, layout.head_dim),)

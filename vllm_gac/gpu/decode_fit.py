@@ -49,7 +49,7 @@ def check_layer(
         key_size=round_up(layer.key.size, _PADDED),
         value_size=round_up(layer.value.size, _PADDED),
     )
-    group = layout.num_key_value_heads // layer.key.heads if geometry.is_latent else 0
+    group = layout.kv_heads_per(layer.key) if geometry.is_latent else 0
     check_heads(geometry, group, capability, queries, itemsizes)
 
 

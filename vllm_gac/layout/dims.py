@@ -148,6 +148,10 @@ class ModelLayout:
         """What the products of queries and keys are multiplied by, RoPE having only turned them."""
         return self.softmax_scale * self.rope_magnitude**2
 
+    def kv_heads_per(self, part: KeyLayout | ValueLayout) -> int:
+        """How many KV heads before compression each head of `part` is merged from."""
+        return self.num_key_value_heads // part.heads
+
     def query_size(self, layer: LayerLayout) -> int:
         """Size of one query head: `head_dim` if keys are latent, otherwise the size of its key."""
         return self.head_dim if layer.key.form == "latent" else layer.key.size
@@ -205,8 +209,8 @@ class ModelLayout:
                 yield bias, (out_size,)
             if name == "self_attn.k_proj":
                 if layer.key.form == "latent":
-                    group = self.num_key_value_heads // layer.key.heads
-                    shape = (layer.key.heads, group * self.head_dim, layer.key.size)
+                    rebuilt = self.kv_heads_per(layer.key) * self.head_dim
+                    shape = (layer.key.heads, rebuilt, layer.key.size)
                     yield prefix + "self_attn.k_up_proj.weight", shape
                 elif layer.key.rope_table:
                     yield prefix + "self_attn.rope_inv_freq", (layer.key.heads, layer.key.size // 2)

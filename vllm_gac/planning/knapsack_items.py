@@ -221,13 +221,11 @@ def _rank_variants(
 def _attention(
     dense: ModelLayout, layers: Sequence[LayerLayout], weigh: Weigh | None
 ) -> PartCandidates:
-    heads = dense.num_key_value_heads
-
     def of_layer(curves: Mapping[str, Curve]) -> Curve:
         return np.array(
             [
-                curves[f"{a.key.form}{heads // a.key.heads}"][a.key.size]
-                + curves[f"value{heads // a.value.heads}"][a.value.size]
+                curves[f"{a.key.form}{dense.kv_heads_per(a.key)}"][a.key.size]
+                + curves[f"value{dense.kv_heads_per(a.value)}"][a.value.size]
                 + sum(curves[f"rank.{name}"][rank] for name, rank in a.ranks.items())
                 for a in layers
             ]

@@ -135,7 +135,7 @@ def _stats_record(
     dense = checkpoint.layout
     needed: dict[str, Any] = {}
     if layout is not None:
-        merged = max(dense.num_key_value_heads // layer.value.heads for layer in layout.layers)
+        merged = max(dense.kv_heads_per(layer.value) for layer in layout.layers)
         needed = {"value_group": merged, "needed": covariances_for(dense, layout)}
         if request.whitening == "kfac":
             needed["factorized"] = metrics_for(layout)

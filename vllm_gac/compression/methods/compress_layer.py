@@ -41,8 +41,8 @@ def compressors(
     for kind, fewer in (("value", target.value.heads), ("key", target.key.heads)):
         if heads % fewer:
             raise PlanError(f"{fewer} {kind} heads cannot be made of {heads}")
-    yield Values(heads // target.value.heads)
-    yield Keys(target.key.form, heads // target.key.heads)
+    yield Values(dense.kv_heads_per(target.value))
+    yield Keys(target.key.form, dense.kv_heads_per(target.key))
     if not dense.experts:
         yield Channels(criterion)
     for linear in LINEARS:

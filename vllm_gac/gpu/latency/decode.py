@@ -84,8 +84,8 @@ def decode_microseconds(
     Raises:
         ProfileError: if the profile has no decode times for this form of keys.
     """
-    key_heads, value_heads = layer.key.heads, layer.value.heads
-    heads = Heads(layer.key.form, dense.num_key_value_heads // key_heads, key_heads // value_heads)
+    value_heads = layer.value.heads
+    heads = Heads(layer.key.form, dense.kv_heads_per(layer.key), layer.key.heads // value_heads)
     sizes = (round_up(layer.key.size, _PIECE), round_up(layer.value.size, _PIECE))
     units = batch * value_heads
     if dtype == "bf16" or has_decode_times(profile, heads.form, dtype):

@@ -59,10 +59,8 @@ class GacSelfAttention(nn.Module):
                 else HeadNorm(layout, layer, self.geometry, eps)
             )
         if self.is_latent:
-            heads_per_latent = layout.num_key_value_heads // layer.key.heads
-            self.k_up_proj = KeyUpProjection(
-                self.geometry.key_heads, heads_per_latent * layout.head_dim, layer.key.size
-            )
+            rebuilt = layout.kv_heads_per(layer.key) * layout.head_dim
+            self.k_up_proj = KeyUpProjection(self.geometry.key_heads, rebuilt, layer.key.size)
         out_size, in_size = layout.linear_shape(layer, "self_attn.o_proj")
         self.o_proj = row_parallel(
             in_size,
