@@ -1,4 +1,4 @@
-"""Each method has what it owes: the fields it changes, statistics, probes, and curves of losses."""
+"""Each method has what it owes: fields, statistics, probes, curves of losses, and candidates."""
 
 from dataclasses import fields
 
@@ -12,10 +12,13 @@ from vllm_gac.compression.methods.compress_layer import measurable_methods
 from vllm_gac.compression.probes import METHOD_PARTS, probes
 from vllm_gac.layout.dims import LayerLayout, layout_of
 from vllm_gac.layout.schema import CHANGED_BY, METHODS, Method
+from vllm_gac.planning.knapsack_items import part_candidates
 from vllm_gac.planning.losses import measured_losses, part_of
 from vllm_gac.planning.prior_losses import prior_losses
+from vllm_gac.planning.request import PlanRequest
 
 DENSE = layout_of(config())
+FIELDS = [field.name for field in fields(LayerLayout)]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -34,9 +37,27 @@ def test_a_method_has_what_it_owes(method: Method) -> None:
     assert {*names} <= prior_losses(DENSE)[0].keys()
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_all_that_a_method_makes_is_a_candidate_with_its_loss(method: Method) -> None:
+    whole, curves = DENSE.layers[0], made_up_losses(DENSE)[0]
+    forms = ("rotary", "latent")  # auto leaves out what is slow in so small a model
+    requests = [PlanRequest(methods=[method], key_form=form) for form in forms]
+    parts = [part for request in requests for part in part_candidates(DENSE, request, None)]
+    changed = set()
+    for part in parts:
+        for layer, lost in zip(part.layers, part.losses(curves), strict=True):
+            assert part.put(whole, layer) == layer
+            assert layer == whole or lost > 0
+            changed |= {x for x in FIELDS if getattr(layer, x) != getattr(whole, x)}
+    assert changed == {*CHANGED_BY[method]}
+    for name in (compressor.name for compressor in measurable_methods(DENSE, [method], 2)):
+        worse = {**curves, name: curves[name] + 1}
+        assert any((part.losses(worse) > part.losses(curves)).any() for part in parts), name
+
+
 def test_one_method_changes_each_field_of_a_layer() -> None:
     changed = [name for method in METHODS for name in CHANGED_BY[method]]
-    assert sorted([*changed, "query_heads"]) == sorted(field.name for field in fields(LayerLayout))
+    assert sorted([*changed, "query_heads"]) == sorted(FIELDS)
 
 
 def test_errors_without_probes_are_not_dropped() -> None:
