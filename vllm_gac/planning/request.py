@@ -100,7 +100,7 @@ class PlanRequest:
         default=cast("Sequence[str]", None),  # set below
         metadata=option(
             "--method",
-            "heads (fewer and smaller key and value heads), prune (narrower MLPs), lowrank "
+            "heads (merged and smaller key and value heads), prune (narrower MLPs), lowrank "
             "(factorized linears); default: heads,prune, or all with --max-loss",
             kind="names",
             choices=METHODS,

@@ -1,4 +1,4 @@
-"""Fewer and smaller value heads; the projection back is absorbed in o_proj."""
+"""Merged and smaller value heads; the projection back is absorbed in o_proj."""
 
 from dataclasses import dataclass, replace
 
