@@ -1,13 +1,13 @@
 """Each method has what it owes: fields, statistics, probes, curves of losses, and candidates."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
-from vllm_gac.compression.measured import covariances_of
+from vllm_gac.compression.measured import covariances_for, covariances_of
 from vllm_gac.compression.methods.compress_layer import measurable_methods
 from vllm_gac.compression.probes import METHOD_PARTS, probes
 from vllm_gac.layout.dims import LayerLayout, layout_of
@@ -46,6 +46,8 @@ def test_all_that_a_method_makes_is_a_candidate_with_its_loss(method: Method) ->
     changed = set()
     for part in parts:
         for layer in part.layers:
+            made = replace(DENSE, layers=(layer,) * len(DENSE.layers))
+            assert layer == whole or covariances_for(DENSE, made)
             assert part.put(whole, layer) == layer
             changed |= {x for x in FIELDS if getattr(layer, x) != getattr(whole, x)}
     assert changed == {*CHANGED_BY[method]}
