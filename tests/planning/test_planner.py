@@ -23,6 +23,7 @@ from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.rules import QuantizationMultiples, align
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
+from vllm_gac.gpu.decode_fit import check_layer
 from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import (
     BatchMix,
@@ -33,6 +34,7 @@ from vllm_gac.gpu.latency.layer import (
 from vllm_gac.gpu.profile_files import read_profile, shipped_profiles, write_profile
 from vllm_gac.layout.dims import LINEARS, LayerLayout, layout_of
 from vllm_gac.planning import problem
+from vllm_gac.planning.candidates import attention_candidates
 from vllm_gac.planning.held_bytes import HeldBytes
 from vllm_gac.planning.knapsack_items import part_candidates, part_parameters
 from vllm_gac.planning.loss_range import USUALLY_OVER_EXPECTED
@@ -470,6 +472,46 @@ def test_times_of_types_that_no_profile_has_are_said_to_be_of_16_bits() -> None:
     (said,) = request.about_times(H200.profile)
     assert "linears in mxfp4 are predicted as 16-bit ones" in said
     assert request.types == PlanRequest().types
+
+
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+@pytest.mark.parametrize("form", ["rotary", "latent"])
+def test_attention_that_no_kernel_serves_is_no_candidate(form: str, cache: str) -> None:
+    request = PlanRequest(methods=("heads",), key_form=form, kv_cache_dtype=cache)
+    itemsizes = (1,) if cache == "fp8" else (2,)
+    for size in (128, 256):
+        dense = layout_of(config(**LLAMA_8B | {"head_dim": size}))
+        every = [*attention_candidates(dense, request.allowed_dims, form, None, None)]
+        (part,) = part_candidates(dense, request, None)
+        for layer in part.layers:
+            check_layer(dense, layer, itemsizes=itemsizes)
+            assert max(dense.query_size(layer), layer.value.size) <= 256
+        assert dense.layers[0] in part.layers or form == "latent"
+        assert (list(part.layers) == every) == (size == 128)
+
+
+def test_what_fits_is_asked_of_the_gpu_that_is_planned_for(
+    models: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    """An Ada has less shared memory than a Hopper."""
+    dense, path = models["8B"].layout, tmp_path / "ada.json"
+    write_profile(path, H200.profile.model_copy(update={"capability": (8, 9)}))
+    offered = []
+    for gpu, capability in (("h200", (9, 0)), (str(path), (8, 9))):
+        request = PlanRequest(methods=("heads",), key_form="latent", gpu=gpu)
+        (part,) = part_candidates(dense, request, request.deployment())
+        for layer in part.layers:
+            check_layer(dense, layer, capability, itemsizes=(2,))
+        offered.append(len(part.layers))
+    assert offered[0] > offered[1] > 0
+
+
+def test_heads_that_no_kernel_takes_are_refused_or_stay(tmp_path: Path) -> None:
+    """Latent keys of larger heads than prefill takes are rebuilt to such heads, however small."""
+    large = model(tmp_path / "large", **LLAMA_8B | {"head_dim": 512})
+    with pytest.raises(PlanError, match=r"--key-form latent.*that attention kernels take"):
+        prior_plan(large, PlanRequest(methods=("heads",), key_form="latent"))
+    assert planned_layout(large, prior_plan(large, PlanRequest())) == large.layout
 
 
 def test_a_dim_that_takes_as_long_as_a_larger_one_is_not_chosen(

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from vllm_gac.errors import GacError
 from vllm_gac.gpu.attention_choice import MAX_HEAD_SIZE
+from vllm_gac.kernels.decode.tiling import tiling_of
 from vllm_gac.kernels.gpu_limits import HOPPER
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
@@ -15,14 +16,19 @@ _PADDED = 16
 
 
 def fits_decode_kernel(
-    layout: ModelLayout, layer: LayerLayout, capability: tuple[int, int] = HOPPER
+    layout: ModelLayout,
+    layer: LayerLayout,
+    capability: tuple[int, int] = HOPPER,
+    itemsizes: Iterable[int] = (1, 2),
 ) -> bool:
-    """Whether our kernels can run the attention of `layer`, with any cache dtype."""
+    """Whether our kernels can run the attention of `layer`: `check_layer`, and prefill."""
+    if max(layout.query_size(layer), round_up(layer.value.size, _PADDED)) > MAX_HEAD_SIZE:
+        return False
     try:
-        check_layer(layout, layer, capability)
+        check_layer(layout, layer, capability, itemsizes=itemsizes)
     except GacError:
         return False
-    return max(layout.query_size(layer), round_up(layer.value.size, _PADDED)) <= MAX_HEAD_SIZE
+    return True
 
 
 def check_layer(
@@ -65,8 +71,5 @@ def check_heads(
     Raises:
         GacError: No tiling fits.
     """
-    # Not at the top: it imports torch.
-    from vllm_gac.kernels.decode.tiling import tiling_of
-
     for itemsize in itemsizes:
         tiling_of(geometry, queries, itemsize, group, capability)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
+from vllm_gac.kernels.gpu_limits import HOPPER
 from vllm_gac.layout.schema import Dim, Heads, HeadSize, Positive, StrictModel
 
 # Of weights with their activations, or of a cache: 16-bit, or e4m3.
@@ -239,6 +240,8 @@ class GpuProfile(StrictModel):
 
     version: Annotated[int, AfterValidator(_known_version)]
     gpu: str
+    # It says which attention kernels fit (gpu/decode_fit.py). A list in JSON, hence not strict.
+    capability: Annotated[tuple[int, int], Field(strict=False)] = HOPPER
     measured: str  # ISO date
     software: dict[str, str]  # name -> version
     method: str

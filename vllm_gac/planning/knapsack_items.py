@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from vllm_gac.gpu.decode_fit import fits_decode_kernel
 from vllm_gac.gpu.latency.deployment import Deployment
 from vllm_gac.gpu.latency.layer import (
     ONE_INPUT,
@@ -94,9 +95,10 @@ def part_candidates(
 ) -> list[PartCandidates]:
     """Make the candidates for the parts of a layer that the request's methods change.
 
-    If the planner may choose the form of the keys (auto), attentions that take longer than the
-    dense one are left out. Their time is predicted for `deployment`, or for the default GPU if it
-    is None.
+    Attentions that no kernel of ours can serve are left out, but not the dense one, which vLLM's
+    own attention serves. If the planner may choose the form of the keys (auto), those that take
+    longer than the dense one are left out, too. `deployment` decides, or the default GPU if it is
+    None.
 
     Args:
         dense: The dense model.
@@ -114,10 +116,11 @@ def part_candidates(
     parts: list[PartCandidates] = []
     if "heads" in methods:
         groups = request.key_group, request.value_group
-        whole = list(attention_candidates(dense, dims, request.key_form, *groups))
+        served = deployment or Deployment(read_profile(), BatchMix(), request.types)
+        found = attention_candidates(dense, dims, request.key_form, *groups)
+        whole = [a for a in found if a == layer or _fits(dense, a, served)]
         if request.key_form == "auto":
-            default = Deployment(read_profile(), BatchMix(), request.types)
-            whole = _no_slower(dense, whole, deployment or default)
+            whole = _no_slower(dense, whole, served)
         own = [name for name in linears if name.startswith("self_attn.")]
         layers = [small for a in whole for small in _rank_variants(dense, a, own, dims)]
         parts.append(_attention(dense, layers, weigh))
@@ -140,6 +143,12 @@ def part_candidates(
             each = [_factorized(dense, name, dims, most, timed) for name in names]
             parts.append(_mlp_or_linears(dense, names, [layer, *_combined(layer, each)], weigh))
     return parts
+
+
+def _fits(dense: ModelLayout, layer: LayerLayout, deployment: Deployment) -> bool:
+    """Whether our attention kernels can serve `layer` in this deployment."""
+    itemsize = 1 if deployment.types.cache == "fp8" else 2
+    return fits_decode_kernel(dense, layer, deployment.profile.capability, (itemsize,))
 
 
 def _drop_slower_than_larger(

@@ -191,8 +191,8 @@ class Problem:
         raise PlanError(
             f"--key-form {request.key_form}, --key-group {request.key_group or 'any'}, "
             f"--value-group {request.value_group or 'any'}: no aligned size below "
-            f"{dense.head_dim} for {dense.num_key_value_heads} KV heads; groups must divide "
-            "them, and a value head must be shared by whole key heads"
+            f"{dense.head_dim} for {dense.num_key_value_heads} KV heads that attention kernels "
+            "take; groups must divide them, and a value head must be shared by whole key heads"
         )
 
     def _limits_for_items(self) -> dict[str, int]:
