@@ -183,6 +183,7 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
     """Killed on the way, it goes on: each part is saved, what matters most first."""
     out = tmp_path / "profile.json"
     changes = {"gpu": "Made Up 100", "sustained": [], "quick": True}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
     old = without_fp8(H200).model_copy(update=changes)
     write_profile(out, old)
     command = ("profile", "--quick", "--quiet", "--resume", "--out", out)
@@ -196,6 +197,7 @@ def test_an_old_profile_is_completed_and_a_part_that_is_there_stays(
     assert capsys.readouterr().err == "vllm-gac: interrupted; the same command goes on from here\n"
     partial = json.loads(out.read_text())
     assert partial["version"] == 2
+    assert partial["capability"] == [8, 9]
     assert {sweep.get("dtype", "bf16") for sweep in partial["linear"]} == {"bf16", "fp8"}
     assert len(partial["passes"]) == len(pass_points(quick=True))
     assert "sustained" not in partial

@@ -114,7 +114,9 @@ def measure_profile(
 def _measure(
     known: GpuProfile | None, save: Callable[[GpuProfile], object], quick: bool, progress: bool
 ) -> GpuProfile:
-    profile = known or _nothing(quick)
+    # An older profile says no capability.
+    capability = {"capability": torch.cuda.get_device_capability()}
+    profile = (known or _nothing(quick)).model_copy(update=capability)
     if profile.quick != quick:
         how = "with" if profile.quick else "without"
         raise ProfileError(
