@@ -26,9 +26,11 @@ survey. The methods are those of surveys:
 Two starts of one server differ, too: by where its memory lies, by what was compiled how, by the
 clocks of its GPU. Blocks of one start do not show that. So each interval of a percentile, a rate or
 a ratio is at least as wide as the one in which the starts, not the blocks, are the unit of chance,
-by Student's quantile and for percentiles by a jackknife that leaves out one start at a time. It is
-far wider for two starts, and one start tells nothing: its interval is of that start alone. Shares
-of requests, and so capacities, do not have this part.
+by Student's quantile. Each start has a percentile of its own, and these are compared (the random
+groups of Wolter, 1985): a jackknife that leaves out one start at a time is too narrow for a median
+where starts differ more than requests do. It is far wider for two starts, and one start tells
+nothing: its interval is of that start alone. Shares of requests, and so capacities, do not have
+this part.
 
 Degrees of freedom follow from the kurtosis of what blocks add to the error (Satterthwaite, 1946):
 where a few blocks have all the slow requests, few blocks count.
@@ -132,7 +134,7 @@ def percentile(
     level = _Level.of(samples, percent, blocks)
     if starts is None:
         return level.estimate
-    return _widened(level.estimate, _between([level.without_each(starts)]))
+    return _widened(level.estimate, _between([level.of_each(starts)]))
 
 
 def clustering(samples: Samples, percent: float, blocks: int) -> float:
@@ -208,10 +210,10 @@ def ratio(
     )
     if starts is None:
         return found
-    left_out = [one.without_each(starts[0]), two.without_each(starts[1])]
+    each = [one.of_each(starts[0]), two.of_each(starts[1])]
     if paired and np.array_equal(*starts):
-        left_out = [left_out[0] - left_out[1]]
-    return _widened(found, _between(left_out))
+        each = [each[0] - each[1]]
+    return _widened(found, _between(each))
 
 
 def ratio_of_totals(
@@ -256,15 +258,14 @@ def _half_width(errors: Sequence[Floats], freedom: Sequence[float]) -> float:
     return _t(min(freedom)) * math.sqrt(variance)
 
 
-def _between(left_out: Sequence[Floats]) -> float:
-    """The half width by starts alone of a sum of logarithms, each [starts] without one start."""
-    if min(map(len, left_out)) < 2:
+def _between(each: Sequence[Floats]) -> float:
+    """The half width by starts alone of a sum of logarithms, each [starts] of one start."""
+    if min(map(len, each)) < 2:
         return 0.0
-    if not all(np.isfinite(logs).all() for logs in left_out):
+    if not all(np.isfinite(logs).all() for logs in each):
         return math.inf
-    # The jackknife of Quenouille and Tukey.
-    errors = [(logs - logs.mean()) * (len(logs) - 1) / len(logs) for logs in left_out]
-    return _half_width(errors, [len(logs) - 1.0 for logs in left_out])
+    errors = [(logs - logs.mean()) / len(logs) for logs in each]
+    return _half_width(errors, [len(logs) - 1.0 for logs in each])
 
 
 def _widened(estimate: Estimate, half: float) -> Estimate:
@@ -379,11 +380,12 @@ class _Level:
             low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
         return np.asarray(at[low], dtype=np.float64)
 
-    def without_each(self, starts: Ints) -> Floats:
-        """[starts], the logarithm of the percentile without each of them."""
-        times = (starts != np.arange(starts.max() + 1)[:, None]).astype(np.float64)
+    def of_each(self, starts: Ints) -> Floats:
+        """[starts], the logarithm of the percentile of each of them; NaN without a request."""
+        times = (starts == np.arange(starts.max() + 1)[:, None]).astype(np.float64)
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log(self.percentiles(times)), dtype=np.float64)
+            logs = np.log(self.percentiles(times))
+        return np.where(times @ self._counts[1][-1] > 0, logs, math.nan)
 
     @functools.cached_property
     def _counts(self) -> tuple[Floats, Floats]:

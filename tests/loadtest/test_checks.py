@@ -157,8 +157,8 @@ def test_a_wrong_option_of_a_check_is_one_clear_error(
 
 def test_intervals_hold_the_truth_where_starts_differ(tmp_path: Path) -> None:
     seeds = range(60)
-    for spread in (0.0, 0.02):
-        own, speedup, _ = held(spread, 3, seeds, known=True)
+    for spread, starts in ((0.0, 3), (0.02, 3), (0.1, 5)):
+        own, speedup, _ = held(spread, starts, seeds, known=True)
         assert min(own, speedup) > 0.87  # three standard deviations of 95 % below it
     assert max(held(0.02, 3, seeds, known=False)[:2]) < 0.75
     # The wider the spread, the less is told.

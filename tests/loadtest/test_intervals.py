@@ -322,7 +322,7 @@ def of_five_starts(number: str, seed: int, starts: Ints | None) -> Estimate:
 @pytest.mark.parametrize("number", ["percentile", "ratio", "totals", "rate"])
 def test_starts_that_differ_are_in_the_interval(number: str) -> None:
     def held(starts: Ints | None) -> float:
-        found = [of_five_starts(number, seed, starts) for seed in range(100)]
+        found = [of_five_starts(number, seed, starts) for seed in range(300)]
         return float(np.mean([e.low <= 1 <= e.high for e in found]))
 
     assert held(STARTS) > 0.9
