@@ -32,6 +32,10 @@ def test_models_are_those_of_the_table() -> None:
     grouped = every["groups-192-128"].layout.layers[0]
     assert (grouped.key.heads, grouped.key.size, grouped.value.heads) == (4, 192, 4)
     assert not every["heads-128-128"].layout.layers[0].key.rope_table
+    palu = every["palu-heads"].layout
+    assert [x.key.size for x in palu.layers[:4]] == [114, 118, 122, 126]
+    assert [x.value.size for x in palu.layers[:4]] == [114, 117, 121, 125]
+    assert palu == every["palu-heads-repaired"].layout
     assert all(
         model.layout.layers[0].intermediate_size == 11520 for model in list(every.values())[1:4]
     )

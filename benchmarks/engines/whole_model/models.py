@@ -79,6 +79,9 @@ CLASSES = (
     (80, 64, 11520), (96, 48, 11008), (64, 48, 10752), (80, 32, 10240),
 )  # fmt: skip
 
+# Head sizes of PaLU's Llama-3-8B at a ratio of 0.8, by table 7 of "When Smaller Is Slower".
+PALU_SIZES = (114, 117, 121, 125)
+
 # Ranks are multiples of a GPU's tile.
 RANK_MULTIPLE = 64
 RANK_PAST = 37  # by which misaligned ranks are larger
@@ -140,6 +143,11 @@ def models(dense: dict[str, Any]) -> list[Model]:
         dims = (Dims("rotary", heads, r_k, heads, r_v, width, past) for r_k, r_v, width in classes)
         return _config(dense, list(dims))
 
+    def palu() -> dict[str, Any]:
+        sizes = (PALU_SIZES[i % len(PALU_SIZES)] for i in range(count))
+        dims = (Dims("rotary", heads, r, heads, r, 14336) for r in sizes)
+        return _config(dense, list(dims))
+
     def low_rank(name: str, what: str, linears: Iterable[str], share: float) -> Model:
         return Model(name, what, _low_rank(dense, linears, share), {"weights": "dummy"})
 
@@ -156,6 +164,8 @@ def models(dense: dict[str, Any]) -> list[Model]:
             {"weights": "dummy"},
         ),
         Model("misaligned", "heterogeneous, each width + 1, served unpadded", plan(1), unpadded),
+        Model("palu-heads", "heads of 114 to 126, whole MLPs, served unpadded", palu(), unpadded),
+        Model("palu-heads-repaired", "the same, padded to load", palu(), {"weights": "dummy"}),
         uniform(
             "latent-64",
             f"{heads} latents of 64, {half} value heads of 128",
@@ -226,6 +236,7 @@ def _config(dense: dict[str, Any], layers: list[Dims]) -> dict[str, Any]:
 def _section(dense: dict[str, Any], dims: Dims) -> dict[str, Any]:
     head_dim, width = dense["head_dim"], dense["intermediate_size"]
     size = dims.key_size * head_dim // 128
+    size += size % 2  # RoPE rotates pairs
     own = (dims.key_heads, size) == (dense["num_key_value_heads"], head_dim)
     return {
         "key": {"form": dims.form, "heads": dims.key_heads, "size": size},

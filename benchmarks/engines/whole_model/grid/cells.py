@@ -26,8 +26,10 @@ MORE_FORMS = ("latent-64", "heads-64-64", "planned")
 OWN_ATTENTION = "dense-own-attention"
 # Planned for FP8 weights and an FP8 cache, and so served in nothing else.
 PLANNED_FP8 = "planned-fp8"
-# Served as they are, which FP8 does not allow.
+# Served as it is, which FP8 does not allow.
 MISALIGNED = "low-rank-misaligned"
+# Head sizes as PaLU leaves them, as they are and repaired.
+PALU = ("palu-heads", "palu-heads-repaired")
 
 # Decode at every batch in between, and long contexts.
 LADDER = tuple(Batch(prompts, 128, 64, runs=2) for prompts in (2, 4, 8, 16, 32, 128, 256))
@@ -74,6 +76,7 @@ def cells(shape: str) -> list[Cell]:
     other = [(model, *types) for types in PRECISIONS[:2] for model in (OWN_ATTENTION, *MORE_FORMS)]
     # What users compare comes first: all forms in FP8, all in bf16.
     once = [(MISALIGNED, BF16, BF16), (PLANNED_FP8, FP8, FP8)]
+    once += [(model, BF16, BF16) for model in PALU]
     once += [("dense", FP8, cache) for cache in FOUR_BITS]
     ordered = [*grid[:10], *low_rank, *once, *other, *grid[10:]]
     return [Cell(*named, _batches(shape, *named)) for named in ordered]
