@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.checkpoint.pickles import foreign
 from tests.importers import pickled_models, tools
 from tests.importers.low_rank_models import TOOLS, low_rank
-from tests.planning.test_plan_file import DEMO, model
 from tests.support import dense_models
 from tests.support.command import error, result, usage
 from vllm_gac.checkpoint.open import Checkpoint, open_checkpoint
@@ -93,11 +92,6 @@ def test_dims_are_aligned_near_the_tools_and_spend_no_more(tool: str, tmp_path: 
             assert (getattr(layer, field) == getattr(whole, field)) == kept
         parts = ["self_attn.", "mlp."] if "prune" in methods else LINEARS
         assert all(within_window(dense.layout, layer, near, part) for part in parts)
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return model(tmp_path_factory.mktemp("demo"), **DEMO)
 
 
 @settings(max_examples=5, deadline=None)

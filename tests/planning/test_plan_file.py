@@ -45,11 +45,6 @@ DEMO = {
 }
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
-    return {"demo": model(tmp_path_factory.mktemp("models") / "demo", **DEMO)}
-
-
 def test_the_dense_plan_is_the_dense_layout(models: dict[str, Checkpoint]) -> None:
     plan = dense_plan(models["demo"])
     assert planned_layout(models["demo"], plan) == models["demo"].layout

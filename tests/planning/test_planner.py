@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.planning.test_plan_file import DEMO, LLAMA_8B, model
+from tests.planning.test_plan_file import LLAMA_8B, model
 from tests.support.dense_models import config
 from tests.support.measured_layers import made_up_losses
 from tests.support.old_profile import without_fp8
@@ -46,21 +46,9 @@ from vllm_gac.planning.request import PlanRequest
 H200 = Deployment(read_profile("h200"), BatchMix())
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
-    directory = tmp_path_factory.mktemp("models")
-    return {
-        "8B": model(directory / "8b", **LLAMA_8B | {"num_hidden_layers": 3}),
-        "demo": model(directory / "demo", **DEMO),
-        "tiny": model(directory / "tiny"),
-        "mha": model(directory / "mha", num_key_value_heads=4),
-        "odd": model(directory / "odd", num_attention_heads=6, num_key_value_heads=3, head_dim=24),
-    }
-
-
 @settings(max_examples=40)
 @given(
-    name=st.sampled_from(["8B", "demo", "tiny", "mha", "odd"]),
+    name=st.sampled_from(["big", "demo", "tiny", "mha", "odd"]),
     param_ratio=st.floats(0.3, 1.0),
     kv_ratio=st.floats(0.05, 1.0),
     methods=st.sets(st.sampled_from(["heads", "prune", "lowrank"]), min_size=1),
@@ -185,7 +173,7 @@ def test_a_layer_that_suffers_more_keeps_more(models: dict[str, Checkpoint]) -> 
 
 
 def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) -> None:
-    big = models["8B"]
+    big = models["big"]
     before = H200.dense_microseconds(big.layout)
     for methods in (("heads", "prune"), ("lowrank",), ("prune", "lowrank")):
         request = PlanRequest(methods=methods, gpu="h200", latency=0.9 * before)
@@ -203,7 +191,7 @@ def test_a_time_budget_is_kept_by_whole_layers(models: dict[str, Checkpoint]) ->
     ("name", "given"),
     [
         ("demo", {"methods": ("heads", "prune"), "kv_ratio": 0.8}),
-        ("8B", {"methods": ("prune", "lowrank"), "quantization": "fp8_per_tensor"}),
+        ("big", {"methods": ("prune", "lowrank"), "quantization": "fp8_per_tensor"}),
     ],
 )
 def test_no_plan_with_a_time_limit_that_loses_as_little_is_faster(
@@ -306,7 +294,7 @@ def test_no_choice_that_loses_as_little_has_fewer_bytes(
 
 
 def test_the_smallest_plan_is_no_larger_than_the_fastest(models: dict[str, Checkpoint]) -> None:
-    for name in ("demo", "8B"):
+    for name in ("demo", "big"):
         losses = made_up_losses(models[name].layout)
         request = PlanRequest(max_loss=0.02, methods=("heads", "prune"), kv_ratio=0.9)
         plans = [
@@ -389,7 +377,7 @@ def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(
         return plan.nanoseconds.dense / 1000, plan.nanoseconds.used / 1000
 
     fp8 = {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
-    low_rank = planned("8B", param_ratio=0.9, methods=("lowrank",), **fp8)
+    low_rank = planned("big", param_ratio=0.9, methods=("lowrank",), **fp8)
     dense, used = microseconds(low_rank)
     assert used <= dense
     limited, estimated = low_rank.notes["times"]
@@ -408,7 +396,7 @@ def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(
     assert "no plan" not in slower
     assert allowed.notes["time_limit"] == "request"
     assert (low_rank.notes["time_limit"], small.notes["time_limit"]) == ("dense model", "none")
-    faster = planned("8B", kv_ratio=0.9, methods=("heads",))
+    faster = planned("big", kv_ratio=0.9, methods=("heads",))
     dense, used = microseconds(faster)
     assert faster.nanoseconds is not None
     assert used < faster.nanoseconds.allowed / 1000 == dense
@@ -419,7 +407,7 @@ def test_a_plan_is_slower_than_dense_only_if_nothing_else_fits(
 @settings(max_examples=8, deadline=None)
 @given(
     gpu=st.sampled_from(shipped_profiles()),
-    name=st.sampled_from(["8B", "demo"]),
+    name=st.sampled_from(["big", "demo"]),
     methods=st.sampled_from([("lowrank",), ("heads",), ("heads", "prune")]),
     fp8=st.booleans(),
     param_ratio=st.sampled_from([0.7, 0.8, 0.9]),
@@ -494,7 +482,7 @@ def test_what_fits_is_asked_of_the_gpu_that_is_planned_for(
     models: dict[str, Checkpoint], tmp_path: Path
 ) -> None:
     """An Ada has less shared memory than a Hopper."""
-    dense, path = models["8B"].layout, tmp_path / "ada.json"
+    dense, path = models["big"].layout, tmp_path / "ada.json"
     write_profile(path, H200.profile.model_copy(update={"capability": (8, 9)}))
     offered = []
     for gpu, capability in (("h200", (9, 0)), (str(path), (8, 9))):
@@ -517,7 +505,7 @@ def test_heads_that_no_kernel_takes_are_refused_or_stay(tmp_path: Path) -> None:
 def test_a_dim_that_takes_as_long_as_a_larger_one_is_not_chosen(
     models: dict[str, Checkpoint],
 ) -> None:
-    big = models["8B"]
+    big = models["big"]
     request = PlanRequest(methods=("prune",), gpu="h200")
     (item,) = part_candidates(big.layout, request, H200)
     (every,) = part_candidates(big.layout, request, None)
@@ -539,7 +527,7 @@ def test_low_rank_is_chosen_where_its_kernels_make_it_faster(
     models: dict[str, Checkpoint], tmp_path: Path
 ) -> None:
     """One sequence: as plain GEMMs, small factors would take longer than the linear itself."""
-    big = models["8B"]
+    big = models["big"]
     losses = made_up_losses(big.layout)
     alone = H200.profile.model_copy(update={"low_rank": []})
     write_profile(tmp_path / "gemms.json", alone)
@@ -559,7 +547,7 @@ def test_low_rank_is_chosen_where_its_kernels_make_it_faster(
 def test_linears_are_parts_of_their_own_unless_time_counts(
     models: dict[str, Checkpoint], limit: dict[str, float]
 ) -> None:
-    big = models["8B"].layout
+    big = models["big"].layout
     request = PlanRequest(methods=("lowrank",), gpu="h200", **limit)  # type: ignore[arg-type]
     parts = part_candidates(big, request, H200)
     assert len(parts) == (4 if limit else 7)
@@ -575,7 +563,7 @@ def test_linears_are_parts_of_their_own_unless_time_counts(
 def test_free_to_choose_it_takes_no_attention_slower_than_the_dense_one(
     models: dict[str, Checkpoint],
 ) -> None:
-    big = models["8B"]
+    big = models["big"]
     losses = made_up_losses(big.layout)
     for layer in losses:
         layer["latent1"][112:] = 0  # and rebuilding so many numbers is slow
@@ -591,7 +579,7 @@ def test_free_to_choose_it_takes_no_attention_slower_than_the_dense_one(
 
 
 def test_widths_are_aligned_after_sharding(models: dict[str, Checkpoint]) -> None:
-    big = models["8B"]
+    big = models["big"]
     request = PlanRequest(param_ratio=0.8, tensor_parallel_size=4)
     plan = best_plan(big, made_up_losses(big.layout), request)
     for layer in plan.layers:
@@ -615,7 +603,7 @@ def test_planned_dims_need_no_padding_for_quantization(
     quantized: QuantizationMultiples,
     tp: int,
 ) -> None:
-    big = models["8B"]
+    big = models["big"]
     request = PlanRequest(
         param_ratio=0.7,
         kv_ratio=0.6,

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from tests.planning.test_plan_file import DEMO, LLAMA_8B, model
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
 from vllm_gac.layout.dims import LINEARS, breakeven_rank
@@ -13,19 +12,6 @@ from vllm_gac.planning.plan_file import planned_layout
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.prior_losses import prior_losses
 from vllm_gac.planning.request import PlanRequest
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
-    directory = tmp_path_factory.mktemp("models")
-    return {
-        "8B": model(directory / "8b", **LLAMA_8B),
-        "big": model(directory / "big", **LLAMA_8B | {"num_hidden_layers": 3}),
-        "demo": model(directory / "demo", **DEMO),
-        "tiny": model(directory / "tiny"),
-        "mha": model(directory / "mha", num_key_value_heads=4),
-        "odd": model(directory / "odd", num_attention_heads=6, num_key_value_heads=3, head_dim=24),
-    }
 
 
 @pytest.mark.parametrize("name", ["8B", "demo"])

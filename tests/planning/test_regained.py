@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from benchmarks.common.json_lines import lines_of
 from benchmarks.quality.regain_fit import FORMS, fit, runs_of
 from benchmarks.quality.regain_page import page
-from tests.planning.test_plan_file import DEMO, model
 from tests.support.measured_layers import made_up_losses
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
@@ -79,11 +78,6 @@ def test_more_tokens_win_back_more_and_beyond_the_trials_no_more() -> None:
 def test_what_no_trial_was_like_is_said(tokens: int, millions: int, said: str | None) -> None:
     found = outside_trials(tokens, millions * 10**6)
     assert found is None if said is None else said in (found or "")
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return model(tmp_path_factory.mktemp("models") / "demo", **DEMO)
 
 
 @pytest.fixture(scope="module")
