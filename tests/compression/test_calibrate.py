@@ -28,16 +28,6 @@ RUN = CalibrateRequest(max_tokens=1024, sequence_length=128)
 ALONE = ("prune", "lowrank")
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return write(tmp_path / "model", config(), torch.bfloat16)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    return write_text(tmp_path / "text.txt")
-
-
 def test_covariances_are_those_of_the_linears_inputs(
     model: Path, text: Path, tmp_path: Path
 ) -> None:

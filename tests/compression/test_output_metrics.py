@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.dense_models import config, write, write_text
 from tests.support.exact_models import MODELS, exact_model, random_tokens
 from tests.support.layer_stats import layer_stats
 from vllm_gac.checkpoint.open import open_checkpoint
@@ -124,16 +123,6 @@ def test_the_error_of_a_rank_is_the_nats_per_token_that_it_loses() -> None:
 
 
 # ---- in the statistics -----------------------------------------------------------------------
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return write(tmp_path / "model", config(), torch.bfloat16)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    return write_text(tmp_path / "text.txt")
 
 
 def test_statistics_have_the_metrics_that_low_rank_needs(
