@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.support.killing import kill_before_change
-from tests.support.writing_verbs import digest, product, ran, write_inputs
+from tests.support.writing_verbs import digest, product, ran, said, write_inputs
 
 _LARGEST = (20_000, 20_000)
 
@@ -24,7 +24,7 @@ def main(directory: Path, verb: str, step: int) -> dict[str, object]:
     write_inputs(directory)
     sound, into = directory / "sound", directory / "into"
     sound.mkdir()
-    assert ran(verb, product(verb, sound), (), directory) == 0, _said(directory)
+    assert ran(verb, product(verb, sound), (), directory) == 0, said(directory)
     expected = digest(product(verb, sound))
     out, wrong, kills = product(verb, into), [], 0
     while True:
@@ -36,22 +36,18 @@ def main(directory: Path, verb: str, step: int) -> dict[str, object]:
         status = ran(verb, out, (), directory, stop)
         if step and status != -signal.SIGKILL:
             return {"kills": kills, "wrong": wrong}
-        if not step and ("cannot be written" not in _said(directory) or out.exists()):
-            wrong.append(f"full disk: {_said(directory)}")
+        if not step and ("cannot be written" not in said(directory) or out.exists()):
+            wrong.append(f"full disk: {said(directory)}")
         kills += 1
         status = ran(verb, out, ("--resume",), directory)
         # A run that was killed in its last moment has left nothing to resume.
-        if status and "exists" not in _said(directory):
-            wrong.append(f"stop {kills}: {_said(directory)}")
+        if status and "exists" not in said(directory):
+            wrong.append(f"stop {kills}: {said(directory)}")
         if digest(out) != expected or list(into.iterdir()) != [out]:
             wrong.append(f"stop {kills}: other bytes, or leftovers")
         shutil.rmtree(into)
         if not step:
             return {"kills": kills, "wrong": wrong}
-
-
-def _said(directory: Path) -> str:
-    return (directory / "said").read_text().strip()
 
 
 if __name__ == "__main__":

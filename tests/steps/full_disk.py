@@ -21,6 +21,7 @@ from tests.support.writing_verbs import (
     product,
     products,
     ran,
+    said,
     small_disk,
     write_inputs,
 )
@@ -39,7 +40,7 @@ def main(directory: Path, parts: int) -> dict[str, object]:
         for verb in VERBS:
             sound, out = directory / f"{verb}.d", product(verb, disk)
             sound.mkdir()
-            assert ran(verb, product(verb, sound), (), directory) == 0, _said(directory)
+            assert ran(verb, product(verb, sound), (), directory) == 0, said(directory)
             expected, needed = digest(product(verb, sound)), _bytes(sound)
             for overwritten in (False, True) if verb in OVERWRITES else (False,):
                 more = OVERWRITES[verb] if overwritten else ()
@@ -59,7 +60,7 @@ def main(directory: Path, parts: int) -> dict[str, object]:
                     resize(_ROOM)
                     again = () if verb in FILES else ("--resume",)
                     if status and ran(verb, out, (*more, *again), directory):
-                        wrong.append(f"{where}: resumed: {_said(directory)}")
+                        wrong.append(f"{where}: resumed: {said(directory)}")
                     if digest(out) != expected or sorted(disk.iterdir()) != products(verb, disk):
                         wrong.append(f"{where}: other bytes, or leftovers {_names(disk)}")
                     for path in disk.iterdir():
@@ -78,16 +79,12 @@ def _write_old(verb: str, directory: Path, disk: Path) -> str:
 
 def _fault(directory: Path, out: Path, old: str) -> str | None:
     """What a run that met a full disk did wrong; None if nothing."""
-    said = _said(directory)
-    if len(said.splitlines()) != 1 or not said.removeprefix("vllm-gac: ").startswith("error: "):
-        return f"not one sentence: {said}"
-    if "No space left on device" not in said and "I/O error" not in said:
-        return f"another error: {said}"
+    told = said(directory)
+    if len(told.splitlines()) != 1 or not told.removeprefix("vllm-gac: ").startswith("error: "):
+        return f"not one sentence: {told}"
+    if "No space left on device" not in told and "I/O error" not in told:
+        return f"another error: {told}"
     return None if digest(out) == old else f"half of a result, or a loss: {_names(out.parent)}"
-
-
-def _said(directory: Path) -> str:
-    return (directory / "said").read_text().strip()
 
 
 def _names(directory: Path) -> list[str]:

@@ -27,6 +27,7 @@ from tests.support.writing_verbs import (
     product,
     products,
     ran,
+    said,
     write_inputs,
 )
 from vllm_gac.checkpoint.atomic_files import TEMPORARY
@@ -50,7 +51,7 @@ def main(directory: Path, rounds: int, seed: int = 0) -> dict[str, object]:
             sound = directory / f"{verb}.d"
             sound.mkdir()
             begun = _seconds()
-            assert ran(verb, product(verb, sound), (), directory) == 0, _said(directory)
+            assert ran(verb, product(verb, sound), (), directory) == 0, said(directory)
             expected[verb], seconds[verb] = digest(product(verb, sound)), _seconds() - begun
         overwrites = verb in OVERWRITES and number // len(VERBS) % 2 == 0
         into.mkdir()
@@ -87,8 +88,8 @@ def main(directory: Path, rounds: int, seed: int = 0) -> dict[str, object]:
                 path.unlink(missing_ok=True)
             status = ran(verb, out, (), directory)
         # A run that was killed in its last moment has left nothing to resume.
-        if status and "exists" not in _said(directory):
-            wrong.append(f"{where}: {_said(directory)}")
+        if status and "exists" not in said(directory):
+            wrong.append(f"{where}: {said(directory)}")
         # Beside a file, its killed writer leaves a hidden directory that is never taken for one.
         there = sorted(path for path in into.iterdir() if not path.name.startswith(TEMPORARY))
         if digest(out) != expected[verb] or there != products(verb, into):
@@ -120,10 +121,6 @@ def _is_whole(out: Path, old: str, new: str) -> bool:
     """Whether the new one is in its place, or the old one where the next run finds it."""
     moved = digest(out.with_name("out.partial") / "replaced")
     return digest(out) in (old, new) if out.exists() else moved == old
-
-
-def _said(directory: Path) -> str:
-    return (directory / "said").read_text().strip()
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def other_model(verb: str, directory: Path) -> Path:
     other = "repair" if verb == "import" else "import"
     old = directory / f"old-{other}"
     if not old.exists():
-        assert ran(other, old, (), directory) == 0, (directory / "said").read_text()
+        assert ran(other, old, (), directory) == 0, said(directory)
     return old
 
 
@@ -159,6 +159,11 @@ def ran(
 
     child = forked(action, directory / "said")
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def said(directory: Path) -> str:
+    """What the last run in `directory` has said on stderr."""
+    return (directory / "said").read_text().strip()
 
 
 def _have_a_gpu() -> None:
