@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config, write, write_text
+from tests.support.hub import files_of
 from vllm_gac.checkpoint import atomic_files
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
@@ -69,12 +70,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("dense") / "model", config())
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()
-    }
 
 
 def logits_of(directory: Path) -> torch.Tensor:
@@ -158,7 +153,7 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
     many = replace(FEW, max_tokens=1024)
     calibrate(model, [text], tmp_path / "s", many, progress=False)
     compress(model, tmp_path / "three", plan=plan, stats=tmp_path / "s", progress=False)
-    one, two, three = (contents(tmp_path / name) for name in ("one", "two", "three"))
+    one, two, three = (files_of(tmp_path / name) for name in ("one", "two", "three"))
     assert one == two
     # Statistics do not say which text they are of, so the card of `three` names none.
     assert "a text file" in one.pop("README.md").decode()
@@ -346,7 +341,7 @@ class TestInterrupted:
         compress(self.model, tmp_path / "undisturbed", **self.arguments)
         self.interrupt(monkeypatch, error)
         self.run(resume=True)
-        assert contents(self.out) == contents(tmp_path / "undisturbed")
+        assert files_of(self.out) == files_of(tmp_path / "undisturbed")
         assert not self.partial.exists()
 
     def test_neither_forgotten_nor_mixed_up(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from tests.steps.healing_models import (
 from tests.support import dense_models
 from tests.support.command import error, result, usage
 from tests.support.dense_models import write_text, write_tokenizer
+from tests.support.hub import files_of
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.errors import CheckpointError, HealingError
 from vllm_gac.healing import train
@@ -42,10 +43,6 @@ def healed(directory: Path, out: str = "out", **options: Any) -> Healed:
     student, teacher, text = (directory / name for name in ("student", "teacher", "text.txt"))
     request = HealRequest(**asked)
     return heal(student, teacher, [text], directory / out, request, progress=False, **options)
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
@@ -160,7 +157,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
             continue
         break
     assert number > 4
-    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")
     assert not (tmp_path / "out.partial").exists()
 
 
@@ -406,4 +403,4 @@ def test_on_a_gpu_a_stopped_run_goes_on_to_the_same_bytes(
         healed(tmp_path, **options)
     monkeypatch.undo()
     healed(tmp_path, resume=True, **options)
-    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")

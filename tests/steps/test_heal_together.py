@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from tests.steps.healing_models import write_all, write_near
 from tests.steps.killed_heal import KILLED_AT
+from tests.support.hub import files_of
 from vllm_gac.steps.heal import heal
 from vllm_gac.steps.heal_request import HealRequest
 
@@ -61,10 +62,6 @@ def tensors(directory: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
 @pytest.mark.parametrize("train", ["full", "lora"])
 def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, train: Any) -> None:
     student, teacher, text = write_all(tmp_path)
@@ -88,7 +85,7 @@ def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, t
     assert (tmp_path / "killed.partial" / "healing.safetensors").exists()
     ran = healed_by_two(tmp_path, "killed", "--resume", train=train)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert contents(tmp_path / "killed") == contents(tmp_path / "two")
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "two")
     assert not (tmp_path / "killed.partial").exists()
 
 

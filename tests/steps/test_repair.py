@@ -12,6 +12,7 @@ from tests.alignment.random_models import DEFAULT_ROPE, TOKENS, gac_config
 from tests.importers import low_rank_models, palu_models, tools
 from tests.support import dense_models
 from tests.support.command import error, result
+from tests.support.hub import files_of
 from tests.support.misaligned_models import LAYERS, write_weights
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.checkpoint import atomic_files
@@ -225,7 +226,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(
         repair(model, out, other, resume=True, progress=False)
     resumed = repair(model, out, RepairRequest(redecompose=True), resume=True, progress=False)
     assert resumed == whole
-    assert contents(out) == contents(tmp_path / "whole")
+    assert files_of(out) == files_of(tmp_path / "whole")
     assert repair(model, tmp_path / "third", progress=False).lowered == []
 
 
@@ -247,7 +248,3 @@ def test_a_run_stopped_after_the_renaming_only_cleans_up(
     )
     assert again == done
     assert not (tmp_path / "out.partial").exists()
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hub import files_of
 from vllm_gac.planning.picture import svg
 from vllm_gac.steps.tries import Try
 from vllm_gac.steps.tries_picture import draw_tries
@@ -46,13 +47,18 @@ def test_intervals_are_drawn_where_they_are_beside_the_asked_loss() -> None:
     assert low[1] > asked > high[1]
 
 
-def test_what_was_tried_is_written_once_however_often_a_run_goes_on(tmp_path: Path) -> None:
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text('{"gac": {"source": {}}}')
     (tmp_path / "README.md").write_text("# A model\n")
-    record(tmp_path, 0.01, TRIES[2], TRIES)
-    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    record(tmp_path, 0.01, TRIES[2], TRIES)
-    assert written == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    return tmp_path
+
+
+def test_what_was_tried_is_written_once_however_often_a_run_goes_on(model: Path) -> None:
+    record(model, 0.01, TRIES[2], TRIES)
+    written = files_of(model)
+    record(model, 0.01, TRIES[2], TRIES)
+    assert written == files_of(model)
     card = written["README.md"].decode()
     assert "| 0.0039 | 0.80 % | 0.55 to 0.98 % | 85.3% | this model |" in card
     (picture,) = re.findall(r"!\[[^]]*\]\((.*)\)", card)
@@ -62,30 +68,26 @@ def test_what_was_tried_is_written_once_however_often_a_run_goes_on(tmp_path: Pa
     assert source["measured"] == source["tried"][2]
 
 
-def test_a_healed_model_tells_both_losses(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"gac": {"source": {}}}')
-    (tmp_path / "README.md").write_text("# A model\n")
+def test_a_healed_model_tells_both_losses(model: Path) -> None:
     tries = [replace(TRIES[0], unhealed=1.021), TRIES[1]]
-    record(tmp_path, 0.02, tries[0], tries, heal_tokens=4096)
-    card = (tmp_path / "README.md").read_text()
+    record(model, 0.02, tries[0], tries, heal_tokens=4096)
+    card = (model / "README.md").read_text()
     assert "each after a healing on 4,096 tokens" in card
     assert "| 0.0054 | 2.10 % | 1.30 % | 0.90 to 1.70 % | 83.0% | this model |" in card
     assert "| 0.0029 |  | 0.60 % |" in card  # healing made it no better
-    found = json.loads((tmp_path / "config.json").read_text())["gac"]["source"]["max_loss"]
+    found = json.loads((model / "config.json").read_text())["gac"]["source"]["max_loss"]
     assert (found["measured"]["unhealed"], found["heal_tokens"]) == (1.021, 4096)
-    marks = (tmp_path / "loss.svg").read_text().count(UNHEALED)
+    marks = (model / "loss.svg").read_text().count(UNHEALED)
     assert marks == 2  # one of the model, one of the legend
 
 
-def test_a_model_of_few_bytes_tells_its_bytes(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"gac": {"source": {}}}')
-    (tmp_path / "README.md").write_text("# A model\n")
+def test_a_model_of_few_bytes_tells_its_bytes(model: Path) -> None:
     tries = [replace(one, bytes=one.time / 2) for one in TRIES]
-    record(tmp_path, 0.01, tries[2], tries)
-    card = (tmp_path / "README.md").read_text()
+    record(model, 0.01, tries[2], tries)
+    card = (model / "README.md").read_text()
     assert "| bytes of weights and cache, of dense |" in card
     assert "| 0.0039 | 0.80 % | 0.55 to 0.98 % | 42.6% | this model |" in card
-    assert "Loss against bytes of weights and cache" in (tmp_path / "loss.svg").read_text()
+    assert "Loss against bytes of weights and cache" in (model / "loss.svg").read_text()
 
 
 @pytest.mark.parametrize("lost", [-0.002, 0.0, 0.3])
