@@ -12,9 +12,10 @@ import pytest
 from tests.importers.low_rank_models import SOME, TOOLS, low_rank
 from tests.importers.tools import write
 from tests.serving_configs.debian import program
-from tests.serving_configs.front import free_port, upstream
+from tests.serving_configs.front import upstream
 from tests.steps.healing_models import write_all
 from tests.support.dense_models import config, write_text, write_tokenizer
+from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 from vllm_gac import demo
 

@@ -30,7 +30,7 @@ from loadtest.traffic.schedule import fingerprint, read_schedule
 from tests.loadtest.locusts import ROOT, is_installed
 from tests.loadtest.runs import write_run
 from tests.loadtest.servers import mock, scripted
-from tests.loadtest.test_server import free_port
+from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
 SHIPPED = sorted((Path(loadtest.__file__).parent / "comparisons").glob("*.yaml"))

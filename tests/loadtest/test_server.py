@@ -10,15 +10,10 @@ import pytest
 
 from loadtest.ab.server import running_server, starting_server
 from loadtest.errors import LoadTestError
+from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def is_listening(port: int) -> bool:

@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
 from loadtest.ab.ab import run_comparison
 from loadtest.ab.comparison_file import load_comparison
-from tests.loadtest.test_server import free_port
+from tests.support.local_servers import free_port
 
 SMOKE = Path(loadtest.__file__).parent / "comparisons" / "smoke.yaml"
 

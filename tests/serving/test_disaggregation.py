@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from tests.serving.agreement import PROMPTS
 from tests.serving.engines import assert_same
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.peers import Peer, peer
+from tests.support.local_servers import free_port
 from vllm_gac.serving.config.kv_transfer import BY_PACKAGE
 
 # A decoder computes the last token of a prompt in a step of its own. A matrix product of one row
@@ -74,7 +74,7 @@ def _nixl(model: Path, role: str) -> AbstractContextManager[Peer]:
         # Seconds that a prompt's pages wait for the decoder; a busy machine takes its time.
         "kv_connector_extra_config": {"kv_lease_duration": 900},
     }
-    return peer(model, transfer, VLLM_NIXL_SIDE_CHANNEL_PORT=str(_free_port()))
+    return peer(model, transfer, VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()))
 
 
 def _decoded(prefiller: Peer, decoder: Peer, prompt: list[int]) -> Any:
@@ -90,7 +90,7 @@ def _decoded(prefiller: Peer, decoder: Peer, prompt: list[int]) -> Any:
 @_needs("LMCacheMPConnector", "1 GB")
 def test_lmcache_brings_the_cache_of_every_layer_shape_to_another_engine(tmp_path: Path) -> None:
     write_model(tmp_path / "model", HETEROGENEOUS)
-    port = _free_port()
+    port = free_port()
     transfer = {
         "kv_connector": "LMCacheMPConnector",
         "kv_role": "kv_both",
@@ -127,10 +127,3 @@ def _lmcache_server(port: int, log: Path) -> Iterator[Path]:
     finally:
         server.terminate()
         server.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

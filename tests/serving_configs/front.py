@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.serving_configs.debian import CONFIGS, program
+from tests.support.local_servers import answering, free_port
 from tests.support.waiting import PATIENCE, wait_until
 
 GAP = 0.1  # seconds between two tokens of an endless stream
@@ -97,8 +98,6 @@ class _StandIn(http.server.BaseHTTPRequestHandler):
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
     def handle_error(self, request: object, client_address: object) -> None:
         """Only clients that left, which is what a test does on purpose."""
 
@@ -108,19 +107,9 @@ def upstream() -> Iterator[Upstream]:
     seen = Upstream()
     handler = type("Handler", (_StandIn,), {"seen": seen})
     server = _Server(("127.0.0.1", 0), handler)
-    seen.port = server.server_address[1]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    seen.port = server.server_port
+    with answering(server):
         yield seen
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 NGINX = CONFIGS / "nginx"

@@ -19,7 +19,7 @@ import psutil
 import yaml
 from openai import OpenAI
 
-from tests.serving_configs.front import free_port
+from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
 START_SECONDS = 900

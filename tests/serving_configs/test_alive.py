@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from serving_configs.vllm.alive import computes
+from tests.support.local_servers import answering
 from tests.support.waiting import PATIENCE
 
 TOKENS, CACHE = "vllm:generation_tokens_total", "vllm:kv_cache_usage_perc"
@@ -51,15 +52,11 @@ def server(status: int, others: str) -> Iterator[tuple[str, list[dict[str, Any]]
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), StandIn) as served:
-        thread = threading.Thread(target=served.serve_forever)
-        thread.start()
+    with answering(http.server.ThreadingHTTPServer(("127.0.0.1", 0), StandIn)) as address:
         try:
-            yield f"http://127.0.0.1:{served.server_port}", asked
+            yield f"http://{address}", asked
         finally:
             ended.set()
-            served.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from tests.serving_configs.debian import program
 from tests.serving_configs.front import (
     NGINX,
     Upstream,
-    free_port,
     nginx,
     upstream,
     written_conf,
 )
+from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
 

@@ -12,7 +12,6 @@ import queue
 import re
 import shutil
 import subprocess
-import threading
 import time
 import urllib.parse
 import urllib.request
@@ -36,7 +35,7 @@ from loadtest.traffic.scenario import find_scenario, load_scenario
 from tests.serving.server import Server, serve
 from tests.serving_configs.dashboard import expressions
 from tests.serving_configs.debian import CONFIGS, program
-from tests.serving_configs.front import free_port
+from tests.support.local_servers import answering, free_port
 from tests.support.waiting import PATIENCE, wait_until
 from vllm_gac.checkpoint.open import open_checkpoint
 
@@ -345,11 +344,9 @@ def test_alerts_are_sent(tmp_path: Path) -> None:
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
-        threading.Thread(target=receiver.serve_forever, daemon=True).start()
-        gone = {job: f"127.0.0.1:{free_port()}" for job in ("vllm", "loadtest")}
-        with prometheus(tmp_path, gone, (f"127.0.0.1:{receiver.server_port}",)):
-            alerts = sent.get(timeout=PATIENCE)
-        receiver.shutdown()
+    gone = {job: f"127.0.0.1:{free_port()}" for job in ("vllm", "loadtest")}
+    receiver = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    with answering(receiver) as address, prometheus(tmp_path, gone, (address,)):
+        alerts = sent.get(timeout=PATIENCE)
     (watchdog,) = [alert for alert in alerts if alert["labels"]["alertname"] == "Watchdog"]
     assert watchdog["labels"]["severity"] == "heartbeat"

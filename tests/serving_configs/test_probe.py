@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from tests.serving_configs.debian import CONFIGS, program
-from tests.serving_configs.front import free_port, upstream
+from tests.serving_configs.front import upstream
+from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
 FILE = CONFIGS / "prometheus" / "blackbox.yml"

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.serving_configs.debian import CONFIGS
-from tests.serving_configs.front import free_port
 from tests.serving_configs.ray_app import START_SECONDS, App, serve_run
+from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from aiohttp import web
 from fastapi import FastAPI, Request, Response
 
 from serving_configs.ray.forward import METHODS, forward, session
-from tests.serving_configs.front import free_port
+from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
 

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import math
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +14,7 @@ import pytest
 
 from tests.support.command import error, result, usage
 from tests.support.dense_models import write_text, write_tokenizer
+from tests.support.local_servers import answering, free_port
 from vllm_gac.texts.token_text import windows
 
 
@@ -67,13 +66,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def fake() -> Iterator[Fake]:
-    with Fake(("127.0.0.1", 0), _Handler) as server:
-        server.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    server = Fake(("127.0.0.1", 0), _Handler)
+    with answering(server) as address:
+        server.url = f"http://{address}"
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -167,9 +163,7 @@ def test_a_server_whose_model_is_broken_is_an_error(
 
 
 def test_no_server_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+    url = f"http://127.0.0.1:{free_port()}/v1"
     said = error(capsys, "evaluate", tmp_path, "--text", "t", "--server", url)
     assert said.startswith(f"{url}: no answer (")
 

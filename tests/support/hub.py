@@ -7,7 +7,6 @@ what was asked for and with which token.
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from tests.support.local_servers import answering
 
 Files = Mapping[str, bytes]
 _PATHS = re.compile(r"/(?:api/(models|datasets)/|(datasets)/|)([^/]+/[^/]+)/(\w[\w-]*)(?:/(.*))?")
@@ -68,16 +69,9 @@ def running(**models: Repository) -> Iterator[Hub]:
     class Handler(_Handler):
         served = hub
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+        hub.url = f"http://{address}"
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @contextmanager
