@@ -122,25 +122,6 @@ def test_a_plan_by_a_loss_says_what_it_is_for(
     assert "asked          perplexity at most 10.00% higher: the smallest plan if it loses" in said
 
 
-def test_a_plan_that_cannot_be_is_explained(
-    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = error(capsys, "plan", dense, "--param-ratio", 0.01)
-    assert said.startswith("--param-ratio 0.01: ")
-    (tmp_path / "plan.json").touch()
-    said = error(capsys, "plan", dense, "--kv-ratio", 0.75, "--out", tmp_path / "plan.json")
-    assert "plan.json: exists" in said
-
-
-def test_texts_that_cannot_be_read_are_named(
-    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "none.txt" in error(capsys, "evaluate", dense, "--text", tmp_path / "none.txt")
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"\xff\xfe\x00")
-    assert str(binary) in error(capsys, "evaluate", dense, "--text", binary)
-
-
 @pytest.mark.parametrize("out", [".", "..", "/", "dense/.."])
 def test_an_output_needs_a_name_of_its_own(
     out: str,

@@ -260,10 +260,6 @@ class TestRefused:
         assert self.out.exists() == before
         assert not self.out.with_name("out.partial").exists()
 
-    def test_an_existing_directory(self) -> None:
-        self.out.mkdir()
-        self.refused("exists; remove it or choose another")
-
     def test_a_budget_that_cannot_be_met(self) -> None:
         for flag, plan in (
             ("--param-ratio 0.1", PlanRequest(param_ratio=0.1)),

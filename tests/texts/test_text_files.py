@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +169,3 @@ def test_a_template_that_is_too_large_is_refused_rather_than_cut(
     (model / "chat_template.jinja").write_text(TEMPLATE + "{# " + "x" * (1 << 20) + " #}")
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja: larger than 1048576 bytes"):
         texts(model, lines(tmp_path, {"messages": CHAT}))
-
-
-def test_a_pipe_is_refused_with_what_to_do(model: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CheckpointError, match="but a pipe; save what it delivers as a file"):
-        texts(model, tmp_path / "pipe")
