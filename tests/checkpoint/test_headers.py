@@ -4,12 +4,12 @@ import json
 import pickle
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.checkpoint.pickles.bombs import Bomb
 from tests.support.model_files import (
     config,
     gac_config,
@@ -27,16 +27,6 @@ def test_what_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path / "model.bin", Path("org/model\0")):
         with pytest.raises(CheckpointError, match=r"not a directory|no such directory"):
             open_checkpoint(path)
-
-
-class Bomb:
-    """Leaves a marker file where it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.marker,)
 
 
 @pytest.mark.parametrize(

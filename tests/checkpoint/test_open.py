@@ -1,7 +1,7 @@
 """Models that are read, also unusual ones. Models that are refused are in tests/hostile."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tests.support.model_files import (
     gac_config,
     refusal,
     reshaped,
+    retyped,
     tensors_of,
     write_model,
 )
@@ -71,10 +72,6 @@ def test_whatever_stands_in_a_config_is_read_or_refused(raw: dict[str, Any]) -> 
 # ---- tensors -----------------------------------------------------------------------------------
 
 
-def retyped(name: str, dtype: str) -> Callable[[Tensors], object]:
-    return lambda tensors: tensors.update({name: (dtype, tensors[name][1])})
-
-
 def test_a_tensor_that_is_wrong_in_every_way_yields_every_fault(tmp_path: Path) -> None:
     def change(tensors: Tensors) -> None:
         tensors[A] = ("F16", (8, 41))
@@ -114,11 +111,6 @@ def test_remote_code_and_unknown_keys_of_a_config_are_ignored(tmp_path: Path) ->
     write_model(tmp_path, raw)
     (tmp_path / "evil.py").write_text("raise SystemExit(1)")
     assert list(faults(open_checkpoint(tmp_path))) == []
-
-
-def test_a_quantized_model_is_not_judged(tmp_path: Path) -> None:
-    write_model(tmp_path, config(quantization_config={"quant_method": "awq"}))
-    assert "quantization_config: this model is quantized by AWQ" in refusal(tmp_path)
 
 
 def test_a_tensor_that_is_asked_for_and_missing_is_named(tmp_path: Path) -> None:

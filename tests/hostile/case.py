@@ -50,7 +50,6 @@ def bad_tensors(
     *says: str,
     model: str = "gac",
     fill: Mapping[str, bytes] | None = None,
-    shards: int = 1,
 ) -> Case:
     """A model in the format `model` with changed tensors. `says` holds the tensor and the fault."""
 
@@ -60,6 +59,6 @@ def bad_tensors(
             tensors.update(written_tensors(model))
             change(tensors)
 
-        write_model(directory, CONFIGS[model], changed, fill=fill, shards=shards)
+        write_model(directory, CONFIGS[model], changed, fill=fill)
 
     return Case(write, says)

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.hostile.case import Case, bad_config, bad_tensors
 from tests.hostile.formats import CONFIGS, written_tensors
-from tests.hostile.tensors import added, renamed, retyped, without
-from tests.support.model_files import config, reshaped
+from tests.hostile.tensors import added, renamed, without
+from tests.support.model_files import config, reshaped, retyped
 
 _Q = "model.layers.0.self_attn.q_proj"
 _K = "model.layers.0.self_attn.k_proj"

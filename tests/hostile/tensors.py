@@ -4,7 +4,7 @@ import struct
 from collections.abc import Callable
 
 from tests.hostile.case import Case, bad_tensors
-from tests.support.model_files import Tensors, gac_config, reshaped, tensors_of
+from tests.support.model_files import Tensors, gac_config, reshaped, retyped, tensors_of
 
 A, B = "model.layers.0.mlp.down_proj.A.weight", "model.layers.0.mlp.down_proj.B.weight"
 BIAS = "model.layers.0.mlp.down_proj.B.bias"
@@ -18,10 +18,6 @@ _NAN, _INFINITY = struct.pack("<H", 0x7FC1), struct.pack("<H", 0xFF80)
 
 def without(name: str) -> Callable[[Tensors], object]:
     return lambda tensors: tensors.pop(name)
-
-
-def retyped(name: str, dtype: str) -> Callable[[Tensors], object]:
-    return lambda tensors: tensors.update({name: (dtype, tensors[name][1])})
 
 
 def renamed(old: str, new: str) -> Callable[[Tensors], object]:

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from vllm.config.load import LoadConfig
 
+from tests.checkpoint.pickles.bombs import Bomb
 from tests.hostile import bombs, configs, indexes, names, other_tools, shards, tensors, texts
 from tests.hostile.case import Case
 from tests.serving.stubs import ModelConfigStub
@@ -35,16 +35,6 @@ CASES: dict[str, Case] = {
     **names.CASES,
     **bombs.CASES,
 }
-
-
-class Bomb:
-    """Leaves a marker file where it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.marker,)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from vllm.config.load import LoadConfig
 
 from tests.checkpoint.pickles.archives import write as write_archive
+from tests.checkpoint.pickles.bombs import Bomb
 from tests.importers.pickled_models import saved, svd_llm
 from tests.importers.tools import MISTRAL
 from tests.serving.stubs import ModelConfigStub
@@ -195,12 +196,8 @@ class TestRefused:
 
     @pytest.mark.parametrize("container", ["zip", "legacy"])
     def test_a_bomb(self, container: str, tmp_path: Path) -> None:
-        class Bomb:
-            def __reduce__(self) -> tuple[Any, ...]:
-                return Path.touch, (tmp_path / "marker",)
-
         write_bin(self.path, config(), self.tensors)
-        program = pickle.dumps({"model.norm.weight": Bomb()}, protocol=2)
+        program = pickle.dumps({"model.norm.weight": Bomb(tmp_path / "marker")}, protocol=2)
         write_archive(self.path / "pytorch_model.bin", container, program)
         self.refused("pytorch_model.bin: ")
         assert not (tmp_path / "marker").exists()

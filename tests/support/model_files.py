@@ -115,6 +115,11 @@ def reshaped(name: str, *shape: int) -> Callable[[Tensors], object]:
     return lambda tensors: tensors.update({name: (tensors[name][0], shape)})
 
 
+def retyped(name: str, dtype: str) -> Callable[[Tensors], object]:
+    """A change of one tensor's dtype."""
+    return lambda tensors: tensors.update({name: (dtype, tensors[name][1])})
+
+
 def write_index(directory: Path, weight_map: Any) -> None:
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.checkpoint.pickles.archives import called, name, program, stack_name, text
 
@@ -11,7 +12,7 @@ ORDERED_DICT = name("collections", "OrderedDict")
 EXTENSION = 240  # a code in the range for private use
 
 # A function from the path of a marker file to a pickle. A bomb that goes off writes this file.
-Bomb = Callable[[Path], bytes]
+Make = Callable[[Path], bytes]
 
 
 def touch(canary: Path) -> bytes:
@@ -22,10 +23,20 @@ def python(canary: Path) -> bytes:
     return text(f"open({str(canary)!r}, 'w').close()")
 
 
+class Bomb:
+    """Leaves a marker file where it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.marker,)
+
+
 SYSTEM = name("os", "system")
 
 # Bombs that go off if `pickle` loads them: (bomb, message).
-LIVE: dict[str, tuple[Bomb, str]] = {
+LIVE: dict[str, tuple[Make, str]] = {
     "os.system": (
         lambda c: program(called(SYSTEM, touch(c))),
         "refers to os.system, which is not part of a model; not opened",
