@@ -17,7 +17,7 @@ from tests.importers.tools import write
 from tests.serving.engines import OPTIONS, answers, assert_same, each_in_engine_process
 from tests.serving.models import layer, layout_with, write_model
 from tests.serving.parallel_engines import CPU_RANKS
-from tests.serving.stubs import ModelConfigStub
+from tests.serving.stubs import ModelConfigStub, stream
 from tests.serving.test_align import ConfigStub, aligned
 from tests.serving.test_imported import written_by
 from tests.support.dense_models import config
@@ -62,9 +62,8 @@ def model(tmp_path: Path) -> Path:
 
 def streamed(stub: Any, **options: Any) -> dict[str, torch.Tensor]:
     """What the loader hands to a model that is served in fp32."""
-    loader = GacModelLoader(LoadConfig(load_format="gac", model_loader_extra_config=options))
     stub.dtype = torch.float32
-    return dict(loader.get_all_weights(stub, torch.nn.Module()))
+    return dict(stream(stub, **options))
 
 
 @pytest.mark.parametrize("strategy", ["none", "minimal", "predefined"])

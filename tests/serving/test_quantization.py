@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
-from vllm.config.load import LoadConfig
 from vllm.config.quantization import QuantizationConfigArgs, resolve_quantization_config
 from vllm.model_executor.models.utils import WeightsMapper
 
@@ -32,7 +31,7 @@ from tests.serving.quantized import (
     write_modelopt_fp8,
     write_quantized,
 )
-from tests.serving.stubs import ModelConfigStub
+from tests.serving.stubs import ModelConfigStub, stream
 from tests.support.dense_models import config as dense_config
 from tests.support.dense_models import write
 from vllm_gac.alignment.padded_layout import padded_layout
@@ -42,7 +41,6 @@ from vllm_gac.layout.dims import ModelLayout, layout_of
 from vllm_gac.serving.config.hook import GacConfigHook
 from vllm_gac.serving.config.parser import config_to_serve
 from vllm_gac.serving.config.quantization import requested_quantization, settle_cache_dtype
-from vllm_gac.serving.loading.loader import GacModelLoader
 from vllm_gac.serving.loading.quantized_checkpoint import (
     check_cache_scheme,
     check_packed,
@@ -334,7 +332,7 @@ def test_an_incomplete_packed_checkpoint_is_refused(
     with pytest.raises(CheckpointError, match=message):
         check_packed(tmp_path, layout_of(raw), raw["quantization_config"])
     with pytest.raises(CheckpointError, match=message):
-        _stream(tmp_path)
+        dict(stream(ModelConfigStub(tmp_path)))
 
 
 def test_a_quantized_model_with_fused_tensors_is_left_to_vllms_own_loader(tmp_path: Path) -> None:
@@ -345,7 +343,7 @@ def test_a_quantized_model_with_fused_tensors_is_left_to_vllms_own_loader(tmp_pa
 
 
 def test_a_complete_packed_checkpoint_is_accepted(packed: Path) -> None:
-    assert f"{DOWN}_scale" in _stream(packed)
+    assert f"{DOWN}_scale" in dict(stream(ModelConfigStub(packed)))
     _check(packed, packed)
 
 
@@ -538,12 +536,6 @@ def _check_scales(
     tensors = load_file(packed / "model.safetensors") | scales
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     check_packed(out, layout_of(raw), raw["quantization_config"] | {"kv_cache_scheme": scheme})
-
-
-def _stream(directory: Path) -> list[str]:
-    loader = GacModelLoader(LoadConfig(load_format="gac"))
-    tensors = loader.get_all_weights(ModelConfigStub(directory), torch.nn.Module())
-    return [name for name, _ in tensors]
 
 
 # ---- multiples that quantization needs -------------------------------------------------------

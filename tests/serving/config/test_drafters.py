@@ -1,6 +1,5 @@
 """Drafters beside --attention-backend GAC: with vLLM's own configs, as its front end makes them."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +8,9 @@ import torch
 pytest.importorskip("vllm")
 
 from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms.interface import DeviceCapability
 
 from tests.serving.models import HETEROGENEOUS, write_model
+from tests.serving.stubs import run_on
 from tests.support.dense_models import config, write
 from vllm_gac.serving.config import engine_options
 from vllm_gac.serving.loading import decode_fit
@@ -38,11 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     register()
-    platform = SimpleNamespace(
-        is_cuda=lambda: True, get_device_capability=lambda: DeviceCapability(9, 0)
-    )
-    for module in (engine_options, decode_fit):
-        monkeypatch.setattr(module, "current_platform", platform)
+    run_on(monkeypatch, (9, 0), engine_options, decode_fit)
     monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
 
 

@@ -11,8 +11,8 @@ pytest.importorskip("vllm")
 
 from vllm.config import AttentionConfig, CacheConfig, ParallelConfig
 from vllm.config.offload import OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
-from vllm.platforms.interface import DeviceCapability
 
+from tests.serving.stubs import run_on
 from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.gpu.attention_choice import MAX_HEAD_SIZE
@@ -22,24 +22,18 @@ from vllm_gac.serving.loading import decode_fit
 from vllm_gac.serving.plugin import register
 from vllm_gac.serving.registration import BACKENDS
 
+MODULES = (engine_options, decode_fit)
+
 
 @pytest.fixture(autouse=True)
 def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    _on_a_gpu(monkeypatch, (9, 0))
+    run_on(monkeypatch, (9, 0), *MODULES)
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
 
 
 @pytest.fixture
 def registered() -> None:
     register()
-
-
-def _on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
-    gpu = SimpleNamespace(
-        is_cuda=lambda: True, get_device_capability=lambda: DeviceCapability(*capability)
-    )
-    for module in (engine_options, decode_fit):
-        monkeypatch.setattr(module, "current_platform", gpu)
 
 
 def _asked(
@@ -63,12 +57,6 @@ def _asked(
         attention_config=attention or AttentionConfig(),
         observability_config=SimpleNamespace(enable_mfu_metrics=mfu),
     )
-
-
-def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = SimpleNamespace(is_cuda=lambda: False)
-    for module in (engine_options, decode_fit):
-        monkeypatch.setattr(module, "current_platform", cpu)
 
 
 @pytest.mark.parametrize("dtype", engine_options.KV_CACHE_DTYPES)
@@ -108,7 +96,7 @@ def test_what_our_kernels_do_not_take_is_refused_on_a_gpu(
     with pytest.raises(CheckpointError, match=said):
         engine_options.check_engine_options(_asked(**asked))
     # The reference converts and takes any number; other dtypes the backends there refuse.
-    _on_a_cpu(monkeypatch)
+    run_on(monkeypatch, None, *MODULES)
     engine_options.check_engine_options(_asked(**asked))
 
 
@@ -133,11 +121,11 @@ def test_what_no_backend_of_ours_does_is_refused(asked: dict[str, Any], said: st
 def test_fp8_caches_are_refused_where_triton_does_not_support_them(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _on_a_gpu(monkeypatch, (8, 0))
+    run_on(monkeypatch, (8, 0), *MODULES)
     with pytest.raises(CheckpointError, match=rf"is {dtype}; .* is 8\.0, .* on; use bfloat16"):
         engine_options.check_engine_options(_asked(dtype))
     engine_options.check_engine_options(_asked("bfloat16"))
-    _on_a_gpu(monkeypatch, (8, 9))
+    run_on(monkeypatch, (8, 9), *MODULES)
     engine_options.check_engine_options(_asked(dtype))
 
 
@@ -162,13 +150,13 @@ def test_layers_too_large_for_the_gpu_are_refused_by_index(
     small, large = _latents(1, 96), _latents(2, 256)
     decode_fit.check_decode_kernel(_asked(), small)
     decode_fit.check_decode_kernel(_asked(), large)
-    _on_a_gpu(monkeypatch, (8, 9))
+    run_on(monkeypatch, (8, 9), *MODULES)
     decode_fit.check_decode_kernel(_asked(), small)
     with pytest.raises(CheckpointError, match=r"^layer 1: latent keys: .* GPU's 99 KB; serve "):
         decode_fit.check_decode_kernel(_asked(), large)
     assert not decode_fit.fits_decode_kernel(large, large.layers[1])
     assert decode_fit.fits_decode_kernel(small, small.layers[1])
-    _on_a_cpu(monkeypatch)
+    run_on(monkeypatch, None, *MODULES)
     decode_fit.check_decode_kernel(_asked(), large)
 
 
@@ -186,7 +174,7 @@ def test_only_one_of_our_backends_can_be_asked_for_by_all_layers_and_on_a_gpu(
     for attention in others:
         with pytest.raises(CheckpointError, match=r"^--attention-backend GAC.*: .*leave it out"):
             engine_options.check_engine_options(_asked(attention=attention))
-    _on_a_cpu(monkeypatch)
+    run_on(monkeypatch, None, *MODULES)
     for attention in (AttentionConfig(backend=gac), *others):
         with pytest.raises(CheckpointError, match=r"^--attention-backend GAC.*: .*leave it out"):
             engine_options.check_engine_options(_asked(attention=attention))
@@ -225,7 +213,7 @@ def test_latent_keys_whose_weights_are_lent_by_the_step_are_refused(
         engine_options.check_offloading(lent, dense)
     for other in (_offloaded(gigabytes=0), _offloaded("prefetch", group=2), _offloaded(group=2)):
         engine_options.check_offloading(other, latents)
-    _on_a_cpu(monkeypatch)
+    run_on(monkeypatch, None, *MODULES)
     engine_options.check_offloading(_offloaded(), latents)
 
 
@@ -267,7 +255,7 @@ def test_a_gac_model_embeds_and_classifies_by_tokens_but_has_no_head() -> None:
 
 
 def test_heads_that_no_prefill_kernel_takes_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    _on_a_gpu(monkeypatch, (9, 0))
+    run_on(monkeypatch, (9, 0), *MODULES)
     fitting = _latents(1, 96)
     assert decode_fit.fits_decode_kernel(fitting, fitting.layers[1])
     larger = replace(fitting, head_dim=MAX_HEAD_SIZE + 64)

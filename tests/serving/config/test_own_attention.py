@@ -10,9 +10,9 @@ pytest.importorskip("vllm")
 
 from vllm.config import AttentionConfig, CacheConfig, ParallelConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms.interface import DeviceCapability
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from tests.serving.stubs import run_on
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.families import FAMILIES
 from vllm_gac.serving.config import cache_layout, engine_options
@@ -21,23 +21,15 @@ from vllm_gac.serving.config.foreign_code import ForeignCodeHook
 from vllm_gac.serving.loading import decode_fit
 from vllm_gac.serving.plugin import register
 
+MODULES = (cache_layout, engine_options, decode_fit)
+
 
 @pytest.fixture(autouse=True)
 def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     register()
-    _on(monkeypatch, is_cuda=True)
+    run_on(monkeypatch, (9, 0), *MODULES)
     for name in ("VLLM_BATCH_INVARIANT", "VLLM_KV_CACHE_LAYOUT"):
         monkeypatch.delenv(name, raising=False)
-
-
-def _on(
-    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, capability: tuple[int, int] = (9, 0)
-) -> None:
-    platform = SimpleNamespace(
-        is_cuda=lambda: is_cuda, get_device_capability=lambda: DeviceCapability(*capability)
-    )
-    for module in (cache_layout, engine_options, decode_fit):
-        monkeypatch.setattr(module, "current_platform", platform)
 
 
 def drafted(tokens: int) -> Any:
@@ -132,15 +124,15 @@ def test_what_it_does_not_do_is_refused(changes: dict[str, Any], sentence: str) 
 def test_it_needs_a_gpu_that_has_the_format_and_room_for_the_heads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _on(monkeypatch, is_cuda=True, capability=(8, 0))
+    run_on(monkeypatch, (8, 0), *MODULES)
     with pytest.raises(CheckpointError, match=r"capability is 8\.0, .* use bfloat16$"):
         _hooked(_asked())
     _hooked(_asked(cache_dtype="auto"))
-    _on(monkeypatch, is_cuda=True, capability=(8, 9))
+    run_on(monkeypatch, (8, 9), *MODULES)
     _hooked(_asked(speculative_config=drafted(7)))
     with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* 99 KB is .*; leave"):
         _hooked(_asked(speculative_config=drafted(7), heads=48))
-    _on(monkeypatch, is_cuda=False)
+    run_on(monkeypatch, None, *MODULES)
     with pytest.raises(CheckpointError, match=r"^--attention-backend GAC: .* NVIDIA GPU; leave"):
         _hooked(_asked())
 

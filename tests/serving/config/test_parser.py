@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config.load import LoadConfig
 from vllm.transformers_utils.config import HFConfigParser
 
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import dense, write
+from tests.serving.stubs import ModelConfigStub, stream
 from tests.support.dense_models import config
 from vllm_gac import demo
 from vllm_gac.errors import CheckpointError
@@ -19,7 +19,6 @@ from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.serving.config.parser import GacConfigParser, config_to_serve
 from vllm_gac.serving.loading.decode_fit import fits_decode_kernel
-from vllm_gac.serving.loading.loader import GacModelLoader
 
 RAW = config(num_attention_heads=8, num_key_value_heads=4)
 RANKS = ranks_of([([9, 16], [12, 31]), ([17], [33])])
@@ -123,22 +122,12 @@ def test_a_faulty_directory_of_a_tool_is_refused_at_once(tmp_path: Path) -> None
         GacConfigParser().parse(tmp_path, trust_remote_code=False)
 
 
-class ModelConfigStub:
-    """The attributes of vLLM's ModelConfig that the loader reads."""
-
-    def __init__(self, directory: Path) -> None:
-        self.model = str(directory)
-        self.revision = None
-        _, self.hf_config = GacConfigParser().parse(directory, trust_remote_code=False)
-
-
-def stream(model_config: ModelConfigStub) -> dict[str, torch.Tensor]:
-    loader = GacModelLoader(LoadConfig(load_format="gac"))
-    return dict(loader.get_all_weights(model_config, torch.nn.Module()))
+def parsed(directory: Path) -> ModelConfigStub:
+    return ModelConfigStub(directory, GacConfigParser().parse(directory, False)[0])
 
 
 def test_the_loader_streams_the_layouts_tensors(tmp_path: Path) -> None:
-    streamed = stream(ModelConfigStub(written_by_palu(tmp_path)))
+    streamed = dict(stream(parsed(written_by_palu(tmp_path))))
     _, checkpoint = open_any_format(tmp_path)
     assert {name: tuple(t.shape) for name, t in streamed.items()} == checkpoint.layout.tensors()
     with checkpoint.reader() as read:
@@ -147,21 +136,21 @@ def test_the_loader_streams_the_layouts_tensors(tmp_path: Path) -> None:
 
 def test_the_loader_refuses_a_factor_that_is_missing_or_not_finite(tmp_path: Path) -> None:
     down = "model.layers.0.self_attn.k_proj.VT.weight"
-    sound = ModelConfigStub(written_by_palu(tmp_path))
+    sound = parsed(written_by_palu(tmp_path))
     written_by_palu(tmp_path, change=lambda t: t.pop(down))
     with pytest.raises(CheckpointError, match=rf"{down}: missing, expected shape \[25, 48\]"):
-        stream(sound)
+        dict(stream(sound))
     written_by_palu(tmp_path, change=lambda t: t[down].view(-1)[7:8].fill_(torch.inf))
     with pytest.raises(CheckpointError, match=r"k_proj\.VT\.weight: contains NaN or infinity"):
-        stream(sound)
+        dict(stream(sound))
 
 
 def test_another_model_cannot_be_reloaded_into_the_served_one(tmp_path: Path) -> None:
-    served = ModelConfigStub(written_by_palu(tmp_path / "a"))
+    served = parsed(written_by_palu(tmp_path / "a"))
     other = written_by_palu(tmp_path / "b", ranks_of([([9, 16], [12, 31]), ([17], [34])]))
     served.model = str(other)
     with pytest.raises(CheckpointError, match=r"not the model that is served.*first in layer 1"):
-        stream(served)
+        dict(stream(served))
 
 
 @pytest.mark.parametrize(

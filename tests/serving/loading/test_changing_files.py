@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm.config.load import LoadConfig
 
 from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import write
 from tests.serving.models import HETEROGENEOUS, write_model
-from tests.serving.stubs import ModelConfigStub
+from tests.serving.stubs import ModelConfigStub, stream
 from tests.support.dense_models import config
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
 from vllm_gac.serving.loading import loader as loader_module
-from vllm_gac.serving.loading.loader import GacModelLoader
 
 CHANGED = r"model\.safetensors: has changed since its header was read; try again"
 
@@ -75,11 +73,10 @@ def written(directory: Path, model_format: str) -> Path:
     return directory
 
 
-def stream(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def read(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that the loader reads from `directory`, unpadded."""
-    stub = ModelConfigStub(directory, dict(open_any_format(directory)[1].raw_config))
-    gac = GacModelLoader(LoadConfig(load_format="gac", model_loader_extra_config={}))
-    return gac.get_all_weights(stub, torch.nn.Module())
+    raw = dict(open_any_format(directory)[1].raw_config)
+    return stream(ModelConfigStub(directory, raw))
 
 
 @pytest.mark.parametrize("model_format", FORMATS)
@@ -98,14 +95,14 @@ def test_a_change_between_preflight_and_first_tensor_is_refused(
 
     monkeypatch.setattr(loader_module, "preflight", then_changed)
     with pytest.raises(CheckpointError, match=message):
-        list(stream(directory))
+        list(read(directory))
 
 
 @pytest.mark.parametrize("case", ["emptied", "halved", "rewritten"])
 def test_a_change_during_loading_is_refused(case: str, tmp_path: Path) -> None:
     directory = written(tmp_path / "model", "gac")
     change, _ = CHANGES[case]
-    tensors = stream(directory)
+    tensors = read(directory)
     next(tensors)
     change(directory / "model.safetensors")
     # With a memory-mapped file, SIGBUS would kill the process here.
@@ -115,8 +112,8 @@ def test_a_change_during_loading_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_a_directory_deleted_during_loading_is_read_to_its_end(tmp_path: Path) -> None:
     directory = written(tmp_path / "model", "gac")
-    expected = [name for name, _ in stream(directory)]
-    tensors = stream(directory)
+    expected = [name for name, _ in read(directory)]
+    tensors = read(directory)
     first, _ = next(tensors)
     shutil.rmtree(directory)  # the open file keeps its content
     assert sorted([first, *(name for name, _ in tensors)]) == sorted(expected)

@@ -8,26 +8,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vllm.config.load import LoadConfig
 
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.server import ServerDiedError, serve
-from tests.serving.stubs import ModelConfigStub
+from tests.serving.stubs import ModelConfigStub, stream
 from vllm_gac.errors import CheckpointError, GacError
 from vllm_gac.layout.cache_geometry import CacheGeometry
 from vllm_gac.layout.dims import layout_of
 from vllm_gac.serving.attention.reference_backend import GacReferenceImpl
-from vllm_gac.serving.loading.loader import GacModelLoader
 
 Tensors = dict[str, torch.Tensor]
 
 
-def _stream(directory: Path, **options: Any) -> list[str]:
-    config = LoadConfig(load_format="gac", model_loader_extra_config=options)
-    loader = GacModelLoader(config)
-    return [
-        name for name, _ in loader.get_all_weights(ModelConfigStub(directory), torch.nn.Module())
-    ]
+def _stream(directory: Path, **options: Any) -> Tensors:
+    return dict(stream(ModelConfigStub(directory), **options))
 
 
 @pytest.fixture

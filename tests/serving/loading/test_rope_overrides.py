@@ -9,18 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 from transformers import PreTrainedConfig
-from vllm.config.load import LoadConfig
 from vllm.transformers_utils.config import patch_rope_parameters
 
 from tests.serving.models import HETEROGENEOUS, write_model
-from tests.serving.stubs import ModelConfigStub
+from tests.serving.stubs import ModelConfigStub, stream
 from tests.support.dense_models import YARN_ROPE
 from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import RopeParameters
 from vllm_gac.serving.config.parser import GacConfigParser
 from vllm_gac.serving.hf_layouts import check_overridden, layout_of_hf
-from vllm_gac.serving.loading.loader import GacModelLoader
 from vllm_gac.serving.loading.rope_overrides import check_rope
 
 WITHOUT_TABLES = [HETEROGENEOUS[0], HETEROGENEOUS[5]]  # a dense layer, and one with latent keys
@@ -92,10 +90,8 @@ def test_an_override_that_engines_would_ignore_is_refused(tmp_path: Path) -> Non
             check_rope(overridden(tmp_path / "none", overrides))
 
 
-def _loads(directory: Path) -> list[str]:
-    loader = GacModelLoader(LoadConfig(load_format="gac"))
-    stub: Any = ModelConfigStub(directory)
-    return [name for name, _ in loader.get_all_weights(stub, torch.nn.Module())]
+def _loads(directory: Path) -> dict[str, torch.Tensor]:
+    return dict(stream(ModelConfigStub(directory)))
 
 
 def _write_compressed(directory: Path, source: dict[str, str]) -> None:
