@@ -23,6 +23,7 @@ from loadtest.runs.records import Record
 from loadtest.runs.target import Endpoint, Target
 from loadtest.traffic.schedule import PromptRules, Schedule, ScheduledRequest
 from tests.loadtest.servers import DONE, STREAM, TOKEN, mock, scripted
+from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE
 
 REQUEST = ScheduledRequest(timestamp=0, input_length=20, output_length=5)
@@ -137,9 +138,7 @@ def test_every_failure_is_named(answer: bytes, error: str) -> None:
 
 
 def test_no_server_is_a_failure() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    record = ask(f"http://127.0.0.1:{port}")
+    record = ask(f"http://127.0.0.1:{free_port()}")
     assert record.error is not None
     assert "ConnectionRefusedError" in record.error
 

@@ -22,6 +22,7 @@ from tests.loadtest.locusts import (
     locust,
     written_schedule,
 )
+from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
 if not is_installed():
@@ -140,11 +141,9 @@ def another_run() -> Iterator[None]:
 @pytest.mark.usefixtures("another_run")
 def test_failed_requests_are_results_and_the_master_is_on_loopback(tmp_path: Path) -> None:
     schedule = written_schedule(tmp_path, rate=10, duration=2, output=2)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     out = tmp_path / "run"
     with subprocess.Popen(
-        command(schedule, f"http://127.0.0.1:{port}", out, "--processes", "2"),
+        command(schedule, f"http://127.0.0.1:{free_port()}", out, "--processes", "2"),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from openai import OpenAI
 
+from tests.support.local_servers import free_port
 from tests.support.waiting import PATIENCE, wait_until
 
 START_SECONDS = 900
@@ -67,9 +67,7 @@ def serve(
     model: Path, log: Path, *flags: str, env: dict[str, str] | None = None
 ) -> Iterator[Server]:
     """Start `vllm serve model`, wait until it is healthy, and stop it with all its processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         str(Path(sys.executable).parent / "vllm"),
         "serve",
