@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import write_schedule
@@ -19,6 +21,9 @@ PRIORITY = ["nice", "-n", "-15"] if os.geteuid() == 0 else []
 def is_installed() -> bool:
     """Whether locust is there. It is not imported: that would patch every socket of the tests."""
     return any(Path(path, "locust", "__init__.py").exists() for path in sys.path)
+
+
+needs_locust = pytest.mark.skipif(not is_installed(), reason="needs the extra `loadtest` (locust)")
 
 
 def written_schedule(directory: Path, rate: float, duration: float, output: int) -> Path:

@@ -27,7 +27,7 @@ from loadtest.ab.progress import prediction
 from loadtest.ab.server import Running
 from loadtest.mock_server import Timing
 from loadtest.traffic.schedule import fingerprint, read_schedule
-from tests.loadtest.locusts import ROOT, is_installed
+from tests.loadtest.locusts import ROOT, needs_locust
 from tests.loadtest.runs import write_run
 from tests.loadtest.servers import mock, scripted
 from tests.support.local_servers import free_port
@@ -54,6 +54,19 @@ servers:
 
 
 REMOTE = "  - {{{{label: there, model: mock, {}}}}}\n"
+
+
+def written(
+    directory: Path,
+    text: str = TEXT,
+    *,
+    port: int = 8100,
+    together: bool = False,
+) -> Path:
+    """The file of a comparison."""
+    path = directory / "ab.yaml"
+    path.write_text(text.format(port=port, python=sys.executable, together=str(together).lower()))
+    return path
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -96,17 +109,14 @@ def test_shipped_comparisons_are_right(path: Path) -> None:
     ],
 )
 def test_a_wrong_file_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "ab.yaml"
-    path.write_text(text.format(port=8100, python="python", together="false"))
+    path = written(tmp_path, text)
     with pytest.raises(LoadTestError, match=re.escape(message)) as caught:
         load_comparison(path)
     assert "secret" not in str(caught.value)
 
 
 def test_a_part_with_the_schedules_of_a_pooled_one_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ab.yaml"
-    path.write_text(TEXT.format(port=8100, python="python", together="false"))
-    comparison = load_comparison(path)
+    comparison = load_comparison(written(tmp_path))
     first = tmp_path / "part1"
     (first / "runs" / "slow-1").mkdir(parents=True)
     # What `run_comparison` refuses is told by schedules alone, so no server needs to start.
@@ -126,9 +136,7 @@ def test_a_part_with_the_schedules_of_a_pooled_one_is_refused(tmp_path: Path) ->
 
 
 def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
-    path = tmp_path / "ab.yaml"
-    path.write_text(TEXT.format(port=8100, python="python", together="true"))
-    lines = prediction(load_comparison(path)).splitlines()
+    lines = prediction(load_comparison(written(tmp_path, together=True))).splitlines()
     # 2 servers x 2 repeats x 2 rates x 3 s; of the other 2 x 2 x (1 rate and 1 of a search) x 2 s.
     assert lines[0] == "smoke at 5, 8/s: 2 servers x 2 repeats, 24 s of traffic"
     assert lines[1].endswith("up to 1 of a search: 2 servers x 2 repeats, 16 s of traffic")
@@ -137,9 +145,7 @@ def test_a_prediction_counts_every_turn(tmp_path: Path) -> None:
 
 
 def test_who_begins_differs_between_parts(tmp_path: Path) -> None:
-    path = tmp_path / "ab.yaml"
-    path.write_text(TEXT.format(port=8100, python="python", together="true"))
-    comparison = load_comparison(path)
+    comparison = load_comparison(written(tmp_path, together=True))
     staircases = _staircases(comparison, 1, 1, tmp_path)
     orders = {
         part: [(server.label, s.name) for server, (s,) in _turns(comparison, staircases, part - 1)]
@@ -155,8 +161,7 @@ def test_who_begins_differs_between_parts(tmp_path: Path) -> None:
 
 
 def test_rates_of_a_search_are_not_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "ab.yaml"
-    path.write_text(TEXT.format(port=8100, python="python", together="false"))
+    path = written(tmp_path)
     wide = {"value": 1.0, "low": 0.5, "high": None}
     latency = {measure: {"p50": wide, "p99": wide} for measure in ("ttft", "tpot")}
     groups = [
@@ -179,8 +184,7 @@ def test_rates_of_a_search_are_not_waited_for(tmp_path: Path) -> None:
 def test_ctrl_c_in_a_part_compares_with_the_baseline_of_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, first, second = tmp_path / "ab.yaml", tmp_path / "part1", tmp_path / "part2"
-    path.write_text(TEXT.format(port=8100, python="python", together="false"))
+    path, first, second = written(tmp_path), tmp_path / "part1", tmp_path / "part2"
     write_run(first / "runs" / "slow-1", "slow")
 
     def stopped(*_: object) -> None:
@@ -197,9 +201,7 @@ def test_ctrl_c_in_a_part_compares_with_the_baseline_of_an_earlier_one(
 
 
 def test_a_start_is_one_even_if_the_comparison_goes_on_later(tmp_path: Path) -> None:
-    path = tmp_path / "ab.yaml"
-    path.write_text(TEXT.format(port=8100, python="python", together="true"))
-    comparison = load_comparison(path)
+    comparison = load_comparison(written(tmp_path, together=True))
     (slow, _) = comparison.servers
     names = [
         _name_of_start(comparison, slow, Running(None, "", None, 0.0, since=since), tmp_path)
@@ -220,9 +222,7 @@ def test_a_start_is_one_even_if_the_comparison_goes_on_later(tmp_path: Path) -> 
 def test_steps_whose_client_did_not_keep_up_are_repeated_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "ab.yaml"
-    path.write_text(TEXT.format(port=8100, python="python", together="false"))
-    comparison = load_comparison(path)
+    comparison = load_comparison(written(tmp_path))
     first, _ = _staircases(comparison, 1, 1, tmp_path)
     climbed: list[Staircase] = []
 
@@ -250,13 +250,11 @@ def test_steps_whose_client_did_not_keep_up_are_repeated_once(
 
 
 @pytest.mark.slow
+@needs_locust
 def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
-    if not is_installed():
-        pytest.skip("needs the extra `loadtest` (locust)")
-    path, out = tmp_path / "ab.yaml", tmp_path / "out"
     text = TEXT.replace("duration: 2", "duration: 600", 2).replace("[5, 8]", "[20, 30]")
     text = text.replace("duration: 600", "duration: 2", 1)
-    path.write_text(text.format(port=free_port(), python=sys.executable, together="true"))
+    path, out = written(tmp_path, text, port=free_port(), together=True), tmp_path / "out"
     command = [sys.executable, "-m", "loadtest", "ab", str(path), str(out)]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as comparison:
         # The second kind of traffic takes ten minutes.
@@ -287,6 +285,7 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@needs_locust
 @pytest.mark.parametrize(
     ("server", "message"),
     [
@@ -297,15 +296,8 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
 def test_a_server_that_answers_nothing_or_dies_ends_the_comparison(
     tmp_path: Path, server: str, message: str
 ) -> None:
-    if not is_installed():
-        pytest.skip("needs the extra `loadtest` (locust)")
     text = TEXT.replace("{python} -m loadtest mock --port {{port}} --itl 0.04", server)
-    path = tmp_path / "ab.yaml"
-    path.write_text(
-        text.replace("duration: 2", "duration: 600").format(
-            port=free_port(), python=sys.executable, together="false"
-        )
-    )
+    path = written(tmp_path, text.replace("duration: 2", "duration: 600"), port=free_port())
     with pytest.raises(LoadTestError, match=message) as raised:
         run_comparison(load_comparison(path), tmp_path / "out")
     assert str(tmp_path / "out" / "slow-1.log") in str(raised.value)
@@ -327,16 +319,14 @@ def turns_and_starts(said: str) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.slow
+@needs_locust
 def test_servers_that_are_not_up_together_start_for_each_turn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not is_installed():
-        pytest.skip("needs the extra `loadtest` (locust)")
-    path, port = tmp_path / "ab.yaml", free_port()
+    port = free_port()
     text = TEXT.replace("processes: 2", "processes: 1").replace("[5, 8]", "[5]")
     text = re.sub(".*scenario: calibration.*\n", "", text)
-    path.write_text(text.format(port=port, python=sys.executable, together="false"))
-    report = run_comparison(load_comparison(path), tmp_path / "out")
+    report = run_comparison(load_comparison(written(tmp_path, text, port=port)), tmp_path / "out")
     turns, starts = turns_and_starts(capsys.readouterr().out)
     assert turns == ["slow-1", "fast-1", "fast-2", "slow-2"]
     assert starts == [f"{turn}:" for turn in turns]
@@ -348,13 +338,12 @@ def test_servers_that_are_not_up_together_start_for_each_turn(
 
 
 @pytest.mark.slow
+@needs_locust
 def test_a_comparison_runs_every_server_in_alternating_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not is_installed():
-        pytest.skip("needs the extra `loadtest` (locust)")
-    path, port = tmp_path / "ab.yaml", free_port()
-    path.write_text(TEXT.format(port=port, python=sys.executable, together="true"))
+    port = free_port()
+    path = written(tmp_path, port=port, together=True)
     report = run_comparison(load_comparison(path), tmp_path / "out")
     turns, starts = turns_and_starts(capsys.readouterr().out)
     # Up together, each turn is of one kind of traffic: smoke, calibration, smoke, calibration.
@@ -407,11 +396,10 @@ def test_a_comparison_runs_every_server_in_alternating_order(
 
 
 @pytest.mark.slow
+@needs_locust
 def test_servers_that_run_elsewhere_are_compared_and_the_same_directory_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not is_installed():
-        pytest.skip("needs the extra `loadtest` (locust)")
     path, out = tmp_path / "ab.yaml", tmp_path / "out"
     text = (
         "title: x\nbaseline: slow\nrepeats: 1\nwarmup: 1\nservers:\n"

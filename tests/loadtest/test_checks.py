@@ -11,7 +11,7 @@ from loadtest.__main__ import main
 from loadtest.runs.run import load_run
 from loadtest.traffic.generate import generate
 from loadtest.traffic.scenario import Scenario
-from tests.loadtest.locusts import is_installed
+from tests.loadtest.locusts import needs_locust
 from tests.loadtest.simulator import Speed, serve, simulated_run
 
 pytest.importorskip("scipy", reason="needs the extra `loadtest`")
@@ -204,9 +204,8 @@ def undecided(trial: Path) -> int:
 
 
 @pytest.mark.slow
+@needs_locust
 def test_the_report_says_what_the_server_knows(tmp_path: Path) -> None:
-    if not is_installed():
-        pytest.skip("needs the extra `loadtest` (locust)")
     seconds = 8.0
     lines = check_faults(tmp_path, seconds).read_text().splitlines()
     assert lines[0].startswith("# ")

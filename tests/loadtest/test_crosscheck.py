@@ -12,7 +12,7 @@ import pytest
 from loadtest.crosscheck import Agreement, crosscheck, markdown
 from loadtest.errors import LoadTestError
 from loadtest.traffic.schedule import read_schedule
-from tests.loadtest.locusts import PRIORITY, ROOT, is_installed, written_schedule
+from tests.loadtest.locusts import PRIORITY, ROOT, needs_locust, written_schedule
 from vllm_gac import demo
 
 TRIES = 6
@@ -59,9 +59,8 @@ def test_what_the_other_client_would_not_do_is_refused(
 
 
 @pytest.mark.slow
+@needs_locust
 def test_vllm_bench_serve_measures_the_same(mock: str, tmp_path: Path) -> None:
-    if not is_installed():
-        pytest.skip("needs the extra `loadtest` (locust)")
     if find_spec("vllm") is None:
         pytest.skip("needs vllm")
     schedule = written_schedule(tmp_path, rate=5, duration=15, output=TOKENS)
