@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from multiprocessing.queues import Queue
 from queue import Empty
@@ -227,18 +227,11 @@ def _measure(plan: DecodePlan, decode: Callable[[DecodeBatch], Callable[[], None
 def _entry(plan: DecodePlan, kernel: str, time: float) -> DecodeTime:
     return DecodeTime(
         kernel=kernel,
-        form=plan.form,
         query_heads=_QUERY_HEADS,
         kv_heads=_KV_HEADS,
         head_dim=_HEAD_DIM,
-        key_heads=plan.key_heads,
-        key_size=plan.key_size,
-        value_heads=plan.value_heads,
-        value_size=plan.value_size,
-        batch=plan.batch,
-        context=plan.context,
         microseconds=round(time, 2),
-        dtype=plan.dtype,
+        **asdict(plan),
     )
 
 

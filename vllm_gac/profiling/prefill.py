@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Literal
 
@@ -108,9 +108,6 @@ def _entry(
         context=context,
         query_heads=_QUERY_HEADS,
         kv_heads=_KV_HEADS,
-        key_size=plan.key_size,
-        value_size=plan.value_size,
-        batch=plan.batch,
-        length=plan.length,
         microseconds=round(time, 1),
+        **asdict(plan),
     )
