@@ -42,10 +42,9 @@ def judge(
     processes: Sequence[ProcessHealth],
     scheduled: int,
     expected_processes: int,
-    limits: Limits | None = None,
 ) -> Verdict:
     """Judge the client of a run of `scheduled` requests by `expected_processes` processes."""
-    limits = limits or Limits()
+    limits = Limits()
     lags = np.array([r.lag for r in records if not math.isnan(r.sent)])
     p50, p99 = (
         np.percentile(lags, [50, 99], method="inverted_cdf") if len(lags) else (math.nan,) * 2

@@ -61,12 +61,10 @@ def test_without_a_failure_the_limit_is_that_of_clopper_and_pearson() -> None:
     assert proportion(good, 19).low < 0.99
 
 
-def alike(
-    rng: np.random.Generator, blocks: int, each: int, shift: float = 0.0
-) -> tuple[Floats, Ints]:
+def alike(rng: np.random.Generator, blocks: int, each: int) -> tuple[Floats, Ints]:
     """Values whose neighbours are alike: a block shares an offset as large as their own noise."""
     numbers = np.repeat(np.arange(blocks), each)
-    return rng.normal(size=len(numbers)) + rng.normal(size=blocks)[numbers] + shift, numbers
+    return rng.normal(size=len(numbers)) + rng.normal(size=blocks)[numbers], numbers
 
 
 def holds(covered: int, of: int) -> bool:

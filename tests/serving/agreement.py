@@ -18,14 +18,12 @@ PROMPTS = [[(37 * i + j * j * (i + 3)) % 4000 + 5 for j in range(211 - 13 * i)] 
 CHUNKED = ("--max-num-batched-tokens", "96", "--enable-prefix-caching")
 
 
-def assert_agrees_with_reference(server: Server, directory: Path, max_tokens: int = 16) -> None:
+def assert_agrees_with_reference(server: Server, directory: Path) -> None:
     """Serve every prompt twice, the second time from the prefix cache, and check each step."""
     checkpoint = open_checkpoint(directory)
     model = reference(checkpoint)
     for _ in range(2):
-        for prompt, (tokens, top) in zip(
-            PROMPTS, server.completions(PROMPTS, max_tokens), strict=True
-        ):
+        for prompt, (tokens, top) in zip(PROMPTS, server.completions(PROMPTS, 16), strict=True):
             with checkpoint.reader() as read:
                 sequence = torch.tensor([prompt + tokens])
                 expected = logits(model, read, sequence)[0, len(prompt) - 1 : -1]

@@ -100,13 +100,13 @@ def files_of(directory: Path) -> dict[str, bytes]:
     }
 
 
-def cached(home: Path, hub_id: str, files: Files, *, branch: str = "main") -> Path:
+def cached(home: Path, hub_id: str, files: Files) -> Path:
     """Lay `files` out as huggingface_hub caches them, and return the snapshot's directory."""
     folder = home / "hub" / f"models--{hub_id.replace('/', '--')}"
     snapshot = folder / "snapshots" / _commit(files)
     for made in (snapshot, folder / "blobs", folder / "refs"):
         made.mkdir(parents=True, exist_ok=True)
-    (folder / "refs" / branch).write_text(_commit(files))
+    (folder / "refs" / "main").write_text(_commit(files))
     for name, contents in files.items():
         blob = hashlib.sha256(contents).hexdigest()
         (folder / "blobs" / blob).write_bytes(contents)

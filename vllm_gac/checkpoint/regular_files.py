@@ -36,12 +36,12 @@ def opened(path: Path, error: type[GacError] = CheckpointError) -> Iterator[Buff
 
 
 @contextmanager
-def unchanging(path: Path, error: type[GacError] = CheckpointError) -> Iterator[Path]:
+def unchanging(path: Path) -> Iterator[Path]:
     """A name of the regular file that is at `path` now, for libraries that open files by name.
 
-    They open this file, whatever is put at `path` meanwhile. Raises `error` as `opened`.
+    They open this file, whatever is put at `path` meanwhile. Raises CheckpointError as `opened`.
     """
-    descriptor = open_regular(path, error)
+    descriptor = open_regular(path)
     try:
         yield Path("/dev/fd", str(descriptor))
     finally:

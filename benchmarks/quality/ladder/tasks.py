@@ -31,9 +31,7 @@ class Questions:
     answers: Tensor
 
 
-def needles(
-    tokenizer: Tokenizer, filler: Tensor, length: int, count: int, seed: int = 0
-) -> Questions:
+def needles(tokenizer: Tokenizer, filler: Tensor, length: int, count: int) -> Questions:
     """Ask for a number that was assigned to a name somewhere in `length` tokens of other text.
 
     The assignment lies at one of _DEPTHS evenly spaced depths, in turn. The question, which ends
@@ -44,9 +42,8 @@ def needles(
         filler: Token ids [n] of the text around the needle; sequences take different parts of it.
         length: Tokens of a sequence, with the answer.
         count: Sequences.
-        seed: Of names and numbers.
     """
-    rng = random.Random(seed)
+    rng = random.Random(0)
     rows, answers = [], []
     for index in range(count):
         name = "KEY_" + "".join(rng.choices(string.ascii_uppercase, k=5))
