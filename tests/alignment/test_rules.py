@@ -121,6 +121,19 @@ def test_a_plan_knows_every_strategy() -> None:
 # ---- measured --------------------------------------------------------------------------------
 
 
+def attention(sizes: list[int], times: list[float]) -> dict[str, Any]:
+    """A sweep over head sizes."""
+    return {
+        "kernel": "test",
+        "batch": 1,
+        "length": 1,
+        "heads": 1,
+        "causal": False,
+        "dims": sizes,
+        "microseconds": times,
+    }
+
+
 def profile(directory: Path, **changes: Any) -> str:
     """The path of a profile in which the time of each head size from 64 to 128 is its size."""
     sizes = list(range(64, 129))
@@ -131,17 +144,7 @@ def profile(directory: Path, **changes: Any) -> str:
         "software": {},
         "method": "made up",
         "noise": 0.02,
-        "attention": [
-            {
-                "kernel": "test",
-                "batch": 1,
-                "length": 1,
-                "heads": 1,
-                "causal": False,
-                "dims": sizes,
-                "microseconds": [float(size) for size in sizes],
-            }
-        ],
+        "attention": [attention(sizes, [float(size) for size in sizes])],
         "gemm": [],
     } | changes
     path = directory / "profile.json"

@@ -10,7 +10,6 @@ from benchmarks.common.page import origin, provenance
 from benchmarks.paper import reported_numbers as paper
 from benchmarks.paper.__main__ import DIMS, SMALL_K, gain, overhead, page
 from benchmarks.paper.runtime_padding import CASES, as_it_is, padded
-from vllm_gac.alignment.rules import align
 from vllm_gac.layout.schema import Strategy
 
 
@@ -24,12 +23,6 @@ def test_memory_and_gain_of_palus_heads_are_the_papers(
     before, after = ({dim: ms[i] for dim, ms in paper.REPAIR.items()} for i in (0, column))
     assert round(100 * memory, 2) == percent
     assert round(gain(before, after) / memory, 1) == paper.ROI[strategy]
-
-
-def test_repaired_sizes_are_the_papers() -> None:
-    for dim in range(114, 126):
-        assert align(dim, "minimal", "head") == (120 if dim <= 120 else 128)
-        assert align(dim, "optimal", "head") == 128
 
 
 def test_the_page_has_the_numbers_of_both_gpus() -> None:

@@ -1,41 +1,27 @@
 """The costs and gains of a repair: the tables of the GAC paper, and unmeasured dims."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.paper.reported_numbers import PALU_HEADS, REPAIR
 from tests.alignment.test_padded_layout import dense
+from tests.alignment.test_rules import attention, profile
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.errors import ProfileError
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.steps.repair_report import repair_report
 
-# Head dims of PaLU's Llama-3-8B at 80 % and how many of its 512 key and value heads have them.
-# The paper gives the dims (table 9), their number and that 16 of them are aligned (figure 2); the
-# counts are those of scripts/run_c4_dimension_repair.py in github.com/JihaoXin/GAC.
-PALU = {
-    114: 51,
-    116: 89,
-    117: 42,
-    118: 68,
-    120: 16,
-    121: 73,
-    122: 58,
-    123: 47,
-    124: 52,
-    125: 16,
-}
 # Table 8: ms of attention on an A100 by head dim. The paper pads 107 to 112 and 125 to 128.
-TABLE_8 = {107: 2.064, 112: 1.490, 114: 2.049, 117: 2.054, 120: 1.557}
-TABLE_8 |= {121: 1.964, 125: 1.975, 128: 1.439}
+TABLE_8 = {dim: before for dim, (before, _, _) in REPAIR.items()}
+TABLE_8 |= {112: REPAIR[107][1], 128: REPAIR[125][1]}
 
 
 def palu_model() -> ModelLayout:
     """A model with one layer for every two heads: one is a latent key, the other a value."""
-    dims = [dim for dim, count in PALU.items() for _ in range(count)]
+    dims = [dim for dim, count in PALU_HEADS.items() for _ in range(count)]
     layers = tuple(
         LayerLayout(
             query_heads=4,
@@ -50,27 +36,9 @@ def palu_model() -> ModelLayout:
 
 @pytest.fixture
 def a100(tmp_path: Path) -> str:
-    sweep = {
-        "kernel": "scaled_dot_product_attention",
-        "batch": 4,
-        "length": 2048,
-        "heads": 32,
-        "causal": False,
-        "dims": sorted(TABLE_8),
-        "microseconds": [1000 * TABLE_8[dim] for dim in sorted(TABLE_8)],
-    }
-    profile = {
-        "version": 1,
-        "gpu": "A100",
-        "measured": "2026-01-24",
-        "software": {},
-        "method": "table 8 of the GAC paper",
-        "noise": 0.02,
-        "attention": [sweep],
-        "gemm": [],
-    }
-    (tmp_path / "a100.json").write_text(json.dumps(profile))
-    return str(tmp_path / "a100.json")
+    dims = sorted(TABLE_8)
+    sweep = attention(dims, [1000 * TABLE_8[dim] for dim in dims])
+    return profile(tmp_path, gpu="A100", attention=[sweep])
 
 
 @pytest.mark.parametrize(
@@ -83,7 +51,7 @@ def test_the_papers_memory_overhead(strategy: Any, percent: float) -> None:
     assert report.roles["head"].dims == 512
     assert round(report.roles["head"].overhead_percent, 2) == percent
     assert round(report.kv_bytes_per_token.overhead_percent, 2) == percent
-    assert report.kv_bytes_per_token.before == 2 * sum(d * count for d, count in PALU.items())
+    assert report.kv_bytes_per_token.before == 2 * sum(d * count for d, count in PALU_HEADS.items())
 
 
 def test_the_papers_share_of_misaligned_heads() -> None:
