@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from tests.support.dense_models import LINEAR_ROPE, LLAMA3_ROPE, config
 from vllm_gac.alignment.zero_padding import padded_tensors
-from vllm_gac.compression.reference_model import Reference, logits
+from vllm_gac.compression.reference_model import logits, reference_of
 from vllm_gac.layout.dims import LINEARS, ModelLayout, layout_of
-from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
 
 HIDDEN, HEADS, KV_HEADS, LAYERS = 28, 4, 2, 2
@@ -53,15 +52,7 @@ class RandomModel:
         """The logits of the reference model for TOKENS, unchanged or padded to `layout`."""
         weights = self.weights if layout is None else self.padded(layout)
         change(weights)
-        hf = self.hf_config
-        reference = Reference(
-            layout=layout or self.layout,
-            inv_freq=inverse_frequencies(hf.rope, self.layout.head_dim),
-            eps=hf.rms_norm_eps,
-            window=hf.sliding_window,
-            dtype=dtype,
-            device=torch.device("cpu"),
-        )
+        reference = reference_of(layout or self.layout, self.hf_config, dtype)
         with torch.inference_mode():
             return logits(reference, weights.__getitem__, TOKENS)
 

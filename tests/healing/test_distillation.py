@@ -6,14 +6,13 @@ from hypothesis import given, settings
 from torch.nn.functional import cross_entropy, kl_div
 
 from tests.alignment.random_models import TOKENS, RandomModel, models, random_weights
-from vllm_gac.compression.reference_model import Reference, logits
+from vllm_gac.compression.reference_model import Reference, logits, reference_of
 from vllm_gac.healing import distillation
 from vllm_gac.healing.distillation import Distillation, Model
 from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.student import Student, is_trained
 from vllm_gac.healing.teacher import Teacher
 from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.layout.rope import inverse_frequencies
 
 
 def pair(
@@ -40,14 +39,7 @@ def pair(
 
 
 def _reference(model: RandomModel, layout: ModelLayout) -> Reference:
-    return Reference(
-        layout=layout,
-        inv_freq=inverse_frequencies(model.hf_config.rope, layout.head_dim),
-        eps=model.hf_config.rms_norm_eps,
-        window=model.hf_config.sliding_window,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
+    return reference_of(layout, model.hf_config, torch.float32)
 
 
 def _logits(model: Model) -> torch.Tensor:

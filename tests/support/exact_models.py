@@ -5,9 +5,8 @@ from typing import Any
 import torch
 
 from tests.support.dense_models import LLAMA3_ROPE, config, weights
-from vllm_gac.compression.reference_model import Reference
+from vllm_gac.compression.reference_model import Reference, reference_of
 from vllm_gac.layout.dims import layout_of
-from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
 
 # Changes to `dense_models.config`.
@@ -21,15 +20,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def exact_model(**changes: Any) -> tuple[Reference, dict[str, torch.Tensor]]:
     """The model of `dense_models.config(**changes)`, and its tensors."""
     raw = config(**changes)
-    layout, hf_config = layout_of(raw), validate(HfConfig, raw, "config.json")
-    model = Reference(
-        layout=layout,
-        inv_freq=inverse_frequencies(hf_config.rope, layout.head_dim),
-        eps=hf_config.rms_norm_eps,
-        window=hf_config.sliding_window,
-        dtype=torch.float64,
-        device=torch.device("cpu"),
-    )
+    model = reference_of(layout_of(raw), validate(HfConfig, raw, "config.json"), torch.float64)
     return model, {name: tensor.double() for name, tensor in weights(raw).items()}
 
 

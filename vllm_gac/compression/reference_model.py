@@ -19,6 +19,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
 from vllm_gac.layout.qk_norm import norm_heads, norm_latents
 from vllm_gac.layout.rope import cos_sin, inverse_frequencies, rotate
+from vllm_gac.layout.schema import HfConfig
 
 Tensor: TypeAlias = torch.Tensor
 # Called with a linear's name, e.g. "self_attn.o_proj", and its input [batch, tokens, in] or its
@@ -45,10 +46,16 @@ def reference(
     checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Reference:
     """The reference model of `checkpoint`, which computes in `dtype` on `device`."""
-    config = checkpoint.config
+    return reference_of(checkpoint.layout, checkpoint.config, dtype, device)
+
+
+def reference_of(
+    layout: ModelLayout, config: HfConfig, dtype: torch.dtype, device: str = "cpu"
+) -> Reference:
+    """The reference model of a layout whose other numbers are in `config`."""
     return Reference(
-        layout=checkpoint.layout,
-        inv_freq=inverse_frequencies(config.rope, checkpoint.layout.head_dim).to(device),
+        layout=layout,
+        inv_freq=inverse_frequencies(config.rope, layout.head_dim).to(device),
         eps=config.rms_norm_eps,
         window=config.sliding_window,
         dtype=dtype,

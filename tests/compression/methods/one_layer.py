@@ -11,9 +11,8 @@ from vllm_gac.compression.measured import LayerStats
 from vllm_gac.compression.methods.base import MeasuredLayer
 from vllm_gac.compression.methods.compress_layer import compress_layer
 from vllm_gac.compression.passes import observe_layer
-from vllm_gac.compression.reference_model import Reference, layer_forward
+from vllm_gac.compression.reference_model import Reference, layer_forward, reference_of
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout, layout_of
-from vllm_gac.layout.rope import inverse_frequencies
 from vllm_gac.layout.schema import HfConfig, validate
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH = 8, 4, 16, 96
@@ -79,11 +78,7 @@ def one_layer(kv_heads: int = KV_HEADS, **changes: Any) -> OneLayer:
         rope_parameters=LLAMA3_ROPE,
         **changes,
     )
-    layout = layout_of(raw)
-    rope = validate(HfConfig, raw, "config").rope
-    model = Reference(
-        layout, inverse_frequencies(rope, HEAD_DIM), 1e-5, None, torch.float64, torch.device("cpu")
-    )
+    model = reference_of(layout_of(raw), validate(HfConfig, raw, "config.json"), torch.float64)
     tensors = {
         name.removeprefix("model.layers.0."): tensor.double()
         for name, tensor in weights(raw).items()
