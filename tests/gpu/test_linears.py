@@ -151,13 +151,6 @@ def test_a_larger_rank_takes_no_less_time_by_our_kernel(tokens: int, low: int, h
     assert gate_and_up(low) <= gate_and_up(high) + 1e-9
 
 
-@pytest.mark.parametrize("time", [5e-324, 1e-300, 1e-7, 1e10, 1e300])
-def test_impossible_times_are_refused(time: float) -> None:
-    raw = entry(1, O_PROJ, 1.0, False).model_dump() | {"microseconds": time}
-    with pytest.raises(ProfileError, match="microseconds: must be between 1e-06 and 1e"):
-        validate(LowRankTime, raw, "profile.json", ProfileError)
-
-
 @pytest.mark.parametrize("roofline", [1e-300, 1e300])
 def test_launches_that_no_law_fits_are_refused(roofline: float) -> None:
     measured = {1: [MeasuredLaunches(1, roofline, 1.0, 1.0)]}
@@ -260,7 +253,10 @@ def test_queries_keys_and_values_gain_only_together() -> None:
         ({"out_sizes": [64, 32]}, "two equal ones expected"),
         ({"out_sizes": [64], "ranks": [8]}, "two equal ones expected"),
         ({"out_sizes": [8] * 4, "ranks": [8] * 4, "is_gated": False}, "at most 3"),
-        ({"microseconds": 0.0}, "must be between 1e-06 and"),
+        *(
+            ({"microseconds": time}, "microseconds: must be between 1e-06 and 1e")
+            for time in (0.0, 5e-324, 1e-300, 1e-7, 1e10, 1e300)
+        ),
     ],
 )
 def test_an_impossible_entry_is_refused(changes: dict[str, Any], message: str) -> None:

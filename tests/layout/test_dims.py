@@ -1,6 +1,7 @@
 """The layout lists every tensor with its shape, counts costs, and is the same after a file."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -106,12 +107,7 @@ def test_frequencies_are_not_parameters() -> None:
     tensors = layout.tensors()
     assert tensors["model.layers.0.self_attn.rope_inv_freq"] == (2, 6)
     frequencies = 2 * 6
-    everything = 0
-    for shape in tensors.values():
-        size = 1
-        for dim in shape:
-            size *= dim
-        everything += size
+    everything = sum(math.prod(shape) for shape in tensors.values())
     assert layout.parameters == everything - frequencies
 
 

@@ -43,26 +43,20 @@ def test_rope_is_read_in_each_of_its_spellings(changes: dict[str, Any]) -> None:
     assert (rope.rope_type, rope.factor, rope.rope_theta) == ("linear", 2.0, 5e5)
 
 
-def test_a_mistral_without_a_key_has_what_transformers_fills_in() -> None:
-    from transformers import MistralConfig
-
-    names = ("max_position_embeddings", "num_key_value_heads", "sliding_window")
-    raw = without(config(model_type="mistral", num_attention_heads=16), *names)
-    read, filled = validate(HfConfig, raw, "config.json"), MistralConfig.from_dict(raw)
-    assert [getattr(read, name) for name in names] == [getattr(filled, name) for name in names]
-    assert hf(model_type="mistral", sliding_window=None).sliding_window is None
-
-
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_a_qwen_without_a_key_has_what_transformers_fills_in(family: str) -> None:
+@pytest.mark.parametrize(("family", "heads"), [("mistral", 16), ("qwen2", 64), ("qwen3", 64)])
+def test_what_a_family_leaves_out_is_what_transformers_fills_in(family: str, heads: int) -> None:
     from transformers import CONFIG_MAPPING
 
     names = ["max_position_embeddings", "num_key_value_heads", "sliding_window"]
     names += ["head_dim"] if family == "qwen3" else []
-    changes = {"model_type": family, "num_attention_heads": 64, "rope_theta": 1e6}
+    changes = {"model_type": family, "num_attention_heads": heads, "rope_theta": 1e6}
     raw = without(config(**changes), *names)
     read, filled = validate(HfConfig, raw, "config.json"), CONFIG_MAPPING[family].from_dict(raw)
     assert [getattr(read, name) for name in names] == [getattr(filled, name) for name in names]
+
+
+def test_null_is_no_window_even_where_a_missing_key_is_one() -> None:
+    assert hf(model_type="mistral", sliding_window=None).sliding_window is None
 
 
 def test_a_qwen2_says_the_base_of_its_rope_because_engines_differ() -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from vllm_gac import demo
-from vllm_gac.alignment.rules import align, allowed_dims
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
 from vllm_gac.compression.reference_model import logits, reference
@@ -165,20 +164,6 @@ def test_the_sizes_that_a_refusal_names_do_split(
     else:
         served = repeated_heads(model, tp)
         assert all(n % tp == 0 for n in (served.layers[0].key.heads, served.layers[0].value.heads))
-
-
-@given(st.integers(1, 20_000), st.integers(1, 16))
-def test_each_part_of_an_aligned_width_is_aligned(width: int, tp: int) -> None:
-    for strategy, multiple in (("minimal", 8), ("optimal", 16)):
-        aligned = align(width, strategy, "width", tensor_parallel_size=tp)  # type: ignore[arg-type]
-        assert aligned >= width
-        assert aligned % (tp * multiple) == 0
-        assert aligned - width < tp * multiple
-
-
-def test_candidates_are_aligned_after_sharding() -> None:
-    widths = list(allowed_dims(1, 512, "minimal", "width", tensor_parallel_size=4))
-    assert widths == list(range(32, 513, 32))
 
 
 def test_align_takes_tp(capsys: pytest.CaptureFixture[str]) -> None:
