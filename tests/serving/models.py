@@ -44,6 +44,14 @@ HETEROGENEOUS = [
     layer(("rotary", 2, 32), (2, 32), 128, query_heads=4),  # pruned heads
     layer(("rotary", 4, 58), (2, 35), 250, {"mlp.up_proj": 37}),  # misaligned: padded by default
 ]
+# Sizes that vLLM's CPU kernel for four bits takes, and groups of 32 divide.
+ALIGNED = [
+    layer(("rotary", 4, 64), (4, 64), 512),
+    layer(("rotary", 4, 48), (4, 32), 384),
+    layer(("rotary", 4, 64), (2, 64), 448),
+    layer(("rotary", 4, 64), (4, 64), 512, {"self_attn.k_proj": 32, "self_attn.o_proj": 96}),
+    layer(("latent", 4, 32), (2, 48), 256, {"mlp.down_proj": 64, "self_attn.q_proj": 96}),
+]
 
 
 def write_model(directory: Path, layers: list[dict[str, Any]], **config: Any) -> ModelLayout:
@@ -54,9 +62,14 @@ def write_model(directory: Path, layers: list[dict[str, Any]], **config: Any) ->
     raw["head_dim"] = layout.cache_head_dim
     (directory / "config.json").write_text(json.dumps(raw, indent=2))
     save_file(_weights(layout), directory / "model.safetensors", metadata={"format": "pt"})
+    copy_tokenizer(directory)
+    return layout
+
+
+def copy_tokenizer(directory: Path) -> None:
+    """Give the demo model's tokenizer to the model in `directory`."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo.MODEL / name, directory)
-    return layout
 
 
 def layout_with(layers: list[dict[str, Any]], **config: Any) -> ModelLayout:

@@ -1,6 +1,5 @@
 """vLLM, on directories of other tools, gives the logprobs of the tools' own models."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from tests.importers.palu_models import palu, ranks_of
 from tests.importers.tools import MISTRAL, same, write
 from tests.serving.agreement import ERROR, PROMPTS, assert_agrees
 from tests.serving.engines import each_in_engine_process, served
+from tests.serving.models import copy_tokenizer
 from tests.serving.server import ServerDiedError, serve
 from tests.support.dense_models import config
-from vllm_gac import demo
 from vllm_gac.serving.loading.preflight import open_to_serve
 
 # Sizes that vLLM's CPU kernels support.
@@ -150,8 +149,7 @@ def _written(directory: Path, made: Callable[[], Written]) -> tuple[Path, nn.Mod
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype).float()
     write(directory, raw, model, rename, dtype=dtype)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(demo.MODEL / name, directory)
+    copy_tokenizer(directory)
     return directory, model
 
 

@@ -1,6 +1,5 @@
 """Pickles of SVD-LLM and LLM-Pruner, imported and served by vLLM."""
 
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from tests.importers.pickled_models import llm_pruner, saved, svd_llm
 from tests.importers.test_pickles import expected_logits
 from tests.serving.agreement import assert_agrees
 from tests.serving.engines import each_in_engine_process, served
+from tests.serving.models import copy_tokenizer
 from tests.support.command import result
-from vllm_gac import demo
 
 # Sizes that vLLM's CPU kernels support.
 SIZES = {"hidden_size": 128, "vocab_size": 4096, "max_position_embeddings": 1024}
@@ -40,8 +39,7 @@ def test_served_logprobs_match_the_original(
         directory.mkdir()
         result(capsys, "import", saved(directory, model), directory / "out", "--quiet")
         (directory / "out" / "tokenizer.model").unlink()  # a dummy
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(demo.MODEL / name, directory / "out")
+        copy_tokenizer(directory / "out")
     found = each_in_engine_process(served, [[str(directory / "out")] for directory in models])
     for (directory, model), (answers, *_) in zip(models.items(), found, strict=True):
         assert_agrees(answers, partial(expected_logits, model), directory)

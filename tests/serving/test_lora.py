@@ -24,10 +24,10 @@ from tests.serving.engines import (
     OPTIONS,
     Answers,
     answer,
-    answers,
     assert_same,
     in_engine_process,
     outputs,
+    served,
 )
 from tests.serving.models import HETEROGENEOUS, layout_with, write_model
 from tests.serving.parallel_engines import CPU_RANKS
@@ -52,7 +52,7 @@ def test_an_adapter_for_all_layer_shapes_answers_as_the_merged_model(
     dense = tmp_path / "dense"  # an adapter for the dense model: same names, other shapes
     shapes = {"model.layers.1.self_attn.q_proj": (512, 256)}
     write_factors(dense, {k: v for name in shapes for k, v in _tensors(name, shapes[name])})
-    expected = in_engine_process(_answers, str(merged))
+    expected, *_ = in_engine_process(served, str(merged))
 
     flags = ("--dtype", "float32", "--max-num-batched-tokens", "96", "--enable-lora")
     flags += ("--max-lora-rank", str(RANK), "--lora-modules", f"tuned={adapter}")
@@ -75,7 +75,7 @@ def test_sharded_adapters_answer_as_the_merged_model(tmp_path: Path) -> None:
     model, adapter, merged = (tmp_path / name for name in ("model", "adapter", "merged"))
     write_model(model, HETEROGENEOUS[:4])
     write_adapter(model, adapter, merged)
-    expected = in_engine_process(_answers, str(merged))
+    expected, *_ = in_engine_process(served, str(merged))
     assert_same(
         in_engine_process(_sharded_answers, str(model), str(adapter), **CPU_RANKS), expected
     )
@@ -96,12 +96,6 @@ def _completions(server: Server) -> Answers:
         (tokens, [{str(token): p for token, p in step.items()} for step in top])
         for tokens, top in server.completions(PROMPTS, 12)
     ]
-
-
-def _answers(model: str) -> Answers:
-    from vllm import LLM
-
-    return answers(LLM(model, **OPTIONS))
 
 
 def _load_adapter(server: Server, directory: Path) -> tuple[int, str]:

@@ -1,6 +1,5 @@
 """`merge_factors`: low-rank linears are multiplied out while loading, and served as plain ones."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,13 +14,12 @@ from vllm.config.load import LoadConfig
 from tests.importers.low_rank_models import RANKS, TOOLS, low_rank
 from tests.importers.tools import write
 from tests.serving.engines import OPTIONS, answers, assert_same, each_in_engine_process
-from tests.serving.models import layer, layout_with, write_model
+from tests.serving.models import copy_tokenizer, layer, layout_with, write_model
 from tests.serving.parallel_engines import CPU_RANKS
 from tests.serving.stubs import ModelConfigStub, stream
 from tests.serving.test_align import ConfigStub, aligned
 from tests.serving.test_imported import written_by
 from tests.support.dense_models import config
-from vllm_gac import demo
 from vllm_gac.alignment.padded_layout import padded_layout
 from vllm_gac.alignment.zero_padding import padded_tensor
 from vllm_gac.checkpoint.open import open_checkpoint
@@ -227,8 +225,7 @@ def test_merged_factors_answer_as_the_factors_do(tmp_path: Path) -> None:
 def test_a_directory_of_another_tool_is_served_with_merged_factors(tmp_path: Path) -> None:
     raw, model, rename = written_by("svd-llm")
     write(tmp_path / "model", raw, model, rename)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(demo.MODEL / name, tmp_path / "model")
+    copy_tokenizer(tmp_path / "model")
     calls = [(str(tmp_path / "model"), extra) for extra in ({}, MERGE)]
     apart, merged = each_in_engine_process(_served, calls)
     assert_same(merged["answers"], apart["answers"], 2e-4)

@@ -71,7 +71,13 @@ def test_vllms_own_model_runs_on_our_reference(tmp_path: Path) -> None:
         assert_same(ours[prompts], stock[prompts])
 
 
-def _agree(found: Answers, expected: Answers, top_error: float) -> None:
+def _agree(found: dict[str, Any], expected: dict[str, Any], top_error: float) -> None:
+    """Answers and those of cached prompts agree."""
+    for prompts in ("first", "cached"):
+        _agree_on(found[prompts], expected[prompts], top_error)
+
+
+def _agree_on(found: Answers, expected: Answers, top_error: float) -> None:
     """Greedy tokens are the same up to a tie, and logprobs are close up to there."""
     for (tokens, top), (expected_tokens, expected_top) in zip(found, expected, strict=True):
         for step, (token, expected_token) in enumerate(zip(tokens, expected_tokens, strict=True)):
@@ -101,8 +107,7 @@ def test_it_agrees_with_vllms_own_attention(eager: bool) -> None:
     assert stock["impls"] == ["FlashAttentionImpl"]
     assert ours["impls"] == ["GacImpl"]
     assert ours["heads first"]
-    for prompts in ("first", "cached"):
-        _agree(ours[prompts], stock[prompts], TOP_ERROR)
+    _agree(ours, stock, TOP_ERROR)
 
 
 @pytest.mark.gpu
@@ -111,8 +116,8 @@ def test_an_fp8_cache_is_read_as_exactly_as_vllm_reads_it() -> None:
     exact = _served(demo.MODEL, "FLASH_ATTN", "auto")
     stock, ours = (_served(demo.MODEL, backend, "fp8") for backend in ("FLASH_ATTN", "GAC"))
     assert ours["impls"] == ["GacImpl"]
+    _agree(ours, stock, 2 * TOP_ERROR)
     for prompts in ("first", "cached"):
-        _agree(ours[prompts], stock[prompts], 2 * TOP_ERROR)
         assert _error(ours[prompts], exact[prompts]) < 1.25 * _error(stock[prompts], exact[prompts])
 
 
@@ -145,8 +150,7 @@ def test_so_does_a_model_of_every_family(family: str, tmp_path: Path) -> None:
         _served(tmp_path / "model", backend, "auto", **options) for backend in ("FLASH_ATTN", "GAC")
     )
     assert ours["impls"] == ["GacImpl"]
-    for prompts in ("first", "cached"):
-        _agree(ours[prompts], stock[prompts], TOP_ERROR)
+    _agree(ours, stock, TOP_ERROR)
 
 
 @pytest.mark.gpu
@@ -166,8 +170,7 @@ def test_users_ask_for_it_by_one_flag(tmp_path: Path) -> None:
 def test_drafts_change_nothing() -> None:
     plain = _served(demo.MODEL, "GAC", "fp8")
     drafted = _served(demo.MODEL, "GAC", "fp8", speculative_config=DRAFTED)
-    for prompts in ("first", "cached"):
-        _agree(drafted[prompts], plain[prompts], TOP_ERROR)
+    _agree(drafted, plain, TOP_ERROR)
 
 
 @pytest.mark.gpu
@@ -178,7 +181,7 @@ def test_many_requests_of_all_lengths_at_once() -> None:
         for backend in ("FLASH_ATTN", "GAC")
     )
     assert len(ours) == 48
-    _agree(ours, stock, TOP_ERROR)
+    _agree_on(ours, stock, TOP_ERROR)
 
 
 def _many(model: str, options: dict[str, Any]) -> Any:

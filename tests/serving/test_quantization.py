@@ -23,7 +23,7 @@ from tests.serving.engines import (
     linear_methods,
     scored_prompts,
 )
-from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
+from tests.serving.models import ALIGNED, HETEROGENEOUS, layer, layout_with, write_model
 from tests.serving.quantized import (
     FP8_CACHE,
     scales_by_head,
@@ -89,14 +89,6 @@ def test_down_factors_that_the_quantizer_skipped_are_served_unquantized(tmp_path
     _assert_close(quantized["logprobs"], rounded["logprobs"], 0.1)
 
 
-# Sizes that vLLM's CPU kernel for four bits takes, and groups of 32 divide.
-ALIGNED = [
-    layer(("rotary", 4, 64), (4, 64), 512),
-    layer(("rotary", 4, 48), (4, 32), 384),
-    layer(("rotary", 4, 64), (2, 64), 448),
-    layer(("rotary", 4, 64), (4, 64), 512, {"self_attn.k_proj": 32, "self_attn.o_proj": 96}),
-    layer(("latent", 4, 32), (2, 48), 256, {"mlp.down_proj": 64, "self_attn.q_proj": 96}),
-]
 # A dtype that vLLM's kernels for four bits need, and a cache that the torch reference has.
 IN_16_BITS = OPTIONS | {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
 EXPECTED_SCALES = [pytest.approx([0.01 * n, 0.01 * (n + 1)], rel=1e-4) for n in range(1, 11, 2)]
@@ -352,12 +344,21 @@ def _check(model: Path, config: Path) -> None:
     check_packed(model, layout_of(raw), raw["quantization_config"])
 
 
+def _check_with(scales: dict[str, torch.Tensor], packed: Path, out: Path, **changes: Any) -> None:
+    """Check `packed` with these scales of its cache, which is written to `out`.
+
+    `changes` are those of its `quantization_config`.
+    """
+    raw = json.loads((packed / "config.json").read_text())
+    tensors = load_file(packed / "model.safetensors") | scales
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    check_packed(out, layout_of(raw), raw["quantization_config"] | changes)
+
+
 def test_scales_of_the_cache_are_accepted(packed: Path, tmp_path: Path) -> None:
     """Layer 3 has low rank: where ModelOpt names a scale of the cache, there is no module."""
     for name in ("{}_scale", "attn.{}_scale", "{}_proj.{}_scale"):
-        tensors = load_file(packed / "model.safetensors") | scales_of_layers(4, name)
-        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        _check(tmp_path, packed)
+        _check_with(scales_of_layers(4, name), packed, tmp_path)
 
 
 def test_layers_without_the_scales_that_others_have_are_refused(
@@ -365,10 +366,8 @@ def test_layers_without_the_scales_that_others_have_are_refused(
 ) -> None:
     scales = scales_of_layers(4, "{}_scale")
     del scales["model.layers.2.self_attn.v_scale"]
-    tensors = load_file(packed / "model.safetensors") | scales
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"layers\.2\.self_attn: has no v_scale, as layer 0"):
-        _check(tmp_path, packed)
+        _check_with(scales, packed, tmp_path)
 
 
 def test_groups_that_do_not_divide_a_rank_are_refused(tmp_path: Path) -> None:
@@ -428,10 +427,8 @@ def test_the_scheme_of_the_cache_is_settled_before_dims_are(
 def test_a_cache_scale_for_each_head_is_refused(name: str, packed: Path, tmp_path: Path) -> None:
     """LLM-Compressor writes [heads, 1, 1]. Kernels would use the first scale for all heads."""
     name = f"model.layers.1.self_attn.{name}"
-    tensors = load_file(packed / "model.safetensors") | {name: torch.ones(4, 1, 1)}
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=rf"{name}: 4 scales, expected one for all heads"):
-        _check(tmp_path, packed)
+        _check_with({name: torch.ones(4, 1, 1)}, packed, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -474,7 +471,7 @@ def test_scales_that_the_config_announces_are_there(
     found = {name: scale for name, scale in scales.items() if re.fullmatch(kept, name)}
     said = rf"layers\.0\.self_attn: has no {missing}, which config\.json's kv_cache_scheme"
     with pytest.raises(CheckpointError, match=said):
-        _check_scales(packed, tmp_path, found, FP8_CACHE)
+        _check_with(found, packed, tmp_path, kv_cache_scheme=FP8_CACHE)
 
 
 BAD_NUMBERS = [0.0, -0.5, float("nan"), float("inf")]
@@ -488,7 +485,7 @@ def test_a_cache_scale_is_a_finite_number_above_zero(
     scales = scales_of_layers(4, "{}_scale") | {name: torch.tensor([bad])}
     said = rf"model\.safetensors: {name}: holds {bad}, expected finite numbers above 0"
     with pytest.raises(CheckpointError, match=said):
-        _check_scales(packed, tmp_path, scales, FP8_CACHE)
+        _check_with(scales, packed, tmp_path, kv_cache_scheme=FP8_CACHE)
 
 
 @pytest.mark.parametrize(
@@ -509,10 +506,10 @@ def test_every_head_has_such_a_scale_if_the_scheme_says_so(
     name = f"model.layers.1.self_attn.{name}"
     scales[name] = torch.tensor(found).view(-1, 1, 1)
     if message is None:
-        _check_scales(packed, tmp_path, scales, scheme)
+        _check_with(scales, packed, tmp_path, kv_cache_scheme=scheme)
         return
     with pytest.raises(CheckpointError, match=rf"model\.safetensors: {name}: {message}"):
-        _check_scales(packed, tmp_path, scales, scheme)
+        _check_with(scales, packed, tmp_path, kv_cache_scheme=scheme)
 
 
 @pytest.mark.parametrize(
@@ -527,15 +524,6 @@ def test_each_gpu_gets_the_scales_of_its_heads(
     scales = torch.ones(2)
     self_attention.load_head_scales(scales, torch.tensor(stored).view(-1, 1, 1))
     assert scales.tolist() == own
-
-
-def _check_scales(
-    packed: Path, out: Path, scales: dict[str, torch.Tensor], scheme: dict[str, Any]
-) -> None:
-    raw = json.loads((packed / "config.json").read_text())
-    tensors = load_file(packed / "model.safetensors") | scales
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    check_packed(out, layout_of(raw), raw["quantization_config"] | {"kv_cache_scheme": scheme})
 
 
 # ---- multiples that quantization needs -------------------------------------------------------

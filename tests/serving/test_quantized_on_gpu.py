@@ -22,20 +22,13 @@ from tests.serving.engines import (
     linear_methods,
     scored_prompts,
 )
-from tests.serving.models import QUERY_HEADS, layer, write_model
+from tests.serving.models import ALIGNED, QUERY_HEADS, layer, write_model
 from tests.serving.quantized import write_modelopt_fp8, write_quantized
 from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.compression.reference_model import logits, reference
 
 # Dense, selected pairs, fewer value heads, low rank; and latents, one for each KV head or for two.
-LLAMA = [
-    layer(("rotary", 4, 64), (4, 64), 512),
-    layer(("rotary", 4, 48), (4, 32), 384),
-    layer(("rotary", 4, 64), (2, 64), 448),
-    layer(("rotary", 4, 64), (4, 64), 512, {"self_attn.k_proj": 32, "self_attn.o_proj": 96}),
-    layer(("latent", 4, 32), (2, 48), 256, {"mlp.down_proj": 64, "self_attn.q_proj": 96}),
-    layer(("latent", 2, 64), (2, 64), 512),
-]
+LLAMA = [*ALIGNED, layer(("latent", 2, 64), (2, 64), 512)]
 QWEN3 = [
     layer(("latent", 4, 32), (4, 64), 512),
     layer(("latent", 4, 48), (2, 64), 384, {"self_attn.q_proj": 96}),
