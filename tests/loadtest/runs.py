@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from loadtest.runs.health import ProcessHealth, write_health
 from loadtest.runs.records import Record, to_line
@@ -70,3 +71,11 @@ def write_run(
     }
     (directory / "run.json").write_text(json.dumps(info))
     return directory
+
+
+def write_starts(directory: Path, starts: int, label: str = "dense", **changes: Any) -> list[Path]:
+    """Runs of a server that was started so often, each with a seed of its own."""
+    return [
+        write_run(directory / f"{label}-{seed}", label, seed=seed, **changes)
+        for seed in range(starts)
+    ]

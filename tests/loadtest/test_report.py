@@ -14,7 +14,7 @@ from loadtest.__main__ import main
 from loadtest.errors import LoadTestError
 from loadtest.runs.records import Record, to_line
 from loadtest.runs.run import load_run
-from tests.loadtest.runs import write_run
+from tests.loadtest.runs import write_run, write_starts
 
 pytest.importorskip("matplotlib", reason="needs the extra `loadtest`")
 
@@ -114,17 +114,9 @@ def test_the_conclusion_says_who_takes_how_much_and_what_got_slower(tmp_path: Pa
 @pytest.mark.usefixtures("without_plots")
 def test_the_conclusion_hides_no_tail_no_failure_and_no_doubt(tmp_path: Path) -> None:
     def said(starts: int, fail_every: int) -> str:
-        runs = [
-            write_run(
-                tmp_path / f"{label}-{starts}-{fail_every}-{seed}",
-                label,
-                seed=seed,
-                fail_every=fail_every if label == "gac" else 0,
-                itl=0.016 if label == "gac" else 0.02,
-            )
-            for label in ("dense", "gac")
-            for seed in range(starts)
-        ]
+        directory = tmp_path / f"{starts}-{fail_every}"
+        runs = write_starts(directory, starts, itl=0.02)
+        runs += write_starts(directory, starts, "gac", itl=0.016, fail_every=fail_every)
         report = write_report(runs, tmp_path / "r.html", ReportOptions(baseline="dense"))
         return report.conclusion
 
@@ -144,17 +136,8 @@ def test_the_conclusion_hides_no_tail_no_failure_and_no_doubt(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("without_plots")
 def test_fail_on_names_what_it_fails_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [
-        write_run(
-            tmp_path / f"{label}-{seed}",
-            label,
-            seed=seed,
-            itl=itl,
-            fail_every=50 if label == "gac" else 0,
-        )
-        for label, itl in (("dense", 0.01), ("gac", 0.02))
-        for seed in range(3)
-    ]
+    runs = write_starts(tmp_path, 3, itl=0.01)
+    runs += write_starts(tmp_path, 3, "gac", itl=0.02, fail_every=50)
     report = ["report", str(tmp_path / "r.html"), *map(str, runs), "--baseline", "dense"]
     assert main([*report, "--fail-on", "invalid"]) == 0
     assert main([*report, "--fail-on", "failed", "--fail-on", "worse"]) == 1
@@ -184,9 +167,9 @@ def test_fail_on_worse_fails_where_nobody_can_tell(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    runs = [write_run(tmp_path / f"dense-{seed}", "dense", seed=seed) for seed in range(starts)]
-    for seed in range(starts if rate else 0):
-        runs.append(write_run(tmp_path / f"gac-{seed}", "gac", rate, seed=seed))
+    runs = write_starts(tmp_path, starts)
+    if rate:
+        runs += write_starts(tmp_path, starts, "gac", rate=rate)
     against = ["--baseline", baseline] if baseline else []
     report = ["report", str(tmp_path / "r.html"), *map(str, runs), *against]
     assert main([*report, "--fail-on", "worse"]) == 1
@@ -237,7 +220,7 @@ def test_an_invalid_run_is_said_first_and_hostile_text_is_text(tmp_path: Path) -
 
 @pytest.mark.usefixtures("without_plots")
 def test_one_invalid_run_of_many_is_told_and_left_out(tmp_path: Path) -> None:
-    good = [write_run(tmp_path / f"good-{seed}", seed=seed) for seed in range(3)]
+    good = write_starts(tmp_path, 3)
     bad = write_run(tmp_path / "bad", ttft=0.4, lag=0.1, seed=3)
     out = tmp_path / "report.html"
     report = write_report([*good, bad], out, ReportOptions())

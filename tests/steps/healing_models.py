@@ -1,5 +1,6 @@
 """A small compressed model with misaligned dims of every kind, a dense teacher, and text."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def dense_config(**changes: Any) -> dict[str, Any]:
 def write_model(
     directory: Path, raw: dict[str, Any], seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Path:
-    """A model with random weights and a tokenizer."""
+    """A model with random weights and a tokenizer, in place of what `directory` held."""
+    shutil.rmtree(directory, ignore_errors=True)
     write_weights(directory, raw, seed, dtype)
     write_tokenizer(directory / "tokenizer.json", raw["vocab_size"])
     return directory

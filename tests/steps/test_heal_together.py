@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +90,6 @@ def test_two_processes_heal_as_one_does_and_go_on_after_a_kill(tmp_path: Path, t
 
 def test_what_two_processes_refuse_one_of_them_says(tmp_path: Path) -> None:
     student, teacher, _ = write_all(tmp_path)
-    shutil.rmtree(student)
     write_near(student, teacher)
     ran = healed_by_two(tmp_path, "out", batch_tokens=96)
     assert ran.returncode != 0
