@@ -1,7 +1,6 @@
 """Prefill in one process and decode in another: the answers of one process, to the last bit."""
 
 import contextlib
-import importlib.metadata
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from tests.serving.engines import assert_same
 from tests.serving.models import HETEROGENEOUS, write_model
 from tests.serving.peers import Peer, peer
 from tests.support.local_servers import free_port
-from vllm_gac.serving.config.kv_transfer import BY_PACKAGE
+from vllm_gac.serving.config.kv_transfer import BY_PACKAGE, version_of
 
 # A decoder computes the last token of a prompt in a step of its own. A matrix product of one row
 # rounds otherwise than one of several. In one process these prompts end in such a step, too: what a
@@ -29,17 +28,10 @@ EXACT = [FIRST, SHARES_A_PAGE, ALONE, SHARES_A_PAGE]
 TOKENS = 12
 
 
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _needs(connector: str, size: str) -> pytest.MarkDecorator:
     package = BY_PACKAGE[connector]
     return pytest.mark.skipif(
-        _installed(package.name) != package.version,
+        version_of(package.name) != package.version,
         reason=f"needs {package.name}=={package.version}, {size} with what it needs",
     )
 

@@ -120,7 +120,7 @@ def _check_package(connector: str, package: Package) -> None:
     vllm = installed_version()
     if not vllm.startswith(tuple(f"{release}." for release in package.releases)):
         found = f"was not tested with vLLM {vllm}"
-    elif (installed := _version_of(package.name)) is None:
+    elif (installed := version_of(package.name)) is None:
         found = f"needs the package {package.name}, which is not installed"
     elif installed != package.version:
         found = f"was not tested with {package.name} {installed}, which is installed"
@@ -147,7 +147,8 @@ def _check_lmcache_mode(extra_config: dict[str, Any]) -> None:
         )
 
 
-def _version_of(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of a package, None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
