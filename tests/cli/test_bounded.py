@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import error
+from tests.support.dense_models import tokenizer
 from tests.support.model_files import config, gac_config, write_model
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.checkpoint.regular_files import opened
@@ -177,15 +178,6 @@ def test_and_up_to_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     said = error(capsys, "repair", model, "--out", tmp_path / "out")
     assert "more than 64 files named like tokenizer." in said
     assert not (tmp_path / "out.partial").exists()
-
-
-def tokenizer(**parts: Any) -> dict[str, Any]:
-    """The tokenizer.json of a tokenizer whose only word is "a"."""
-    model = {"type": "WordLevel", "vocab": {"a": 0, "?": 1}, "unk_token": "?"}
-    none = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "decoder"))
-    return {"version": "1.0", "added_tokens": [], "post_processor": None, "model": model} | (
-        none | parts
-    )
 
 
 def replaced(pattern: dict[str, str], content: str) -> dict[str, Any]:

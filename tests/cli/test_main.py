@@ -184,6 +184,8 @@ def test_names_cannot_break_the_line_or_steer_the_terminal(
 
 # ---- align -----------------------------------------------------------------------------------
 
+IN_BLOCKS = ("--quantization", "fp8_per_block")
+
 
 @pytest.mark.parametrize(
     ("args", "expected"),
@@ -194,6 +196,10 @@ def test_names_cannot_break_the_line_or_steer_the_terminal(
         (["1237", "--strategy", "measured", "--role", "rank", "--gpu", "h200"], {"1237": 1248}),
         (["12185", "--role", "width", "-tp", "8"], {"12185": 12224}),
         (["107", "--strategy", "none"], {"107": 107}),
+        (["12000", "--role", "width", *IN_BLOCKS], {"12000": 12032}),
+        (["500", "--role", "rank", *IN_BLOCKS], {"500": 512}),
+        (["100", "--heads", "8", *IN_BLOCKS], {"100": 112}),  # 8 heads are 896 = 7 blocks of 128
+        (["100", *IN_BLOCKS], {"100": 128}),
     ],
 )
 def test_align(

@@ -1,6 +1,5 @@
 """Layouts split over GPUs: valid sizes, and repeated heads that compute the same as one."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from tests.serving.models import HETEROGENEOUS, layer, layout_with, write_model
 from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.cli import main
 from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.errors import CheckpointError, PlanError
 from vllm_gac.layout.tensor_parallel import (
@@ -164,27 +162,6 @@ def test_the_sizes_that_a_refusal_names_do_split(
     else:
         served = repeated_heads(model, tp)
         assert all(n % tp == 0 for n in (served.layers[0].key.heads, served.layers[0].value.heads))
-
-
-def test_align_takes_tp(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["align", "11528", "--role", "width", "--tp", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"11528": 11536}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "aligned"),
-    [
-        (["12000", "--role", "width"], 12032),
-        (["500", "--role", "rank"], 512),
-        (["100", "--heads", "8"], 112),  # 8 heads are 896 = 7 blocks of 128
-        (["100"], 128),
-    ],
-)
-def test_align_takes_quantization(
-    arguments: list[str], aligned: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["align", *arguments, "--quantization", "fp8_per_block", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {arguments[0]: aligned}
 
 
 def test_a_plan_is_aligned_after_sharding() -> None:

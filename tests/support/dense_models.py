@@ -143,6 +143,13 @@ def write_tokenizer(path: Path, vocab_size: int) -> None:
     tokenizer.save(str(path))
 
 
+def tokenizer(**parts: Any) -> dict[str, Any]:
+    """The tokenizer.json of a tokenizer whose only word is "a"."""
+    names = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    model = {"type": "WordLevel", "vocab": {"a": 0, "?": 1}, "unk_token": "?"}
+    return dict.fromkeys(names) | {"version": "1.0", "added_tokens": [], "model": model} | parts
+
+
 def write_text(path: Path, characters: int = 20_000) -> Path:
     """Varied, reproducible ASCII text."""
     generator = torch.Generator().manual_seed(1)

@@ -10,30 +10,23 @@ from typing import Any
 
 import pytest
 
-from tests.support.dense_models import write_tokenizer
+from tests.support.dense_models import tokenizer, write_tokenizer
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.token_text import calibration_sequences, vocabulary, windows
 
-WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
-KNOWN = WORDS | {"vocab": {"a": 0, "[UNK]": 1}}
-
-
-def tokenizer(model: dict[str, Any], normalizer: dict[str, Any] | None = None) -> dict[str, Any]:
-    parts = ("truncation", "padding", "pre_tokenizer", "post_processor", "decoder")
-    rest = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model}
-    return dict.fromkeys(parts) | rest
+NO_UNKNOWN = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
 
 
 def precompiled(charsmap: str) -> dict[str, Any]:
-    return tokenizer(KNOWN, {"type": "Precompiled", "precompiled_charsmap": charsmap})
+    return tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": charsmap})
 
 
 @pytest.mark.parametrize(
     "raw",
     [
-        pytest.param(tokenizer(WORDS), id="WordLevel without its unknown token"),
+        pytest.param(tokenizer(model=NO_UNKNOWN), id="WordLevel without its unknown token"),
         pytest.param(
-            tokenizer({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}),
+            tokenizer(model={"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}),
             id="Unigram without an unknown token",
         ),
         pytest.param(precompiled(""), id="Precompiled, empty"),
@@ -60,7 +53,7 @@ def test_threads_leave_stderr_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
             together.append(met.wait(0.2))
         return 1.0
 
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer(KNOWN)))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer()))
     monkeypatch.setattr("vllm_gac.texts.token_text.growth", meet)
     before = os.fstat(2).st_ino
     with ThreadPoolExecutor(2) as threads:
@@ -74,7 +67,7 @@ def test_running_out_of_memory_is_not_a_fault_of_the_tokenizer(
     def grow(_: object) -> float:
         raise MemoryError
 
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer(KNOWN)))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer()))
     (tmp_path / "text").write_text("a")
     monkeypatch.setattr("vllm_gac.texts.token_text.growth", grow)
     with pytest.raises(MemoryError):
