@@ -1,7 +1,5 @@
 """The choice of the kernels that serve a layer. It needs no torch."""
 
-import subprocess
-import sys
 from itertools import product
 from typing import Any, get_args
 
@@ -257,8 +255,3 @@ def test_ranks_choose_as_the_whole_layer(r_k: int, r_v: int, tp: int) -> None:
 def test_every_layer_that_can_be_served_is_on_every_gpu_of_vllm() -> None:
     for gpu, r_k, r_v in product((AMPERE, HOPPER, BLACKWELL), range(8, 257, 8), range(8, 257, 8)):
         assert select(heads(r_k, r_v), gpu, None) is not None
-
-
-def test_choosing_needs_no_torch() -> None:
-    code = "import sys, vllm_gac.gpu.attention_choice; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
