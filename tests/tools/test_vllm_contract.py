@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -58,16 +59,19 @@ class GacBackend(Backend):
 """
 
 
-def _faults(tmp_path: Path, changes: dict[str, str | None]) -> list[str]:
-    """Faults of OURS with the small vLLM, some of whose files are changed or left out."""
-    for name, source in (VLLM | changes).items():
+def small_release(directory: Path, changes: Mapping[str, str | None] | None = None) -> Release:
+    """OURS beside the small vLLM, some of whose files are changed or left out."""
+    ours = {"vllm_gac/__init__.py": "", "vllm_gac/ours.py": OURS}
+    for name, source in (VLLM | ours | dict(changes or {})).items():
         if source is not None:
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(source)
-    ours = tmp_path / "vllm_gac" / "ours.py"
-    ours.parent.mkdir()
-    ours.write_text(OURS)
-    return [*Uses(Release(tmp_path, tmp_path), "vllm_gac.ours", ours, "ours.py").broken()]
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(source)
+    return Release(directory, directory)
+
+
+def _faults(tmp_path: Path, changes: dict[str, str | None]) -> list[str]:
+    release, ours = small_release(tmp_path, changes), tmp_path / "vllm_gac/ours.py"
+    return [*Uses(release, "vllm_gac.ours", ours, "ours.py").broken()]
 
 
 def test_a_release_with_everything_has_no_faults(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.test_vllm_contract import INSTALLED, OURS, VLLM
+from tests.tools.test_vllm_contract import INSTALLED, small_release
 from tools.vllm_contract.__main__ import ROOT
 from tools.vllm_contract.behaviours import BEHAVIOURS
 from tools.vllm_contract.page import MARK, rewrite, tables
@@ -26,13 +26,7 @@ def test_the_page_is_complete_and_says_what_our_sources_say() -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Release:
-    for name, source in VLLM.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(source)
-    (tmp_path / "vllm_gac").mkdir()
-    (tmp_path / "vllm_gac/__init__.py").touch()
-    (tmp_path / "vllm_gac/ours.py").write_text(OURS)
-    return Release(tmp_path, tmp_path)
+    return small_release(tmp_path)
 
 
 def test_what_is_imported_read_overridden_and_named_is_in_the_tables(small: Release) -> None:
