@@ -32,7 +32,7 @@ class LimitedProcess:
 
     def __exit__(self, *_: object) -> None:
         self.connection.close()
-        self.process.terminate()
+        self.process.kill()  # at once: whoever computes in C, or waits there, hears no SIGTERM
         self.process.join()  # it inherited the lock of our workspace
 
 
