@@ -1,7 +1,9 @@
 """What the ladder's page concludes from rows: goals, laws of growth, what to buy."""
 
+import json
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks.quality.ladder.goals import MAX_PERPLEXITY, other_times, reached
 from benchmarks.quality.ladder.pareto import microseconds, unbeaten, what_to_buy
-from benchmarks.quality.ladder.results import Model
+from benchmarks.quality.ladder.report import of_a_model
+from benchmarks.quality.ladder.results import Model, read_models
 from benchmarks.quality.ladder.rows import DENSE, FP8, GOALS, OTHER_DIMS, ROWS, SERVED
 from benchmarks.quality.ladder.scaling import LARGE, LARGE_TOKENS, by_size, fitted
 
@@ -37,6 +40,28 @@ def _row(name: str, lost: float = 0.0, **others: Any) -> dict[str, Any]:
 def _model(*rows: dict[str, Any], **run: Any) -> Model:
     about = {"size": "130m", "parameters": 1.3e8, "trained_tokens": 1e8, **run}
     return Model("a model", about, [], {row["row"]: row for row in (_row(DENSE), *rows)})
+
+
+def test_rows_of_other_calibration_texts_have_a_table_of_their_own(tmp_path: Path) -> None:
+    budget = next(iter(GOALS))
+    about = {"weights_sha256": "0", "machine": "GPU", "date": "today", "parameters": 1, "tasks": {}}
+    rows = [
+        _row(name, lost * text, calibration=text, **about)
+        for text in range(3)
+        for name, lost in ((DENSE, 0.0), (budget, 0.1))
+    ]
+    (tmp_path / "30m").mkdir()
+    (tmp_path / "30m/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "30m/log.jsonl").write_text("")
+    run = {"parameters": 3e7, "trained_tokens": 1e8, "seconds": 1.0, "rope_theta": 1e4}
+    (tmp_path / "30m/run.json").write_text(json.dumps({**run, "weights_sha256": "0"}))
+    (model,) = read_models(tmp_path)
+    assert model.over_dense(model.rows[budget])[0] == 1.0  # of the first text
+    page = "\n".join(of_a_model(model))
+    assert (
+        f"| row | text 0 | text 1 | text 2 |\n| --- | --- | --- | --- |\n| {budget} | 1.0" in page
+    )
+    assert "| dense | 1.0" not in page.split("different texts")[1]
 
 
 def test_goals_are_of_rows_that_are_measured() -> None:

@@ -79,14 +79,15 @@ def _page(models: Sequence[Model]) -> str:
         *reached(models),
     ]
     for model in models:
-        lines += ["", *_of_a_model(model)]
+        lines += ["", *of_a_model(model)]
     if len(models) > 1:
         lines += ["", *by_size(models)]
     lines += ["", *published()]
     return "\n".join(lines) + "\n"
 
 
-def _of_a_model(model: Model) -> list[str]:
+def of_a_model(model: Model) -> list[str]:
+    """The section of a model."""
     dense, run = model.dense, model.run
     loss = sum(dense["losses"]) / len(dense["losses"])
     rows = [r for r in model.rows.values() if "losses" in r and not is_variant(r["row"])]
@@ -109,6 +110,8 @@ def _of_a_model(model: Model) -> list[str]:
     ):
         if pairs := _pairs(model, end):
             lines += ["", *table(["budget", heading], pairs)]
+    if len(model.by_text) > 1:
+        lines += ["", "Perplexity over dense, calibrated on different texts:", "", *_texts(model)]
     lines += ["", f"### What to buy, {model.name}", "", *what_to_buy(model)]
     names = list(dense["tasks"])
     tasks = [
@@ -172,6 +175,17 @@ def _pairs(model: Model, end: str) -> list[list[str]]:
         for name, row in model.rows.items()
         if "losses" in row and "losses" in model.rows.get(name + end, {})
     ]
+
+
+def _texts(model: Model) -> list[str]:
+    """Each row that was calibrated on every text, over the dense model."""
+    texts = [model.by_text[number] for number in sorted(model.by_text)]
+    rows = [
+        [name, *(shown(*model.over_dense(text[name])) for text in texts)]
+        for name in model.scored
+        if name != DENSE and all("losses" in text.get(name, {}) for text in texts)
+    ]
+    return table(["row", *(f"text {number}" for number in sorted(model.by_text))], rows)
 
 
 def _picture(models: Sequence[Model]) -> Figure:

@@ -1,7 +1,7 @@
 """What `train` and `measure` wrote about a model, read back: run.json, log.jsonl, rows.jsonl."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,21 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A rung: its name, its training run, its learning curve, and its rows by name."""
+    """A rung of the ladder.
+
+    Attributes:
+        name: Of its folder.
+        run: The training run.
+        curve: The learning curve.
+        rows: By name, calibrated on the first text.
+        by_text: Rows by name, for the number of each calibration text.
+    """
 
     name: str
     run: Mapping[str, Any]
     curve: Sequence[Point]
     rows: Mapping[str, Row]
+    by_text: Mapping[int, Mapping[str, Row]] = field(default_factory=dict)
 
     @property
     def dense(self) -> Row:
@@ -59,10 +68,13 @@ def read_models(directory: Path) -> list[Model]:
 def _model(folder: Path) -> Model:
     run = read_json(folder / "run.json")
     points = [Point(**point) for point in lines_of(folder / "log.jsonl")]
-    rows = {row["row"]: row for row in lines_of(folder / "rows.jsonl")}
-    if DENSE not in rows:
+    by_text: dict[int, dict[str, Row]] = {}
+    for row in lines_of(folder / "rows.jsonl"):
+        if row["weights_sha256"] != run["weights_sha256"]:
+            weights = row["weights_sha256"]
+            raise GacError(f"{folder / 'rows.jsonl'}: rows of other weights, {weights}")
+        by_text.setdefault(row["calibration"], {})[row["row"]] = row
+    if DENSE not in (rows := by_text.get(0, {})):
         raise GacError(f"{folder / 'rows.jsonl'}: no row of the dense model; measure it first")
-    if others := {row["weights_sha256"] for row in rows.values()} - {run["weights_sha256"]}:
-        raise GacError(f"{folder / 'rows.jsonl'}: rows of other weights, {', '.join(others)}")
     ordered = {name: rows[name] for name in ROWS if name in rows}
-    return Model(folder.name, run, points, ordered)
+    return Model(folder.name, run, points, ordered, by_text)
