@@ -4,7 +4,8 @@
 
 Each directory has the report.csv of one start, by loadtest/comparisons/starts.yaml. Two rates share
 a start: what their medians have in common from start to start is the server's, and the rest is
-noise. So the common part is the square root of their covariance.
+noise. So the common part is the square root of their covariance, and at most that of the
+covariance and two standard errors.
 """
 
 import csv
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.common.markdown import document, table
 from benchmarks.common.page import documented, save
@@ -61,8 +63,19 @@ def spreads(starts: Sequence[Mapping[tuple[str, float], float]]) -> Iterator[dic
             "rates": rates,
             "seconds": values.tolist(),
             "deviation": np.sqrt(covariance.diagonal()).tolist(),
-            "common": math.sqrt(max(float(covariance[0, -1]), 0.0)),
+            "common": _root(shared := float(covariance[0, -1])),
+            "common_at_most": _root(shared + 2 * _error(covariance, len(starts))),
         }
+
+
+def _root(covariance: float) -> float:
+    return math.sqrt(max(covariance, 0.0))
+
+
+def _error(covariance: NDArray[np.float64], starts: int) -> float:
+    """The standard error of a covariance of two normal variables."""
+    squares = covariance[0, 0] * covariance[-1, -1] + covariance[0, -1] ** 2
+    return math.sqrt(float(squares) / (starts - 1))
 
 
 def page(result: Mapping[str, Any], starts: int) -> str:
@@ -74,10 +87,11 @@ def page(result: Mapping[str, Any], starts: int) -> str:
         each = zip(row["seconds"], row["deviation"], strict=True)
         cells = (f"{1e3 * np.mean(s):.3g} ({deviation:.1%})" for s, deviation in each)
         rows.append([MEASURES[row["measure"]], *cells, f"{row['common']:.1%}"])
+        rows[-1][-1] += f" (at most {row['common_at_most']:.1%})"
     about = (
         f"{starts} starts of one server, each with the same traffic, at the rates of the columns. "
         "*Deviation* is one standard deviation between starts. *In common* is what both rates "
-        "share: the square root of their covariance."
+        "share: the square root of their covariance, with its limit."
     )
     return document("How much starts of one server differ", about, table(columns, rows))
 
