@@ -85,7 +85,7 @@ def page(result: Mapping[str, Any], starts: int) -> str:
     rows = []
     for row in result["rows"]:
         each = zip(row["seconds"], row["deviation"], strict=True)
-        cells = (f"{1e3 * np.mean(s):.3g} ({deviation:.1%})" for s, deviation in each)
+        cells = (f"{1e3 * np.mean(s):.4g} ({deviation:.1%})" for s, deviation in each)
         rows.append([MEASURES[row["measure"]], *cells, f"{row['common']:.1%}"])
         rows[-1][-1] += f" (at most {row['common_at_most']:.1%})"
     about = (
