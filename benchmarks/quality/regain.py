@@ -189,6 +189,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["30m"])
     parser.add_argument("--minutes", type=float, help="of each training (30m: 1.5, 130m: 5)")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument(
+        "--strongest", action="store_true", help="only the smaller budget of each form"
+    )
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
     parser.add_argument("--max-tokens", type=int, help="of calibration")
     parser.add_argument("--workers", type=int, default=_WORKERS, help="processes of each size")
@@ -204,13 +207,14 @@ def _command(args: argparse.Namespace) -> str:
         "sizes": ["30m"],
         "minutes": None,
         "forms": list(FORMS),
+        "strongest": False,
         "tokens": list(TOKENS),
         "max_tokens": None,
     }
     words = ["python", "-m", "benchmarks.quality.regain", "OUT"]
     for name, default in usual.items():
         if (given := getattr(args, name)) != default:
-            values = given if isinstance(given, list) else [given]
+            values = given if isinstance(given, list) else [] if given is True else [given]
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return shlex.join(words)
 
@@ -263,21 +267,27 @@ def _measure(size: str, gpu: str, text: Path, rows: Rows, args: argparse.Namespa
 def _compressed(task: Task, args: argparse.Namespace) -> list[Task]:
     return [
         replace(task, form=form, budget=str(budget), way=COMPRESSED)
+        for number in _budgets(args)
         for form in args.forms
-        for budget in FORMS[form]
+        for budget in [FORMS[form][number]]
     ]
 
 
 def _healed(task: Task, args: argparse.Namespace) -> list[Task]:
-    """The runs of few tokens first, and the last budget of each form before the others."""
+    """The runs of few tokens first."""
     found = [
         replace(task, form=form, budget=str(budget), way=HEALED, tokens=tokens)
         for tokens in sorted(args.tokens)
-        for number in (1, 0)
+        for number in _budgets(args)
         for form in args.forms
         for budget in [FORMS[form][number]]
     ]
     return [task for task in found if task.compressed.exists()]  # else no plan was within it
+
+
+def _budgets(args: argparse.Namespace) -> Sequence[int]:
+    """Places in `FORMS`, the smaller budget first: most is lost with it, and can be won back."""
+    return (1,) if args.strongest else (1, 0)
 
 
 def _begin(gpu: str) -> None:
