@@ -14,7 +14,7 @@ TOKENS = (100_000, 400_000, 1_600_000, 6_400_000)
 SHARES = (0.07, 0.23, 0.39, 0.49)
 # The standard deviation of a trial of any form around the table.
 ERROR = 0.18
-# Parameters of the smallest and of the largest model, in millions.
+# Parameters of the smallest and of the largest model of these trials, in millions.
 MILLIONS = (30, 132)
 
 
