@@ -16,7 +16,11 @@ from vllm_gac.layout.dims import ModelLayout, layout_of
 
 
 def pair(
-    model: RandomModel, rank: int | None = None, temperature: float = 1.0, hidden: float = 0.0
+    model: RandomModel,
+    rank: int | None = None,
+    temperature: float = 1.0,
+    hidden: float = 0.0,
+    at_once: int = 4096,
 ) -> tuple[Distillation, Student]:
     """`model` beside a dense teacher of its family, and its weights."""
     kept = {key: value for key, value in model.raw.items() if key not in ("gac", "architectures")}
@@ -33,6 +37,7 @@ def pair(
             temperature,
             hidden,
             mixed=False,
+            tokens_at_once=at_once,
         ),
         student,
     )
@@ -94,11 +99,20 @@ def test_pieces_of_the_vocabulary_change_nothing(model: RandomModel) -> None:
 
 @given(models())
 @settings(max_examples=5)
+def test_how_many_tokens_run_at_once_changes_no_score(model: RandomModel) -> None:
+    together, one_by_one = (pair(model, at_once=tokens)[0] for tokens in (4096, 1))
+    assert one_by_one.score(TOKENS)[0].loss == pytest.approx(together.score(TOKENS)[0].loss)
+
+
+@given(models())
+@settings(max_examples=5)
 def test_the_hidden_states_of_a_model_are_no_distance_from_its_own(model: RandomModel) -> None:
     _, student = pair(model)
     itself = Model(_reference(model, model.layout), student)
     alone = Processes(torch.device("cpu"))
-    same = Distillation(itself, itself, student.rest, alone, 1.0, 1.0, mixed=False)
+    same = Distillation(
+        itself, itself, student.rest, alone, 1.0, 1.0, mixed=False, tokens_at_once=4096
+    )
     assert same.loss(TOKENS).item() == pytest.approx(0, abs=1e-4)
     assert same.score(TOKENS)[0].divergence == pytest.approx(0, abs=1e-5)
     other, _ = pair(model, hidden=1.0)

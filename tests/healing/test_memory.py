@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.dense_models import config
 from vllm_gac.errors import HealingError
-from vllm_gac.healing.memory import chosen_rank, memory
+from vllm_gac.healing.memory import chosen_rank, memory, tokens_at_once
 from vllm_gac.layout.dims import layout_of
 
 GB = 10**9
@@ -19,7 +19,7 @@ LLAMA3_8B = layout_of(
         vocab_size=128256,
     )
 )
-WHOLE, LORA = (memory(LLAMA3_8B, LLAMA3_8B, (2, 2), 512, rank) for rank in (None, 32))
+WHOLE, LORA = (memory(LLAMA3_8B, LLAMA3_8B, (2, 2), 8192, rank) for rank in (None, 32))
 
 
 def test_the_parts_of_a_model_of_llama3_8bs_shape() -> None:
@@ -56,7 +56,7 @@ def test_averages_in_host_memory_make_room_for_whole_weights() -> None:
 
 
 def test_several_gpus_share_all_but_embeddings_and_activations() -> None:
-    four = memory(LLAMA3_8B, LLAMA3_8B, (2, 2), 512, None, processes=4)
+    four = memory(LLAMA3_8B, LLAMA3_8B, (2, 2), 8192, None, processes=4)
     assert four.trained == WHOLE.trained // 4
     assert four.weights == WHOLE.weights
     assert four.teacher == pytest.approx((WHOLE.teacher - WHOLE.weights) / 4 + WHOLE.weights)
@@ -71,3 +71,16 @@ def test_what_does_not_fit_is_refused_with_its_parts() -> None:
     assert "--offload" not in str(refused.value)  # would not help
     with pytest.raises(HealingError, match=r"16\.1 other weights, 16\.1 the teacher"):
         chosen_rank("auto", 32, WHOLE, LORA, 24 * GB)
+
+
+def test_small_models_run_more_tokens_at_once_within_a_sixteenth_of_the_gpu() -> None:
+    small = layout_of(config(hidden_size=1024, intermediate_size=2432, num_hidden_layers=12))
+    tokens = tokens_at_once(small, small, (40 * GB, 80 * GB))
+    assert 8192 < tokens < 65536
+    less, more = (memory(small, small, (2, 2), n, None).activations for n in (1, tokens))
+    assert 4.9 * GB < more - less <= 5 * GB
+    assert tokens_at_once(LLAMA3_8B, LLAMA3_8B, (80 * GB, 80 * GB)) == 8192
+    assert tokens_at_once(small, small, (8 * GB, 8 * GB)) == 8192
+    assert tokens_at_once(small, small, (39 * GB, 80 * GB)) == 8192
+    assert tokens_at_once(small, small, None) == 8192
+    assert tokens_at_once(small, small, (800 * GB, 800 * GB)) == 65536

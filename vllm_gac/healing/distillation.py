@@ -7,6 +7,7 @@ et al., NeurIPS 2024). No activation inside a layer is kept for the backward pas
 (Chen et al., 2016), and so does the unembedding, in pieces.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class Distillation:
         temperature: What logits are divided by before they are compared.
         hidden_weight: The weight of the distance between hidden states.
         mixed: Whether matrix products are computed in bf16. All else is in fp32.
+        tokens_at_once: How many tokens a caller gives to `loss`, and `score` computes at once.
     """
 
     student: Model
@@ -73,6 +75,7 @@ class Distillation:
     temperature: float
     hidden_weight: float
     mixed: bool
+    tokens_at_once: int
 
     def loss(self, tokens: Tensor) -> Tensor:
         """The loss of `tokens` [count, length], summed over all tokens, to be minimized."""
@@ -92,7 +95,9 @@ class Distillation:
         The processes share the tokens. Logits are computed in fp32 here, because rounded ones would
         hide small divergences.
         """
-        parts, sums = list(batches(tokens)), torch.zeros(3, dtype=torch.float64)
+        share = math.ceil(len(tokens) / self.processes.count) * tokens.shape[1]
+        parts = list(batches(tokens, min(self.tokens_at_once, share)))
+        sums = torch.zeros(3, dtype=torch.float64)
         for first in range(0, len(parts), self.processes.count):
             number = first + self.processes.rank
             # One for whom none is left computes with the others, who need its share of the weights.

@@ -14,7 +14,6 @@ from pathlib import Path
 from vllm_gac.errors import HealingError
 from vllm_gac.healing.distillation import PIECE
 from vllm_gac.healing.student import is_trained
-from vllm_gac.healing.train import MICRO_TOKENS
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 
 _NUMBER, _GRADIENT, _MOMENTS = 4, 4, 8
@@ -25,6 +24,8 @@ _STATES, _CHANNELS, _LOGITS = 16, 8, 6
 _LAYER, _SENT = 12, 24
 # What torch and its libraries take, and gaps between allocations.
 _SHARE_TO_USE = 0.94
+# Tokens that run forward and backward at once, and the part of a GPU that more of them may take.
+_LEAST_AT_ONCE, _MOST_AT_ONCE, _PART_AT_ONCE = 1 << 13, 1 << 16, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,34 @@ class Memory:
         return f"{_giga(self.total)} GB: " + ", ".join(f"{_giga(b)} {what}" for b, what in parts)
 
 
+def tokens_at_once(student: ModelLayout, teacher: ModelLayout, gpu: tuple[int, int] | None) -> int:
+    """How many tokens run forward and backward at once.
+
+    The host launches hundreds of kernels for each layer, however many tokens there are. 8,192 are
+    enough for a model of billions of weights; of a smaller one the GPU has computed them before the
+    host has launched the rest.
+
+    Args:
+        student: The layout of the model that is healed.
+        teacher: The layout of the dense model.
+        gpu: Its bytes, those that are free and all; None: the model is healed on a CPU.
+
+    Returns:
+        From 8,192 to 65,536: as many as have their states in a sixteenth of the GPU, or 8,192 if
+        less than half of it is free. It follows from all bytes, and not from the free ones, because
+        a run that goes on is to add in the same order.
+    """
+    if gpu is None or 2 * gpu[0] < gpu[1]:
+        return _LEAST_AT_ONCE
+    fitting = gpu[1] // _PART_AT_ONCE // _state_bytes(student, teacher)
+    return min(max(fitting, _LEAST_AT_ONCE), _MOST_AT_ONCE)
+
+
 def memory(
     student: ModelLayout,
     teacher: ModelLayout,
     weight_bytes: tuple[int, int],
-    length: int,
+    tokens: int,
     adapter_rank: int | None,
     processes: int = 1,
 ) -> Memory:
@@ -84,7 +108,7 @@ def memory(
         student: The layout of the model that is healed.
         teacher: The layout of the dense model.
         weight_bytes: Bytes of one stored weight of the student, and of the teacher.
-        length: Tokens of one sequence.
+        tokens: Tokens that run at once.
         adapter_rank: The rank of adapters; None: all weights of the layers are trained.
         processes: How many GPUs share the layers.
     """
@@ -101,7 +125,7 @@ def memory(
         trained=(_NUMBER + _GRADIENT + _MOMENTS) * trained // processes,
         weights=weight_bytes[0] * (outside + fixed // processes),
         teacher=weight_bytes[1] * (embeddings + shared),
-        activations=_activations(student, teacher, max(length, MICRO_TOKENS), processes),
+        activations=_activations(student, teacher, tokens, processes),
         host=_NUMBER * trained // processes,
     )
 
@@ -175,12 +199,17 @@ def _adapter_numbers(shapes: Mapping[str, tuple[int, ...]], rank: int) -> int:
 
 
 def _activations(student: ModelLayout, teacher: ModelLayout, tokens: int, processes: int) -> int:
+    largest = sum(math.prod(teacher.linear_shape(teacher.layers[0], name)) for name in LINEARS)
+    head = 4 * (_LOGITS * PIECE + 2 * student.vocab_size * student.hidden_size)
+    states = tokens * _state_bytes(student, teacher)
+    return states + head + (_LAYER if processes == 1 else _LAYER + _SENT) * largest
+
+
+def _state_bytes(student: ModelLayout, teacher: ModelLayout) -> int:
+    """Bytes of what is kept of one token: hidden states, and what a layer computes."""
     hidden, layers = student.hidden_size, len(student.layers)
     width = max(layer.intermediate_size for layer in (*student.layers, *teacher.layers))
-    largest = sum(math.prod(teacher.linear_shape(teacher.layers[0], name)) for name in LINEARS)
-    states = 4 * tokens * (2 * layers * hidden + _STATES * hidden + _CHANNELS * width)
-    head = 4 * (_LOGITS * PIECE + 2 * student.vocab_size * hidden)
-    return states + head + (_LAYER if processes == 1 else _LAYER + _SENT) * largest
+    return 4 * (2 * layers * hidden + _STATES * hidden + _CHANNELS * width)
 
 
 def _giga(count: int) -> str:

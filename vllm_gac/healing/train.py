@@ -29,8 +29,6 @@ from vllm_gac.healing.student import Student
 
 logger = logging.getLogger(__name__)
 
-# Tokens that run forward and backward at once.
-MICRO_TOKENS = 1 << 13
 _MAX_GRADIENT_NORM = 1.0
 # Saving takes at most one part in so many of the time.
 _SAVING = 20
@@ -120,7 +118,7 @@ class Healing:
     def step(self, step: int, guard: Guard) -> bool:
         """Take a step; False, and no step, if a gradient is not finite."""
         rows = self._processes.part_of(self._tokens[self._schedule.rows(step)])
-        for part in batches(rows, MICRO_TOKENS):
+        for part in batches(rows, self._distillation.tokens_at_once):
             # FSDP2 takes the mean of the processes' gradients.
             torch.autograd.backward(self._distillation.loss(part) / rows.numel())
         gradients = self._student.gradients()

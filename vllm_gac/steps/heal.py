@@ -149,7 +149,7 @@ def heal(
             output = Output(out, "heal", files, resume, overwrite, processes.is_first)
             output.check()
             inputs = HealInputs.open(directory, teacher, text, held_out, request)
-            request, steps = choices(request, inputs, processes)
+            request, steps, at_once = choices(request, inputs, processes)
             record = {
                 "device": _device_name(device),
                 "processes": processes.count,
@@ -161,7 +161,7 @@ def heal(
             return _recorded(out)
         logger.info(_announcement(steps, inputs, request, device, processes.count))
         logger.info(expectation(steps.steps * steps.batch * inputs.length))
-        distillation, weights = _models(inputs, request, processes)
+        distillation, weights = _models(inputs, request, processes, at_once)
         state = run.work / HEALING
         healing = Healing(
             distillation,
@@ -193,7 +193,7 @@ def heal(
 
 
 def _models(
-    inputs: HealInputs, request: HealRequest, processes: Processes
+    inputs: HealInputs, request: HealRequest, processes: Processes, at_once: int
 ) -> tuple[Distillation, Student]:
     """The student beside its teacher, and the student's weights."""
     student, dense = inputs.student, inputs.teacher
@@ -210,6 +210,7 @@ def _models(
         temperature=request.temperature,
         hidden_weight=request.hidden_weight,
         mixed=processes.device.type == "cuda" and _is_bf16(weights),
+        tokens_at_once=at_once,
     )
     return distillation, weights
 

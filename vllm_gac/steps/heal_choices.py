@@ -9,7 +9,7 @@ import torch
 from vllm_gac.checkpoint.dtypes import DTYPES
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import HealingError
-from vllm_gac.healing.memory import Memory, chosen_rank, free_host_memory, memory
+from vllm_gac.healing.memory import Memory, chosen_rank, free_host_memory, memory, tokens_at_once
 from vllm_gac.healing.processes import Processes
 from vllm_gac.healing.schedule import Schedule, schedule
 from vllm_gac.healing.student import largest_adapter_rank
@@ -23,13 +23,16 @@ DEFAULT_ADAPTER_RANK = 32
 
 def choices(
     request: HealRequest, inputs: HealInputs, processes: Processes
-) -> tuple[HealRequest, Schedule]:
-    """The request with what is trained and the learning rate filled in, and the steps.
+) -> tuple[HealRequest, Schedule, int]:
+    """The request with what is trained and the learning rate filled in; steps; tokens at once.
 
     `train` is "full", or "lora" with the `lora_rank`. Raises HealingError if the request cannot be
     met with these inputs, or in the memory of this machine.
     """
-    rank = _adapter_rank(request, inputs, processes)
+    gpu = _gpu_memory(processes)
+    fitting = tokens_at_once(inputs.student.layout, inputs.teacher.layout, gpu)
+    at_once = max(fitting, inputs.length)
+    rank = _adapter_rank(request, inputs, processes, at_once, gpu and gpu[0])
     steps = schedule(
         len(inputs.trained),
         inputs.length,
@@ -45,10 +48,20 @@ def choices(
         lora_rank=rank,
         learning_rate=steps.learning_rate,
     )
-    return chosen, steps
+    return chosen, steps, at_once
 
 
-def _adapter_rank(request: HealRequest, inputs: HealInputs, processes: Processes) -> int | None:
+def _gpu_memory(processes: Processes) -> tuple[int, int] | None:
+    """The least bytes of a GPU that are free, and the least that it has; None on a CPU."""
+    if processes.device.type != "cuda":
+        return None
+    free, whole = torch.cuda.mem_get_info(processes.device)
+    return int(processes.least(free)), int(processes.least(whole))
+
+
+def _adapter_rank(
+    request: HealRequest, inputs: HealInputs, processes: Processes, at_once: int, free: int | None
+) -> int | None:
     """The rank of the adapters that are trained; None if whole weights are."""
     student, teacher, asked = inputs.student, inputs.teacher, request.lora_rank
     most = largest_adapter_rank(student.layout)
@@ -56,11 +69,9 @@ def _adapter_rank(request: HealRequest, inputs: HealInputs, processes: Processes
     stored = _weight_bytes(student), _weight_bytes(teacher)
 
     def needed(of: int | None) -> Memory:
-        found = memory(student.layout, teacher.layout, stored, inputs.length, of, processes.count)
+        found = memory(student.layout, teacher.layout, stored, at_once, of, processes.count)
         return found.with_averages_in_host_memory if request.offload else found
 
-    on_gpu = processes.device.type == "cuda"
-    free = int(processes.least(torch.cuda.mem_get_info(processes.device)[0])) if on_gpu else None
     on_host = processes.least(free_host_memory()) / processes.on_this_host
     chosen = chosen_rank(
         request.train,
