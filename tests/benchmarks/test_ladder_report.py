@@ -39,7 +39,7 @@ def _row(name: str, lost: float = 0.0, **others: Any) -> dict[str, Any]:
 
 def _model(*rows: dict[str, Any], **run: Any) -> Model:
     about = {"size": "130m", "parameters": 1.3e8, "trained_tokens": 1e8, **run}
-    return Model("a model", about, [], {row["row"]: row for row in (_row(DENSE), *rows)})
+    return Model("a model", about, [], {0: {row["row"]: row for row in (_row(DENSE), *rows)}})
 
 
 def test_rows_of_other_calibration_texts_have_a_table_of_their_own(tmp_path: Path) -> None:

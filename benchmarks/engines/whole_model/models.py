@@ -43,6 +43,8 @@ class Shape:
     engine: dict[str, Any] = field(default_factory=dict)
 
 
+# The MLP width of Llama-3-8B.
+_FULL_WIDTH = 14336
 SHAPES = {
     "llama3-8b": Shape(
         DENSE,
@@ -58,7 +60,7 @@ SHAPES = {
         DENSE
         | {
             "hidden_size": 256,
-            "intermediate_size": 14336 // 32,
+            "intermediate_size": _FULL_WIDTH // 32,
             "num_hidden_layers": 8,
             "num_attention_heads": 16,
             "head_dim": 64,
@@ -70,7 +72,7 @@ SHAPES = {
     ),
 }
 
-# The dims below are for Llama-3-8B (heads of 128, a width of 14336); other shapes scale them.
+# The dims below are for Llama-3-8B, whose heads are of 128; other shapes scale them.
 WIDTH = 11520
 # (r_k, r_v, MLP width) of the classes of layers, which take turns through the model. Together they
 # have as many parameters and as large a cache as eight layers of (96, 64, WIDTH).
@@ -145,7 +147,7 @@ def models(dense: dict[str, Any]) -> list[Model]:
 
     def palu() -> dict[str, Any]:
         sizes = (PALU_SIZES[i % len(PALU_SIZES)] for i in range(count))
-        dims = (Dims("rotary", heads, r, heads, r, 14336) for r in sizes)
+        dims = (Dims("rotary", heads, r, heads, r, _FULL_WIDTH) for r in sizes)
         return _config(dense, list(dims))
 
     def low_rank(name: str, what: str, linears: Iterable[str], share: float) -> Model:
@@ -241,7 +243,7 @@ def _section(dense: dict[str, Any], dims: Dims) -> dict[str, Any]:
     return {
         "key": {"form": dims.form, "heads": dims.key_heads, "size": size},
         "value": {"heads": dims.value_heads, "size": dims.value_size * head_dim // 128},
-        "intermediate_size": dims.width * width // 14336 + dims.past,
+        "intermediate_size": dims.width * width // _FULL_WIDTH + dims.past,
         # Keys that lost pairs have rotation frequencies of their own.
         "rope_table": dims.form == "rotary" and not own,
     }

@@ -1,7 +1,7 @@
 """What `train` and `measure` wrote about a model, read back: run.json, log.jsonl, rows.jsonl."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,18 @@ class Model:
         name: Of its folder.
         run: The training run.
         curve: The learning curve.
-        rows: By name, calibrated on the first text.
-        by_text: Rows by name, for the number of each calibration text.
+        by_text: Rows by name, for the number of each calibration text; those of text 0 in order.
     """
 
     name: str
     run: Mapping[str, Any]
     curve: Sequence[Point]
-    rows: Mapping[str, Row]
-    by_text: Mapping[int, Mapping[str, Row]] = field(default_factory=dict)
+    by_text: Mapping[int, Mapping[str, Row]]
+
+    @property
+    def rows(self) -> Mapping[str, Row]:
+        """Those that were calibrated on the first text."""
+        return self.by_text[0]
 
     @property
     def dense(self) -> Row:
@@ -76,5 +79,5 @@ def _model(folder: Path) -> Model:
         by_text.setdefault(row["calibration"], {})[row["row"]] = row
     if DENSE not in (rows := by_text.get(0, {})):
         raise GacError(f"{folder / 'rows.jsonl'}: no row of the dense model; measure it first")
-    ordered = {name: rows[name] for name in ROWS if name in rows}
-    return Model(folder.name, run, points, ordered, by_text)
+    by_text[0] = {name: rows[name] for name in ROWS if name in rows}
+    return Model(folder.name, run, points, by_text)
