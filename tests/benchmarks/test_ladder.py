@@ -32,6 +32,8 @@ from vllm_gac.planning.request import PlanRequest
 from vllm_gac.steps.compress_request import CompressRequest
 from vllm_gac.steps.evaluate import evaluate
 
+# Lines of the first module, which is too long to calibrate with.
+LONG = 900
 WORDS = ["alpha", "beta", "gamma", "index", "value", "result", "count", "buffer", "parse", "read"]
 RUN = Run(
     size="tiny",
@@ -48,7 +50,7 @@ def module(number: int) -> str:
     rng = random.Random(number)
     return "".join(
         f"def {rng.choice(WORDS)}_{number}_{line}({rng.choice(WORDS)}): return {rng.random():.3f}\n"
-        for line in range(110)
+        for line in range(110 if number else LONG)
     )
 
 
@@ -57,6 +59,10 @@ def names() -> Iterator[tuple[int, str]]:
         path = f"package_{number % 7}/module_{number}.py"
         if number < 110 or split_of(path) == "heldout":
             yield number, path
+
+
+def calibration_of(text: Path) -> str:
+    return "".join((text / f"calibration-{n}.txt").read_text() for n in range(3))
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +97,16 @@ def test_held_out_windows_are_of_held_out_documents_alone(text: Path) -> None:
     tokenizer = Tokenizer.from_file(str(demo.MODEL / "tokenizer.json"))
     held_out = (text / "heldout.txt").read_text()
     assert all(tokenizer.decode(window.tolist()) in held_out for window in windows)
-    training_text = "".join((text / f"calibration-{n}.txt").read_text() for n in range(3))
+    training_text = calibration_of(text)
     assert not any(path in training_text for path in manifest["held_out_documents"])
+
+
+def test_all_documents_of_the_training_split_can_be_healed_on(text: Path) -> None:
+    healing = (text / "healing.txt").read_text()
+    for number, path in names():
+        assert (f"_{number}_0(" in healing) == (split_of(path) == "train")
+    assert "_1_0(" in calibration_of(text)
+    assert "_0_0(" not in calibration_of(text)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ A text directory holds
 train.safetensors       tokens [n], and the validation split's [m]
 heldout.safetensors     windows [count, WINDOW] of held-out documents, and the document of each
 calibration-N.txt       documents of the training split, other ones in each file
-healing.txt             these and more
+healing.txt             the whole training split, these first
 heldout.txt             the documents of the windows, as text
 manifest.json           packages, versions, licences, counts, hashes
 """
@@ -42,7 +42,6 @@ from vllm_gac.errors import GacError
 WINDOW, WINDOWS, MAX_WINDOWS = 1024, 256, 3
 VALIDATION_TOKENS = 1 << 17
 CALIBRATIONS, _CALIBRATION_CHARACTERS, _MAX_CALIBRATION = 3, 600_000, 24_000
-_HEALING_CHARACTERS = 30_000_000
 _SUFFIXES = (".py", ".md", ".rst", ".txt")
 # Larger files are tables and generated code.
 _MAX_FILE = 200_000
@@ -240,14 +239,17 @@ def _windows(
 def _training_texts(corpus: Corpus) -> Iterator[tuple[str, list[Document]]]:
     """Documents of the training split by the file to write.
 
-    No document is in two calibration texts; the text to heal on begins with all of them.
+    No document is in two calibration texts; the text to heal on is all, and begins with these.
     """
-    small = [d for d in corpus.split("train") if len(d.source) <= _MAX_CALIBRATION]
-    ordered = sorted(small, key=_hash)
-    left = iter(ordered)
+    ordered = sorted(corpus.split("train"), key=lambda d: (not _is_short(d), _hash(d)))
+    left = (document for document in ordered if _is_short(document))
     for number in range(CALIBRATIONS):
         yield f"calibration-{number}.txt", _taken(left, _CALIBRATION_CHARACTERS)
-    yield "healing.txt", _taken(iter(ordered), _HEALING_CHARACTERS)
+    yield "healing.txt", ordered
+
+
+def _is_short(document: Document) -> bool:
+    return len(document.source) <= _MAX_CALIBRATION
 
 
 def _taken(documents: Iterator[Document], characters: int) -> list[Document]:
