@@ -1,13 +1,18 @@
 """What fits into a GPU is trained, and what does not fit is refused with the arithmetic."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from benchmarks.common.llama3_8b import write_models
 from tests.support.dense_models import config
 from vllm_gac.errors import HealingError
 from vllm_gac.healing.memory import chosen_rank, memory, tokens_at_once
 from vllm_gac.layout.dims import layout_of
 
 GB = 10**9
+QUALITY = Path(__file__).parents[2] / "benchmarks" / "results" / "quality"
 LLAMA3_8B = layout_of(
     config(
         hidden_size=4096,
@@ -48,7 +53,7 @@ def test_averages_in_host_memory_make_room_for_whole_weights() -> None:
     assert chosen_rank("auto", 32, whole, lora, 141 * GB, 90 * GB) is None
     assert chosen_rank("auto", 32, whole, lora, 141 * GB, 80 * GB) == 32
     with pytest.raises(
-        HealingError, match=r"give --offload, which takes 96\.9 GB, and 83\.8 GB of"
+        HealingError, match=r"give --offload, which takes 91\.1 GB, and 83\.8 GB of"
     ):
         chosen_rank("full", 32, WHOLE, LORA, 141 * GB)
     with pytest.raises(HealingError, match=r"needs 83\.8 GB of host memory .* 80\.0 GB are free"):
@@ -60,7 +65,7 @@ def test_several_gpus_share_all_but_embeddings_and_activations() -> None:
     assert four.trained == WHOLE.trained // 4
     assert four.weights == WHOLE.weights
     assert four.teacher == pytest.approx((WHOLE.teacher - WHOLE.weights) / 4 + WHOLE.weights)
-    assert 0 < four.activations - WHOLE.activations < 6 * GB
+    assert 0 < four.activations - WHOLE.activations < 11 * GB
     assert four.total < 80 * GB
 
 
@@ -73,11 +78,25 @@ def test_what_does_not_fit_is_refused_with_its_parts() -> None:
         chosen_rank("auto", 32, WHOLE, LORA, 24 * GB)
 
 
+def test_what_was_measured_is_expected_with_some_to_spare(tmp_path: Path) -> None:
+    layouts = write_models(tmp_path)
+    for machine in ("h200", "h100", "h100_x2"):
+        result = json.loads((QUALITY / f"healing_eight_billion_{machine}.json").read_text())
+        assert layouts["gac"].parameters == result["parameters"][0]
+        for way, found in result["rows"].items():
+            rank, processes = 32 if "adapters" in way else None, result.get("processes", 1)
+            needed = memory(layouts["gac"], layouts["dense"], (2, 2), 8192, rank, processes)
+            if "offloaded" in way:
+                needed = needed.with_averages_in_host_memory
+            assert 3 * GB < needed.total - GB * found["gpu_gb"] < 10 * GB
+
+
 def test_small_models_run_more_tokens_at_once_within_a_sixteenth_of_the_gpu() -> None:
     small = layout_of(config(hidden_size=1024, intermediate_size=2432, num_hidden_layers=12))
     tokens = tokens_at_once(small, small, (40 * GB, 80 * GB))
     assert 8192 < tokens < 65536
-    less, more = (memory(small, small, (2, 2), n, None).activations for n in (1, tokens))
+    twice = (tokens, 2 * tokens)
+    less, more = (memory(small, small, (2, 2), n, None).activations for n in twice)
     assert 4.9 * GB < more - less <= 5 * GB
     assert tokens_at_once(LLAMA3_8B, LLAMA3_8B, (80 * GB, 80 * GB)) == 8192
     assert tokens_at_once(small, small, (8 * GB, 8 * GB)) == 8192

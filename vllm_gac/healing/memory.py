@@ -20,8 +20,9 @@ _NUMBER, _GRADIENT, _MOMENTS = 4, 4, 8
 # Hidden states and MLP activations of a layer that exist at once when it runs backward, and logits.
 _STATES, _CHANNELS, _LOGITS = 16, 8, 6
 # A layer's weights in two dtypes and its gradients; and, of those that are shared, the layers on
-# their way, and their gradients.
-_LAYER, _SENT = 12, 24
+# their way, and their gradients. At Llama-3-8B's shape one GPU and two took 4 to 10 GB less than is
+# expected so: benchmarks/results/quality/healing_eight_billion_*.md.
+_LAYER, _SENT = 12, 48
 # What torch and its libraries take, and gaps between allocations.
 _SHARE_TO_USE = 0.94
 # Tokens that run forward and backward at once, and the part of a GPU that more of them may take.
@@ -90,7 +91,7 @@ def tokens_at_once(student: ModelLayout, teacher: ModelLayout, gpu: tuple[int, i
     """
     if gpu is None or 2 * gpu[0] < gpu[1]:
         return _LEAST_AT_ONCE
-    fitting = gpu[1] // _PART_AT_ONCE // _state_bytes(student, teacher)
+    fitting = gpu[1] // _PART_AT_ONCE // sum(_state_bytes(student, teacher))
     return min(max(fitting, _LEAST_AT_ONCE), _MOST_AT_ONCE)
 
 
@@ -199,17 +200,19 @@ def _adapter_numbers(shapes: Mapping[str, tuple[int, ...]], rank: int) -> int:
 
 
 def _activations(student: ModelLayout, teacher: ModelLayout, tokens: int, processes: int) -> int:
+    """The states that are kept; and beside them the logits or a layer, which come in turn."""
     largest = sum(math.prod(teacher.linear_shape(teacher.layers[0], name)) for name in LINEARS)
-    head = 4 * (_LOGITS * PIECE + 2 * student.vocab_size * student.hidden_size)
-    states = tokens * _state_bytes(student, teacher)
-    return states + head + (_LAYER if processes == 1 else _LAYER + _SENT) * largest
+    weights = (_LAYER if processes == 1 else _LAYER + _SENT) * largest
+    logits = 4 * (_LOGITS * PIECE + 2 * student.vocab_size * student.hidden_size)
+    kept, in_a_layer = (tokens * count for count in _state_bytes(student, teacher))
+    return kept + max(logits, in_a_layer + weights)
 
 
-def _state_bytes(student: ModelLayout, teacher: ModelLayout) -> int:
-    """Bytes of what is kept of one token: hidden states, and what a layer computes."""
+def _state_bytes(student: ModelLayout, teacher: ModelLayout) -> tuple[int, int]:
+    """Bytes of the hidden states that are kept of one token, and of what a layer computes of it."""
     hidden, layers = student.hidden_size, len(student.layers)
     width = max(layer.intermediate_size for layer in (*student.layers, *teacher.layers))
-    return 4 * (2 * layers * hidden + _STATES * hidden + _CHANNELS * width)
+    return 4 * 2 * layers * hidden, 4 * (_STATES * hidden + _CHANNELS * width)
 
 
 def _giga(count: int) -> str:
