@@ -37,7 +37,7 @@ class Memory:
         trained: Numbers that are trained, with gradients and moments.
         weights: Weights of the student that lie there beside them.
         teacher: Weights of the teacher.
-        activations: Hidden states, logits, and one layer's weights and gradients.
+        activations: Hidden states; and the logits, or what one layer has when it runs backward.
         host: Host memory: the best weights so far, and moments that are offloaded.
         offloaded: Whether they are.
     """

@@ -10,7 +10,7 @@ A text directory holds
 train.safetensors       tokens [n], and the validation split's [m]
 heldout.safetensors     windows [count, WINDOW] of held-out documents, and the document of each
 calibration-N.txt       documents of the training split, other ones in each file
-healing.txt             the whole training split, these first
+healing.txt             all documents of the training split, these first
 heldout.txt             the documents of the windows, as text
 manifest.json           packages, versions, licences, counts, hashes
 """
@@ -239,7 +239,8 @@ def _windows(
 def _training_texts(corpus: Corpus) -> Iterator[tuple[str, list[Document]]]:
     """Documents of the training split by the file to write.
 
-    No document is in two calibration texts; the text to heal on is all, and begins with these.
+    No document is in two calibration texts. The text to heal on has every document, those of the
+    calibration texts first.
     """
     ordered = sorted(corpus.split("train"), key=lambda d: (not _is_short(d), _hash(d)))
     left = (document for document in ordered if _is_short(document))
