@@ -1,7 +1,9 @@
 """Each error of a tokenizer's Rust code becomes one sentence, and so does text that has no use."""
 
 import json
+import math
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -9,9 +11,13 @@ from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
-from tests.support.dense_models import tokenizer, write_tokenizer
+from tests.support.dense_models import tokenizer, write_text, write_tokenizer
 from vllm_gac.errors import CheckpointError
+from vllm_gac.texts.text_files import Block, blocks
 from vllm_gac.texts.token_text import calibration_sequences, vocabulary, windows
 
 NO_UNKNOWN = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
@@ -59,6 +65,39 @@ def test_threads_leave_stderr_as_it_was(tmp_path: Path, monkeypatch: pytest.Monk
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(vocabulary, [tmp_path] * 2))
     assert (os.fstat(2).st_ino, together) == (before, [])
+
+
+def test_threads_give_the_tokens_of_all_blocks_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    write_tokenizer(file, 256)
+    library = Tokenizer.from_file(str(file))
+    library.post_processor = TemplateProcessing(single="A $A", special_tokens=[("A", 32)])
+    library.save(str(file))
+    text = write_text(tmp_path / "text", 700_000)
+    found = windows(tmp_path, [text], length=1 << 20, max_tokens=None)
+    wanted: list[int] = []
+    for number, block in enumerate(blocks(tmp_path, text, None)):
+        wanted += library.encode(block.text, add_special_tokens=number == 0).ids
+    assert number > 8
+    assert torch.equal(torch.cat([part.flatten() for part in found]), torch.tensor(wanted))
+
+
+def test_few_tokens_need_few_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as many as they are in, at most: what follows may be gigabytes."""
+    taken = 0
+
+    def counted(model: Path, path: Path, characters: int | None) -> Iterator[Block]:
+        nonlocal taken
+        for taken, block in enumerate(blocks(model, path, characters), 1):  # noqa: B007
+            yield block
+
+    monkeypatch.setattr("vllm_gac.texts.token_text.blocks", counted)
+    write_tokenizer(tmp_path / "tokenizer.json", 256)
+    text = write_text(tmp_path / "text", 1_000_000)
+    (everything,) = windows(tmp_path, [text], length=1 << 20, max_tokens=None)
+    for tokens, most in ((100, 1), (everything.numel() // 4, 2 * math.ceil(taken / 4))):
+        windows(tmp_path, [text], length=100, max_tokens=tokens)
+        assert taken <= most
 
 
 def test_running_out_of_memory_is_not_a_fault_of_the_tokenizer(

@@ -3,8 +3,11 @@
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +18,7 @@ from vllm_gac.checkpoint.headers import refuse_escape
 from vllm_gac.checkpoint.strict_json import read_bounded
 from vllm_gac.errors import CheckpointError
 from vllm_gac.texts.hub_texts import local_texts
-from vllm_gac.texts.text_files import blocks
+from vllm_gac.texts.text_files import Block, blocks
 from vllm_gac.texts.tokenizer_growth import MAX_GROWTH, growth
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ _MAX_TOKENIZER = 128 << 20
 # tokens are wanted, the part is smaller.
 _CALIBRATION_CHARACTERS = 1 << 24
 _MIN_CHARACTERS, _CHARACTERS_OF_A_TOKEN = 1 << 20, 256
+# Blocks that are tokenized at once, and threads that do it.
+_MOST_BLOCKS, _MOST_THREADS = 64, 8
 
 
 def calibration_sequences(
@@ -133,13 +138,13 @@ def _encode(
         leave=False,
         disable=not logger.isEnabledFor(logging.INFO),
     )
-    with said:
-        for block in blocks(model, path, characters):
+    with said, ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        for some in _growing(blocks(model, path, characters)):
             with _faults_named(tokenizer_path):
-                encoded = tokenizer.encode(block.text, add_special_tokens=block.begins).ids
-            ids.append(torch.tensor(encoded, dtype=torch.int64))
-            count, read = count + len(encoded), read + len(block.text)
-            said.update(len(block.text))
+                found = list(pool.map(partial(_ids_of, tokenizer), some))
+            ids += found
+            count, read = count + sum(map(len, found)), read + sum(len(b.text) for b in some)
+            said.update(read - said.n)
             if tokens is None:
                 continue
             if count >= tokens:
@@ -150,6 +155,20 @@ def _encode(
                     "wanted; give another text, or fewer --max-tokens"
                 )
     return torch.cat(ids)[:tokens]
+
+
+def _ids_of(tokenizer: "Tokenizer", block: Block) -> torch.Tensor:
+    # Unlike `encode`, this lets other threads run, and finds no places of tokens in the text.
+    (encoded,) = tokenizer.encode_batch_fast([block.text], add_special_tokens=block.begins)
+    return torch.tensor(encoded.ids, dtype=torch.int64)
+
+
+def _growing(blocks: Iterable[Block]) -> Iterator[list[Block]]:
+    """Lists of blocks, each twice as long as the one before it: little is read in vain."""
+    found, count = iter(blocks), 1
+    while some := list(islice(found, count)):
+        yield some
+        count = min(2 * count, _MOST_BLOCKS)
 
 
 def _tokenizer(path: Path) -> "Tokenizer":
