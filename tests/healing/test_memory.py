@@ -91,13 +91,13 @@ def test_what_was_measured_is_expected_with_some_to_spare(tmp_path: Path) -> Non
             assert 3 * GB < needed.total - GB * found["gpu_gb"] < 10 * GB
 
 
-def test_small_models_run_more_tokens_at_once_within_a_sixteenth_of_the_gpu() -> None:
+def test_small_models_run_more_tokens_at_once_within_an_eighth_of_the_gpu() -> None:
     small = layout_of(config(hidden_size=1024, intermediate_size=2432, num_hidden_layers=12))
     tokens = tokens_at_once(small, small, (40 * GB, 80 * GB))
     assert 8192 < tokens < 65536
     twice = (tokens, 2 * tokens)
     less, more = (memory(small, small, (2, 2), n, None).activations for n in twice)
-    assert 4.9 * GB < more - less <= 5 * GB
+    assert 9.9 * GB < more - less <= 10 * GB
     assert tokens_at_once(LLAMA3_8B, LLAMA3_8B, (80 * GB, 80 * GB)) == 8192
     assert tokens_at_once(small, small, (8 * GB, 8 * GB)) == 8192
     assert tokens_at_once(small, small, (39 * GB, 80 * GB)) == 8192

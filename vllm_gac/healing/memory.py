@@ -26,7 +26,7 @@ _LAYER, _SENT = 12, 48
 # What torch and its libraries take, and gaps between allocations.
 _SHARE_TO_USE = 0.94
 # Tokens that run forward and backward at once, and the part of a GPU that more of them may take.
-_LEAST_AT_ONCE, _MOST_AT_ONCE, _PART_AT_ONCE = 1 << 13, 1 << 16, 16
+_LEAST_AT_ONCE, _MOST_AT_ONCE, _PART_AT_ONCE = 1 << 13, 1 << 16, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def tokens_at_once(student: ModelLayout, teacher: ModelLayout, gpu: tuple[int, i
         gpu: Its bytes, those that are free and all; None: the model is healed on a CPU.
 
     Returns:
-        From 8,192 to 65,536: as many as have their states in a sixteenth of the GPU, or 8,192 if
+        From 8,192 to 65,536: as many as have their states in an eighth of the GPU, or 8,192 if
         less than half of it is free. It follows from all bytes, and not from the free ones, because
         a run that goes on is to add in the same order.
     """

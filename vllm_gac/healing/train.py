@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import torch
 from torch.nn.utils import get_total_norm
 from tqdm import tqdm
 
-from vllm_gac.compression.reference_model import batches
 from vllm_gac.errors import HealingError
 from vllm_gac.healing.adam import Adam
 from vllm_gac.healing.distillation import Distillation
@@ -118,7 +117,7 @@ class Healing:
     def step(self, step: int, guard: Guard) -> bool:
         """Take a step; False, and no step, if a gradient is not finite."""
         rows = self._processes.part_of(self._tokens[self._schedule.rows(step)])
-        for part in batches(rows, self._distillation.tokens_at_once):
+        for part in even_parts(rows, self._distillation.tokens_at_once):
             # FSDP2 takes the mean of the processes' gradients.
             torch.autograd.backward(self._distillation.loss(part) / rows.numel())
         gradients = self._student.gradients()
@@ -191,6 +190,16 @@ class Healing:
             unit_scale=True,
             disable=not progress,
         )
+
+
+def even_parts(sequences: torch.Tensor, tokens: int) -> Sequence[torch.Tensor]:
+    """Split [count, length] into the fewest parts of at most `tokens` tokens, or of one sequence.
+
+    They are of about the same size: the host launches as many kernels for a small part as for a
+    large one.
+    """
+    most = max(1, tokens // sequences.shape[1])
+    return sequences.tensor_split(math.ceil(len(sequences) / most))
 
 
 def _refuse_not_finite(before: Score, teacher_loss: float) -> None:
