@@ -61,10 +61,18 @@ def norm_latents_in_order(latents: torch.Tensor, head_dim: int, eps: float) -> t
 
 
 def attention_in_order(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, attn_mask: torch.Tensor, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
 ) -> torch.Tensor:
     scores = product_in_order(q, k.transpose(-1, -2)) * scale
-    return product_in_order(scores.masked_fill(~attn_mask, float("-inf")).softmax(-1), v)
+    assert is_causal == (attn_mask is None)
+    allowed = torch.ones(scores.shape[-2:]).tril().bool() if attn_mask is None else attn_mask
+    return product_in_order(scores.masked_fill(~allowed, float("-inf")).softmax(-1), v)
 
 
 def silu_of_whole_vectors(x: torch.Tensor) -> torch.Tensor:

@@ -229,11 +229,13 @@ def attention(
     size = values.shape[-1]
     # torch has a fast kernel for a CPU only if all heads are of one size.
     common = max(queries.shape[-1], size) if normed.device.type == "cpu" else None
+    mask = _mask(length, model.window, normed.device)
     attended = scaled_dot_product_attention(
         _heads_of(queries, common),
         _heads_of(_each_query(keys, layer), common),
         _heads_of(_each_query(values, layer), common),
-        attn_mask=_mask(length, model.window, normed.device),
+        attn_mask=mask,
+        is_causal=mask is None,
         scale=model.layout.score_scale,
     )[..., :size]
     return attended.transpose(1, 2).reshape(batch, length, -1)
@@ -293,10 +295,14 @@ def _heads_of(x: Tensor, size: int | None) -> Tensor:
     return (x if size is None else pad(x, (0, size - x.shape[-1]))).transpose(1, 2)
 
 
-def _mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """A mask that is True where a query (row) may attend to a key (column)."""
-    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    return mask if window is None else mask.triu(1 - window)
+def _mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """True where a query (row) may attend to a key (column); None: to itself and all before it.
+
+    Without a mask, torch's kernels leave out what comes after a query, and need no memory for it.
+    """
+    if window is None or window >= length:
+        return None
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
