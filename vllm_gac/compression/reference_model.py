@@ -229,7 +229,7 @@ def attention(
     size = values.shape[-1]
     # torch has a fast kernel for a CPU only if all heads are of one size.
     common = max(queries.shape[-1], size) if normed.device.type == "cpu" else None
-    mask = _mask(length, model.window, normed.device)
+    mask = _window_mask(length, model.window, normed.device)
     attended = scaled_dot_product_attention(
         _heads_of(queries, common),
         _heads_of(_each_query(keys, layer), common),
@@ -295,10 +295,11 @@ def _heads_of(x: Tensor, size: int | None) -> Tensor:
     return (x if size is None else pad(x, (0, size - x.shape[-1]))).transpose(1, 2)
 
 
-def _mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """True where a query (row) may attend to a key (column); None: to itself and all before it.
+def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """The mask of a sliding window, True where a query (row) may attend to a key (column).
 
-    Without a mask, torch's kernels leave out what comes after a query, and need no memory for it.
+    None if the window leaves nothing out: causal attention needs no mask then, and torch's kernels
+    skip the keys after a query.
     """
     if window is None or window >= length:
         return None

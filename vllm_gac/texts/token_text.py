@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -35,7 +35,8 @@ _MAX_TOKENIZER = 128 << 20
 # tokens are wanted, the part is smaller.
 _CALIBRATION_CHARACTERS = 1 << 24
 _MIN_CHARACTERS, _CHARACTERS_OF_A_TOKEN = 1 << 20, 256
-# Blocks that are tokenized at once, and threads that do it.
+# The most blocks that are tokenized together, and threads that share them. Each thread holds the
+# tokens of a block, which may be as many as its characters times MAX_GROWTH.
 _MOST_BLOCKS, _MOST_THREADS = 64, 8
 
 
@@ -143,8 +144,10 @@ def _encode(
             with _faults_named(tokenizer_path):
                 found = list(pool.map(partial(_ids_of, tokenizer), some))
             ids += found
-            count, read = count + sum(map(len, found)), read + sum(len(b.text) for b in some)
-            said.update(read - said.n)
+            count += sum(map(len, found))
+            taken = sum(len(block.text) for block in some)
+            read += taken
+            said.update(taken)
             if tokens is None:
                 continue
             if count >= tokens:
@@ -158,15 +161,15 @@ def _encode(
 
 
 def _ids_of(tokenizer: "Tokenizer", block: Block) -> torch.Tensor:
-    # Unlike `encode`, this lets other threads run, and finds no places of tokens in the text.
+    # `encode` holds the GIL and computes offsets; this does neither.
     (encoded,) = tokenizer.encode_batch_fast([block.text], add_special_tokens=block.begins)
     return torch.tensor(encoded.ids, dtype=torch.int64)
 
 
-def _growing(blocks: Iterable[Block]) -> Iterator[list[Block]]:
-    """Lists of blocks, each twice as long as the one before it: little is read in vain."""
-    found, count = iter(blocks), 1
-    while some := list(islice(found, count)):
+def _growing(source: Iterator[Block]) -> Iterator[list[Block]]:
+    """Lists of blocks, each twice as long as the one before it: few tokens need few blocks."""
+    count = 1
+    while some := list(islice(source, count)):
         yield some
         count = min(2 * count, _MOST_BLOCKS)
 
