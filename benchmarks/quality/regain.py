@@ -10,6 +10,9 @@ commit bdbe9b4 can compare plans for healing.
 Appends to OUT/regain.jsonl after each model, and writes OUT/regain.md anew. What is trained and
 compressed lies in --work. The same command goes on where it was stopped. With several GPUs, each
 size has its own.
+
+A healed model that is in --work already is only scored. So several GPUs can heal it together: add
+the command that did to its row, as `healed_by`. The row's seconds are then not those of healing.
 """
 
 import argparse
