@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_refused_with_its_parts() -> None:
 
 def test_what_was_measured_is_expected_with_some_to_spare(tmp_path: Path) -> None:
     layouts = write_models(tmp_path)
-    for machine in ("h200", "h100", "h100_x2"):
+    for machine in ("h200", "h100", "offloaded_h100", "h100_x2"):
         result = json.loads((QUALITY / f"healing_eight_billion_{machine}.json").read_text())
         assert layouts["gac"].parameters == result["parameters"][0]
         for way, found in result["rows"].items():
