@@ -12,7 +12,7 @@ compressed lies in --work. The same command goes on where it was stopped. With s
 size has its own.
 
 A healed model that is in --work already is only scored. So several GPUs can heal it together: add
-the command that did to its row, as `healed_by`. The row's seconds are then not those of healing.
+their command to its row, as `healed_by`. The row's seconds are then not those of healing.
 """
 
 import argparse

@@ -59,7 +59,7 @@ def _blocks(rows: Sequence[Row], dense: Row) -> Iterator[Block]:
     )
     for row in rows:
         if "healed_by" in row:
-            yield f"`{row['healed_by']}` healed {row['form']} on {row['tokens']:,} tokens."
+            yield f"{row['form']}, {row['tokens']:,} tokens: healed by `{row['healed_by']}`."
     local = [row for row in rows if row["way"] not in (DENSE, COMPRESSED, HEALED)]
     if not local:
         return

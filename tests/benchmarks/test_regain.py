@@ -50,7 +50,7 @@ def test_the_page_tells_shares_of_the_loss() -> None:
 def test_the_page_tells_what_else_healed() -> None:
     by = "torchrun --nproc-per-node 4 -m vllm_gac heal"
     text = page([*ROWS, row(HEALED, 8000, *[2.01] * 6, healed_by=by)])
-    assert f"`{by}` healed MLP widths on 8,000 tokens." in text
+    assert f"MLP widths, 8,000 tokens: healed by `{by}`." in text
 
 
 def test_a_page_of_a_run_that_was_stopped_lacks_what_was_not_measured() -> None:
