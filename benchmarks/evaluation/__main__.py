@@ -1,11 +1,11 @@
 """lm-eval scores and perplexity of model directories that are served; prints Markdown.
 
-    python -m benchmarks.evaluation MODEL...
+    python -m benchmarks.evaluation MODEL... [--held-out FILE]
 
 Serves one model after the other with `vllm serve`. lm-eval runs the tasks of this folder through
-the OpenAI API. The perplexity of the demo model's held-out text is computed by the reference, by
-vLLM in a process of its own, and by that server. Needs `make install-eval`; takes a few minutes per
-model on two cores.
+the OpenAI API. The perplexity of the held-out text, by default the demo model's, is computed by the
+reference, by vLLM in a process of its own, and by that server. Needs `make install-eval`; takes a
+few minutes per model on two cores.
 """
 
 import argparse
@@ -36,28 +36,33 @@ def main() -> None:
     """Measure all models, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help="a model directory")
-    models = parser.parse_args().models
-    tasks.main()
-    rows = [_row(model) for model in models]
-    about = provenance("python -m benchmarks.evaluation MODEL...", "cpu")
+    parser.add_argument(
+        "--held-out", type=Path, default=demo.HELD_OUT, help="such as heldout.txt of the ladder"
+    )
+    args = parser.parse_args()
+    models: list[Path] = args.models
+    tasks.write_tasks(args.held_out)
+    rows = [_row(model, args.held_out) for model in models]
+    other = "" if args.held_out == demo.HELD_OUT else f" --held-out {args.held_out.name}"
+    about = provenance(f"python -m benchmarks.evaluation MODEL...{other}", "cpu")
     about |= {"machine": f"{about['machine']}, {os.cpu_count()} cores", "vllm": version("vllm")}
     print(f"\n{origin(about)}, lm-eval {version('lm-eval')}.\n")
     records = [{"model": model.name} | row for model, row in zip(models, rows, strict=True)]
     print(*table_of_records(records), sep="\n")
 
 
-def _row(model: Path) -> dict[str, str]:
+def _row(model: Path, text: Path) -> dict[str, str]:
     """The cells of one model by column."""
     out = tasks.OUT / model.name
     serve = [f"{BIN}/vllm", "serve", f"{model}", "--load-format", "gac", "--enforce-eager"]
     serve += ["--host", "127.0.0.1", "--port", URL.rpartition(":")[2]]
     serve += ["--max-model-len", f"{CONTEXT}", "--served-model-name", "served"]
     row = {
-        "perplexity, reference": _perplexity(model),
-        "vLLM": _perplexity(model, "--engine", "vllm"),
+        "perplexity, reference": _perplexity(model, text),
+        "vLLM": _perplexity(model, text, "--engine", "vllm"),
     }
     with running_server(serve, SERVER, URL, out / "server.log", patience=600):
-        row["server"] = _perplexity(model, "--server", URL)
+        row["server"] = _perplexity(model, text, "--server", URL)
         scores = _lm_eval(model, out)
     for task, metric in (("continuation", "acc"), ("continuation", "acc_norm")):
         score = scores[f"gac_{task}"]
@@ -67,8 +72,8 @@ def _row(model: Path) -> dict[str, str]:
     return row
 
 
-def _perplexity(model: Path, *by: str) -> str:
-    command = [f"{BIN}/vllm-gac", "evaluate", f"{model}", "--text", f"{demo.HELD_OUT}", *by]
+def _perplexity(model: Path, text: Path, *by: str) -> str:
+    command = [f"{BIN}/vllm-gac", "evaluate", f"{model}", "--text", f"{text}", *by]
     # One token less than the server's context, since it generates one after each prompt.
     answer = json.loads(_run(*command, "--sequence-length", f"{CONTEXT - 1}", "--json"))
     return f"{answer['perplexity']:.4f}"

@@ -1,6 +1,6 @@
-"""Writes two lm-eval tasks made from the demo model's held-out modules, so nothing is downloaded.
+"""Writes two lm-eval tasks made from held-out modules, so nothing is downloaded.
 
-    python -m benchmarks.evaluation.tasks      # writes build/evaluation/*.jsonl
+    python -m benchmarks.evaluation.tasks      # the demo model's; writes build/evaluation/*.jsonl
 
 `gac_continuation`: which of four pairs of lines follows these sixteen lines? The other three are
 from elsewhere in the same module, with the same indentation. `gac_modules`: the likelihood of whole
@@ -66,10 +66,10 @@ def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     print(f"{path}: {len(written)}", file=sys.stderr)
 
 
-def main() -> None:
-    """Write both files."""
+def write_tasks(text: Path) -> None:
+    """Write both files, of the modules of a text."""
     OUT.mkdir(parents=True, exist_ok=True)
-    held_out = modules(demo.HELD_OUT.read_text())
+    held_out = modules(text.read_text(encoding="utf-8"))
     rng = random.Random(0)
     questions = (question for module in held_out for question in continuations(module, rng))
     write(OUT / "continuation.jsonl", questions)
@@ -77,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_tasks(demo.HELD_OUT)

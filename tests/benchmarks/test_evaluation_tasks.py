@@ -1,7 +1,12 @@
 """The lm-eval tasks ask the questions that they describe."""
 
 import random
+from pathlib import Path
 
+import pytest
+
+from benchmarks.common.json_lines import lines_of
+from benchmarks.evaluation import tasks
 from benchmarks.evaluation.tasks import CHOICES, CONTEXT_LINES, continuations, modules
 from vllm_gac import demo
 
@@ -27,3 +32,16 @@ def test_only_the_right_choice_follows_the_context_and_none_stands_out() -> None
             assert len({len(c) - len(c.lstrip()) for c in choices}) == 1
             places.append(question["answer"])
     assert all(places.count(i) > len(places) / CHOICES / 2 for i in range(CHOICES))
+
+
+def test_both_tasks_are_written_of_any_text_of_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "heldout.txt").write_text(HELD_OUT)
+    monkeypatch.setattr(tasks, "OUT", tmp_path / "out")
+    tasks.write_tasks(tmp_path / "heldout.txt")
+    written = {
+        name: lines_of(tmp_path / "out" / f"{name}.jsonl") for name in ("continuation", "modules")
+    }
+    assert len(written["continuation"]) > 300
+    assert [row["text"] for row in written["modules"]] == modules(HELD_OUT)
