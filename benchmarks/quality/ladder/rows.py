@@ -54,11 +54,12 @@ def _aligned_and_free(name: str, request: PlanRequest) -> dict[str, Row]:
     return {name: Row(request), f"{name}{FREE}": Row(replace(request, align="none"))}
 
 
-def _fp8(name: str, request: PlanRequest | None) -> dict[str, Row]:
+def _fp8(name: str, request: PlanRequest | None, healed: bool = False) -> dict[str, Row]:
     """FP8 weights and FP8 KV cache, on dims that need no padding for them."""
     if request is not None:
         request = replace(request, quantization=_FP8, kv_cache_dtype=_FP8_CACHE)
-    return {f"{name}{FP8}": Row(request, served=True, quantization=_FP8, kv_cache_dtype=_FP8_CACHE)}
+    row = Row(request, False, healed, True, _FP8, _FP8_CACHE)
+    return {f"{name}{HEALED if healed else ''}{FP8}": row}
 
 
 # The budgets with a goal.
@@ -96,7 +97,12 @@ ROWS: Mapping[str, Row] = {
     f"{DENSE}, FP8": Row(None, served=True, quantization=_FP8),
     f"{DENSE}, FP8 KV": Row(None, served=True, kv_cache_dtype=_FP8_CACHE),
     **_fp8(DENSE, None),
-    **{name: row for goal, request in GOALS.items() for name, row in _fp8(goal, request).items()},
+    **{
+        name: row
+        for healed in (False, True)
+        for goal, request in GOALS.items()
+        for name, row in _fp8(goal, request, healed).items()
+    },
 }
 
 
