@@ -20,9 +20,9 @@ MAX_PERPLEXITY: Mapping[str, float] = {
     "heads + MLP .8, KV .75": 1.04,
     "all methods .8, KV .5": 1.03,
     "low rank .8, healed": 1.01,
-    "heads + MLP .8, KV .75, healed": 1.015,
-    "all methods .8, KV .5, healed": 1.02,
-    "heads + MLP .7, KV .5, healed": 1.05,
+    "heads + MLP .8, KV .75, healed": 1.01,
+    "all methods .8, KV .5, healed": 1.01,
+    "heads + MLP .7, KV .5, healed": 1.02,
 }
 
 
