@@ -19,14 +19,13 @@ _PUZZLETRON = (
     "puzzletron/Llama-3.1-8B-Instruct.md)"
 )
 _EXPERIMENTS = (
-    f"[its experiments]({_OPTIMIZER}/d1169d3581ffaeb3ebc50aa3ba0817e5832f0c59/examples/pruning/"
-    "demo/advanced_compression_experiments.md)"
+    f"[Model Optimizer, experiments]({_OPTIMIZER}/d1169d3581ffaeb3ebc50aa3ba0817e5832f0c59/"
+    "examples/pruning/demo/advanced_compression_experiments.md)"
 )
 _LLAMA = "Llama-3.1-8B-Instruct"
 _BLD = "Puzzletron, blocks distilled first (BLD)"
 _CHAINED = "Minitron, 32 of 36 layers, then Puzzletron"
 _FEWER_LAYERS = "Minitron, 28 of 36 layers"
-_PUZZLE, _LAYERS, _BOTH = (f", {count} B parameters" for count in (7.75, 6.65, 7.42))
 _WIDTH = "Minitron, width, distilled on 94 B tokens"
 _DEPTH = "Minitron, depth, distilled on 94 B tokens"
 
@@ -48,9 +47,9 @@ class Published:
     gsm8k: tuple[float, float] | None = None
 
 
-def _qwen(method: str, parameters: str, mmlu: float, gsm8k: float) -> Published:
-    """A row of Qwen3-8B at 80 % of the memory."""
-    kept = f"80 % of the memory{parameters}"
+def _qwen(method: str, billions: float | None, mmlu: float, gsm8k: float) -> Published:
+    """A row of Qwen3-8B at 80 % of the memory, with its parameters if they are printed."""
+    kept = "80 % of the memory" + (f", {billions} B parameters" if billions else "")
     return Published(method, "Qwen3-8B", kept, 74.93, mmlu, _EXPERIMENTS, (87.49, gsm8k))
 
 
@@ -84,17 +83,17 @@ PERPLEXITIES = (
 )
 # Accuracy on MMLU, in %.
 ACCURACIES = (
-    _qwen("Puzzletron", _PUZZLE, 59.10, 57.62),
-    _qwen("Puzzletron, distilled on 1.6 M tokens", _PUZZLE, 69.21, 76.12),
-    _qwen("Puzzletron, distilled on 1.9 B tokens", _PUZZLE, 71.86, 83.78),
-    _qwen(_BLD, "", 72.77, 73.31),
-    _qwen(f"{_BLD}, then distilled on 1.6 M tokens", "", 73.41, 80.44),
-    _qwen(_FEWER_LAYERS, _LAYERS, 50.84, 1.14),
-    _qwen(f"{_FEWER_LAYERS}, distilled on 1.6 M tokens", _LAYERS, 73.02, 47.61),
-    _qwen(f"{_FEWER_LAYERS}, distilled on 1.9 B tokens", _LAYERS, 73.94, 74.53),
-    _qwen(_CHAINED, _BOTH, 66.74, 63.31),
-    _qwen(f"{_CHAINED}, distilled on 1.6 M tokens", _BOTH, 70.74, 70.81),
-    _qwen(f"{_CHAINED}, distilled on 1.9 B tokens", _BOTH, 73.32, 84.99),
+    _qwen("Puzzletron", 7.75, 59.10, 57.62),
+    _qwen("Puzzletron, distilled on 1.6 M tokens", 7.75, 69.21, 76.12),
+    _qwen("Puzzletron, distilled on 1.9 B tokens", 7.75, 71.86, 83.78),
+    _qwen(_BLD, None, 72.77, 73.31),
+    _qwen(f"{_BLD}, then distilled on 1.6 M tokens", None, 73.41, 80.44),
+    _qwen(_FEWER_LAYERS, 6.65, 50.84, 1.14),
+    _qwen(f"{_FEWER_LAYERS}, distilled on 1.6 M tokens", 6.65, 73.02, 47.61),
+    _qwen(f"{_FEWER_LAYERS}, distilled on 1.9 B tokens", 6.65, 73.94, 74.53),
+    _qwen(_CHAINED, 7.42, 66.74, 63.31),
+    _qwen(f"{_CHAINED}, distilled on 1.6 M tokens", 7.42, 70.74, 70.81),
+    _qwen(f"{_CHAINED}, distilled on 1.9 B tokens", 7.42, 73.32, 84.99),
     Published("Puzzletron", _LLAMA, "about 69 % of the size", 68.39, 66.26, _PUZZLETRON),
     Published("Puzzletron, distilled", _LLAMA, "about 69 % of the size", 68.39, 64.96, _PUZZLETRON),
     Published("Puzzletron", _LLAMA, "50 % of the size", 68.39, 23.16, _PUZZLETRON),

@@ -54,11 +54,12 @@ def _aligned_and_free(name: str, request: PlanRequest) -> dict[str, Row]:
     return {name: Row(request), f"{name}{FREE}": Row(replace(request, align="none"))}
 
 
-def _fp8(name: str, request: PlanRequest | None, healed: bool = False) -> dict[str, Row]:
+def _fp8(name: str, request: PlanRequest | None, *, healed: bool = False) -> dict[str, Row]:
     """FP8 weights and FP8 KV cache, on dims that need no padding for them."""
     if request is not None:
         request = replace(request, quantization=_FP8, kv_cache_dtype=_FP8_CACHE)
-    row = Row(request, False, healed, True, _FP8, _FP8_CACHE)
+    fp8 = {"quantization": _FP8, "kv_cache_dtype": _FP8_CACHE}
+    row = Row(request, healed=healed, served=True, **fp8)
     return {f"{name}{HEALED if healed else ''}{FP8}": row}
 
 
@@ -101,7 +102,7 @@ ROWS: Mapping[str, Row] = {
         name: row
         for healed in (False, True)
         for goal, request in GOALS.items()
-        for name, row in _fp8(goal, request, healed).items()
+        for name, row in _fp8(goal, request, healed=healed).items()
     },
 }
 
