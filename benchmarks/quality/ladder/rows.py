@@ -56,9 +56,9 @@ def _aligned_and_free(name: str, request: PlanRequest) -> dict[str, Row]:
 
 def _fp8(name: str, request: PlanRequest | None, *, healed: bool = False) -> dict[str, Row]:
     """FP8 weights and FP8 KV cache, on dims that need no padding for them."""
-    if request is not None:
-        request = replace(request, quantization=_FP8, kv_cache_dtype=_FP8_CACHE)
     fp8 = {"quantization": _FP8, "kv_cache_dtype": _FP8_CACHE}
+    if request is not None:
+        request = replace(request, **fp8)
     row = Row(request, healed=healed, served=True, **fp8)
     return {f"{name}{HEALED if healed else ''}{FP8}": row}
 
