@@ -34,13 +34,18 @@ SERVER = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": str(os.cpu_count())}
 
 def main() -> None:
     """Measure all models, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.evaluation", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help="a model directory")
     parser.add_argument(
         "--held-out", type=Path, default=demo.HELD_OUT, help="such as heldout.txt of the ladder"
     )
     args = parser.parse_args()
     models: list[Path] = args.models
+    for model in models:
+        if not (model / "config.json").is_file():
+            parser.error(f"{model}: no config.json, so this is no model directory")
     tasks.write_tasks(args.held_out)
     rows = [_row(model, args.held_out) for model in models]
     other = "" if args.held_out == demo.HELD_OUT else f" --held-out {args.held_out.name}"
