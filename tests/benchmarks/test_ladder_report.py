@@ -73,17 +73,23 @@ def test_a_goal_is_met_only_if_the_whole_interval_is_below_it() -> None:
         _row("low rank .8", 0.01),
         _row("heads + MLP .8, KV .75", 0.1),
         {"row": "all methods .8, KV .5", "refused": "no plan"},
-        _row("heads + MLP .7, KV .5, healed", 0.01, heal_tokens=5e6, seconds_to_make=90.0),
+        {"row": "low rank .8, healed", "refused": "it has not become better, so nothing"},
+        {"row": "heads + MLP .8, KV .75, healed", "refused": "out of memory"},
+        _row("heads + MLP .7, KV .5, healed", 0.005, heal_tokens=5e6, seconds_to_make=90.0),
     )
     text = "\n".join(reached([model]))
-    assert "2 of 4 goals" in text
+    assert "2 of 6 goals" in text
     assert "5.0 M tokens, which took 1.5 minutes" in text
     lines = [line.split("|") for line in reached([model]) if line.startswith("| ")]
     found = {cells[1].strip(): cells[-2].strip() for cells in lines}
     assert found["low rank .8"] == "yes"
     assert found["heads + MLP .8, KV .75"] == "no"
     assert found["all methods .8, KV .5"] == "no: not made"
-    assert found["low rank .8, healed"] == "not measured"
+    assert found["all methods .8, KV .5, healed"] == "not measured"
+    assert found["heads + MLP .8, KV .75, healed"] == "no: not made"
+    # Where healing wins nothing, the model stays as it was: it has 1.0105, and 1.01 is asked for.
+    assert found["low rank .8, healed"] == "no"
+    assert "before healing" in text
     assert not reached([_model(size="30m")])
 
 

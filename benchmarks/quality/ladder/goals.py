@@ -71,12 +71,16 @@ def _healing(model: Model) -> str:
 
 
 def _goal(model: Model, name: str, most: float) -> list[str | None]:
-    row = model.rows.get(name)
+    row, note = model.rows.get(name), ""
     if row is None:
         return [name, f"{most:g}", None, "not measured"]
     if "losses" not in row:
-        return [name, f"{most:g}", None, "no: not made"]
+        # Healing that wins nothing writes nothing, and the model stays as it was.
+        before = model.scored.get(name.removesuffix(HEALED))
+        if before is None or "has not become better" not in row["refused"]:
+            return [name, f"{most:g}", None, "no: not made"]
+        row, note = before, ", before healing, which won nothing"
     middle, low, high = model.over_dense(row)
     # An interval on both sides of the goal decides nothing.
     met = "yes" if high <= most else "no" if low > most else "within the error"
-    return [name, f"{most:g}", shown(middle, low, high), met]
+    return [name, f"{most:g}", f"{shown(middle, low, high)}{note}", met]

@@ -6,6 +6,7 @@ log.jsonl and rows.jsonl.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from operator import itemgetter
 from pathlib import Path
 
@@ -35,7 +36,7 @@ _COLOURS = {
     "all methods": ORANGE,
     "dense": PINK,
 }
-_MARKERS = ("o", "s", "^", "D", "v")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
 
 def write_report(directory: Path) -> str:
@@ -58,6 +59,7 @@ def _drawn(models: Sequence[Model]) -> tuple[str, Figure]:
 
 
 def _page(models: Sequence[Model]) -> str:
+    seen = [model.run["trained_tokens"] / model.run["parameters"] for model in models]
     lines = [
         "# What compression costs models of growing size",
         "",
@@ -70,9 +72,9 @@ def _page(models: Sequence[Model]) -> str:
         "Times are predicted from the profile of an H200; those of FP8 are what FP8 took of the",
         "time of bf16 in [combinations](../../combinations_h200.md), on a model of 8 B.",
         "",
-        "These models saw few tokens, and a model that is trained for longer has less room. So the",
-        "rows of one model may be compared with each other, and none of them promises what a",
-        "larger model loses.",
+        f"These models saw {min(seen):.1f} to {max(seen):.0f} tokens a parameter, and a model that",
+        "is trained for longer has less room. So the rows of one model may be compared with each",
+        "other, and none of them promises what a larger model loses.",
         "",
         "![Perplexity against bytes and predicted time](ladder.svg)",
         "",
@@ -196,7 +198,7 @@ def _picture(models: Sequence[Model]) -> Figure:
         (microseconds, "predicted time of a step over dense"),
     )
     for panel, (cost, label) in zip(panels, costs, strict=True):
-        for model, marker in zip(models, _MARKERS, strict=False):
+        for model, marker in zip(models, cycle(_MARKERS), strict=False):
             for row in model.scored.values():
                 if row["row"] in (DENSE, SERVED) or is_variant(row["row"]):
                     continue
@@ -216,7 +218,7 @@ def _picture(models: Sequence[Model]) -> Figure:
     panels[0].set_ylabel("perplexity lost, %")
     for name, colour in _COLOURS.items():
         panels[0].plot([], [], "o", color=colour, markersize=4, label=name)
-    for model, marker in zip(models, _MARKERS, strict=False):
+    for model, marker in zip(models, cycle(_MARKERS), strict=False):
         panels[1].plot([], [], marker, color=GREY, markersize=4, label=model.name)
     panels[0].legend(fontsize=7)
     panels[1].legend(fontsize=7)

@@ -87,7 +87,8 @@ def by_size(models: Sequence[Model]) -> list[str]:
             if v is not None and v > 1
         ]
         law = fitted(*zip(*known, strict=True)) if len(known) >= _UNKNOWN else None
-        if law is not None and not ROWS[name].served:
+        # A healed row depends on the tokens of healing, too, and a row of FP8 on FP8.
+        if law is not None and not (ROWS[name].served or ROWS[name].healed):
             laws.append((name, len(known), law))
     return [
         "## Perplexity lost, by model",
