@@ -10,7 +10,7 @@ import math
 # What held-out text lost, as a multiple of what the plan expected: the least and the most.
 MEASURED_OVER_EXPECTED = (0.5, 3.5)
 # The median of the trials. A plan for a loss that is asked for goes by it.
-USUALLY_OVER_EXPECTED = 1.8
+USUALLY_OVER_EXPECTED = 1.7
 # In nats per token. Of a smaller loss the trials measured noise, and never more than the most that
 # this one may become.
 MIN_EXPECTED = 0.001
