@@ -75,6 +75,8 @@ def _page(models: Sequence[Model]) -> str:
         f"These models saw {min(seen):.1f} to {max(seen):.0f} tokens a parameter, and a model that",
         "is trained for longer has less room. So the rows of one model may be compared with each",
         "other, and none of them promises what a larger model loses.",
+        "The next-line task by lm-eval, asked of 30m-longest, is on [a page of its",
+        "own](../../evaluation_ladder_cpu.md).",
         "",
         "![Perplexity against bytes and predicted time](ladder.svg)",
         "",
