@@ -185,6 +185,20 @@ def test_fp8_alone_and_gac_on_top_are_judged_by_the_rows() -> None:
     ]
 
 
+def test_fp8_alone_that_beats_no_row_is_said_to_beat_none() -> None:
+    goal, *_ = GOALS
+    eight = {"weight_bytes": 500, "kv_bytes": 50}
+    model = _model(
+        _row(SERVED),
+        _row(f"{DENSE}{FP8}", 0.001, **eight),
+        _row(goal),
+        _row(f"{goal}{FP8}", 0.01, **eight),
+    )
+    text = "\n".join(what_to_buy(model))
+    assert "None of the 1 rows of GAC in bf16 is as large in both and loses as much." in text
+    assert "better buy" not in text
+
+
 def test_gac_on_top_that_was_not_measured_is_added_up() -> None:
     goal, other = list(GOALS)[:2]
     eight = {"weight_bytes": 600, "kv_bytes": 50}

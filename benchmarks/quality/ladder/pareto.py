@@ -98,12 +98,14 @@ def _alone(costs: Mapping[str, tuple[float, float, float]]) -> str:
     ]
     said = (
         f"FP8 alone keeps {100 * weights:.0f} % of the bytes of the weights and "
-        f"{100 * cache_bytes:.0f} % of the cache's for {100 * (lost - 1):+.2f} % of perplexity. It "
-        f"is the better buy than {len(beaten)} of the {len(in_bf16)} rows of GAC in bf16: smaller "
-        "in both, and no worse"
+        f"{100 * cache_bytes:.0f} % of the cache's for {100 * (lost - 1):+.2f} % of perplexity."
     )
+    every = f"of the {len(in_bf16)} rows of GAC in bf16"
+    if not beaten:
+        return f"{said} None {every} is as large in both and loses as much."
+    said += f" It is the better buy than {len(beaten)} {every}: smaller in both, and no worse."
     spared = [name for name in in_bf16 if name not in beaten]
-    return f"{said}. It does not beat {'; '.join(spared)}." if spared else f"{said}."
+    return f"{said} It does not beat {'; '.join(spared)}." if spared else said
 
 
 def _on_top(model: Model, rows: Mapping[str, Row]) -> str:
