@@ -8,9 +8,9 @@ tests/benchmarks/test_loss_range.py derives the range from the numbers behind th
 import math
 
 # What held-out text lost, as a multiple of what the plan expected: the least and the most.
-MEASURED_OVER_EXPECTED = (0.5, 3.5)
+MEASURED_OVER_EXPECTED = (0.6, 3.5)
 # The median of the trials. A plan for a loss that is asked for goes by it.
-USUALLY_OVER_EXPECTED = 1.7
+USUALLY_OVER_EXPECTED = 1.8
 # In nats per token. Of a smaller loss the trials measured noise, and never more than the most that
 # this one may become.
 MIN_EXPECTED = 0.001
@@ -18,7 +18,7 @@ _MAX_NATS = 20.0
 
 
 def perplexity_range(expected: float) -> str:
-    """By how much the perplexity may rise, e.g. "perplexity 0.5 to 3.6 % higher".
+    """By how much the perplexity may rise, e.g. "perplexity 0.6 to 3.6 % higher".
 
     Args:
         expected: What a plan expects to lose, measured on this model, in nats per token.
