@@ -489,6 +489,8 @@ def test_a_gpu_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = result(capsys, "profile", "--quick", "--quiet", "--out", out)
     assert said["gpu"] == torch.cuda.get_device_name()
     found = read_profile(str(out))
-    own = [point for point in found.decode if point.kernel == "gac"]
-    assert len(own) == len(decode_plans(quick=True))
+    has_fp8 = torch.cuda.get_device_capability() >= (8, 9)
+    for dtype, is_measured in (("bf16", True), ("fp8", has_fp8)):
+        own = [point for point in found.decode if (point.kernel, point.dtype) == ("gac", dtype)]
+        assert len(own) == is_measured * len(decode_plans(quick=True, dtype=dtype))
     assert {point.kernel for point in found.prefill_kernels} >= {"stock", "xformers"}
