@@ -32,15 +32,19 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="of the ladder")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--percent", nargs="+", type=float, default=list(PERCENT))
-    parser.add_argument("--heal-tokens", type=int, default=HEAL_TOKENS)
+    parser.add_argument("--heal-tokens", type=int, default=HEAL_TOKENS, help="0: none is healed")
     parser.add_argument("--max-tokens", type=int, help="of calibration")
     parser.add_argument("--workers", type=int, default=1, help="models that are made at once")
     args = parser.parse_args()
-    asked = list(itertools.product(args.percent, (0, args.heal_tokens)))
+    asked = list(itertools.product(args.percent, sorted({0, args.heal_tokens})))
     with ThreadPoolExecutor(args.workers) as pool:
         rows = list(pool.map(lambda one: _row(args, *one), asked))
     run = read_json(args.run / "run.json")
     command = "python -m benchmarks.quality.loss_asked OUT --run DIR --text TEXT"
+    if args.heal_tokens != HEAL_TOKENS:
+        command += f" --heal-tokens {args.heal_tokens}"
+    if args.max_tokens:
+        command += f" --max-tokens {args.max_tokens}"
     if args.device != "cpu":
         command += f" --device {args.device}"
     facts = {key: run[key] for key in ("parameters", "trained_tokens", "weights_sha256")}
