@@ -3,6 +3,7 @@
 import argparse
 import json
 import platform
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -34,6 +35,19 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def add_commit(parser: argparse.ArgumentParser) -> None:
     """Add --commit, for machines that have the sources without .git."""
     parser.add_argument("--commit", help="git commit, where the sources came without .git")
+
+
+def command_line(start: str, args: argparse.Namespace, usual: Mapping[str, Any]) -> str:
+    """The command `start` with the options of `usual` whose values are other ones.
+
+    What is not in `usual`, such as paths of this machine, is left out.
+    """
+    words = []
+    for name, default in usual.items():
+        if (given := getattr(args, name)) != default:
+            values = given if isinstance(given, list) else [] if given is True else [given]
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return " ".join([start, shlex.join(words)]).rstrip()
 
 
 def provenance(command: str, device: str, commit: str | None = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.markdown import table
-from benchmarks.common.page import arguments, origin, provenance, save
+from benchmarks.common.page import arguments, command_line, origin, provenance, save
 from vllm_gac.checkpoint.strict_json import read_json
 
 PERCENT, HEAL_TOKENS = (0.5, 1.0, 2.0), 1_600_000
@@ -40,13 +40,9 @@ def main() -> None:
     with ThreadPoolExecutor(args.workers) as pool:
         rows = list(pool.map(lambda one: _row(args, *one), asked))
     run = read_json(args.run / "run.json")
-    command = "python -m benchmarks.quality.loss_asked OUT --run DIR --text TEXT"
-    if args.heal_tokens != HEAL_TOKENS:
-        command += f" --heal-tokens {args.heal_tokens}"
-    if args.max_tokens:
-        command += f" --max-tokens {args.max_tokens}"
-    if args.device != "cpu":
-        command += f" --device {args.device}"
+    start = "python -m benchmarks.quality.loss_asked OUT --run DIR --text TEXT"
+    usual = {"percent": list(PERCENT), "heal_tokens": HEAL_TOKENS, "max_tokens": None}
+    command = command_line(start, args, usual | {"device": "cpu"})
     facts = {key: run[key] for key in ("parameters", "trained_tokens", "weights_sha256")}
     result = provenance(command, args.device, args.commit) | facts | {"rows": rows}
     save(args.out, result, page(result))

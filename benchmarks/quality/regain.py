@@ -20,7 +20,6 @@ import math
 import multiprocessing
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -36,7 +35,7 @@ from typing import Any
 import torch
 
 from benchmarks.common.json_lines import append_line, lines_of, without_a_cut_line
-from benchmarks.common.page import arguments, machine, source
+from benchmarks.common.page import arguments, command_line, machine, source
 from benchmarks.quality.ladder.scores import runner, window_losses
 from benchmarks.quality.ladder.sizes import SIZES
 from benchmarks.quality.ladder.text import read_tensor
@@ -204,7 +203,6 @@ def _arguments() -> argparse.Namespace:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command that measures, without paths of this machine."""
     usual = {
         "device": "cpu",
         "sizes": ["30m"],
@@ -214,12 +212,7 @@ def _command(args: argparse.Namespace) -> str:
         "tokens": list(TOKENS),
         "max_tokens": None,
     }
-    words = ["python", "-m", "benchmarks.quality.regain", "OUT"]
-    for name, default in usual.items():
-        if (given := getattr(args, name)) != default:
-            values = given if isinstance(given, list) else [] if given is True else [given]
-            words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return shlex.join(words)
+    return command_line("python -m benchmarks.quality.regain OUT", args, usual)
 
 
 def _gpus() -> list[str]:

@@ -1,5 +1,8 @@
 """The page of losses that were asked for."""
 
+from argparse import Namespace
+
+from benchmarks.common.page import command_line
 from benchmarks.quality.loss_asked import page
 
 ABOUT = {
@@ -35,6 +38,15 @@ def test_a_row_says_what_was_asked_reached_and_gained() -> None:
     within = line(made=MADE, elsewhere={"ratio": 1.01, "interval": None}, heal_tokens=1000)
     assert within.startswith("| 1 % | 1,000 tokens |")
     assert within.endswith("| 1.00 % | yes |")
+
+
+def test_a_command_names_the_options_that_are_not_as_usual() -> None:
+    usual = {"percent": [1.0], "max_tokens": None, "strongest": False, "device": "cpu"}
+    given = Namespace(**usual, out="a path of this machine")
+    assert command_line("python -m x OUT", given, usual) == "python -m x OUT"
+    given = Namespace(percent=[1.0, 2.0], max_tokens=64, strongest=True, device="cpu")
+    said = "python -m x OUT --percent 1.0 2.0 --max-tokens 64 --strongest"
+    assert command_line("python -m x OUT", given, usual) == said
 
 
 def test_what_was_refused_says_why() -> None:
