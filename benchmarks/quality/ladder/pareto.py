@@ -100,10 +100,10 @@ def _alone(costs: Mapping[str, tuple[float, float, float]]) -> str:
         f"FP8 alone keeps {100 * weights:.0f} % of the bytes of the weights and "
         f"{100 * cache_bytes:.0f} % of the cache's for {100 * (lost - 1):+.2f} % of perplexity."
     )
-    every = f"of the {len(in_bf16)} rows of GAC in bf16"
+    of_all = f"of the {len(in_bf16)} rows of GAC in bf16"
     if not beaten:
-        return f"{said} None {every} is as large in both and loses as much."
-    said += f" It is the better buy than {len(beaten)} {every}: smaller in both, and no worse."
+        return f"{said} None {of_all} is as large in both and loses as much."
+    said += f" It is the better buy than {len(beaten)} {of_all}: smaller in both, and no worse."
     spared = [name for name in in_bf16 if name not in beaten]
     return f"{said} It does not beat {'; '.join(spared)}." if spared else said
 
