@@ -49,17 +49,22 @@ def blocks(model: Path, path: Path, characters: int | None) -> Iterator[Block]:
 
     Raises CheckpointError naming the file that cannot be read as text, and the line of a .jsonl.
     """
-    name, kind = path.name.lower(), path.suffix.lower()
-    is_records = any(name.endswith(end) for end in _RECORDS)
-    if not is_records and kind in _NOT_TEXT:
-        raise CheckpointError(f"{path}: {kind} files are not read; give UTF-8 text, or {_LINES}")
     left = characters
-    found = _documents(model, path) if is_records else _plain(path, characters)
+    found = _documents(model, path) if is_records(path) else _plain(path, characters)
     for block in found:
         if left is not None and left <= 0:
             return
         yield block
         left = None if left is None else left - len(block.text)
+
+
+def is_records(path: Path) -> bool:
+    """Whether the file has records. Raises CheckpointError if it has neither these nor text."""
+    if any(path.name.lower().endswith(end) for end in _RECORDS):
+        return True
+    if (kind := path.suffix.lower()) in _NOT_TEXT:
+        raise CheckpointError(f"{path}: {kind} files are not read; give UTF-8 text, or {_LINES}")
+    return False
 
 
 def _plain(path: Path, characters: int | None) -> Iterator[Block]:
@@ -92,7 +97,13 @@ def _is_document(line: str) -> bool:
 
 
 def _documents(model: Path, path: Path) -> Iterator[Block]:
-    """The texts of the records in `path`."""
+    for _, text, begins in records(model, path):
+        for number, part in enumerate(cut(text)):
+            yield Block(part, begins and not number)
+
+
+def records(model: Path, path: Path) -> Iterator[tuple[str, str, bool]]:
+    """Of each record in `path`: where it is, its text, and whether leading tokens precede it."""
     share, template = TextShare(path), None
     read = next(read for end, read in _RECORDS.items() if path.name.lower().endswith(end))
     with ExitStack() as stack:
@@ -106,16 +117,16 @@ def _documents(model: Path, path: Path) -> Iterator[Block]:
             else:
                 raise CheckpointError(f"{where}: neither a 'text' nor 'messages'; {_LINES}")
             share.found(len(text))
-            yield from _pieces(text, where, begins=begins)
+            try:
+                text.encode()
+            except UnicodeEncodeError as e:
+                raise CheckpointError(
+                    f"{where}: {text[e.start]!a} is half of a character, which no UTF-8 text can "
+                    "hold; drop it"
+                ) from e
+            yield where, text, begins
 
 
-def _pieces(text: str, where: str, *, begins: bool) -> Iterator[Block]:
-    try:
-        text.encode()
-    except UnicodeEncodeError as e:
-        raise CheckpointError(
-            f"{where}: {text[e.start]!a} is half of a character, which no UTF-8 text can hold; "
-            "drop it"
-        ) from e
-    for start in range(0, len(text), _BLOCK):
-        yield Block(text[start : start + _BLOCK], begins and start == 0)
+def cut(text: str) -> list[str]:
+    """Parts of `text` that are tokenized one by one."""
+    return [text[start : start + _BLOCK] for start in range(0, len(text), _BLOCK)]

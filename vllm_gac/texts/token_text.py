@@ -64,7 +64,7 @@ def calibration_sequences(
     if max_tokens < 1:
         raise CheckpointError(f"--max-tokens {max_tokens}: must be at least 1")
     if characters is None:
-        characters = min(_CALIBRATION_CHARACTERS, _enough_characters(max_tokens))
+        characters = enough_characters(max_tokens)
     parts = [
         ids[start : start + length]
         for ids in (_encode(model, path, characters) for path in local_texts(texts))
@@ -81,6 +81,20 @@ def calibration_sequences(
 def evenly_spread(count: int, of: int) -> list[int]:
     """The numbers of `count` out of `of` sequences, in equal steps from the first one."""
     return [i * of // count for i in range(count)]
+
+
+def enough_characters(tokens: int) -> int:
+    """How many characters of each file are read if so many `tokens` are taken of all."""
+    return min(_CALIBRATION_CHARACTERS, _enough_characters(tokens))
+
+
+def token_ids(model: Path, source: Iterator[Block]) -> list[torch.Tensor]:
+    """The token ids [n] of each block of `source`, by the tokenizer in `model`."""
+    path = model / "tokenizer.json"
+    tokenizer = _tokenizer(path)
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    with _faults_named(path), ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(partial(_ids_of, tokenizer), source))
 
 
 def windows(

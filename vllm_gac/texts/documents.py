@@ -1,0 +1,162 @@
+"""Documents, and their split into text to fit a model on and text to measure it on.
+
+A document is a line of a .jsonl file, a row of a .parquet file, or a piece of a .txt file. One in
+eight is set aside; no window of tokens has text of both sides.
+"""
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vllm_gac.checkpoint.regular_files import opened
+from vllm_gac.errors import CheckpointError
+from vllm_gac.texts.hub_texts import local_texts
+from vllm_gac.texts.text_files import Block, cut, is_records, records
+from vllm_gac.texts.token_text import enough_characters, evenly_spread, token_ids
+
+# One document in so many is set aside.
+_HELD_SHARE = 8
+# Characters of a piece of a .txt file: it ends at the first blank line after so many, or at the
+# first line after so many more.
+_PIECE, _MAX_PIECE = 2000, 8000
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document.
+
+    Attributes:
+        name: Its file, and the line or row.
+        text: Its text.
+        begins: Whether the tokenizer's leading tokens precede it.
+    """
+
+    name: str
+    text: str
+    begins: bool
+
+
+def read_documents(
+    model: Path, texts: Sequence[str | Path], characters: int | None = None
+) -> Iterator[Document]:
+    """The documents of `texts`, in their order.
+
+    Args:
+        model: The model directory, whose chat template makes text of conversations.
+        texts: Text files, and data sets on the Hub. A .txt file is split at form feeds, and at
+            blank lines into pieces of 2,000 characters or more.
+        characters: Of each file, documents are read until they have so many. None: all.
+
+    Raises:
+        CheckpointError: A file cannot be read as text.
+    """
+    for path in local_texts(texts):
+        count = 0
+        for document in _records(model, path) if is_records(path) else _pieces(path):
+            if characters is not None and count >= characters:
+                break
+            count += len(document.text)
+            yield document
+
+
+def split_documents(documents: Iterable[Document]) -> tuple[list[Document], list[Document]]:
+    """Set one document in eight aside, evenly spread; documents of equal text are on one side.
+
+    Returns:
+        The documents to fit on, and those to measure on, in their order.
+
+    Raises:
+        CheckpointError: There are no two different documents.
+    """
+    found = list(documents)
+    count = max(1, len(found) // _HELD_SHARE)
+    # From the middle of each of as many equal parts.
+    held = {
+        found[(2 * i + 1) * len(found) // (2 * count)].text for i in range(count if found else 0)
+    }
+    fit = [document for document in found if document.text not in held]
+    if not fit:
+        raise CheckpointError(
+            f"{found[0].name if found else 'the texts'}: one document; one to fit on and one to "
+            "measure on are needed: give text of 10,000 characters or more with blank lines, or "
+            "several lines of .jsonl"
+        )
+    return fit, [document for document in found if document.text in held]
+
+
+def pack_documents(
+    model: Path, documents: Sequence[Document], *, length: int, max_tokens: int
+) -> torch.Tensor:
+    """Token ids [count, length] of `documents`, joined and cut; count * length <= `max_tokens`.
+
+    At least one window is given. If there are more than `max_tokens`, they are spread evenly.
+
+    Raises:
+        CheckpointError: The documents do not fill one window.
+    """
+    blocks = (
+        Block(text, document.begins and not number)
+        for document in documents
+        for number, text in enumerate(cut(document.text))
+    )
+    ids = torch.cat([torch.empty(0, dtype=torch.int64), *token_ids(model, blocks)])
+    count = len(ids) // length
+    if not count:
+        raise CheckpointError(
+            f"{documents[0].name if documents else 'no documents'}: {len(documents)} documents of "
+            f"{len(ids)} tokens, {length} are needed; give more text or shorter sequences"
+        )
+    wanted = min(count, max(1, max_tokens // length))
+    return ids[: count * length].view(count, length)[evenly_spread(wanted, count)]
+
+
+def split_sequences(
+    model: Path, texts: Sequence[str | Path], *, length: int, fit_tokens: int, held_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [count, length] to fit on, and [count, length] to measure on.
+
+    No document is on both sides. Each side has at most so many tokens, and at least one window.
+
+    Args:
+        model: The directory of the tokenizer.
+        texts: As of `read_documents`.
+        length: Tokens of one window.
+        fit_tokens: How many tokens to fit on.
+        held_tokens: How many tokens to measure on.
+
+    Raises:
+        CheckpointError: The texts are too short, or cannot be read.
+    """
+    wanted = max(fit_tokens, _HELD_SHARE * held_tokens)
+    fit, held = split_documents(read_documents(model, texts, enough_characters(wanted)))
+    return (
+        pack_documents(model, fit, length=length, max_tokens=fit_tokens),
+        pack_documents(model, held, length=length, max_tokens=held_tokens),
+    )
+
+
+def _records(model: Path, path: Path) -> Iterator[Document]:
+    for where, text, begins in records(model, path):
+        yield Document(where, text, begins)
+
+
+def _pieces(path: Path) -> Iterator[Document]:
+    with opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:
+        number, piece, begin = 1, "", 1
+        try:
+            while line := file.readline(_MAX_PIECE):
+                if piece and line.startswith("\f"):
+                    yield Document(f"{path}:{begin}", piece, begin == 1)
+                    piece, begin = "", number
+                piece += line
+                number += line.endswith("\n")
+                if len(piece) >= (_PIECE if line.isspace() else _MAX_PIECE):
+                    yield Document(f"{path}:{begin}", piece, begin == 1)
+                    piece, begin = "", number
+        except UnicodeDecodeError as e:
+            raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({e})") from e
+        if piece:
+            yield Document(f"{path}:{begin}", piece, begin == 1)
