@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import vllm_gac
 from tests.support.command import error, result, usage
 from tests.support.dense_models import config, write, write_text
+from vllm_gac.checkpoint.open import open_checkpoint
 from vllm_gac.cli import main
+from vllm_gac.compression.reference_model import logits, reference
 from vllm_gac.steps import compare
-from vllm_gac.steps.evaluate import window_losses
+from vllm_gac.steps.evaluate import last_states
 from vllm_gac.steps.perplexity_ratio import ratio
+from vllm_gac.texts import token_text
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +41,9 @@ def test_it_is_the_ratio_of_what_evaluate_says_of_each(
     first, second = (
         result(capsys, "evaluate", models / name, *text, "--sequence-length", 40) for name in "ab"
     )
-    assert (found["perplexity"], found["tokens"]) == (first["perplexity"], first["tokens"])
-    assert found["against"] == second["perplexity"]
+    assert found["perplexity"] == pytest.approx(first["perplexity"])
+    assert found["against"] == pytest.approx(second["perplexity"])
+    assert found["tokens"] == first["tokens"]
     assert found["ratio"] == pytest.approx(first["perplexity"] / second["perplexity"])
     low, high = found["interval"]
     assert low < found["ratio"] < high
@@ -51,11 +57,11 @@ def test_the_model_to_compare_with_is_computed_once(
 ) -> None:
     computed = []
 
-    def counted(checkpoint: Any, *arguments: Any) -> list[float]:
+    def counted(checkpoint: Any, *arguments: Any) -> list[torch.Tensor]:
         computed.append(checkpoint.directory.name)
-        return window_losses(checkpoint, *arguments)
+        return last_states(checkpoint, *arguments)
 
-    monkeypatch.setattr(compare, "window_losses", counted)
+    monkeypatch.setattr(compare, "last_states", counted)
     baseline = compare.Baseline(models / "a", [models / "text"])
     found = baseline.compare(models / "a"), baseline.compare(models / "a")
     assert computed == ["a"] * 3
@@ -65,13 +71,38 @@ def test_the_model_to_compare_with_is_computed_once(
     )
 
 
+def test_divergence_and_agreement_are_those_of_the_logits(models: Path, tmp_path: Path) -> None:
+    near = shutil.copytree(models / "a", tmp_path / "near")
+    weights = load_file(near / "model.safetensors")
+    noise = torch.Generator().manual_seed(0)
+    for tensor in weights.values():
+        tensor += 0.1 * tensor.std() * torch.randn(tensor.shape, generator=noise)
+    save_file(weights, near / "model.safetensors")
+    text = {"sequence_length": 40, "max_tokens": 400}
+    found = vllm_gac.compare(near, models / "a", [models / "text"], **text)
+    (tokens,) = token_text.windows(near, [models / "text"], length=40, max_tokens=400)
+    predicted = []
+    for directory in (near, models / "a"):
+        checkpoint = open_checkpoint(directory)
+        with checkpoint.reader() as read:
+            predicted.append(logits(reference(checkpoint), read, tokens)[:, :-1].double())
+    mine, dense = (each.log_softmax(-1) for each in predicted)
+    divergence = (dense.exp() * (dense - mine)).sum(-1).mean()
+    assert found.divergence == pytest.approx(float(divergence), rel=1e-3)
+    agreement = (mine.argmax(-1) == dense.argmax(-1)).float().mean()
+    assert found.agreement == pytest.approx(float(agreement))
+    assert 0 < found.agreement < 1
+    alike = vllm_gac.compare(near, near, [models / "text"], **text)
+    assert (alike.divergence, alike.agreement) == (0, 1)
+
+
 def test_little_text_has_no_interval(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = ("--text", models / "text", "--quiet", "--sequence-length", 40, "--max-tokens")
     none = "too little text for an interval"
     for windows, said in ((1, none), (15, none), (16, "; 95 % interval ")):
         asked = ("evaluate", models / "a", "--against", models / "b", *tokens, 40 * windows)
         assert main([*map(str, asked)]) == 0
-        first, second = capsys.readouterr().out.splitlines()
+        first, second, _ = capsys.readouterr().out.splitlines()
         assert first.endswith(f"over {39 * windows:,} tokens")
         assert said in second
 

@@ -45,7 +45,8 @@ def add_parser(verbs: Verbs) -> None:
         "--against",
         type=path,
         metavar="MODEL2",
-        help="divide by the perplexity of this model, mostly the dense one, on the same tokens",
+        help="divide by the perplexity of this model, mostly the dense one, on the same tokens, "
+        "and say how alike they predict",
     )
     parser.add_argument(
         "--against-revision", metavar="REVISION", help="its branch, tag or commit on the Hub"
@@ -134,6 +135,10 @@ def _compare(args: argparse.Namespace) -> int:
     )
     print(f"perplexity {found.perplexity:.4f} over {found.tokens:,} tokens")
     print(f"{found.ratio:.4f} times {found.against:.4f} of {shown(args.against)}; {interval}")
+    print(
+        f"divergence {found.divergence:.4f} nats per token; the first choice is the same for "
+        f"{found.agreement:.1%} of tokens"
+    )
     return 0
 
 

@@ -1,22 +1,26 @@
-"""Two models on the same text: their perplexities, the ratio of these, and its interval."""
+"""Two models on the same text: the ratio of their perplexities, and how alike they predict."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch.nn.functional import kl_div
 
 from vllm_gac.checkpoint.hub import model_directory
 from vllm_gac.compression.arguments import check_count
 from vllm_gac.compression.devices import prepare_device
+from vllm_gac.compression.reference_model import head_weights, reference, unembed
 from vllm_gac.errors import CheckpointError
 from vllm_gac.steps.evaluate import (
     DEFAULT_SEQUENCE_LENGTH,
     checked,
     exp_of_mean,
+    last_states,
     window_batches,
-    window_losses,
 )
 from vllm_gac.steps.perplexity_ratio import ratio
 from vllm_gac.texts.token_text import vocabulary
@@ -36,6 +40,8 @@ class Comparison:
         ratio: The first perplexity over the second.
         interval: The 95 % interval of the ratio over other text like this; None: there is too
             little text to tell.
+        divergence: KL(other model || model) of what they predict, nats per token.
+        agreement: The share of tokens for which both models' first choice is the same.
     """
 
     perplexity: float
@@ -43,6 +49,8 @@ class Comparison:
     tokens: int
     ratio: float
     interval: tuple[float, float] | None
+    divergence: float
+    agreement: float
 
 
 def compare(
@@ -57,10 +65,11 @@ def compare(
     device: str = "cpu",
     progress: bool = False,
 ) -> Comparison:
-    """Divide the perplexities of two models on the same text, as `evaluate` computes them.
+    """Compare what two models predict on the same text.
 
-    The interval is that of a paired bootstrap. Windows that follow one another are drawn together,
-    of n windows as many as the square root of n (Flegal and Jones 2010).
+    The perplexities are those of `evaluate`. The interval of their ratio is that of a paired
+    bootstrap. Windows that follow one another are drawn together, of n windows as many as the
+    square root of n (Flegal and Jones 2010).
 
     Args:
         model: A model directory in any format that can be served, with a tokenizer.json; or the id
@@ -104,7 +113,7 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The model that others are compared with. Its losses are computed for the first of them.
+    """The model that others are compared with. It runs once, for the first of them.
 
     Attributes:
         directory: Its directory.
@@ -117,14 +126,15 @@ class Baseline:
     max_tokens: int | None = None
     device: str = "cpu"
     progress: bool = False
-    # Of each window, by the length of windows, which may not exceed the other model's context.
-    _losses: dict[int, list[float]] = field(default_factory=dict, init=False)
+    # Hidden states, by the length of windows, which may not exceed the other model's context.
+    _states: dict[int, list[torch.Tensor]] = field(default_factory=dict, init=False)
 
+    @torch.inference_mode()
     def compare(self, directory: Path) -> Comparison:
         """Compare the model in `directory` with this one. Raises what the function does."""
         directories = (directory, self.directory)
-        model, against = map(checked, directories)
-        contexts = (checkpoint.config.max_position_embeddings for checkpoint in (model, against))
+        checkpoints = tuple(map(checked, directories))
+        contexts = (checkpoint.config.max_position_embeddings for checkpoint in checkpoints)
         length = min(self.sequence_length, *contexts)
         tokens, others = (
             window_batches(each, self.texts, length=length, max_tokens=self.max_tokens)
@@ -137,18 +147,53 @@ class Baseline:
                 "perplexities are of other tokens and cannot be compared; give --against a model "
                 "with the same tokenizer"
             )
-        found = window_losses(model, tokens, self.device, self.progress)
-        if length not in self._losses:
-            self._losses[length] = window_losses(against, tokens, self.device, self.progress)
-        return _compared(directories, (found, self._losses[length]), tokens)
+        model, against = (reference(each, device=self.device) for each in checkpoints)
+        found = last_states(checkpoints[0], model, tokens, self.progress)
+        if length not in self._states:
+            self._states[length] = last_states(checkpoints[1], against, tokens, self.progress)
+        heads = []
+        for checkpoint, of in zip(checkpoints, (model, against), strict=True):
+            with checkpoint.reader() as read:
+                heads.append(partial(unembed, of, head_weights(of, read)))
+        windows = [
+            _window(heads[0](mine), heads[1](theirs), window)
+            for batch in zip(tokens, found, self._states[length], strict=True)
+            for window, mine, theirs in zip(
+                batch[0], *(states.to(model.device) for states in batch[1:]), strict=True
+            )
+        ]
+        return _compared(directories, windows, tokens)
+
+
+class _Window(NamedTuple):
+    """Sums over the predicted tokens of a window."""
+
+    loss: float
+    against: float
+    divergence: float
+    agreed: int
+
+
+def _window(mine: torch.Tensor, theirs: torch.Tensor, window: torch.Tensor) -> _Window:
+    """What two models' logits [length, vocab] of one `window` [length] say."""
+    found, other = (logits[:-1].float().log_softmax(-1) for logits in (mine, theirs))
+    targets = window[1:, None].to(found.device)
+    losses = [-each.gather(1, targets).sum(dtype=torch.float64) for each in (found, other)]
+    divergence = kl_div(found, other, reduction="none", log_target=True).sum(-1)
+    agreed = found.argmax(-1) == other.argmax(-1)
+    return _Window(
+        loss=float(losses[0]),
+        against=float(losses[1]),
+        divergence=float(divergence.sum(dtype=torch.float64)),
+        agreed=int(agreed.sum()),
+    )
 
 
 def _compared(
-    directories: tuple[Path, Path],
-    losses: tuple[list[float], list[float]],
-    tokens: Sequence[torch.Tensor],
+    directories: tuple[Path, Path], windows: Sequence[_Window], tokens: Sequence[torch.Tensor]
 ) -> Comparison:
-    """What the losses of each window tell of two models."""
+    """What all windows tell of two models."""
+    losses = [window.loss for window in windows], [window.against for window in windows]
     perplexities = [exp_of_mean(sum(found), tokens)[0] for found in losses]
     for directory, perplexity in zip(directories, perplexities, strict=True):
         if not math.isfinite(perplexity):
@@ -158,11 +203,13 @@ def _compared(
     if len(counts) >= MIN_WINDOWS:
         stretch = round(math.sqrt(len(counts)))
         groups = [window // stretch for window in range(len(counts))]
-        interval = ratio(losses[0], losses[1], groups, counts)[1:]
+        interval = ratio(*losses, groups, counts)[1:]
     return Comparison(
         perplexity=perplexities[0],
         against=perplexities[1],
         tokens=sum(counts),
         ratio=perplexities[0] / perplexities[1],
         interval=interval,
+        divergence=sum(window.divergence for window in windows) / sum(counts),
+        agreement=sum(window.agreed for window in windows) / sum(counts),
     )

@@ -17,12 +17,14 @@ from vllm_gac.checkpoint.open import Checkpoint, faults
 from vllm_gac.compression.arguments import check_count
 from vllm_gac.compression.devices import prepare_device
 from vllm_gac.compression.reference_model import (
+    Reference,
     batches,
     embed,
-    head,
+    head_weights,
     layer_forward,
     layer_weights,
     reference,
+    unembed,
 )
 from vllm_gac.errors import CheckpointError
 from vllm_gac.importers.open_any import open_any_format
@@ -119,7 +121,26 @@ def window_losses(
 ) -> list[float]:
     """The loss in nats of each window of `window_batches`, summed over its predicted tokens."""
     model = reference(checkpoint, device=device)
-    layers, losses = model.layout.layers, []
+    hidden, losses = last_states(checkpoint, model, tokens, progress), []
+    with checkpoint.reader() as read:
+        weights = head_weights(model, read)
+    for states, batch in zip(hidden, tokens, strict=True):
+        predicted = unembed(model, weights, states.to(model.device))[:, :-1].float()
+        targets = batch[:, 1:].to(model.device)
+        each = cross_entropy(predicted.transpose(1, 2), targets, reduction="none")
+        losses += each.sum(1, dtype=torch.float64).tolist()
+    return losses
+
+
+@torch.inference_mode()
+def last_states(
+    checkpoint: Checkpoint, model: Reference, tokens: Sequence[torch.Tensor], progress: bool
+) -> list[torch.Tensor]:
+    """The hidden states that leave the last layer for each batch, in the CPU's memory.
+
+    `model` is the reference of `checkpoint`.
+    """
+    layers = model.layout.layers
     with checkpoint.reader() as read:
         hidden = [embed(model, read, batch).cpu() for batch in tokens]
         bar = tqdm(total=len(tokens) * len(layers), desc="evaluate", disable=not progress)
@@ -129,9 +150,4 @@ def window_losses(
                 hidden[number] = layer_forward(model, layer, weights, states.to(model.device)).cpu()
                 bar.update()
         bar.close()
-        for states, batch in zip(hidden, tokens, strict=True):
-            predicted = head(model, read, states.to(model.device))[:, :-1].float()
-            targets = batch[:, 1:].to(model.device)
-            each = cross_entropy(predicted.transpose(1, 2), targets, reduction="none")
-            losses += each.sum(1, dtype=torch.float64).tolist()
-    return losses
+    return hidden
