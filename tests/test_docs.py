@@ -104,7 +104,7 @@ def test_commands_have_the_options_that_they_name(page: str) -> None:
 def test_the_page_of_the_benchmarks_names_commands_that_run() -> None:
     page = _text(ROOT / "benchmarks/README.md")
     names = re.findall(r"^\| `([\w.*]+)[^`]*` \|", page.partition("| `python -m")[2], re.MULTILINE)
-    assert len(names) > 12
+    assert names
     for name in names:
         path = ROOT / "benchmarks" / name.removesuffix(".*").replace(".", "/")
         assert path.is_dir() or path.with_suffix(".py").is_file(), name

@@ -35,7 +35,7 @@ this part.
 Degrees of freedom follow from the kurtosis of what blocks add to the error (Satterthwaite, 1946):
 where a few blocks have all the slow requests, few blocks count.
 
-Some intervals cannot hold exactly 95 %. benchmarks/results/loadtest_coverage.md has what they hold.
+Some intervals cannot hold exactly 95 %. docs/decisions.md names the page that has what they hold.
 
 - Gaps between tokens are nearly a lattice: steps with a prompt and steps without one. A percentile
   has the same value for a range of levels there, so its interval holds the truth almost always, as

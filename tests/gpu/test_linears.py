@@ -1,6 +1,5 @@
 """Low-rank linears are predicted as a server runs them: by our kernel, or as GEMMs."""
 
-import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.imports import ROOT
 from vllm_gac.errors import ProfileError
 from vllm_gac.gpu.latency.gemm import gemm_microseconds, roofline
 from vllm_gac.gpu.latency.launch_times import LaunchTimes, MeasuredLaunches
@@ -20,8 +18,10 @@ from vllm_gac.gpu.profile_files import read_profile
 from vllm_gac.layout.schema import validate
 
 H200 = read_profile("h200")
-PAGE = ROOT / "benchmarks" / "results" / "low_rank_h200.json"
-PAGE_RANKS = {(1600, 640, 640), (1600,), (2432, 2432), (2432,)}
+# Microseconds of all four groups of linears of Llama-3-8B one after the other, by tokens, measured
+# on an H200 with commit 9ce5b10, and the ranks of each group.
+LAYER = {1: 94.1, 2: 109.2, 4: 110.4, 8: 111.0, 16: 112.6, 32: 117.0, 64: 119.2, 128: 137.1}
+LAYER_RANKS = {(1600, 640, 640), (1600,), (2432, 2432), (2432,)}
 O_PROJ = (Linear(4096, 4096, 1600),)
 GATE_UP = (Linear(14336, 4096, 2432),) * 2
 
@@ -61,31 +61,6 @@ def by_kernel(found: LowRankTime) -> bool:
 # ---- the shipped profile ---------------------------------------------------------------------
 
 
-def test_the_shipped_times_are_those_of_the_page() -> None:
-    result = json.loads(PAGE.read_text())
-    about = H200.sources["low_rank"]
-    assert result["date"] in about
-    assert result["commit"] in about
-    assert about.startswith("benchmarks/results/low_rank_h200.json: NVIDIA H200")
-    names = {(4096, 3): "q, k, v", (4096, 1): "o", (4096, 2): "gate, up", (14336, 1): "down"}
-    shipped = {(names[t.in_size, len(t.ranks)], t.tokens): t.microseconds for t in H200.low_rank}
-    assert shipped == {
-        (row["linears"], row["tokens"]): row["served"]
-        for row in result["rows"]
-        if row["tokens"] <= 256 and row["linears"] != "layer"
-    }
-
-
-def test_shipped_times_of_gate_and_up_are_those_of_their_page() -> None:
-    result = json.loads(PAGE.with_name("swiglu_h200.json").read_text())
-    assert result["date"] in H200.sources["swiglu"]
-    rows = [row for row in result["rows"] if row["served"] == "yes"]
-    doubted = rows.pop(0)
-    assert (doubted["features"], doubted["tokens"], doubted["ours"]) == (14336, 1, 64.9)
-    shipped = [(t.features, t.width, t.tokens, t.microseconds) for t in H200.swiglu]
-    assert shipped == [(r["features"], r["width"], r["tokens"], r["ours"]) for r in rows]
-
-
 def test_gate_and_up_of_few_tokens_take_about_as_long_as_measured() -> None:
     for time in H200.swiglu:
         found = linears_microseconds(
@@ -103,13 +78,11 @@ def test_what_our_kernel_computes_takes_about_as_long_as_measured() -> None:
 
 def test_a_whole_layer_takes_about_as_long_as_measured() -> None:
     """The fit has not seen these: all four groups of linears one after the other."""
-    result = json.loads(PAGE.read_text())
-    layers = {r["tokens"]: r["served"] for r in result["rows"] if r["linears"] == "layer"}
-    for tokens in (1, 2, 4, 8, 16, 32, 64, 128):
-        groups = [t for t in H200.low_rank if t.tokens == tokens and tuple(t.ranks) in PAGE_RANKS]
-        assert len(groups) == len(PAGE_RANKS)
+    for tokens, measured in LAYER.items():
+        groups = [t for t in H200.low_rank if t.tokens == tokens and tuple(t.ranks) in LAYER_RANKS]
+        assert len(groups) == len(LAYER_RANKS)
         time = sum(predicted(t, H200) for t in groups)
-        assert time == pytest.approx(layers[tokens], rel=0.08), tokens
+        assert time == pytest.approx(measured, rel=0.08), tokens
 
 
 # ---- the fit ---------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Each family has what it owes: models in the tests of all families, and its name on pages."""
 
-import json
 import math
 import re
 
@@ -18,7 +17,6 @@ from vllm_gac.layout.families import FAMILIES, NAMES, Family
 from vllm_gac.layout.other_families import LLAMA_WITH, LLAMAS_CLASS
 from vllm_gac.layout.schema import RopeParameters
 
-MEASURED = ROOT / "benchmarks/results/families_cpu.json"
 # The model types of the models that each of these tests has.
 TESTED = {
     "a reference as transformers (tests/compression/test_reference_model.py: MODELS)": {
@@ -33,13 +31,9 @@ TESTED = {
     "a model that is served, dense and compressed (tests/serving/test_families.py: FAMILY)": {
         name.split()[0] for name in served.FAMILY
     },
-    "rows of benchmarks/results/families_cpu.md (python -m benchmarks.engines.families)": {
-        row["model"] for row in json.loads(MEASURED.read_text())["rows"]
-    },
 }
 # Pages with the family's name; docs/format.md has its model type.
 PAGES = (
-    "CHANGELOG.md",
     "README.md",
     "docs/architecture.md",
     "docs/compatibility.md",

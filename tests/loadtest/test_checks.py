@@ -56,7 +56,6 @@ def test_a_simulated_run_counts_its_window() -> None:
     assert run.info["window"] == [5.0, 15.0]
 
 
-# The page under benchmarks/results has them all, of many more experiments.
 COVERED = (
     "ttft p50",
     "ttft p99",

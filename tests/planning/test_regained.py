@@ -1,19 +1,13 @@
 """What healing wins back is what trials found; it chooses no dims, and says what loss is left."""
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.common.json_lines import lines_of
-from benchmarks.quality.regain_fit import FORMS, fit, runs_of
-from benchmarks.quality.regain_page import page
 from tests.support.measured_layers import made_up_losses
 from vllm_gac.checkpoint.open import Checkpoint
 from vllm_gac.errors import PlanError
@@ -32,30 +26,8 @@ from vllm_gac.planning.regained import (
 )
 from vllm_gac.planning.request import PlanRequest
 
-QUALITY = Path(__file__).parents[2] / "benchmarks" / "results" / "quality"
 # Without low rank there are fewer candidates, and the search is short.
 METHODS = ("heads", "prune")
-
-
-def test_the_table_is_that_of_the_committed_trials() -> None:
-    rows = lines_of(QUALITY / "regain_h200.jsonl")
-    found = fit(rows)
-    assert tuple(found.tokens) == TOKENS
-    assert tuple(np.round(found.shares, 2)) == SHARES
-    assert round(found.error, 2) == ERROR
-    sizes = {round(row["parameters"] / 1e6) for row in rows if row["form"] in FORMS}
-    assert (min(sizes), max(sizes)) == MILLIONS
-    assert (QUALITY / "regain_h200.md").read_text(encoding="utf-8") == page(rows)
-
-
-@pytest.mark.parametrize("forms", [FORMS, ("all methods",)], ids=["each form", "mixtures"])
-def test_the_error_covers_trials_as_a_standard_deviation_does(forms: Sequence[str]) -> None:
-    """Also those of mixtures, as plans are, which the table was not made of."""
-    rows = lines_of(QUALITY / "regain_h200.jsonl")
-    runs = [run for form in forms for run in runs_of(rows, form)]
-    off = np.array([abs(won / lost - 1 + left_after(tokens)) for tokens, lost, won in runs])
-    assert 0.6 <= np.mean(off <= ERROR) <= 0.8
-    assert np.mean(off <= 2 * ERROR) >= 0.9
 
 
 def test_more_tokens_win_back_more_and_beyond_the_trials_no_more() -> None:

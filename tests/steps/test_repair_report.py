@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.paper.reported_numbers import PALU_HEADS, REPAIR
 from tests.alignment.test_padded_layout import dense
 from tests.alignment.test_rules import attention, profile
 from vllm_gac.alignment.padded_layout import padded_layout
@@ -14,9 +13,15 @@ from vllm_gac.errors import ProfileError
 from vllm_gac.layout.dims import KeyLayout, LayerLayout, ModelLayout, ValueLayout
 from vllm_gac.steps.repair_report import repair_report
 
+# Llama-3-8B's 512 KV heads by the size that PaLU leaves at a ratio of 0.8, of the authors'
+# repository (https://github.com/JihaoXin/GAC, scripts/run_c4_dimension_repair.py).
+PALU_HEADS = {
+    114: 51, 116: 89, 117: 42, 118: 68, 120: 16, 121: 73, 122: 58, 123: 47, 124: 52, 125: 16,
+}  # fmt: skip
 # Table 8: ms of attention on an A100 by head dim. The paper pads 107 to 112 and 125 to 128.
-TABLE_8 = {dim: before for dim, (before, _, _) in REPAIR.items()}
-TABLE_8 |= {112: REPAIR[107][1], 128: REPAIR[125][1]}
+TABLE_8 = {
+    107: 2.064, 112: 1.490, 114: 2.049, 117: 2.054, 120: 1.557, 121: 1.964, 125: 1.975, 128: 1.439,
+}  # fmt: skip
 
 
 def palu_model() -> ModelLayout:

@@ -220,7 +220,7 @@ def _prefill_kernel(
 def _by_capability(fitting: Sequence[str], sizes: Sizes) -> str | None:
     """Hopper: FA3 if it pads nothing, otherwise FA4. Blackwell: FA4. Ampere: FA2.
 
-    With keys up to 64 and larger values, FA4 is slower than FA3 (benchmarks/results/prefill_h200).
+    With keys up to 64 and larger values, FA4 is slower than FA3 on an H200.
     """
     if "FA3" in fitting:
         pads_nothing = widths("FA3", sizes, (9, 0)) == sizes

@@ -21,7 +21,7 @@ _NUMBER, _GRADIENT, _MOMENTS = 4, 4, 8
 _STATES, _CHANNELS, _LOGITS = 16, 8, 6
 # A layer's weights in two dtypes and its gradients; and, of those that are shared, the layers on
 # their way, and their gradients. At Llama-3-8B's shape one GPU and two took 4 to 10 GB less than is
-# expected so: benchmarks/results/quality/healing_eight_billion_*.md.
+# expected so (docs/decisions.md, Healing).
 _LAYER, _SENT = 12, 48
 # What torch and its libraries take, and gaps between allocations.
 _SHARE_TO_USE = 0.94

@@ -21,8 +21,8 @@ _STEPS = 256
 # The highest learning rate of so many steps or more; of the demo model's whole weights, 5e-4
 # diverged. A shorter run has a lower one, in proportion to its steps, down to the second number: at
 # the full rate its first steps raise the divergence, and it ends before it has won much more than
-# that back. The numbers won most of the demo model in 12, 46 and 120 steps:
-# benchmarks/results/quality/healing_cpu.md.
+# that back. The numbers won most of the demo model in 12, 46 and 120 steps
+# (docs/decisions.md, Healing).
 _OF_WEIGHTS, _OF_ADAPTERS = (1e-4, 3e-5), (4e-4, 8e-5)
 # A quarter of the steps warm up, as far as that is few: Adam's second moments are of few
 # gradients then. In a long run it is a twentieth.

@@ -3,8 +3,8 @@
 Apart from the kernel, because predicting times needs neither torch nor Triton.
 """
 
-# Within these limits it takes less time than cuBLAS and vLLM's SwiGLU
-# (benchmarks/results/swiglu_h200.md). The true limit is between 2880 and 5760 features.
+# Within these limits it takes less time than cuBLAS and vLLM's SwiGLU (docs/decisions.md).
+# The true limit is between 2880 and 5760 features.
 MAX_TOKENS = 32
 _MIN_FEATURES = 4096
 

@@ -1,9 +1,8 @@
 """The share of a loss that healing wins back, by the project's own trials.
 
-The trials are benchmarks/results/quality/regain_h200.md: models of the ladder, each compressed by
-one form and healed as `vllm-gac heal` does by default. tests/planning/test_regained.py derives the
-table from the numbers behind that page. Forms win back different shares, but plans that went by
-these were no better (benchmarks/results/quality/planned_for_healing.md).
+The trials are those of models of 30 to 356 million parameters (docs/decisions.md, Healing), each
+compressed by one form and healed as `vllm-gac heal` does by default. Forms win back different
+shares, but plans that went by these were no better.
 """
 
 import numpy as np

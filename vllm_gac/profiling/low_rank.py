@@ -29,8 +29,7 @@ class LowRankShape:
     is_gated: bool = False
 
 
-# Llama-3-8B's linear layers, with ranks that keep about 80, 50 and 25 % of parameters. The first
-# four are those of benchmarks/results/low_rank_h200.md.
+# Llama-3-8B's linear layers, with ranks that keep about 80, 50 and 25 % of parameters.
 _SHAPES = (
     LowRankShape(4096, (4096, 1024, 1024), (1600, 640, 640)),
     LowRankShape(4096, (4096,), (1600,)),

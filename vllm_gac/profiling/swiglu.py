@@ -11,7 +11,7 @@ from vllm_gac.kernels.swiglu_limits import MAX_TOKENS
 from vllm_gac.profiling.weights import copies_past_l2, microseconds_in_turn, random_matrix
 
 _TOKENS = (1, 2, 4, 8, 16, 24, MAX_TOKENS)
-# Features and width: those of benchmarks/results/swiglu_h200.md within the limits of the kernel.
+# Features and width, within the limits of the kernel.
 _SHAPES = (
     (14336, 4096), (12288, 4096), (11520, 4096), (10240, 4096), (5760, 4096), (6912, 2048),
     (22528, 8192),

@@ -19,9 +19,8 @@ class Trial:
 
 
 _ON_MANY_TOKENS = Trial(1_996_800, (0.29, 0.56))
-# All trials of benchmarks/results/quality/healing.md, healing_cpu.md (the demo model, of 11 million
-# weights), healing_together_h100.md (130 and 350 million, of two million tokens), and of
-# regain_h200.md those of more than ten million tokens (30, 130 and 350 million).
+# The trials of docs/decisions.md: the demo model, of 11 million weights, and models of 30, 130 and
+# 350 million.
 TRIALS = (
     Trial(24_576, (0.03, 0.07)),
     Trial(94_208, (0.02, 0.14)),

@@ -3,7 +3,7 @@
 A program of the decode kernel reads one head of a page. With HND the rows of that head are
 contiguous. With NHD each row lies between rows of other heads. GPUs read memory in pieces of 64
 bytes, so NHD rows that are not a multiple of 64 bytes make long reads up to 14 % slower
-(benchmarks/results/cache_layout_h200.md).
+(docs/decisions.md).
 """
 
 from typing import TYPE_CHECKING

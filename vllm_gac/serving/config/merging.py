@@ -1,8 +1,8 @@
 """Decides in the front-end process whether low-rank linears are served as their products.
 
-In FP8 two factors take longer than the linear that they replace
-(benchmarks/results/both_factors_h200.md). A model that was planned for 16 bits may have them all
-the same. Multiplied, they take the time of that linear, and its memory, which the KV cache lacks.
+In FP8 two factors take longer than the linear that they replace (docs/decisions.md). A model that
+was planned for 16 bits may have them all the same. Multiplied, they take the time of that linear,
+and its memory, which the KV cache lacks.
 """
 
 import re

@@ -1,1 +1,0 @@
-"""Perplexity and lm-eval scores of served models: see __main__.py."""
