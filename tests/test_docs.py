@@ -22,7 +22,7 @@ from vllm_gac.layout.schema import GacSection, KeySection, LayerSection, ValueSe
 
 ROOT = Path(__file__).parents[1]
 FORMAT = (ROOT / "docs/format.md").read_text()
-FOLDERS = ("benchmarks", "examples", "fuzz", "loadtest", "patches", "serving_configs")
+FOLDERS = ("benchmarks", "examples", "loadtest", "patches", "serving_configs")
 # Result pages keep the commands and paths that they were made by, so only their links are checked.
 LINKED = sorted(
     path.relative_to(ROOT).as_posix()
@@ -87,7 +87,7 @@ def test_make_targets_are_in_the_makefile(page: str) -> None:
 @pytest.mark.parametrize("page", RUN)
 def test_commands_are_modules_that_run(page: str) -> None:
     modules = re.findall(
-        r"python3? -m ((?:benchmarks|loadtest|tools|fuzz|tests)\b(?!\.`)(?:\.\w+)*)",
+        r"python3? -m ((?:benchmarks|loadtest|tools|tests)\b(?!\.`)(?:\.\w+)*)",
         _text(ROOT / page),
     )
     paths = [ROOT / module.replace(".", "/") for module in modules]

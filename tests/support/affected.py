@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.support.imports import ROOT, imports, modules, nodes
 
-CODE = ("vllm_gac", "loadtest", "benchmarks", "tools", "fuzz", "tests")
+CODE = ("vllm_gac", "loadtest", "benchmarks", "tools", "tests")
 # What a process of that name runs of ours.
 COMMANDS = {
     "vllm": (
@@ -36,7 +36,7 @@ EVERYTHING = (
 # Names an earlier commit, and so always differs from that commit's own.
 ALL_PASSED = ".ci/all-passed"
 # No slow test reads these.
-NOTHING = ("docs/", ".github/", "benchmarks/results/", "fuzz/corpus/", "tests/hostile/")
+NOTHING = ("docs/", ".github/", "benchmarks/results/", "tests/hostile/")
 # Read by the tests beside them.
 BESIDE = {"serving_configs/": "tests/serving_configs/", "loadtest/": "tests/loadtest/",
           "examples/": "tests/test_examples.py",
