@@ -1,9 +1,11 @@
-"""Which files of a directory are read. Files that are refused are in tests/hostile."""
+"""Which files of a directory are read, and which are refused."""
 
 import json
+import os
 import pickle
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,14 +14,20 @@ from hypothesis import strategies as st
 from tests.checkpoint.pickles.bombs import Bomb
 from tests.support.model_files import (
     config,
+    framed,
     gac_config,
+    read_index,
     refusal,
     shard_bytes,
     tensors_of,
+    write_index,
     write_model,
 )
+from vllm_gac.checkpoint.headers import INDEX_FILE
 from vllm_gac.checkpoint.open import faults, open_checkpoint
 from vllm_gac.errors import CheckpointError
+
+DOWN = "model.layers.0.mlp.down_proj.weight"
 
 
 def test_what_is_not_a_directory_is_refused(tmp_path: Path) -> None:
@@ -124,3 +132,104 @@ def test_a_flipped_bit_in_a_header_is_refused_or_harmless(
     except CheckpointError as e:
         found = [str(e)]
     assert all(str(tmp_path) in fault for fault in found)
+
+
+ONE = b'"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
+
+
+def with_offsets(*entries: tuple[str, list[Any], int, int], data: int = 4) -> bytes:
+    """A shard with F32 tensors (name, shape, start, end) and `data` bytes of data."""
+    header = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+        for name, shape, start, end in entries
+    }
+    return framed(json.dumps(header).encode()) + bytes(data)
+
+
+WHOLE = shard_bytes(tensors_of(config()))
+BROKEN = {
+    "empty": b"",
+    "a header of 100 MB": (100 << 20).to_bytes(8, "little") + b"{}",
+    "a header beyond the end": (64).to_bytes(8, "little") + b"{}",
+    "a list for a header": framed(b"[]"),
+    "overlapping tensors": with_offsets(("a", [1], 0, 4), ("b", [1], 0, 4)),
+    "a gap": with_offsets(("a", [1], 4, 8), data=8),
+    "data beyond the end": with_offsets(("a", [2], 0, 8)),
+    "a negative shape": with_offsets(("a", [-1], 0, 4)),
+    "a shape that overflows": with_offsets(("a", [2**62, 4], 0, 4)),
+    "an unknown dtype": framed(b"{" + ONE.replace(b"F32", b"F31") + b"}") + bytes(4),
+    "a name twice": framed(b"{" + ONE + b"," + ONE + b"}") + bytes(4),
+    "cut off": WHOLE[: len(WHOLE) // 2],
+    "one byte short": WHOLE[:-1],
+    "one byte long": WHOLE + b"\0",
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_shard_is_named(case: str, tmp_path: Path) -> None:
+    write_model(tmp_path, config())
+    (tmp_path / "model.safetensors").write_bytes(BROKEN[case])
+    assert f"{tmp_path / 'model.safetensors'}: " in refusal(tmp_path)
+
+
+# ---- the index -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../model.safetensors", "/etc/model.safetensors", "sub/model.safetensors", "..",
+     "..\\model.safetensors", "model\0.safetensors", "\x1b[2J.safetensors", "pytorch_model.bin",
+     "", None, 7, ["model-00001-of-00002.safetensors"]],
+)  # fmt: skip
+def test_an_index_leads_to_no_file_outside(file: Any, tmp_path: Path) -> None:
+    write_model(tmp_path, config(), shards=2)
+    write_index(tmp_path, read_index(tmp_path) | {DOWN: file})
+    said = refusal(tmp_path)
+    assert INDEX_FILE in said
+    assert DOWN in said
+    assert said.isprintable()
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, [], "model.safetensors"])
+def test_an_index_without_files_is_named(weight_map: Any, tmp_path: Path) -> None:
+    write_model(tmp_path, config(), shards=2)
+    write_index(tmp_path, weight_map)
+    assert f"{INDEX_FILE}: weight_map" in refusal(tmp_path)
+
+
+def test_an_index_lists_what_its_shards_hold(tmp_path: Path) -> None:
+    write_model(tmp_path, config(), shards=2)
+    files = read_index(tmp_path)
+    other = next(file for file in files.values() if file != files[DOWN])
+    write_index(tmp_path, files | {DOWN: other})
+    assert f"{DOWN} is not in {other}" in refusal(tmp_path)
+    write_index(tmp_path, {name: file for name, file in files.items() if name != DOWN})
+    assert f"{DOWN} is not listed in {INDEX_FILE}" in refusal(tmp_path)
+    write_index(tmp_path, files)
+    (tmp_path / other).unlink()
+    assert f"{tmp_path / other}: " in refusal(tmp_path)
+
+
+def test_a_tensor_in_two_files_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path, config())
+    again = shard_bytes({DOWN: tensors_of(config())[DOWN]})
+    (tmp_path / "again.safetensors").write_bytes(again)
+    assert f"{DOWN} is also in again.safetensors" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", INDEX_FILE])
+def test_a_file_that_is_none_or_lies_outside_is_named(file: str, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", config())
+    (tmp_path / "outside").touch()
+    for make in (
+        Path.mkdir,
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to("gone"),
+        lambda path: path.symlink_to(path.name),
+        lambda path: path.symlink_to(tmp_path / "outside"),
+    ):
+        (model / file).unlink(missing_ok=True)
+        make(model / file)
+        assert str(model / file) in refusal(model)
+        (model / file).rmdir() if (model / file).is_dir() else (model / file).unlink()

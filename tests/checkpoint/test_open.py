@@ -1,7 +1,7 @@
-"""Models that are read, also unusual ones. Models that are refused are in tests/hostile."""
+"""Models that are read, also unusual ones, and models that are refused."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import layout_of
 
 A, B = "model.layers.0.mlp.down_proj.A.weight", "model.layers.0.mlp.down_proj.B.weight"
+DENSE = "model.layers.0.mlp.down_proj.weight"
 TABLE = "model.layers.0.self_attn.rope_inv_freq"
 
 
@@ -37,7 +38,7 @@ def test_a_sound_model_has_no_faults(
     assert checkpoint.tensors.keys() == tensors_of(raw).keys()
 
 
-# ---- config.json; tests/hostile/configs.py has those that are refused ------------------------
+# ---- config.json; tests/layout/test_schema.py has those that are refused -----------------------
 
 ODD_VALUES = (None, True, 0, -1, 7, 2**64, 1e-320, 1e300, "", "8", [], [1], {}, {"a": 1}, [[[]]])
 
@@ -80,6 +81,53 @@ def test_a_tensor_that_is_wrong_in_every_way_yields_every_fault(tmp_path: Path) 
 
     write_model(tmp_path, gac_config(), change)
     assert len(refusal(tmp_path).splitlines()) == 4
+
+
+def all_retyped(dtype: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({n: (dtype, shape) for n, (_, shape) in tensors.items()})
+
+
+# By case: what is changed, and what the message names beside the file.
+WRONG: dict[str, tuple[Callable[[Tensors], object], tuple[str, ...]]] = {
+    "transposed": (reshaped(A, 40, 8), (A, "[40, 8]", "[8, 40]")),
+    "another rank": (reshaped(B, 32, 16), (B, "[32, 16]", "[32, 8]")),
+    "flat": (reshaped(A, 320), (A, "[320]", "[8, 40]")),
+    "no rows": (reshaped(A, 0, 40), (A, "[0, 40]", "[8, 40]")),
+    "a scalar": (reshaped(A), (A, "[]", "[8, 40]")),
+    "another vocabulary": (reshaped("lm_head.weight", 65, 32), ("lm_head.weight", "[64, 32]")),
+    "F16 among BF16": (retyped(A, "F16"), (A, "F16", "BF16")),
+    "F32 among BF16": (retyped(A, "F32"), (A, "F32", "BF16")),
+    "F8": (retyped(A, "F8_E4M3"), (A, "F8_E4M3")),
+    "F64 throughout": (all_retyped("F64"), ("F64",)),
+    "a table in BF16": (retyped(TABLE, "BF16"), (TABLE, "F32")),
+    "an F16 norm": (retyped("model.norm.weight", "F16"), ("model.norm.weight", "F16")),
+    "a dense tensor besides": (
+        lambda tensors: tensors.update({DENSE: ("BF16", (32, 40))}),
+        (DENSE, "not part of the model"),
+    ),
+    "a layer too many": (
+        lambda tensors: tensors.update({"model.layers.2.norm.weight": ("BF16", (32,))}),
+        ("model.layers.2.norm.weight", "not part of the model"),
+    ),
+    "a name that clears the screen": (
+        lambda tensors: tensors.update({"\x1b[2J\nok": ("BF16", (1,))}),
+        (r"\x1b[2J\nok",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_tensor_that_does_not_fit_the_layout_is_named(case: str, tmp_path: Path) -> None:
+    change, named = WRONG[case]
+    write_model(tmp_path, gac_config(), change)
+    said = refusal(tmp_path)
+    assert all(name in said for name in ("model.safetensors", *named)), said
+
+
+@pytest.mark.parametrize("name", tensors_of(gac_config()))
+def test_a_tensor_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
+    write_model(tmp_path, gac_config(), lambda tensors: tensors.pop(name))
+    assert f"{name}: missing" in refusal(tmp_path)
 
 
 # ---- what must not be refused ----------------------------------------------------------------

@@ -1,11 +1,12 @@
-"""Configs that the schema accepts. Those that it refuses are in tests/hostile."""
+"""Configs that the schema accepts, and configs that it refuses."""
 
 from typing import Any
 
 import pytest
 
-from tests.support.model_files import config, gac_config
+from tests.support.model_files import GAC_LAYERS, config, gac_config
 from vllm_gac.errors import CheckpointError
+from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import HfConfig, validate
 
 
@@ -79,3 +80,72 @@ def test_a_long_value_is_not_repeated_in_full() -> None:
     with pytest.raises(CheckpointError) as refused:
         hf(hidden_size="x" * 10_000)
     assert len(str(refused.value)) < 200
+
+
+def layer(number: int, **changes: Any) -> dict[str, Any]:
+    """A compressed model with changes in one layer; those of an object are added to it."""
+    layers: list[dict[str, Any]] = [dict(one) for one in GAC_LAYERS]
+    for key, value in changes.items():
+        old = layers[number].get(key)
+        layers[number][key] = old | value if isinstance(old, dict) else value
+    return gac_config(layers)
+
+
+# By case: the config, and what the message names.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a layer too few": (gac_config(GAC_LAYERS[:1]), "gac.layers"),
+    "a layer too many": (gac_config([*GAC_LAYERS, GAC_LAYERS[0]]), "gac.layers"),
+    "a rank above full": (layer(0, ranks={"mlp.down_proj": 33}), "rank 33"),
+    "a rank of no linear": (layer(0, ranks={"mlp.gate": 8}), "gac.layers.0.ranks.mlp.gate"),
+    "an unknown key": (layer(0, rank={}), "gac.layers.0.rank"),
+    "an unknown form": (layer(0, key={"form": "absolute"}), "gac.layers.0.key.form"),
+    "an odd key size": (layer(0, key={"size": 11}), "odd 11"),
+    "a huge key size": (layer(0, key={"size": 10**9}), "gac.layers.0.key.size"),
+    "key heads that do not divide": (layer(0, key={"heads": 3}), "gac.layers.0.key.heads"),
+    "value heads that do not divide": (layer(0, value={"heads": 3}), "gac.layers.0.value.heads"),
+    "no RoPE table": (layer(0, rope_table=False), "gac.layers.0.rope_table"),
+    "a RoPE table of latent keys": (layer(1, rope_table=True), "gac.layers.1.rope_table"),
+    "another version": (
+        gac_config() | {"gac": gac_config()["gac"] | {"version": 2}},
+        "format version 1",
+    ),
+    "a tiny softmax scale": (
+        gac_config() | {"gac": gac_config()["gac"] | {"softmax_scale": 1e-300}},
+        "softmax_scale",
+    ),
+    "gac under a dense name": (gac_config() | {"architectures": ["LlamaForCausalLM"]}, "gac"),
+    "gac under Mistral's name": (
+        gac_config() | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+        "architectures",
+    ),
+    "dense under gac's name": (config(architectures=["GacLlamaForCausalLM"]), "gac"),
+    "a huge hidden size": (config(hidden_size=10**9), "hidden_size"),
+    "a billion layers": (config(num_hidden_layers=10**9), "num_hidden_layers"),
+    "no hidden size": (without(config(), "hidden_size"), "hidden_size"),
+    "KV heads that do not divide": (config(num_key_value_heads=3), "num_key_value_heads"),
+    "an odd head size": (config(head_dim=15), "odd 15"),
+    "another model type": (config(model_type="gpt2"), "model_type"),
+    "another architecture": (config(architectures=["LlamaForQuestionAnswering"]), "architectures"),
+    "another activation": (config(hidden_act="gelu"), "hidden_act"),
+    "dynamic RoPE": (config(rope_scaling={"rope_type": "dynamic", "factor": 4.0}), "rope_type"),
+    "RoPE by layer type": (config(rope_parameters={"full_attention": {}}), "layer type"),
+    "incomplete llama3 RoPE": (
+        config(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
+        "high_freq_factor, low_freq_factor, original_max_position_embeddings",
+    ),
+    "partial rotation": (config(partial_rotary_factor=0.5), "partial_rotary_factor"),
+    "a tiny theta": (config(rope_theta=1e-300), "rope_theta"),
+    "a huge factor": (
+        config(rope_scaling={"rope_type": "linear", "factor": 1e300}),
+        "factor",
+    ),
+    "too many positions": (config(max_position_embeddings=1 << 30), "max_position_embeddings"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_config_that_cannot_be_is_refused_by_the_key_that_is_wrong(case: str) -> None:
+    raw, named = REFUSED[case]
+    with pytest.raises(CheckpointError) as refused:
+        layout_of(raw)
+    assert named in str(refused.value)

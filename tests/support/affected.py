@@ -36,7 +36,7 @@ EVERYTHING = (
 # Names an earlier commit, and so always differs from that commit's own.
 ALL_PASSED = ".ci/all-passed"
 # No slow test reads these.
-NOTHING = ("docs/", ".github/", "benchmarks/results/", "tests/hostile/")
+NOTHING = ("docs/", ".github/", "benchmarks/results/")
 # Read by the tests beside them.
 BESIDE = {"serving_configs/": "tests/serving_configs/", "loadtest/": "tests/loadtest/",
           "examples/": "tests/test_examples.py",
