@@ -1,6 +1,5 @@
 """Small inputs that demand too much time or memory. None of them is a model directory."""
 
-import errno
 import json
 import os
 import socket
@@ -15,7 +14,6 @@ from tests.support.command import error
 from tests.support.dense_models import tokenizer
 from tests.support.model_files import config, gac_config, write_model
 from vllm_gac.checkpoint.open import Checkpoint
-from vllm_gac.checkpoint.regular_files import opened
 from vllm_gac.checkpoint.writer import companions_of, copy_companions
 from vllm_gac.cli import main
 from vllm_gac.errors import CheckpointError
@@ -23,8 +21,6 @@ from vllm_gac.layout.dims import layout_of
 from vllm_gac.layout.schema import HfConfig
 from vllm_gac.planning.planner import prior_plan
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.texts.token_text import windows
-from vllm_gac.texts.tokenizer_growth import MAX_GROWTH, growth
 
 
 def a_socket(path: Path) -> None:
@@ -63,41 +59,7 @@ def test_a_file_that_is_none_is_not_waited_for(
     SPECIAL[kind](file)
     paths = {"MODEL": model, "OUT": tmp_path / "out", "FILE": file}
     said = error(capsys, *(paths.get(part, part) for part in READERS[reader]))
-    assert f"{file}: not a regular file" in said
-
-
-def test_a_file_with_a_hole_in_it_is_read_if_most_of_it_is_stored(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    size = 80 << 20
-    with path.open("wb") as file:
-        file.write(bytes(size // 4))
-        os.truncate(file.fileno(), size)
-    with opened(path) as file:
-        assert file.read(1) == b"\0"
-    with path.open("wb") as file:
-        file.write(b"x")
-        os.truncate(file.fileno(), size)
-    with pytest.raises(CheckpointError, match="the rest is a hole"), opened(path):
-        pass
-
-
-def test_where_holes_cannot_be_found_a_file_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some network and sandbox file systems support only SEEK_SET, SEEK_CUR and SEEK_END."""
-    lseek = os.lseek
-
-    def without_holes(descriptor: int, position: int, whence: int) -> int:
-        if whence in (os.SEEK_DATA, os.SEEK_HOLE):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return lseek(descriptor, position, whence)
-
-    path = tmp_path / "file"
-    path.write_bytes(b"x")
-    os.truncate(path, 80 << 20)
-    monkeypatch.setattr(os, "lseek", without_holes)
-    with opened(path) as file:
-        assert file.read(1) == b"x"
+    assert f"{file}: " in said
 
 
 def test_the_widest_model_is_planned_in_little_memory() -> None:
@@ -138,26 +100,6 @@ def test_a_problem_has_few_budgets(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "budgets: Dictionary should have at most 4 items" in error(capsys, "solve", problem(5))
 
 
-def test_a_problem_has_as_many_candidates_as_large_models_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def problem(candidates: int) -> Path:
-        names = ("params", "kv", "time")
-        made = [
-            {"dim": dim, "value": dim, "costs": dict.fromkeys(names, dim)}
-            for dim in range(candidates // 100)
-        ]
-        items = [{"name": f"item {i}", "candidates": made} for i in range(100)]
-        path = tmp_path / f"{candidates}.json"
-        path.write_text(json.dumps({"budgets": dict.fromkeys(names, 9), "items": items}))
-        return path
-
-    assert main(["solve", str(problem(30_000))]) == 0
-    capsys.readouterr()
-    said = error(capsys, "solve", problem(50_000))
-    assert "50000.json: more than 262144 values, the most that are read" in said
-
-
 @pytest.mark.parametrize("name", ["LICENSE", "tokenizer.json", "chat_template.jinja"])
 def test_what_lies_beside_a_model_is_copied_up_to_a_size(name: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", gac_config())
@@ -178,59 +120,3 @@ def test_and_up_to_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     said = error(capsys, "repair", model, "--out", tmp_path / "out")
     assert "more than 64 files named like tokenizer." in said
     assert not (tmp_path / "out.partial").exists()
-
-
-def replaced(pattern: dict[str, str], content: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": pattern, "content": content}
-
-
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-_TEXT = {"Sequence": {"id": "A", "type_id": 0}}
-GROWING: dict[str, dict[str, Any]] = {
-    "a normalizer that doubles": {
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [replaced({"String": "a"}, "aa")] * 40,
-        }
-    },
-    "sequences in sequences": {
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "Sequence", "normalizers": [replaced({"Regex": "b*"}, "aa")] * 2}
-            ]
-            * 4,
-        }
-    },
-    "bytes of bytes": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [_BYTES] * 40}},
-    "the text again and again": {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [_TEXT] * 1000,
-            "pair": [_TEXT, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {},
-        }
-    },
-}
-
-
-@pytest.mark.parametrize("bomb", GROWING)
-def test_a_tokenizer_must_not_make_much_of_a_text(bomb: str, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer(**GROWING[bomb])))
-    (tmp_path / "text").write_text("c")  # without the check, this text does not grow
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: its steps may make a text"):
-        windows(tmp_path, [tmp_path / "text"], length=8, max_tokens=None)
-
-
-def test_known_tokenizers_are_far_from_that() -> None:
-    from tokenizers import Tokenizer
-
-    from vllm_gac.demo import MODEL
-
-    assert growth(Tokenizer.from_file(str(MODEL / "tokenizer.json"))) == 2
-    sentencepiece = {
-        "type": "Sequence",
-        "normalizers": [{"type": "Prepend", "prepend": "▁"}, replaced({"String": " "}, "▁")],
-    }
-    raw = tokenizer(normalizer=sentencepiece)
-    assert growth(Tokenizer.from_str(json.dumps(raw))) == 2 < MAX_GROWTH

@@ -7,9 +7,7 @@ from typing import Protocol
 
 from vllm_gac.alignment import rules
 from vllm_gac.alignment.rules import NOT_QUANTIZED, QuantizationMultiples
-from vllm_gac.errors import CheckpointError
 from vllm_gac.layout.dims import LayerLayout, ModelLayout
-from vllm_gac.layout.growth import growth_fault
 from vllm_gac.layout.schema import Role, Strategy
 
 
@@ -35,19 +33,13 @@ def padded_layout(
     table. Padding a padded layout changes nothing. `quantized` is how weights and cache will be
     quantized; for the sides of linear layers, all heads on a GPU count together.
 
-    Raises ProfileError if `strategy` is measured and there is no profile of `gpu`, and
-    CheckpointError if the dims are so small that most of the model would be padding.
+    Raises ProfileError if `strategy` is measured and there is no profile of `gpu`.
     """
     if strategy == "none":
         return layout
     align = partial(rules.align, strategy=strategy, gpu=gpu, tensor_parallel_size=tp)
     layers = tuple(_padded(layout, layer, align, tp, quantized) for layer in layout.layers)
-    padded = replace(layout, layers=layers)
-    if grown := growth_fault(padded, layout.parameters):
-        raise CheckpointError(
-            f"padding dims, alignment {strategy}: {grown}; choose another, or none"
-        )
-    return padded
+    return replace(layout, layers=layers)
 
 
 def _padded(

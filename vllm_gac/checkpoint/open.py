@@ -30,7 +30,6 @@ from vllm_gac.checkpoint.unsupported import not_a_directory, quantized, without_
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
 from vllm_gac.layout.dims import ModelLayout, layout_of
-from vllm_gac.layout.growth import growth_fault
 from vllm_gac.layout.schema import HfConfig, validate
 
 if TYPE_CHECKING:
@@ -210,8 +209,6 @@ def _stored_faults(checkpoint: Checkpoint, finite: bool, progress: bool) -> Iter
         elif not _fits(name, found[name].shape, shape):
             where = f"{directory / found[name].file}: {name}"
             yield f"{where}: shape {shown(list(found[name].shape))}, expected {list(shape)}"
-    if grown := growth_fault(checkpoint.layout, _stored_numbers(checkpoint)):
-        yield f"{directory}: {grown}"
     yield from _dtype_faults(checkpoint, [name for name in required if name in found])
     hidden = not (finite and progress)
     for name, info in tqdm(found.items(), "check", unit="tensor", delay=1, disable=hidden):
@@ -220,19 +217,6 @@ def _stored_faults(checkpoint: Checkpoint, finite: bool, progress: bool) -> Iter
             yield f"{where}: not part of the model"
         if finite and not checkpoint.is_finite(name):
             yield f"{where}: contains NaN or infinity"
-
-
-def _stored_numbers(checkpoint: Checkpoint) -> int:
-    """How many elements the files can hold at most; tensors of a pickle may share storage."""
-    files = {checkpoint.directory / info.file for info in checkpoint.tensors.values()}
-    return sum(map(_size_of, files)) // _MIN_WEIGHT_BYTES
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as e:
-        raise CheckpointError(f"{path}: cannot be read ({e.strerror or e})") from e
 
 
 def _fits(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:

@@ -7,9 +7,6 @@ from vllm_gac.cli.options import Verbs, add_json, path
 from vllm_gac.cli.output import print_json, print_table
 from vllm_gac.errors.shown import shown
 
-# Enough for 37,000 candidates with three budgets, twice as many as the largest models have.
-_MAX_PARTS = 1 << 18
-
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb."""
@@ -37,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.planning.knapsack import solve
     from vllm_gac.planning.knapsack.problem import KnapsackProblem
 
-    raw = read_json(args.problem, PlanError, max_parts=_MAX_PARTS)
+    raw = read_json(args.problem, PlanError)
     problem = validate(KnapsackProblem, raw, str(args.problem), PlanError)
     solution = solve(problem, progress=True)
     if solution.gap:
