@@ -55,49 +55,16 @@ def arena(raw: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def svd_llm(raw: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    return {
-        **raw,
-        "model_type": "svdllm-llama",
-        "architectures": ["TransformersForCausalLM"],
-        "svd_ranks": ranks,
-        "auto_map": {"AutoConfig": "configuration_svdllm_llama.SVDLLMLlamaConfig"},
-    }
-
-
-def lems(raw: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    return {
-        "model_type": "low_rank_compressed",
-        "architectures": ["LowRankCausalLM"],
-        "auto_map": {"AutoConfig": "configuration_low_rank.LowRankConfig"},
-        "base_config": {**raw, "auto_map": {}},
-        "base_model_type": raw["model_type"],
-        "base_model_id": "meta-llama/Meta-Llama-3-8B",
-        "rank_dict": ranks,
-        "compression_method": "svd_llm",
-        "target_ratio": 0.8,
-        "torch_dtype": "float32",
-    }
-
-
 TOOLS = {
     "asvd": Tool("asvd", "BLinear", "ALinear", asvd),
     "asvd, arena": Tool("asvd", "BLinear", "ALinear", asvd_arena),
     "arena": Tool("low-rank", "BLinear", "ALinear", arena),
-    "svd-llm, arena": Tool("svd-llm", "v_proj", "u_proj", svd_llm),
     "svd-llm": Tool(
         "svd-llm",
         "v_proj",
         "u_proj",
         lambda raw, ranks: raw,
         lambda name: re.sub(r"_proj\.([uv]_proj\.)", r"_\1", name),
-    ),
-    "lems": Tool(
-        "lems",
-        "mod_a",
-        "mod_b",
-        lems,
-        lambda name: "wrapped_model." + name.replace("mod_b.bias", "bias"),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Layers with different dims: per_layer_config, block_configs, lists, or only tensor shapes."""
+"""Layers with different dims: per_layer_config, block_configs, or only tensor shapes."""
 
 from pathlib import Path
 from typing import Any
@@ -121,36 +121,6 @@ def test_puzzletron_of_every_family(model_type: str, tmp_path: Path) -> None:
         ],
     )
     assert_same_logits(write(tmp_path, written, model), model, "block-configs")
-
-
-@pytest.mark.parametrize(
-    ("lists", "layers"),
-    [
-        (
-            {"layer_head_num": [4, 2, 6], "layer_inter_size": [37, 96, 11]},
-            [
-                {"num_attention_heads": h, "num_key_value_heads": h // 2, "intermediate_size": w}
-                for h, w in ((4, 37), (2, 96), (6, 11))
-            ],
-        ),
-        (
-            {"layer_head_num": [0, 2, 4], "layer_inter_size": [96, 0, 5]},
-            [
-                {"skip": ["attention"]},
-                {"num_attention_heads": 2, "num_key_value_heads": 1, "skip": ["mlp"]},
-                {"intermediate_size": 5},
-            ],
-        ),
-        (
-            {"num_key_value_heads_per_layer": [1, 2, 4]},
-            [{"num_key_value_heads": n} for n in (1, 2, 4)],
-        ),
-        ({"layer_inter_size": [1, 2, 3]}, [{"intermediate_size": n} for n in (1, 2, 3)]),
-    ],
-)  # fmt: skip
-def test_lists(lists: dict[str, list[int]], layers: list[Dims], tmp_path: Path) -> None:
-    model = heterogeneous(RAW, layers)
-    assert_same_logits(write(tmp_path, RAW | lists, model), model, "layer-lists")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral"])

@@ -332,4 +332,4 @@ def test_a_bomb_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_an_unknown_format_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     said = usage(capsys, "import", "a", "b", "--format", "onnx")
-    assert "--format onnx: expected one of auto, asvd, basis-sharing" in said
+    assert "--format onnx: expected one of auto, asvd, block-configs" in said

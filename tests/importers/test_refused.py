@@ -26,7 +26,6 @@ def ranked(rank: Any, linear: str = Q) -> list[dict[str, Any]]:
         config(
             architectures=["LowRankLlamaForCausalLM"], low_rank_modules={linear: {"rank": rank}}
         ),
-        config(model_type="svdllm-llama", svd_ranks={linear: rank}),
     ]
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.importers.basis_models import GROUPS, basis_sharing, own_name
 from tests.importers.layer_models import heterogeneous
 from tests.importers.low_rank_models import RANKS, SOME, TOOLS, low_rank
 from tests.importers.palu_models import palu, ranks_of
@@ -89,9 +88,6 @@ ANYMODEL_LAYERS: list[dict[str, Any]] = [
     {"skip": ["mlp"], "num_key_value_heads": 1},
     {},
 ]
-SHARED = {name: [g for g in groups if max(g) < 2] for name, groups in GROUPS.items()}
-SHARED["gate"] = [[0, 1]]
-
 
 CASES: dict[str, tuple[str, Callable[[], Written]]] = {
     "palu": ("palu", written_by_palu),
@@ -107,21 +103,11 @@ CASES: dict[str, tuple[str, Callable[[], Written]]] = {
     ),
     "asvd": ("asvd", lambda: written_by("asvd")),
     "arena": ("low-rank", lambda: written_by("arena")),
-    "svd-llm, arena": ("svd-llm", lambda: written_by("svd-llm, arena")),
     "svd-llm": ("svd-llm", lambda: written_by("svd-llm")),
-    "lems": ("lems", lambda: written_by("lems")),
-    "basis": ("basis-sharing", lambda: (*basis_sharing(BASE, SHARED), own_name)),
     "blocks": ("block-configs", lambda: with_layers(DECILM, BLOCK_LAYERS)),
     "blocks, Qwen3": (
         "block-configs",
         lambda: with_layers(ANYMODEL, ANYMODEL_LAYERS, model_type="qwen3"),
-    ),
-    "lists": (
-        "layer-lists",
-        lambda: with_layers(
-            {"layer_inter_size": [40, 8, 96]},
-            [{"intermediate_size": width} for width in (40, 8, 96)],
-        ),
     ),
     "pruned": ("hf-pruned", lambda: with_layers({}, PRUNED)),
 }

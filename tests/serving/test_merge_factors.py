@@ -170,7 +170,7 @@ def test_a_product_that_overflows_is_refused() -> None:
         assert (name, weight.shape) == ("model.layers.0.mlp.up_proj.weight", (3, 5))
 
 
-@pytest.mark.parametrize("tool", ["asvd", "svd-llm", "lems"])
+@pytest.mark.parametrize("tool", ["asvd", "svd-llm"])
 def test_models_of_other_tools_are_merged(tool: str, tmp_path: Path) -> None:
     raw, tensors = low_rank(TOOLS[tool], config(), RANKS)
     write(tmp_path / "model", raw, tensors, TOOLS[tool].rename)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.importers import basis_models, layer_models, low_rank_models, palu_models
+from tests.importers import layer_models, low_rank_models, palu_models
 from tests.importers.tools import assert_same_logits, write
 from tests.support.command import error, result
 from tests.support.dense_models import config, write_tokenizer
@@ -37,12 +37,6 @@ def low_rank(name: str) -> Callable[[Path], Written]:
     return made
 
 
-def basis_sharing(directory: Path) -> Written:
-    raw, groups = basis_models.FOUR_LAYERS, basis_models.GROUPS
-    written, model = basis_models.basis_sharing(raw, groups)
-    return write(directory, written, model, basis_models.own_name), model
-
-
 def per_layer_config(directory: Path) -> Written:
     layers = [{"skip": ["attention"]}, {"intermediate_size": 41}, {"num_key_value_heads": 1}]
     model = layer_models.heterogeneous(RAW, layers)
@@ -60,9 +54,7 @@ def hf_pruned(directory: Path) -> Written:
 FORMATS: dict[str, Callable[[Path], Written]] = {
     "palu": palu,
     "asvd": low_rank("asvd"),
-    "lems": low_rank("lems"),
     "svd-llm": low_rank("svd-llm"),
-    "basis-sharing": basis_sharing,
     "per-layer-config": per_layer_config,
     "hf-pruned": hf_pruned,
 }

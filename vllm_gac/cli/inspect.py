@@ -15,11 +15,8 @@ _FORMATS = {
     "asvd": "factorized by ASVD",
     "svd-llm": "factorized by SVD-LLM",
     "low-rank": "factorized, as LowRankArena exports it",
-    "lems": "factorized by LEMS",
-    "basis-sharing": "factorized with factors shared by layers, by Basis Sharing",
     "per-layer-config": "each layer's dims in config.json's per_layer_config",
     "block-configs": "each layer's dims in config.json's block_configs",
-    "layer-lists": "each layer's dims in lists in config.json",
     "llm-pruner": "pruned by LLM-Pruner",
 }
 

@@ -6,7 +6,6 @@ elements than W, and as W otherwise. lm_head is always served as W.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_gac.checkpoint.headers import TensorInfo
 from vllm_gac.errors import CheckpointError
 from vllm_gac.errors.shown import shown
-from vllm_gac.importers.imported import Format, Imported, Source, as_stored, imported
+from vllm_gac.importers.imported import Format, Imported, Source, imported
 from vllm_gac.layout.dims import LINEARS, ModelLayout
 
 if TYPE_CHECKING:
@@ -25,12 +24,9 @@ LM_HEAD = "lm_head"
 
 @dataclass(frozen=True, slots=True)
 class FactorNames:
-    """The names of a factorized linear's tensors, as functions of the linear's name.
+    """The names of a factorized linear's tensors, as functions of the linear's name."""
 
-    The down factor has several names if layers share it and it is stored for each of them.
-    """
-
-    down: Callable[[str], tuple[str, ...]]
+    down: Callable[[str], str]
     up: Callable[[str], str]
     bias: Callable[[str], str]
 
@@ -38,7 +34,7 @@ class FactorNames:
 def suffixed(down: str, up: str, bias: str) -> FactorNames:
     """Factors that are submodules of the linear they replace, e.g. `q_proj.BLinear.weight`."""
     return FactorNames(
-        lambda linear: (f"{linear}.{down}",),
+        lambda linear: f"{linear}.{down}",
         lambda linear: f"{linear}.{up}",
         lambda linear: f"{linear}.{bias}",
     )
@@ -53,14 +49,12 @@ class Factorized:
         dense: Layout of the model before.
         ranks: Ranks by the linear's full name, e.g. `model.layers.0.mlp.up_proj` or `lm_head`.
         names: How the tool names the factors.
-        prefix: What precedes the name of every tensor.
     """
 
     config: Mapping[str, Any]
     dense: ModelLayout
     ranks: Mapping[str, int]
     names: FactorNames
-    prefix: str = ""
 
 
 def linear_names(layout: ModelLayout) -> list[str]:
@@ -106,7 +100,7 @@ def import_factorized(
         sources={name: _source(model, name) for name in layout.tensors()},
         expected=expected,
         tensors=tensors,
-        unused=frozenset({f"{model.prefix}lm_head.weight"} if tied else ()),
+        unused=frozenset({"lm_head.weight"} if tied else ()),
         **options,
     )
 
@@ -126,12 +120,11 @@ def _stored(model: Factorized, name: str, shape: tuple[int, ...]) -> dict[str, t
     """Names and shapes that the files hold for tensor `name` of the dense model."""
     linear, _, kind = name.rpartition(".")
     if linear not in model.ranks:
-        return {model.prefix + name: shape}
-    stored, rank = model.prefix + linear, model.ranks[linear]
+        return {name: shape}
     if kind == "bias":
-        return {model.names.bias(stored): shape}
-    downs = dict.fromkeys(model.names.down(stored), (rank, shape[1]))
-    return {**downs, model.names.up(stored): (shape[0], rank)}
+        return {model.names.bias(linear): shape}
+    rank = model.ranks[linear]
+    return {model.names.down(linear): (rank, shape[1]), model.names.up(linear): (shape[0], rank)}
 
 
 def _source(model: Factorized, name: str) -> Source:
@@ -141,28 +134,18 @@ def _source(model: Factorized, name: str) -> Source:
     if linear.endswith((".A", ".B")):
         linear, _, factor = linear.rpartition(".")
     if linear not in model.ranks:
-        return Source((model.prefix + name,))
-    stored = model.prefix + linear
+        return Source((name,))
     if kind == "bias":
-        return Source((model.names.bias(stored),))
-    downs, up = model.names.down(stored), model.names.up(stored)
+        return Source((model.names.bias(linear),))
+    down, up = model.names.down(linear), model.names.up(linear)
     match factor:
         case "A":
-            return Source(downs, partial(_the_same, linear=stored) if downs[1:] else as_stored)
+            return Source((down,))
         case "B":
             return Source((up,))
-    return Source((up, *downs), partial(_product, linear=stored))
+    return Source((up, down), _product)
 
 
-def _the_same(factor: "Tensor", *copies: "Tensor", linear: str) -> "Tensor":
-    """A factor that is stored several times. Raises CheckpointError if the copies differ."""
-    if any(not factor.equal(copy) for copy in copies):
-        raise CheckpointError(
-            f"{linear}: the copies of the basis that it shares with other layers differ"
-        )
-    return factor
-
-
-def _product(up: "Tensor", down: "Tensor", *copies: "Tensor", linear: str) -> "Tensor":
+def _product(up: "Tensor", down: "Tensor") -> "Tensor":
     """The full linear: up [out, rank] @ down [rank, in] in fp32, rounded to the dtype of `up`."""
-    return (up.float() @ _the_same(down, *copies, linear=linear).float()).to(up.dtype)
+    return (up.float() @ down.float()).to(up.dtype)

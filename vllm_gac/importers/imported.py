@@ -33,11 +33,8 @@ Format: TypeAlias = Literal[
     "asvd",
     "svd-llm",
     "low-rank",
-    "lems",
-    "basis-sharing",
     "per-layer-config",
     "block-configs",
-    "layer-lists",
     "llm-pruner",
 ]
 
