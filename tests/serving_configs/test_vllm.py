@@ -13,7 +13,6 @@ import yaml
 from tests.serving_configs.debian import CONFIGS
 
 FILES = sorted((CONFIGS / "vllm").glob("*.yaml"))
-BOUNDS = "vllm_gac.serving.request_bounds.RequestBounds"
 
 # vLLM's own parser, as `vllm serve` calls it. It exits with 2 at a flag it does not know.
 PARSE = """
@@ -81,6 +80,4 @@ def test_what_sets_each_deployment_apart(parsed: dict[str, dict[str, Any]]) -> N
     # No queue without a limit, and none that an overloaded server only fills further.
     for options in parsed.values():
         assert options["max_num_queued_reqs"] or options["max_num_queued_tokens"]
-        # And no request that may have all of it: half of what runs at a time is the most.
-        assert options["middleware"] == [BOUNDS]
         assert (options["max_num_queued_reqs"] or math.inf) >= 4 * options["max_num_seqs"]
