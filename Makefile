@@ -140,12 +140,12 @@ $(UV):
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/python -m pip --disable-pip-version-check install --quiet uv==$(UV_VERSION)
 
-# Prometheus with its companions, and nginx, which the tests of serving_configs/ run: Debian's
-# packages, unpacked and not installed, so it takes no root. The second try fetches package lists of its own, for machines
-# whose lists are old. Where there is no Debian or no network, those tests skip and say why.
+# Prometheus, which the tests of serving_configs/ run: Debian's package, unpacked and not installed,
+# so it takes no root. The second try fetches package lists of its own, for machines whose lists are
+# old. Where there is no Debian or no network, those tests skip and say why.
 APT_GET := apt-get -qq -o APT::Sandbox::User=root -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 OWN_LISTS := -o Dir::State::Lists=$(CURDIR)/$(DEBIAN)/lists -o Dir::Cache=$(CURDIR)/$(DEBIAN)/cache
-DEBIAN_PACKAGES := prometheus prometheus-alertmanager prometheus-blackbox-exporter nginx
+DEBIAN_PACKAGES := prometheus
 $(DEBIAN)/.unpacked:
 	@mkdir -p $(@D)/lists/partial $(@D)/cache/archives/partial
 	@cd $(@D) && { $(APT_GET) download $(DEBIAN_PACKAGES) 2>/dev/null || { \

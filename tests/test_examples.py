@@ -1,22 +1,16 @@
 """The recipes of examples/ run as they stand."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 
 from tests.importers.low_rank_models import SOME, TOOLS, low_rank
 from tests.importers.tools import write
-from tests.serving_configs.debian import program
-from tests.serving_configs.front import upstream
 from tests.steps.healing_models import write_all
 from tests.support.dense_models import config, write_text, write_tokenizer
-from tests.support.local_servers import free_port
-from tests.support.waiting import PATIENCE, wait_until
 from vllm_gac import demo
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -64,28 +58,3 @@ def test_a_compressed_model_is_healed(tmp_path: Path) -> None:
     found = said("heal.sh", student, teacher, text, text, tmp_path / "out", *options)
     before, after = (float(line.split()[0]) for line in found.splitlines() if " times " in line)
     assert after < before
-
-
-def test_a_canary_gets_some_of_the_requests() -> None:
-    found = environment()
-    found["PATH"] = f"{Path(program('nginx')).parent}:{found['PATH']}"
-    front = f"127.0.0.1:{free_port()}"
-    with upstream() as compressed, upstream() as dense:
-        sides = (f"127.0.0.1:{side.port}" for side in (compressed, dense))
-        command = [EXAMPLES / "canary.sh", *sides, front]
-        process = subprocess.Popen(command, env=found, stdout=subprocess.DEVNULL, process_group=0)
-
-        def ask(number: int) -> object:
-            headers = {"X-Session-Id": str(number)}
-            return urlopen(Request(f"http://{front}/v1/models", headers=headers)).close()
-
-        try:
-            wait_until(lambda: ask(0) is None, PATIENCE, "nginx answers")
-            for number in range(1, 90):
-                ask(number)
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(PATIENCE)
-    asked = [len(side.requests) for side in (compressed, dense)]
-    assert sum(asked) == 90
-    assert 0 < asked[0] < asked[1]

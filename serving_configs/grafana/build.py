@@ -107,9 +107,8 @@ def _panel(panel: Panel) -> timeseries.Panel | bargauge.Panel | table.Panel:
         .unit(panel.unit)
         .span(panel.width)
         .height(8)
+        .min(0)
     )
-    if not panel.signed:
-        built = built.min(0)
     for index, query in enumerate(panel.queries):
         target = (
             prometheus.Dataquery()

@@ -19,7 +19,7 @@ class Query:
     """One PromQL expression and the name of its lines."""
 
     expr: str
-    legend: str = "{{model_name}} {{variant}}"
+    legend: str = "{{model_name}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,16 @@ class Panel:
     kind: Literal["lines", "bars", "table"] = "lines"
     width: int = 8
     columns: Mapping[str, str | None] = field(default_factory=dict)
-    signed: bool = False  # may go below 0
 
 
 def quantiles(metric: str) -> tuple[Query, ...]:
     """The median and the chosen quantile of a histogram."""
-    buckets = f"sum by (model_name, variant, le) (rate({metric}_bucket{{{OF}}}[{NOW}]))"
+    buckets = f"sum by (model_name, le) (rate({metric}_bucket{{{OF}}}[{NOW}]))"
     return (
-        Query(f"histogram_quantile(0.5, {buckets})", "{{model_name}} {{variant}} p50"),
+        Query(f"histogram_quantile(0.5, {buckets})", "{{model_name}} p50"),
         Query(
             f"histogram_quantile($quantile, {buckets})",
-            "{{model_name}} {{variant}} ${quantile:text}",
+            "{{model_name}} ${quantile:text}",
         ),
     )
 
@@ -51,13 +50,12 @@ def quantiles(metric: str) -> tuple[Query, ...]:
 def mean(metric: str) -> str:
     """The mean of a histogram's observations."""
     top, bottom = (
-        f"sum by (model_name, variant) (rate({metric}_{part}{{{OF}}}[{NOW}]))"
-        for part in ("sum", "count")
+        f"sum by (model_name) (rate({metric}_{part}{{{OF}}}[{NOW}]))" for part in ("sum", "count")
     )
     return f"{top} / {bottom}"
 
 
-def rate(counter: str, by: str = "model_name, variant") -> str:
+def rate(counter: str, by: str = "model_name") -> str:
     """Increase per second."""
     return f"sum by ({by}) (rate({counter}{{{OF}}}[{NOW}]))"
 
@@ -100,7 +98,7 @@ LATENCY = (
         tuple(
             Query(
                 mean(f"vllm:request_{phase}_time_seconds"),
-                f"{{{{model_name}}}} {{{{variant}}}} {phase}",
+                f"{{{{model_name}}}} {phase}",
             )
             for phase in ("queue", "prefill", "decode")
         ),
@@ -110,11 +108,7 @@ LATENCY = (
         "Share of first tokens above 1 s, of answers above 50 ms per token, of gaps above 100 ms, "
         "of requests answered with 5xx, over 5 minutes. 1 % is allowed.",
         "percentunit",
-        (
-            Query(
-                f"model_name_sli:bad:ratio_rate5m{{{MODEL}}}", "{{model_name}} {{variant}} {{sli}}"
-            ),
-        ),
+        (Query(f"model_name_sli:bad:ratio_rate5m{{{MODEL}}}", "{{model_name}} {{sli}}"),),
     ),
 )
 
@@ -139,8 +133,8 @@ THROUGHPUT = (
         "reqps",
         (
             Query(
-                rate("vllm:request_success_total", "model_name, variant, finished_reason"),
-                "{{model_name}} {{variant}} {{finished_reason}}",
+                rate("vllm:request_success_total", "model_name, finished_reason"),
+                "{{model_name}} {{finished_reason}}",
             ),
         ),
         width=6,
@@ -160,14 +154,14 @@ KV_CACHE = (
         "KV cache in use",
         "The fullest engine of a model. Near 100 % requests wait or are preempted.",
         "percentunit",
-        (Query(f"max by (model_name, variant) (vllm:kv_cache_usage_perc{{{OF}}})"),),
+        (Query(f"max by (model_name) (vllm:kv_cache_usage_perc{{{OF}}})"),),
         width=6,
     ),
     Panel(
         "Room for tokens",
         "Tokens that fit in the KV cache, all engines of a model together.",
         "short",
-        (Query(f"sum by (model_name, variant) (gac_kv_cache_tokens{{{OF}}})"),),
+        (Query(f"sum by (model_name) (gac_kv_cache_tokens{{{OF}}})"),),
         width=6,
     ),
     Panel(
@@ -196,7 +190,7 @@ QUEUE = (
         "Requests running",
         "The decode batch, and what is being prefilled.",
         "short",
-        (Query(f"sum by (model_name, variant) (vllm:num_requests_running{{{OF}}})"),),
+        (Query(f"sum by (model_name) (vllm:num_requests_running{{{OF}}})"),),
         width=6,
     ),
     Panel(
@@ -205,9 +199,8 @@ QUEUE = (
         "short",
         (
             Query(
-                "sum by (model_name, variant, reason) "
-                f"(vllm:num_requests_waiting_by_reason{{{OF}}})",
-                "{{model_name}} {{variant}} {{reason}}",
+                f"sum by (model_name, reason) (vllm:num_requests_waiting_by_reason{{{OF}}})",
+                "{{model_name}} {{reason}}",
             ),
         ),
         width=6,
@@ -225,8 +218,8 @@ QUEUE = (
         "reqps",
         (
             Query(
-                rate("vllm:admission_rejections_total", "model_name, variant, reason"),
-                "{{model_name}} {{variant}} {{reason}}",
+                rate("vllm:admission_rejections_total", "model_name, reason"),
+                "{{model_name}} {{reason}}",
             ),
             Query(
                 "sum by (instance) (rate(http_requests_total"
@@ -244,10 +237,10 @@ COMPRESSION = (
         "What one token takes in the KV cache, compressed and dense.",
         "decbytes",
         (
-            Query(f"max by (model_name, variant) (gac_kv_token_bytes{{{OF}}})"),
+            Query(f"max by (model_name) (gac_kv_token_bytes{{{OF}}})"),
             Query(
-                f"max by (model_name, variant) (gac_dense_kv_token_bytes{{{OF}}})",
-                "{{model_name}} {{variant}}, dense",
+                f"max by (model_name) (gac_dense_kv_token_bytes{{{OF}}})",
+                "{{model_name}}, dense",
             ),
         ),
         kind="bars",
@@ -258,10 +251,10 @@ COMPRESSION = (
         "Weights of the model, compressed and dense.",
         "short",
         (
-            Query(f"max by (model_name, variant) (gac_parameters{{{OF}}})"),
+            Query(f"max by (model_name) (gac_parameters{{{OF}}})"),
             Query(
-                f"max by (model_name, variant) (gac_dense_parameters{{{OF}}})",
-                "{{model_name}} {{variant}}, dense",
+                f"max by (model_name) (gac_dense_parameters{{{OF}}})",
+                "{{model_name}}, dense",
             ),
         ),
         kind="bars",
@@ -271,7 +264,7 @@ COMPRESSION = (
         "Aligned dims",
         "Share of head sizes, widths and ranks that are multiples of 8. Others are slow on a GPU.",
         "percentunit",
-        (Query(f"min by (model_name, variant) (gac_aligned_dims_ratio{{{OF}}})"),),
+        (Query(f"min by (model_name) (gac_aligned_dims_ratio{{{OF}}})"),),
         kind="bars",
         width=4,
     ),
@@ -282,56 +275,13 @@ COMPRESSION = (
         "none",
         (
             Query(
-                "max by (model_name, variant, backend, decode, prefill, keys, values) "
+                "max by (model_name, backend, decode, prefill, keys, values) "
                 f"(gac_attention_layers{{{OF}}})"
             ),
         ),
         kind="table",
         width=10,
         columns={"Time": None, "Value": "layers"},
-    ),
-)
-
-SIDES = "{{model_name}} {{variant}} {{sli}}"
-CANARY = (
-    Panel(
-        "Requests of each side",
-        "Finished per second. Two servers answer for one model name; `variant` tells them apart.",
-        "reqps",
-        (
-            Query(
-                "sum by (model_name, variant) "
-                f'(rate(vllm:request_success_total{{{OF}, variant!=""}}[{NOW}]))'
-            ),
-        ),
-        width=6,
-    ),
-    Panel(
-        "Misses of each side",
-        "Share of six hours' requests that missed the SLO: first token after 1 s, above 50 ms per "
-        "token, or answered with 5xx.",
-        "percentunit",
-        (Query(f'model_name_sli:bad_share:of_6h{{{MODEL}, variant!=""}}', SIDES),),
-        width=6,
-    ),
-    Panel(
-        "More misses than dense",
-        "By how much the canary's share is larger than that of dense: the size of the difference, "
-        "which is what matters to users. Below 0 the canary is better.",
-        "percentunit",
-        (Query(f"model_name_sli:bad_share:difference_from_dense6h{{{MODEL}}}", SIDES),),
-        width=6,
-        signed=True,
-    ),
-    Panel(
-        "Is it chance?",
-        "z: the difference in units of what chance makes of it. Between -2 and 2 the data do not "
-        "say that the sides differ. Above 3 the canary is worse: chance alone does that in one of "
-        "200 looks at most. Below -3 it is better. No line: too few misses to say.",
-        "none",
-        (Query(f"model_name_sli:bad_share:z6h{{{MODEL}}}", SIDES),),
-        width=6,
-        signed=True,
     ),
 )
 
@@ -379,6 +329,5 @@ ROWS = {
     "KV cache": KV_CACHE,
     "Queue": QUEUE,
     "Compression": COMPRESSION,
-    "Canary": CANARY,
     "Load-test client": LOAD_TEST,
 }

@@ -19,11 +19,11 @@ from typing import Any
 
 from aiohttp import ClientError, ClientTimeout
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from ray import serve
 from ray.serve import Application
+from ray.serve.exceptions import RayServeException
 
-from serving_configs.ray.arguments import read_arguments
 from serving_configs.ray.engine import Engine
 from serving_configs.ray.forward import METHODS, forward, session
 from serving_configs.ray.metrics import merged
@@ -59,8 +59,15 @@ def application(args: dict[str, Any]) -> Application:
     Raises:
         RayServeException: `args` is wrong; Serve shows its one sentence as the status.
     """
-    known = "`model` and `flags`, which takes what `vllm serve` takes"
-    arguments = read_arguments(Arguments, args, known)
+    try:
+        arguments = Arguments.model_validate(args)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, ("args", *first["loc"])))
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = "unknown; there are `model` and `flags`, which takes what `vllm serve` takes"
+        raise RayServeException(f"{field}: {message}") from None
     return Replica.bind(arguments.model, shlex.split(arguments.flags))
 
 

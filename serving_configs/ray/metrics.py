@@ -12,12 +12,11 @@ from collections.abc import Mapping
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ([^}]+)")
 
 
-def merged(texts: Mapping[str, str], label: str = "replica") -> str:
+def merged(texts: Mapping[str, str]) -> str:
     """Prometheus' text format 0.0.4, in which lines of a metric stand together, under one header.
 
     Args:
         texts: what each replica's /metrics says, by the replica's id.
-        label: that tells replicas apart.
     """
     headers: dict[str, list[str]] = {}  # by metric: HELP and TYPE
     samples: dict[str, list[str]] = {}
@@ -35,7 +34,7 @@ def merged(texts: Mapping[str, str], label: str = "replica") -> str:
                     headers.setdefault(name, []).append(line)
             elif sample := SAMPLE.fullmatch(line):
                 name, labels, value = sample.groups()
-                labelled = f'{label}="{replica}"' + (f",{labels}" if labels else "")
+                labelled = f'replica="{replica}"' + (f",{labels}" if labels else "")
                 samples.setdefault(metric, []).append(f"{name}{{{labelled}}} {value}")
     lines = [line for name in samples for line in (*headers.get(name, []), *samples[name])]
     return "".join(f"{line}\n" for line in lines)

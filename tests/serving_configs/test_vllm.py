@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.serving_configs.debian import CONFIGS
+from tests.serving_configs.programs import CONFIGS
 
 FILES = sorted((CONFIGS / "vllm").glob("*.yaml"))
 
