@@ -64,8 +64,9 @@ demo-plan: install  ## renew the demo model's shipped plan (minutes)
 	rm -f build/demo-stats.safetensors
 	$(BIN)/vllm-gac calibrate vllm_gac/demo/model --text vllm_gac/demo/calibration.txt \
 	  --method heads,prune --out build/demo-stats.safetensors
+	rm vllm_gac/demo/plan.json
 	$(BIN)/vllm-gac plan vllm_gac/demo/model --stats build/demo-stats.safetensors \
-	  $(DEMO_BUDGETS) --out vllm_gac/demo/plan.json --overwrite
+	  $(DEMO_BUDGETS) --out vllm_gac/demo/plan.json
 
 loadtest-smoke: .venv/.extra-loadtest $(DEMO)/config.json build/demo-misaligned/config.json  ## compare dense, misaligned and GAC servers on a CPU (minutes; proves the path, not speed)
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m loadtest ab loadtest/comparisons/smoke.yaml build/loadtest-smoke

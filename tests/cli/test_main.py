@@ -88,6 +88,7 @@ def test_every_verb_explains_itself_and_has_json(
         ),
         ([*_HEAL, "--hidden-weight", "0"], "argument --hidden-weight: 0: must be above 0"),
         (["evaluate", "d"], "required: --text"),
+        (["repair", "d", "--out", "o", "--overwrite"], "--overwrite"),
         (["evaluate", "d", "--text", "t", "--device", "tpu"], "'tpu': choose cpu, cuda or cuda:N"),
         (["evaluate", "d", "--text", "t", "--max-tokens", "-1"], "-1: must be at least 1"),
     ],

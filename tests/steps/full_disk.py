@@ -1,9 +1,8 @@
 """A full disk under every verb that writes: `unshare -rm python -m tests.steps.full_disk DIR N`.
 
 Each verb runs on a disk with room for 0 to N - 1 of N parts of what it needs. It must fail with one
-sentence and leave no half of a result; what was there before, and may be overwritten, must stay
-whole. With more room, the run is resumed and must end in the bytes of an undisturbed one. Prints,
-as JSON, how many runs met a full disk, and what was wrong.
+sentence and leave no half of a result. With more room, the run is resumed and must end in the bytes
+of an undisturbed one. Prints, as JSON, how many runs met a full disk, and what was wrong.
 """
 
 import json
@@ -14,10 +13,8 @@ from pathlib import Path
 
 from tests.support.writing_verbs import (
     FILES,
-    OVERWRITES,
     VERBS,
     digest,
-    other_model,
     product,
     products,
     ran,
@@ -42,49 +39,36 @@ def main(directory: Path, parts: int) -> dict[str, object]:
             sound.mkdir()
             assert ran(verb, product(verb, sound), (), directory) == 0, said(directory)
             expected, needed = digest(product(verb, sound)), _bytes(sound)
-            for overwritten in (False, True) if verb in OVERWRITES else (False,):
-                more = OVERWRITES[verb] if overwritten else ()
-                for part in range(parts):
-                    resize(_ROOM)
-                    old = _write_old(verb, directory, disk) if overwritten else "nothing"
-                    filler = disk / "filler"
-                    filler.write_bytes(bytes(_PAGE))  # a disk of 0 bytes has no bound
-                    resize(_bytes(disk) + needed * part // parts // _PAGE * _PAGE)
-                    status = ran(verb, out, more, directory)
-                    filler.unlink()
-                    where = f"{verb}, {part} of {parts}{', overwritten' if overwritten else ''}"
-                    if status:
-                        full[verb] += 1
-                        if fault := _fault(directory, out, old):
-                            wrong.append(f"{where}: {fault}")
-                    resize(_ROOM)
-                    again = () if verb in FILES else ("--resume",)
-                    if status and ran(verb, out, (*more, *again), directory):
-                        wrong.append(f"{where}: resumed: {said(directory)}")
-                    if digest(out) != expected or sorted(disk.iterdir()) != products(verb, disk):
-                        wrong.append(f"{where}: other bytes, or leftovers {_names(disk)}")
-                    for path in disk.iterdir():
-                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+            for part in range(parts):
+                filler = disk / "filler"
+                filler.write_bytes(bytes(_PAGE))  # a disk of 0 bytes has no bound
+                resize(_bytes(disk) + needed * part // parts // _PAGE * _PAGE)
+                status = ran(verb, out, (), directory)
+                filler.unlink()
+                where = f"{verb}, {part} of {parts}"
+                if status:
+                    full[verb] += 1
+                    if fault := _fault(directory, out):
+                        wrong.append(f"{where}: {fault}")
+                resize(_ROOM)
+                again = () if verb in FILES else ("--resume",)
+                if status and ran(verb, out, again, directory):
+                    wrong.append(f"{where}: resumed: {said(directory)}")
+                if digest(out) != expected or sorted(disk.iterdir()) != products(verb, disk):
+                    wrong.append(f"{where}: other bytes, or leftovers {_names(disk)}")
+                for path in disk.iterdir():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
     return {"full": full, "wrong": wrong}
 
 
-def _write_old(verb: str, directory: Path, disk: Path) -> str:
-    """Put what vllm-gac wrote before into `disk`, and return its digest."""
-    if verb in FILES:
-        shutil.copytree(directory / f"{verb}.d", disk, dirs_exist_ok=True)
-    else:
-        shutil.copytree(other_model(verb, directory), disk / "out")
-    return digest(product(verb, disk))
-
-
-def _fault(directory: Path, out: Path, old: str) -> str | None:
+def _fault(directory: Path, out: Path) -> str | None:
     """What a run that met a full disk did wrong; None if nothing."""
     told = said(directory)
     if len(told.splitlines()) != 1 or not told.removeprefix("vllm-gac: ").startswith("error: "):
         return f"not one sentence: {told}"
     if "No space left on device" not in told and "I/O error" not in told:
         return f"another error: {told}"
-    return None if digest(out) == old else f"half of a result, or a loss: {_names(out.parent)}"
+    return f"half of a result: {_names(out.parent)}" if out.exists() else None
 
 
 def _names(directory: Path) -> list[str]:

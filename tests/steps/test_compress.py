@@ -19,7 +19,6 @@ from vllm_gac.layout.dims import LINEARS, KeyLayout, ModelLayout, ValueLayout
 from vllm_gac.planning.plan_file import PlanBudget, dense_plan
 from vllm_gac.planning.planner import plan as plan_of
 from vllm_gac.planning.request import PlanRequest
-from vllm_gac.runs.written import RECORD
 from vllm_gac.steps.calibrate import calibrate
 from vllm_gac.steps.calibrate_request import CalibrateRequest
 from vllm_gac.steps.compress import compress
@@ -158,7 +157,6 @@ def test_a_plan_applied_again_gives_the_same_bytes(model: Path, text: Path, tmp_
     # Statistics do not say which text they are of, so the card of `three` names none.
     assert "a text file" in one.pop("README.md").decode()
     assert "a text file" not in three.pop("README.md").decode()
-    assert one.pop(RECORD) != three.pop(RECORD)  # which has the digests of both cards
     assert one == three
 
 

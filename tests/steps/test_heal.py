@@ -266,7 +266,7 @@ def test_the_state_of_another_run_is_refused(
             healed(tmp_path, out, learning_rate=rate)
     with pytest.raises(CheckpointError, match="unfinished work of an earlier run; continue it"):
         healed(tmp_path, learning_rate=1e-3)
-    with pytest.raises(CheckpointError, match=r"was started with --learning-rate 0\.001, not 0\.5"):
+    with pytest.raises(CheckpointError, match="learning_rate"):
         healed(tmp_path, learning_rate=0.5, resume=True)
     state = tmp_path / "out.partial" / "healing.safetensors"
     shutil.copy(tmp_path / "other.partial" / "healing.safetensors", state)

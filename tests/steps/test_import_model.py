@@ -78,7 +78,6 @@ def test_every_format_becomes_a_gac_directory(
         "config.json",
         "model.safetensors.index.json",
         "tokenizer.json",
-        "vllm-gac.json",
     }
 
 

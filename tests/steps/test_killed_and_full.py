@@ -1,4 +1,4 @@
-"""`kill -9` at random, and a full disk under every verb: nothing is lost, nothing is half there."""
+"""`kill -9` before any change to files, and a full disk: nothing is lost or half there."""
 
 import json
 import os
@@ -14,13 +14,6 @@ from tests.support.writing_verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
 OWN_MOUNTS = ("unshare", "--map-root-user", "--mount")
-
-
-@pytest.mark.parametrize("rounds", [4, pytest.param(3 * len(VERBS), marks=pytest.mark.slow)])
-def test_kills_lose_nothing(rounds: int, tmp_path: Path) -> None:
-    found = _run("tests.steps.kill_rounds", tmp_path, rounds)
-    assert found["wrong"] == []
-    assert sum(found["kills"].values()) >= rounds // 2
 
 
 @pytest.mark.parametrize(

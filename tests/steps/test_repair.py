@@ -222,7 +222,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bytes(
     with pytest.raises(CheckpointError, match="--resume"):
         repair(model, out, RepairRequest(redecompose=True), progress=False)
     other = RepairRequest(strategy="optimal", redecompose=True)
-    with pytest.raises(CheckpointError, match="was started with --strategy minimal, not "):
+    with pytest.raises(CheckpointError, match="strategy"):
         repair(model, out, other, resume=True, progress=False)
     resumed = repair(model, out, RepairRequest(redecompose=True), resume=True, progress=False)
     assert resumed == whole
@@ -241,7 +241,7 @@ def test_a_run_stopped_after_the_renaming_only_cleans_up(
         patch.setattr("vllm_gac.runs.workspace._remove", stop)
         with pytest.raises(KeyboardInterrupt):
             repair(model, tmp_path / "out", RepairRequest(redecompose=True), progress=False)
-    with pytest.raises(CheckpointError, match="was started with --redecompose, not without it"):
+    with pytest.raises(CheckpointError, match="redecompose"):
         repair(model, tmp_path / "out", resume=True, progress=False)
     again = repair(
         model, tmp_path / "out", RepairRequest(redecompose=True), resume=True, progress=False

@@ -19,7 +19,6 @@ from tests.steps.healing_models import write_all
 from tests.support.dense_models import config, write, write_text
 
 _COMPRESS = ("compress", "dense", "--param-ratio", "0.8", "--max-tokens", "1024")
-OVERWRITE = ("--overwrite",)
 _LOSS = (
     *("compress", "dense", "--max-loss", "5%", "--held-out", "held-out.txt"),
     *("--method", "heads,prune", "--max-tokens", "1536", "--sequence-length", "128"),
@@ -48,7 +47,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "report": ("report",),
 }
 # Those that write files, with how the name must end and what else lies beside the first of them;
-# the others write a model directory, and have --resume and --overwrite.
+# the others write a model directory, and have --resume.
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "calibrate": (".safetensors", ()),
     "plan": (".json", ()),
@@ -56,12 +55,6 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "profile": (".json", ()),
     "schedule": (".jsonl", (".traffic.json",)),
     "report": (".html", (".json", ".csv")),
-}
-# What lets a verb replace what it wrote before; a verb that is not here never does.
-OVERWRITES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("compress", "import", "repair", "export", "heal"), OVERWRITE),
-    **dict.fromkeys(("loss", "healed", "plan", "picture"), OVERWRITE),
-    **dict.fromkeys(("profile", "report"), ()),
 }
 
 
@@ -91,15 +84,6 @@ def products(verb: str, directory: Path) -> list[Path]:
     out = product(verb, directory)
     _, beside = FILES.get(verb, ("", ()))
     return sorted([out, *map(out.with_suffix, beside)])
-
-
-def other_model(verb: str, directory: Path) -> Path:
-    """A model that another verb wrote, for this one to replace."""
-    other = "repair" if verb == "import" else "import"
-    old = directory / f"old-{other}"
-    if not old.exists():
-        assert ran(other, old, (), directory) == 0, said(directory)
-    return old
 
 
 def arguments(verb: str, out: Path, *more: str) -> list[str]:

@@ -66,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # In a log file, a progress bar is one line every 30 seconds, not ten lines a second.
         os.environ.setdefault("TQDM_MININTERVAL", "30")
     args, unknown = parser().parse_known_args(argv)
+    if "--overwrite" in unknown:
+        args.usage_error("--overwrite: nothing is replaced any more; remove the output first")
     if unknown:  # the verb's parser reports this, because its help lists the verb's options
         args.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     try:

@@ -110,7 +110,6 @@ def run(args: argparse.Namespace) -> int:
         request,
         revision=args.revision,
         resume=args.resume,
-        overwrite=args.overwrite,
         **device_arguments(args),
         **given(args, "calibration", "stats", "held_out", "heal"),
     )

@@ -35,7 +35,6 @@ def run(args: argparse.Namespace) -> int:
         args.out,
         revision=args.revision,
         resume=args.resume,
-        overwrite=args.overwrite,
         progress=not args.quiet,
     )
     layers = [layer.section() for layer in layout.layers]

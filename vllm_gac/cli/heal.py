@@ -77,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
         revision=args.revision,
         teacher_revision=args.teacher_revision,
         resume=args.resume,
-        overwrite=args.overwrite,
         **device_arguments(args),
     )
     if os.environ.get("RANK", "0") != "0":

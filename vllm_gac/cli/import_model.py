@@ -71,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
         revision=args.revision,
         base_revision=args.base_revision,
         resume=args.resume,
-        overwrite=args.overwrite,
         progress=not args.quiet,
     )
     if args.json:

@@ -145,14 +145,8 @@ def device_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_restart(parser: Section) -> None:
-    """Add --resume and --overwrite, for verbs that write a model directory."""
+    """Add --resume, for verbs that write a model directory."""
     parser.add_argument("--resume", action="store_true", help="go on with a run that was stopped")
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace a model that vllm-gac wrote; it stays until the new one is whole, and if "
-        "there is any other file, nothing is removed",
-    )
 
 
 def run_arguments(args: argparse.Namespace) -> dict[str, Any]:

@@ -50,11 +50,6 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument("--out", type=path, metavar="PLAN.json", help="write the plan here")
     parser.add_argument("--plot", type=path, metavar="FILE.svg", help="draw the plan here")
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace a plan and a picture that vllm-gac wrote, each at once and in full",
-    )
     add_planning(parser)
     add_papers(parser)
     add_json(parser)
@@ -67,23 +62,15 @@ def run(args: argparse.Namespace) -> int:
     from vllm_gac.checkpoint.hub import model_directory
     from vllm_gac.checkpoint.open import open_checkpoint
     from vllm_gac.errors import PlanError
-    from vllm_gac.planning.picture import is_svg, svg
-    from vllm_gac.planning.plan_file import is_plan
+    from vllm_gac.planning.picture import svg
     from vllm_gac.planning.planner import plan
     from vllm_gac.planning.plot import draw_plan
 
     if args.plot is not None and args.plot.suffix.lower() != ".svg":
         args.usage_error(f"--plot {args.plot}: only SVG is drawn; name it so")
-    for file, is_ours, what in (
-        (args.out, is_plan, "plan"),
-        (args.plot, is_svg, "picture of a plan"),
-    ):
-        if file is None or not os.path.lexists(file):
-            continue
-        if not args.overwrite:
-            raise PlanError(f"{file}: exists; remove it, choose another file or give --overwrite")
-        if not is_ours(file):
-            raise PlanError(f"{file}: is no {what} of vllm-gac; --overwrite replaces nothing else")
+    for file in (args.out, args.plot):
+        if file is not None and os.path.lexists(file):
+            raise PlanError(f"{file}: exists; remove it or choose another file")
     own = given(args, *BUDGETS, "methods")
     if args.like is not None and own:
         flag = options_of(PlanRequest)[next(iter(own))].flags[0]

@@ -57,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
         replace(request, gpu=gpu),
         revision=args.revision,
         resume=args.resume,
-        overwrite=args.overwrite,
         progress=not args.quiet,
     )
     report = repair_report(done.before, done.after, gpu, request.tensor_parallel_size)

@@ -94,14 +94,6 @@ def read_plan(path: Path, model: Checkpoint) -> Plan:
     return plan
 
 
-def is_plan(path: Path) -> bool:
-    """Whether `path` is a plan, of whatever model and release."""
-    try:
-        return {"layers", "model_config_sha256"} <= read_json(path, PlanError).keys()
-    except PlanError:
-        return False
-
-
 def check_plan(plan: Plan, model: Checkpoint, where: str = "plan") -> None:
     """Check that `plan` is for `model`.
 

@@ -4,14 +4,12 @@ OUT.partial/run.json   which command works here, with which inputs and options; 
 OUT.partial/lock       held while a process works here
 OUT.partial/model/     becomes OUT by one rename
 OUT.partial/*.safetensors  what calibration has measured, or the state of a healing
-OUT.partial/replaced/  the previous OUT, if it may be overwritten
 
 Only a directory with the run.json of a run is ever written to or removed. Anything else under that
 name belongs to somebody else: it is left alone, and the run is refused.
 """
 
 import fcntl
-import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,13 +22,9 @@ from vllm_gac.checkpoint.atomic_files import TEMPORARY, sync_directory, write_js
 from vllm_gac.checkpoint.strict_json import read_json
 from vllm_gac.errors import CheckpointError, DiskError, GacError
 from vllm_gac.errors.shown import shown
-from vllm_gac.runs.run_difference import difference
-from vllm_gac.runs.written import check_replaceable, record_written, remove_written
-
-logger = logging.getLogger(__name__)
 
 _FORMAT = 2  # of run.json; work of a release with another one is not continued
-_RECORD, _LOCK, _MODEL, _REPLACED = "run.json", "lock", "model", "replaced"
+_RECORD, _LOCK, _MODEL = "run.json", "lock", "model"
 # What calibration keeps, also when it is a part of a compression.
 _STATS = "stats.safetensors"
 _MEASURED = (f"{_STATS}*", "hidden-*.safetensors", "metrics-*.safetensors")
@@ -42,16 +36,11 @@ _TRIED = ("try-*", "tries.json")
 HEALING = "healing.safetensors"
 _TEMPORARIES = (f"{TEMPORARY}*",)  # of writers that were killed
 _EMPTY = (_LOCK, *_TEMPORARIES)
-_OURS = (_RECORD, _MODEL, _REPLACED, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_EMPTY)
+_OURS = (_RECORD, _MODEL, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_EMPTY)
 
 
-def check_output(
-    out: Path, resume: bool = False, overwrite: bool = False, inputs: Iterable[Path] = ()
-) -> None:
-    """Raise, before any work, what `workspace` would raise about `out` and `inputs`.
-
-    A model that an earlier run had moved away and did not replace is put back first.
-    """
+def check_output(out: Path, resume: bool = False, inputs: Iterable[Path] = ()) -> None:
+    """Raise, before any work, what `workspace` would raise about `out` and `inputs`."""
     directory = partial_of(out)
     _refuse_inputs(out, inputs)
     _remove_empty(directory)
@@ -62,14 +51,12 @@ def check_output(
                 if resume:
                     return
                 _remove(directory)  # nothing else was left to do
-            else:
-                _put_back(out)
-                if begun and not resume:
-                    raise CheckpointError(
-                        f"{directory}: unfinished work of an earlier run; continue it with "
-                        f"--resume, or remove it{_measured(directory)}"
-                    )
-    _refuse_output(out, overwrite)
+            elif begun and not resume:
+                raise CheckpointError(
+                    f"{directory}: unfinished work of an earlier run; continue it with --resume, "
+                    f"or remove it{_measured(directory)}"
+                )
+    refuse_existing(out)
 
 
 @contextmanager
@@ -78,29 +65,26 @@ def workspace(
     command: str,
     run: Mapping[str, Any],
     resume: bool,
-    overwrite: bool = False,
     inputs: Iterable[Path] = (),
 ) -> Iterator[Path]:
     """The locked workspace OUT.partial of a run of `command`; `run` (JSON values) describes it.
 
     Its model/ becomes OUT when the block ends without an exception. If the input is refused, only
-    the measured statistics stay; after any other failure all work stays, for `resume`. With
-    `overwrite`, a model at OUT stays until the new one replaces it. Raises CheckpointError if
-    another process works here, if there is unfinished work and `resume` is false, if that work is
-    of another run, if OUT.partial is not ours, or if one of `inputs` lies in OUT or OUT.partial;
-    and DiskError if OUT exists (with `overwrite`: if it holds what vllm-gac did not write).
+    the measured statistics stay; after any other failure all work stays, for `resume`. Raises
+    CheckpointError if another process works here, if there is unfinished work and `resume` is
+    false, if that work is of another run, if OUT.partial is not ours, or if one of `inputs` lies
+    there; and DiskError if OUT exists.
     """
     directory = partial_of(out)
-    check_output(out, resume, overwrite, inputs)
+    check_output(out, resume, inputs)
     with claimed(directory, command, run):
-        _refuse_output(out, overwrite)  # again: another run may have finished meanwhile
+        refuse_existing(out)  # again: another run may have finished meanwhile
         model = directory / _MODEL
         model.mkdir(exist_ok=True)
         remove_temporaries(model)
         yield directory
-        record_written(model)
         sync_directory(model)
-        publish(model, out, overwrite)
+        publish(model, out)
 
 
 @contextmanager
@@ -125,7 +109,7 @@ def claimed(directory: Path, command: str, run: Mapping[str, Any]) -> Iterator[N
             # The same input is refused again; only a full disk may have room the next time.
             if not isinstance(e, DiskError):
                 _remove_all(directory, (_MODEL, _STREAMS, *_TRIED))
-            if not (directory / _REPLACED).exists() and not any(directory.rglob("*.safetensors")):
+            if not any(directory.rglob("*.safetensors")):
                 _remove(directory)
             raise
 
@@ -142,19 +126,15 @@ def _measured(directory: Path) -> str:
     return f"; move its {_STATS} out first, which is whole and can be given as --stats"
 
 
-def publish(product: Path, out: Path, overwrite: bool = False) -> None:
+def publish(product: Path, out: Path) -> None:
     """Rename `product`, which is in the claimed workspace of `out`, to `out`; end the workspace.
 
-    Raises DiskError if something that must not be replaced is at `out` by now.
+    Raises DiskError if something is at `out` by now.
     """
     directory = product.parent
     record = read_json(directory / _RECORD)
     # If we are stopped after the rename, the inode tells that this run made `out`.
     write_json(directory / _RECORD, record | {"inode": product.stat().st_ino})
-    if overwrite and out.exists():
-        check_replaceable(out)
-        # If we are stopped between these two renames, the next run puts it back (`_put_back`).
-        out.rename(directory / _REPLACED)
     refuse_existing(out)
     product.rename(out)
     sync_directory(out.parent)
@@ -193,30 +173,21 @@ def finished_before(out: Path, command: str, run: Mapping[str, Any]) -> bool:
     return True
 
 
-def refuse_existing(out: Path, hint: str = "") -> None:
+def refuse_existing(out: Path) -> None:
     """Raise DiskError if anything is at `out`, even a broken link."""
     if os.path.lexists(out):
-        raise DiskError(f"{out}: exists; remove it or choose another output{hint}")
-
-
-def _refuse_output(out: Path, overwrite: bool) -> None:
-    """Raise DiskError if a new model must not take the place of what is at `out`."""
-    if overwrite:
-        check_replaceable(out)
-    else:
-        refuse_existing(out, "; --overwrite replaces a model that vllm-gac wrote")
+        raise DiskError(f"{out}: exists; remove it or choose another output")
 
 
 def _refuse_inputs(out: Path, inputs: Iterable[Path]) -> None:
-    """Raise CheckpointError for an input that lies where a run removes files, also by links."""
+    """Raise CheckpointError for an input that lies in OUT.partial, which is removed in the end."""
+    directory = partial_of(out)
     for path in inputs:
-        for removed in (out, partial_of(out)):
-            if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(removed)):
-                what = f"lies in {removed}, and" if path != removed else "is where"
-                raise CheckpointError(
-                    f"{path}: {what} a run into {out} removes what is there, so it cannot be an "
-                    "input, too; choose another output, or move it away"
-                )
+        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory)):
+            raise CheckpointError(
+                f"{path}: lies in {directory}, which a run into {out} removes in the end; move it "
+                "away, or choose another output"
+            )
 
 
 def _is_finished(out: Path) -> bool:
@@ -228,31 +199,8 @@ def _is_finished(out: Path) -> bool:
     return record is not None and out.exists() and record.get("inode") == out.stat().st_ino
 
 
-def _put_back(out: Path) -> None:
-    """Put back what was at `out`, if a run that had moved it away was stopped before it was done.
-
-    Raises CheckpointError if something else is at `out` by now.
-    """
-    directory = partial_of(out)
-    old = directory / _REPLACED
-    if not (old.exists() and (directory / _MODEL).exists()):
-        return
-    if os.path.lexists(out):
-        raise CheckpointError(
-            f"{old}: was at {out} before a run was stopped, and something else is there now; move "
-            "one of the two away"
-        )
-    old.rename(out)
-    sync_directory(out.parent)
-
-
 def _remove(directory: Path) -> None:
     """Remove a workspace, except files that no run writes."""
-    try:
-        if (directory / _REPLACED).exists():
-            remove_written(directory / _REPLACED)
-    except DiskError as e:  # somebody wrote there while it was still the model
-        logger.warning("kept, see %s: %s", directory / _REPLACED, e)
     _remove_all(directory, (_MODEL, *_MEASURED, _STREAMS, *_TRIED, HEALING, *_EMPTY))
     (directory / _RECORD).unlink(missing_ok=True)  # last, because it marks the rest as ours
     _remove_empty(directory)
@@ -344,7 +292,25 @@ def _check_same(directory: Path, before: Mapping[str, Any], now: Mapping[str, An
             f"{directory}: unfinished work of {before.get('command')}, not of {now['command']}; "
             "remove it, or choose another output"
         )
-    if what := difference(before["run"], now["run"]):
+    if what := _difference(before["run"], now["run"]):
         raise CheckpointError(
-            f"{directory}: was started {what}; resume with what it was begun with, or remove it"
+            f"{directory}: was started with another {what}; resume with what it was begun with, or "
+            "remove it"
         )
+
+
+def _difference(before: object, now: object, name: str = "") -> str | None:
+    """The first item in which two records of JSON values differ, as a path of keys.
+
+    A key that is missing says the same as null.
+    """
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in {**before, **now}:
+            inner = f"{name}.{key}" if name else key
+            if found := _difference(before.get(key), now.get(key), inner):
+                return found
+        return None
+    if before == now:
+        return None
+    known = isinstance(before, str | int | float) and isinstance(now, str | int | float)
+    return f"{name} ({before}, not {now})" if known else name

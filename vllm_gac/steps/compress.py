@@ -70,7 +70,6 @@ def compress(
     revision: str | None = None,
     device: str = "cpu",
     resume: bool = False,
-    overwrite: bool = False,
     progress: bool = True,
 ) -> Compressed:
     """Compress a dense model into a smaller one that vLLM serves with this package's plugin.
@@ -97,7 +96,6 @@ def compress(
         revision: A branch, tag or commit of a model on the Hub. None: main.
         device: The torch device to compute on.
         resume: Whether to continue a run that was stopped.
-        overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
         progress: Whether to show progress bars on stderr.
 
     Returns:
@@ -129,7 +127,7 @@ def compress(
     directory = model_directory(model, revision)
     files = [directory, *given_files([*calibration, *held_out, *heal])]
     files += [file for file in (stats, asked) if isinstance(file, Path)]
-    output = Output(Path(out), "compress", files, resume, overwrite)
+    output = Output(Path(out), "compress", files, resume)
     output.check()
     inputs = CompressInputs.open(
         directory,

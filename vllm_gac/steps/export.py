@@ -38,7 +38,6 @@ def export(
     *,
     revision: str | None = None,
     resume: bool = False,
-    overwrite: bool = False,
     progress: bool = True,
 ) -> ModelLayout:
     """Write a model whose heads are whole as transformers and Puzzletron's tools read it.
@@ -48,7 +47,6 @@ def export(
         out: The directory to write; it appears only when it is complete.
         revision: A branch, tag or commit of a model on the Hub. None: main.
         resume: Whether to continue a run that was stopped.
-        overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
         progress: Whether to show a progress bar on stderr.
 
     Returns:
@@ -66,7 +64,7 @@ def export(
         93
     """
     directory = model_directory(model, revision)
-    output = Output(Path(out), "export", [directory], resume, overwrite)
+    output = Output(Path(out), "export", [directory], resume)
     output.check()
     _, source = open_any_format(directory)
     refuse_broken(source)

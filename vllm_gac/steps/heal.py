@@ -85,7 +85,6 @@ def heal(
     teacher_revision: str | None = None,
     device: str = "cpu",
     resume: bool = False,
-    overwrite: bool = False,
     progress: bool = True,
 ) -> Healed:
     """Train a compressed model to predict what its dense model predicts; no dim changes.
@@ -105,7 +104,6 @@ def heal(
         teacher_revision: The same of a `teacher` on the Hub.
         device: The torch device to compute on.
         resume: Whether to continue a run that was stopped.
-        overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
         progress: Whether to show progress bars on stderr.
 
     Returns:
@@ -146,7 +144,7 @@ def heal(
             directory = model_directory(directory, revision)
             teacher = model_directory(teacher, teacher_revision, flag="--teacher-revision")
             files = [directory, teacher, *given_files([*text, *held_out])]
-            output = Output(out, "heal", files, resume, overwrite, processes.is_first)
+            output = Output(out, "heal", files, resume, processes.is_first)
             output.check()
             inputs = HealInputs.open(directory, teacher, text, held_out, request)
             request, steps, at_once = choices(request, inputs, processes)

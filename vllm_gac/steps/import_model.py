@@ -51,7 +51,6 @@ def import_model(
     base: str | Path | None = None,
     base_revision: str | None = None,
     resume: bool = False,
-    overwrite: bool = False,
     progress: bool = True,
 ) -> Conversion:
     """Convert a model that another compression tool wrote into a gac directory.
@@ -68,7 +67,6 @@ def import_model(
             from `source`.
         base_revision: A branch, tag or commit of a `base` on the Hub. None: main.
         resume: Whether to continue a run that was stopped.
-        overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
         progress: Whether to show a progress bar on stderr.
 
     Returns:
@@ -92,7 +90,7 @@ def import_model(
     if base is not None:
         base = model_directory(base, base_revision, weights=False, flag="--base-revision")
     inputs = [source] if base is None else [source, base]
-    output = Output(Path(out), "import", inputs, resume, overwrite)
+    output = Output(Path(out), "import", inputs, resume)
     output.check()
     model, companions = open_source(source, base)
     if not isinstance(model, Imported):

@@ -55,7 +55,6 @@ class Output:
         verb: The verb of the command line.
         inputs: The files and directories that the run reads. None may lie in the output.
         resume: Whether to continue a run that was stopped.
-        overwrite: Whether a model at `path` that vllm-gac wrote may be replaced.
         is_ours: False if another process of the same run writes.
     """
 
@@ -63,7 +62,6 @@ class Output:
     verb: str
     inputs: Sequence[Path]
     resume: bool
-    overwrite: bool
     is_ours: bool = True
 
     def check(self) -> None:
@@ -71,10 +69,10 @@ class Output:
 
         Raises:
             CheckpointError: There is unfinished work and `resume` is false, or an input lies there.
-            DiskError: Something that may not be replaced is there.
+            DiskError: Something is there.
         """
         if self.is_ours:
-            check_output(self.path, self.resume, self.overwrite, self.inputs)
+            check_output(self.path, self.resume, self.inputs)
 
     @contextmanager
     def run(self, record: Mapping[str, Any]) -> Iterator[ModelRun]:
@@ -105,9 +103,7 @@ class Output:
                 work = partial_of(self.path)
                 yield ModelRun(work / "model", work)
                 return
-            with workspace(
-                self.path, self.verb, record, self.resume, self.overwrite, self.inputs
-            ) as work:
+            with workspace(self.path, self.verb, record, self.resume, self.inputs) as work:
                 yield ModelRun(work / "model", work)
                 _, written = open_any_format(work / "model")
                 write_index(written)

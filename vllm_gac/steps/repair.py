@@ -44,7 +44,6 @@ def repair(
     *,
     revision: str | None = None,
     resume: bool = False,
-    overwrite: bool = False,
     progress: bool = True,
 ) -> Repaired:
     """Pad the dims of a compressed model to dims that GPU kernels like.
@@ -57,7 +56,6 @@ def repair(
         request: Which dims are allowed. None: a `RepairRequest` without any option.
         revision: A branch, tag or commit of a model on the Hub. None: main.
         resume: Whether to continue a run that was stopped.
-        overwrite: Whether a model at `out` that vllm-gac wrote may be replaced.
         progress: Whether to show a progress bar on stderr.
 
     Returns:
@@ -76,7 +74,7 @@ def repair(
         [96, 96]
     """
     request, directory = request or RepairRequest(), model_directory(model, revision)
-    output = Output(Path(out), "repair", [directory], resume, overwrite)
+    output = Output(Path(out), "repair", [directory], resume)
     output.check()
     _, source = open_any_format(directory)
     refuse_broken(source)
