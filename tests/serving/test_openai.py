@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.server import Server, serve
-from vllm_gac import demo
 from vllm_gac.checkpoint.open import open_checkpoint
-from vllm_gac.steps.evaluate import evaluate
-from vllm_gac.steps.evaluate_server import evaluate_server
 
 pytestmark = pytest.mark.slow
 
@@ -78,14 +75,6 @@ def test_logprobs_are_normalized_and_greedy_tokens_are_the_best(server: Server) 
     for token, step in zip(tokens, top, strict=True):
         assert step[token] == max(step.values())
         assert all(logprob <= 0 for logprob in step.values())
-
-
-def test_perplexity_matches_the_reference(server: Server, compressed_demo: Path) -> None:
-    text, options = [demo.HELD_OUT], {"sequence_length": 300, "max_tokens": 4000}
-    expected, tokens = evaluate(compressed_demo, text, **options)
-    url = f"{server.url}/v1"
-    served = evaluate_server(compressed_demo, text, url, **options)
-    assert served == (pytest.approx(expected, rel=0.005), tokens)
 
 
 def test_structured_output_follows_its_json_schema(server: Server) -> None:

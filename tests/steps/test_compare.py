@@ -129,12 +129,19 @@ def test_another_tokenizer_is_refused(
     assert said.startswith(f"{other}: its tokenizer is not that of {models / 'a'}")
 
 
-@pytest.mark.parametrize("by", [("--server", "http://a"), ("--engine", "vllm")])
-def test_only_the_reference_compares(
-    by: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--against", "b", "--engine", "vllm"),
+        ("--quantization", "fp8_per_tensor"),
+        ("--against-revision", "v1"),
+        ("--device", "cuda", "--engine", "vllm"),
+    ],
+)
+def test_flags_that_do_not_go_together(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = usage(capsys, "evaluate", "a", "--against", "b", "--text", "t", *by)
-    assert said.startswith("--against compares two models by the reference; leave out --")
+    assert flags[0] in usage(capsys, "evaluate", "a", "--text", "t", *flags)
 
 
 def test_an_interval_is_of_documents_and_holds_the_ratio() -> None:

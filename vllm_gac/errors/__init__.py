@@ -43,7 +43,3 @@ class HealingError(GacError):
 
 class NotHealedError(HealingError):
     """Healing made the model no better; another model, or more text, may do."""
-
-
-class ServerError(GacError):
-    """A server cannot be reached, or its answer is not what was requested."""

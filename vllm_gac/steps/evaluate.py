@@ -1,7 +1,7 @@
 """Perplexity of a model directory on text files, computed by the torch reference model.
 
-evaluate_engine.py computes it by vLLM in this process, and evaluate_server.py by a running server.
-All three predict the same tokens. compare.py divides two models' perplexities.
+evaluate_engine.py computes it by vLLM in this process; both predict the same tokens. compare.py
+divides two models' perplexities.
 """
 
 import math
