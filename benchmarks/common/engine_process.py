@@ -160,6 +160,9 @@ def asking_until(engine: Engine, deadline: float, longest: float = math.inf) -> 
 
 def main(descriptor: int) -> None:
     """Run in the process: make the engine, then answer until the caller closes the connection."""
+    from vllm_gac.serving.plugin import register
+
+    register()  # where the package is a folder on the path, it has no entry points
     from vllm import LLM
 
     os.set_inheritable(descriptor, False)

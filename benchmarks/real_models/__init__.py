@@ -1,0 +1,1 @@
+"""What trained public models lose to each compression, and what they gain in speed."""

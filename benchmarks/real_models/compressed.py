@@ -1,0 +1,140 @@
+"""The model of a row, made by the command line of vllm-gac, each step a process with a limit."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.real_models.rows import ROWS, Row
+from vllm_gac.checkpoint.atomic_files import write_json
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.errors import GacError
+from vllm_gac.layout.dims import layer_of
+from vllm_gac.layout.schema import LayerSection
+from vllm_gac.planning.plan_file import dense_plan
+
+# All rows can be served in FP8 without padding.
+_FP8 = ("--quantization", "fp8_per_tensor", "--kv-cache-dtype", "fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What a model is made of and where.
+
+    Attributes:
+        model: The dense model.
+        stats: What `vllm-gac calibrate` wrote for it.
+        work: Where models are written; one that is there is used.
+        heal_texts: For rows that are healed.
+        heal_tokens: Likewise.
+        device: The torch device.
+        seconds: That each step may take.
+    """
+
+    model: Path
+    stats: Path
+    work: Path
+    heal_texts: Sequence[Path]
+    heal_tokens: int
+    device: str
+    seconds: float
+
+    def make(self, name: str) -> Path:
+        """Write the model of a row of ROWS. Raises GacError if a step fails."""
+        row = ROWS[name]
+        if not row.compressed:
+            return self.model
+        out = self.work / directory_name(name.removesuffix(", healed"))
+        if not out.exists():
+            self._compress(row, out)
+        if not row.healed:
+            return out
+        healed = self.work / directory_name(name)
+        if not healed.exists():
+            texts = [f"{text}" for text in self.heal_texts]
+            self._run(
+                healed,
+                *("heal", f"{out}", "--teacher", f"{self.model}", "--out", f"{healed}"),
+                *("--text", *texts, "--tokens", f"{self.heal_tokens}", "--overwrite"),
+            )
+        return healed
+
+    def _compress(self, row: Row, out: Path) -> None:
+        options = [*(row.options or ()), *_FP8]
+        if row.uniform is not None:
+            plan = out.with_suffix(".plan.json")
+            write_json(plan, _uniform_plan(self.model, row.uniform))
+            options = ["--plan", f"{plan}"]
+        stats = ("--stats", f"{self.stats}", "--overwrite")
+        self._run(out, "compress", f"{self.model}", "--out", f"{out}", *options, *stats)
+
+    def _run(self, out: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "vllm_gac", *arguments]
+        command += ["--device", self.device, "--quiet", "--json"]
+        log = out.with_suffix(".log")
+        with log.open("a") as output:
+            print("$", *command[1:], file=output, flush=True)
+            try:
+                subprocess.run(
+                    command,
+                    stdout=output,
+                    stderr=output,
+                    timeout=self.seconds,
+                    check=True,
+                    env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                )
+            except subprocess.TimeoutExpired as e:
+                raise GacError(f"{arguments[0]}: not done after {self.seconds:.0f} s") from e
+            except subprocess.CalledProcessError as e:
+                raise GacError(f"{arguments[0]}: {_last_line(log)}") from e
+
+
+def directory_name(row: str) -> str:
+    """The name of a row as that of a folder."""
+    return "".join(letter if letter.isalnum() else "-" for letter in row.lower())
+
+
+def facts(dense: Path, model: Path) -> dict[str, Any]:
+    """What a model keeps, and what it was expected to lose."""
+    whole, layout = open_checkpoint(dense).layout, open_checkpoint(model).layout
+    found: dict[str, Any] = {
+        "parameters": round(layout.parameters / whole.parameters, 4),
+        "kv": round(layout.kv_elements / whole.kv_elements, 4),
+    }
+    plan = model / "plan.json"
+    if plan.exists():
+        found["expected_loss"] = json.loads(plan.read_text()).get("expected_loss")
+    return found
+
+
+def forget(work: Path, name: str) -> None:
+    """Remove the model of a row."""
+    shutil.rmtree(work / directory_name(name), ignore_errors=True)
+
+
+def _uniform_plan(model: Path, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The plan that changes sections of the dense model's layers, in all of them alike."""
+    dense = open_checkpoint(model)
+    plan = dense_plan(dense, ("heads",)).model_dump(mode="json")
+    for layer in plan["layers"]:
+        for part, changes in sections.items():
+            for key, value in changes.items():
+                whole = layer[part][key]
+                layer[part][key] = value if isinstance(value, str) else int(value * whole)
+            layer["rope_table"] = layer["key"]["form"] == "rotary" and "key" in sections
+    read = [LayerSection.model_validate(layer) for layer in plan["layers"]]
+    layers = tuple(layer_of(each, dense.config, dense.layout.head_dim, "layer") for each in read)
+    smaller = replace(dense.layout, layers=layers)
+    plan["parameters"]["used"] = smaller.parameters
+    plan["kv_elements"]["used"] = smaller.kv_elements
+    return plan
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1][-500:] if lines else "no output"

@@ -1,0 +1,67 @@
+"""An engine that serves a dense or a compressed model in one precision.
+
+It takes a fixed number of bytes for its cache, so that it may start while other processes take and
+free memory of the same GPU. torch compiles nothing, so that it starts sooner.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.engine_process import Engine
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.layout.names import LOAD_FORMAT
+
+_CONTEXT, _STEP_TOKENS = 4096, 2048
+# Tokens of the cache for each sequence, on average.
+_TOKENS_EACH = 1152
+_BYTES = 2  # of an element of the cache, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a model is served.
+
+    Attributes:
+        compressed: Whether vllm-gac wrote it.
+        fp8: Whether weights and cache are quantized to FP8 at the start.
+        own_attention: Whether a dense model has our attention.
+    """
+
+    compressed: bool = False
+    fp8: bool = False
+    own_attention: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of vLLM's LLM."""
+        options: dict[str, Any] = {"load_format": LOAD_FORMAT if self.compressed else "auto"}
+        if self.fp8:
+            options |= {"quantization": "fp8_per_tensor", "kv_cache_dtype": "fp8"}
+        if self.own_attention:
+            options |= {"attention_backend": "GAC"}
+        return options
+
+
+@contextmanager
+def serving(name: str, model: Path, how: Serving, log: Path, *, sequences: int) -> Iterator[Engine]:
+    """The engine, of at most so many sequences at a time; it ends with the block."""
+    elements = open_checkpoint(model).layout.kv_elements
+    engine = Engine(name, log, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    try:
+        engine.start(
+            model=f"{model}",
+            max_model_len=_CONTEXT,
+            max_num_seqs=sequences,
+            max_num_batched_tokens=_STEP_TOKENS,
+            gpu_memory_utilization=0.02,  # what must be free at the start
+            kv_cache_memory_bytes=_BYTES * elements * _TOKENS_EACH * max(sequences, 8),
+            enable_prefix_caching=False,
+            enforce_eager=True,
+            seed=0,
+            **how.options(),
+        )
+        yield engine
+    finally:
+        engine.close()

