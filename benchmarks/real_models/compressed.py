@@ -60,7 +60,7 @@ class Making:
             self._run(
                 healed,
                 *("heal", f"{out}", "--teacher", f"{self.model}", "--out", f"{healed}"),
-                *("--text", *texts, "--tokens", f"{self.heal_tokens}", "--overwrite"),
+                *("--text", *texts, "--tokens", f"{self.heal_tokens}"),
             )
         return healed
 
@@ -70,7 +70,7 @@ class Making:
             plan = out.with_suffix(".plan.json")
             write_json(plan, _uniform_plan(self.model, row.uniform))
             options = ["--plan", f"{plan}"]
-        stats = ("--stats", f"{self.stats}", "--overwrite")
+        stats = ("--stats", f"{self.stats}")
         self._run(out, "compress", f"{self.model}", "--out", f"{out}", *options, *stats)
 
     def _run(self, out: Path, *arguments: str) -> None:
